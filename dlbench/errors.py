@@ -17,16 +17,26 @@ class ExitCode(IntEnum):
     """Exit codes of every dlbench command. Never a count."""
 
     OK = 0
-    REGRESSION = 1  # A regression or a failed check.
-    USAGE = 2  # Wrong usage or configuration.
-    RUN_FAILED = 3  # A run failed, or failed its sanity check.
-    INCOMPLETE = 4  # Incomplete or corrupted data.
-    ENVIRONMENT = 5  # The machine lacks something the request needs.
-    INCONCLUSIVE = 6  # Too noisy, or too few samples to say.
-    DEFECT = 70  # A defect of dlbench; standard error has its traceback (EX_SOFTWARE of sysexits.h).
-    REQUEUE = 75  # Checkpointed, wants to be requeued (EX_TEMPFAIL of sysexits.h).
-    TIMEOUT = 124  # Stopped by a time limit or by the watchdog.
-    INTERRUPTED = 130  # Stopped by the user's Ctrl-C (128 + SIGINT, as shells say it).
+    REGRESSION = 1
+    """A regression or a failed check."""
+    USAGE = 2
+    """Wrong usage or configuration."""
+    RUN_FAILED = 3
+    """A run failed, or failed its sanity check."""
+    INCOMPLETE = 4
+    """Incomplete or corrupted data."""
+    ENVIRONMENT = 5
+    """The machine lacks something the request needs."""
+    INCONCLUSIVE = 6
+    """Too noisy, or too few samples to say."""
+    DEFECT = 70
+    """A defect of dlbench; standard error has its traceback (EX_SOFTWARE of sysexits.h)."""
+    REQUEUE = 75
+    """Checkpointed, wants to be requeued (EX_TEMPFAIL of sysexits.h)."""
+    TIMEOUT = 124
+    """Stopped by a time limit or by the watchdog."""
+    INTERRUPTED = 130
+    """Stopped by the user's Ctrl-C (128 + SIGINT, as shells say it)."""
 
 
 MACHINE_ERRORS = frozenset(
@@ -75,7 +85,7 @@ class EnvironmentLacksError(DlbenchError):
 
 
 class MachineError(EnvironmentLacksError, RunError):
-    """The operating system refused what no other path would mend, e.g. for want of space: one of `MACHINE_ERRORS`."""
+    """The operating system refused what no other path would mend, e.g. for lack of space: one of `MACHINE_ERRORS`."""
 
 
 def refused(error: Exception, words: str, otherwise: type[DlbenchError] = RunError) -> DlbenchError:

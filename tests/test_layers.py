@@ -67,11 +67,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.failures",
         "node.torch_facts",
         "node.garbage",
+        "node.local_sockets",
         "node.watching",
         "node.ranks",
         "node.cores",
         "node.rendezvous",
-        "node.node_status",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR
@@ -80,7 +80,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
-    "node.node_status": NODE_FLOOR | {"node.ranks", "node.local_sockets"},
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},

@@ -15,15 +15,9 @@ from typing import Any
 import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
-from dlbench.cli.options import duration
+from dlbench.cli.options import AS_JSON, duration
 from dlbench.cli.report import emit, prepared, require_modules
-from dlbench.costs.training_time import (
-    Verdict,
-    consistency,
-    time_to_train,
-    total_throughput,
-    training_samples,
-)
+from dlbench.costs.training_time import Verdict, consistency, time_to_train, total_throughput, training_samples
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_number, format_seconds
 
@@ -77,7 +71,7 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @click.option(
     "--budget", metavar="AMOUNT", help="Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?"
 )
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@AS_JSON
 @click.option("--throughput", metavar="NUMBER", callback=_positive, help="Of WORKLOAD: samples a second of all ranks.")
 @click.option("--per-rank", is_flag=True, help="The throughput is that of one rank; needs --ranks.")
 @click.option("--ranks", metavar="N", callback=_whole, help="Ranks, for --per-rank.")
@@ -306,7 +300,7 @@ def _row(title: str, text: str) -> None:
 @where_option("--where", "runs")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .html, .md, .json, .csv or .txt.")
 @click.option("--full", is_flag=True, help="Run by run.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@AS_JSON
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:
     """Tell what the Slurm jobs of RUNS (default: runs) cost: node-hours asked for, held and wasted, queue wait, memory,
     energy, by point and by result.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
-from dlbench.cli.options import write_output
+from dlbench.cli.options import OUTPUT, write_output
 from dlbench.cli.report import check_writable, format_by_suffix, require_modules
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status
@@ -93,9 +93,7 @@ def _statement_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What both formats ask a person."""
     options = (
         click.argument("run", type=click.Path(path_type=Path)),
-        click.option(
-            "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
-        ),
+        OUTPUT,
         click.option("--org", metavar="NAME", help='Who ran it (default: "not stated").'),
         click.option("--platform", metavar="NAME", help="Name of the machine (default: the system's title)."),
         click.option(

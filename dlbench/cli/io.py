@@ -37,12 +37,12 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 
 @click.command()
 @click.argument("workload")
-@click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
+@shared.PRESET
 @click.option("--data", metavar="PATH", help="Data set folder.")
 @click.option("--ranks", default="1", show_default=True, metavar="1,2", help="Ranks that read, or train, at a time.")
 @click.option("--repeats", type=int, default=DEFAULT_REPEATS, show_default=True, help="Repeats of everything.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
-@click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+@shared.SYSTEM
 @click.option(
     "--tiers",
     is_flag=True,
@@ -58,9 +58,9 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @click.option("--ranks-per-node", type=int, help="--tiers: ranks on each node (default: the system's).")
 @click.option("--series", metavar="NAME", help="--tiers: name of the series.")
 @shared.output_folder()
-@click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
+@shared.DRY_RUN
 @click.option("--no-progress", is_flag=True, help="--tiers: plain lines instead of a progress bar.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@shared.AS_JSON
 def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_json: bool, **options: Any) -> None:
     """Measure storage and readers of WORKLOAD, and what input costs.
 

@@ -39,11 +39,11 @@ def memory() -> None:
 @click.option(
     "--capacity", metavar="BYTES|SHARE", help="What a rank may hold, e.g. 8GiB, or 50% of what it would in core."
 )
-@click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
+@shared.PRESET
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
-@click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+@shared.SYSTEM
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .html, .md, .json or .txt.")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@shared.AS_JSON
 @click.option("--dry-run", is_flag=True, help="Print what would be measured; touch nothing.")
 def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) -> None:
     """Measure the chain of WORKLOAD on this machine, plan for a capacity, and say what that takes.

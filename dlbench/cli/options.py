@@ -147,6 +147,18 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Options that several commands have.
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
+NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
+PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
+SYSTEM = click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark).")
+LAUNCHER = click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo.")
+OUTPUT = click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
+)
+
 COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
 
 INSTALL_NODE = "pip install 'dlbench[node]'"
@@ -204,7 +216,7 @@ def plan_options(function: F) -> F:
     """Options that say what to run; `request_from` reads them."""
     decorators = [
         click.argument("workload"),
-        click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`)."),
+        PRESET,
         click.option("--engine", metavar="NAME", help="horovod, ddp or single."),
         click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
         click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
@@ -251,11 +263,11 @@ def plan_options(function: F) -> F:
             metavar="KEY=VALUE",
             help=f"Note kept with the runs; `commit` is set from {' or '.join(COMMIT_VARIABLES)}.",
         ),
-        click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo."),
+        LAUNCHER,
         click.option("--ranks-per-node", metavar="N", type=int, help="Ranks per node (default: the system's)."),
-        click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark)."),
+        SERIES,
         output_folder(),
-        click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing."),
+        DRY_RUN,
     ]
     return decorated(function, decorators)
 
@@ -283,6 +295,21 @@ def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> f
         return None if text is None else parse_seconds(text)
     except ValueError as error:
         raise UserError(f"{param.opts[0]}: {error}") from None
+
+
+def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """Text such as 10GB as bytes, above zero."""
+    from dlbench.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        num = parse_bytes(text)
+    except ValueError as error:
+        raise UserError(f"{param.opts[0]}: {error}") from None
+    if num < 1:
+        raise UserError(f"{param.opts[0]} {text}: must be above zero")
+    return num
 
 
 def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:

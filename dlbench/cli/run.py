@@ -35,7 +35,7 @@ INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 @click.command(cls=shared.GroupedCommand)
 @shared.plan_options
 @click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts.")
-@click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+@shared.SYSTEM
 @click.option(
     "--decompose",
     is_flag=True,
@@ -45,7 +45,7 @@ INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
     "--watch-cost", is_flag=True, help="Run everything also without monitoring; tell and record what that costs."
 )
 @click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
-@click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
+@shared.NO_PROGRESS
 def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: Any) -> None:
     """Train and measure WORKLOAD (a name or a YAML file) at each rank count.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from dlbench.cli.options import AS_JSON
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode
 
@@ -15,7 +16,7 @@ _MARKS = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@AS_JSON
 def doctor(as_json: bool) -> None:
     """Check what is installed on this machine, what is missing, and how to get it.
 

@@ -16,6 +16,7 @@ import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from dlbench.cli.options import AS_JSON
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
 from dlbench.specs.merge import Layers
@@ -351,7 +352,7 @@ def _wrapped(text: str, width: int, further: str = "") -> list[str]:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@AS_JSON
 def ls(as_json: bool) -> None:
     """List workloads with their presets, and systems.
 

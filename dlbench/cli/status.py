@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli.choosing import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
-from dlbench.cli.options import duration, output_folder
+from dlbench.cli.options import AS_JSON, duration, output_folder
 from dlbench.cli.series import left, resume_command, series_at, streams_are_one
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@AS_JSON
 def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> None:
     """Tell the state of every run in folders RUNS (default: runs), and why some failed.
 

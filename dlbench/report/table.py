@@ -101,7 +101,7 @@ class Column(Generic[R]):
     unit: str = ""
     """Of plain numbers, as `Estimate.unit`."""
     has_interval: bool = False
-    """Whether programs get `NAME_low` and `NAME_high` beside it: for columns of estimates."""
+    """Whether programs get `NAME_low` and `NAME_high` as well: for columns of estimates."""
     is_brief: bool = False
     """Whether a narrow format shows it; where no column of a sheet is, all are."""
     limit: int = MAX_TEXT
@@ -222,7 +222,7 @@ def drop_empty_columns(
 ) -> tuple[Column[R], ...]:
     """The columns, for people without those that have zero, nothing or an empty text in every row.
 
-    Those named in `keep` stay: zero may be what tells one row from another.
+    Those named in `keep` stay: zero may be what distinguishes rows.
     """
 
     def is_empty(value: Value) -> bool:

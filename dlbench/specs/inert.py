@@ -28,14 +28,6 @@ def _counts_epochs(plan: RunPlan) -> bool:
     return bool(plan.workload.train.schedule.counts_epochs or plan.checkpoint.every_epochs or in_quality)
 
 
-def _exchanges(plan: RunPlan) -> bool:
-    return plan.engine.kind.synchronises and plan.layout.ranks > 1
-
-
-def _hands_over(plan: RunPlan) -> bool:
-    return plan.sync.exchange != "none"
-
-
 def _has_window(plan: RunPlan) -> bool:
     return plan.watch is not None and plan.watch.window_steps > 0
 
@@ -44,14 +36,61 @@ def _leaves_padding_out(plan: RunPlan) -> bool:
     return plan.workload.model.padding == "unpadded"
 
 
-def _samples(plan: RunPlan) -> bool:
-    return plan.watch is not None and plan.watch.sampler
-
-
 DDP_WRAPPER = ("gradient_as_bucket_view", "static_graph")
 """Settings of DDP's wrapper, which is left out where dlbench exchanges, or nobody."""
 
-INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
+_Acts = Callable[[RunPlan], bool]
+
+
+def _uses_network(plan: RunPlan) -> bool:
+    sync = plan.sync
+    return sync.fusion == "own:mgwfbp" or (sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None)
+
+
+def _uses_storage(plan: RunPlan) -> bool:
+    data, train = plan.workload.data, plan.workload.train
+    is_staged = data.staging != "none" and not data.is_synthetic
+    return is_staged or (train.swap != "none" and train.memory.swap_folder is None)
+
+
+def _is_read(plan: RunPlan) -> bool:
+    return not plan.workload.data.is_synthetic
+
+
+def _swaps(plan: RunPlan) -> bool:
+    return plan.workload.train.swap != "none"
+
+
+def _asks_for_gpus(plan: RunPlan) -> bool:
+    return plan.system.slurm.gpu_request != "none"
+
+
+def _by_srun(plan: RunPlan) -> bool:
+    return plan.system.launch.launcher != "mpirun"
+
+
+def _to_quality(plan: RunPlan) -> bool:
+    return plan.measure.until == "quality"
+
+
+def _optimizer(names: tuple[str, ...]) -> tuple[_Acts, str]:
+    return lambda plan: plan.workload.train.optimizer.name in names, f"only {' and '.join(names)} read it"
+
+
+def _decay(forms: tuple[str, ...]) -> tuple[_Acts, str]:
+    return lambda plan: plan.workload.train.schedule.decay in forms, f"only decay {' and '.join(forms)} reads it"
+
+
+def _row(*own: str) -> tuple[_Acts, str]:
+    why = "the row of train.optimizer.learning_rate_table for this global batch replaces it; set "
+    return lambda plan: _is_left_by_row(
+        plan, *own
+    ), f"{why}train.optimizer.learning_rate_scaling to none, linear or sqrt"
+
+
+_NO_READER = "synthetic data has no reader"
+_WRAPPER = " ".join(f"engine.ddp.{key}" for key in DDP_WRAPPER)
+_ROWS: tuple[tuple[str, _Acts, str], ...] = (
     (
         "engine.horovod.",
         lambda plan: plan.engine.name == "horovod" and plan.layout.ranks > 1,
@@ -63,23 +102,23 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "ranks of one node meet on loopback, and MPI chooses its own",
     ),
     ("system.launch.oversubscribe_yield", lambda plan: plan.system.launch.by_mpi, "only MPI launchers read it"),
-    *(
-        (key, lambda plan: not plan.engine.autotunes, "engine.horovod.autotune searches fusion and cycle time itself")
-        for key in ("sync.fusion", "engine.horovod.cycle_time_ms")
+    (
+        "sync.fusion engine.horovod.cycle_time_ms",
+        lambda plan: not plan.engine.autotunes,
+        "engine.horovod.autotune searches fusion and cycle time itself",
     ),
     ("engine.horovod.autotune_", lambda plan: plan.engine.horovod.autotune, "only engine.horovod.autotune reads it"),
     ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
-    *(
-        (f"engine.ddp.{key}", lambda plan: not plan.sync.is_own, "dlbench's own exchange does not use DDP's buckets")
-        for key in DDP_WRAPPER
+    (_WRAPPER, lambda plan: not plan.sync.is_own, "dlbench's own exchange does not use DDP's buckets"),
+    (
+        "sync.",
+        lambda plan: plan.engine.kind.synchronises and plan.layout.ranks > 1,
+        "one rank, or engine single, exchanges nothing",
     ),
-    ("sync.", _exchanges, "one rank, or engine single, exchanges nothing"),
-    *(
-        (key, _hands_over, "with sync.exchange none no gradient is exchanged")
-        for key in (
-            *("sync.fusion", "sync.wire", "sync.inside", "engine.horovod."),
-            *(f"engine.ddp.{key}" for key in DDP_WRAPPER),
-        )
+    (
+        f"sync.fusion sync.wire sync.inside engine.horovod. {_WRAPPER}",
+        lambda plan: plan.sync.exchange != "none",
+        "with sync.exchange none no gradient is exchanged",
     ),
     ("sync.topk_density", lambda plan: plan.sync.wire == "topk", "only sync.wire topk reads it"),
     ("sync.powersgd_rank", lambda plan: plan.sync.wire == "powersgd", "only sync.wire powersgd reads it"),
@@ -89,22 +128,16 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         lambda plan: plan.sync.exchange in GROUPED,
         "only sync.exchange hierarchical, leader and hybrid have groups",
     ),
+    ("sync.network", _uses_network, "only sync.fusion own:mgwfbp, and hybrid without a threshold, read it"),
     (
-        "sync.network",
-        lambda plan: (
-            plan.sync.fusion == "own:mgwfbp"
-            or (plan.sync.exchange == "hybrid" and plan.sync.hybrid_threshold_bytes is None)
-        ),
-        "only sync.fusion own:mgwfbp, and hybrid without a threshold, read it",
-    ),
-    ("data.loader_workers", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
-    *(
-        (f"data.{key}", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader")
-        for key in ("prefetch_batches", "staging", "keep_staged", "shuffle", "partition", "cache")
+        "data.loader_workers data.prefetch_batches data.staging data.keep_staged data.shuffle data.partition "
+        "data.cache",
+        _is_read,
+        _NO_READER,
     ),
     (
         "data.decode",
-        lambda plan: isinstance(plan.workload.data, ImageData) and not plan.workload.data.is_synthetic,
+        lambda plan: isinstance(plan.workload.data, ImageData) and _is_read(plan),
         "only images that are read are decoded",
     ),
     (
@@ -112,31 +145,22 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         lambda plan: plan.workload.data.loader_workers != 0,
         "data.loader_workers is 0: the training process reads each batch when it is asked for",
     ),
-    *(
-        (f"data.{key}", lambda plan: plan.workload.data.staging != "none", "data.staging is none")
-        for key in ("staging_", "keep_staged")
-    ),
+    ("data.staging_ data.keep_staged", lambda plan: plan.workload.data.staging != "none", "data.staging is none"),
     (
         "data.partition",
         lambda plan: plan.workload.data.shuffle != "global",
         "under data.shuffle global no rank holds samples of its own",
     ),
-    (
-        "system.storage.",
-        lambda plan: (
-            (plan.workload.data.staging != "none" and not plan.workload.data.is_synthetic)
-            or (plan.workload.train.swap != "none" and plan.workload.train.memory.swap_folder is None)
-        ),
-        "data.staging is none, and nothing is swapped to a file there",
-    ),
-    ("data.on_bad_sample", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no reader"),
-    ("data.vocabulary", lambda plan: not plan.workload.data.is_synthetic, "synthetic data has no text"),
+    ("system.storage.", _uses_storage, "data.staging is none, and nothing is swapped to a file there"),
+    ("data.on_bad_sample", _is_read, _NO_READER),
+    ("data.vocabulary", _is_read, "synthetic data has no text"),
     ("data.synthetic_on", lambda plan: plan.workload.data.is_synthetic, "data is read from files"),
-    ("data.validation", lambda plan: plan.measure.until == "quality", "only measure.until quality evaluates"),
-    ("quality.", lambda plan: plan.measure.until == "quality", "only measure.until quality reads it"),
-    *(
-        (f"measure.{key}", lambda plan: plan.measure.until == "steps", "measure.until quality ends by its target")
-        for key in ("measured_steps", "measured_s", "warmup_s")
+    ("data.validation", _to_quality, "only measure.until quality evaluates"),
+    ("quality.", _to_quality, "only measure.until quality reads it"),
+    (
+        "measure.measured_steps measure.measured_s measure.warmup_s",
+        lambda plan: plan.measure.until == "steps",
+        "measure.until quality ends by its target",
     ),
     ("checkpoint.keep", lambda plan: plan.checkpoint.is_on, "no checkpoint is written: give checkpoint.every_steps"),
     (
@@ -145,13 +169,12 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "only precisions bf16 and fp16 read it",
     ),
     ("train.cudnn_benchmark", lambda plan: plan.workload.model.has_convolutions, "the network has no convolutions"),
+    ("model.attention", lambda plan: _is_read(plan) or not _leaves_padding_out(plan), "synthetic text has no padding"),
     (
-        "model.attention",
-        lambda plan: not (plan.workload.data.is_synthetic and _leaves_padding_out(plan)),
-        "synthetic text has no padding",
+        "train.initial_loss_scale train.loss_scale_growth",
+        lambda plan: plan.workload.train.precision == "fp16",
+        "only precision fp16 scales",
     ),
-    ("train.initial_loss_scale", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
-    ("train.loss_scale_growth", lambda plan: plan.workload.train.precision == "fp16", "only precision fp16 scales"),
     (
         "train.optimizer.reference_batch",
         lambda plan: plan.workload.train.optimizer.learning_rate_scaling != "none",
@@ -162,29 +185,19 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         lambda plan: plan.workload.train.optimizer.learning_rate_scaling == "table",
         "only learning_rate_scaling table reads it",
     ),
-    *(
-        (
-            key,
-            lambda plan, own=own: _is_left_by_row(plan, *own),
-            "the row of train.optimizer.learning_rate_table for this global batch replaces it; set "
-            "train.optimizer.learning_rate_scaling to none, linear or sqrt",
-        )
-        for key, own in {
-            "train.optimizer.momentum": ("momentum",),
-            "train.optimizer.betas": ("betas",),
-            "train.optimizer.weight_decay": ("weight_decay",),
-            "train.schedule.warmup_steps": ("warmup_steps", "warmup_epochs"),
-            "train.schedule.warmup_epochs": ("warmup_steps", "warmup_epochs"),
-            "train.schedule.total_": ("total_steps", "total_epochs"),
-        }.items()
+    ("train.optimizer.momentum", *_row("momentum")),
+    ("train.optimizer.betas", *_row("betas")),
+    ("train.optimizer.weight_decay", *_row("weight_decay")),
+    ("train.schedule.warmup_steps train.schedule.warmup_epochs", *_row("warmup_steps", "warmup_epochs")),
+    ("train.schedule.total_", *_row("total_steps", "total_epochs")),
+    ("train.schedule.warmup_from", _warms_up, "only a warm-up reads it"),
+    ("train.schedule.epoch_samples", _counts_epochs, "nothing in this plan counts in epochs"),
+    (
+        "watch.period_s",
+        lambda plan: plan.watch is not None and plan.watch.sampler,
+        "watch.sampler is off, and nothing else has a period",
     ),
-    ("train.schedule.warmup_from", lambda plan: _warms_up(plan), "only a warm-up reads it"),
-    ("train.schedule.epoch_samples", lambda plan: _counts_epochs(plan), "nothing in this plan counts in epochs"),
-    ("watch.period_s", _samples, "watch.sampler is off, and nothing else has a period"),
-    *(
-        (key, _has_window, "watch.window_steps is 0: no step is watched closely")
-        for key in ("watch.window_ranks", "watch.profiler")
-    ),
+    ("watch.window_ranks watch.profiler", _has_window, "watch.window_steps is 0: no step is watched closely"),
     (
         "watch.window_steps",
         lambda plan: plan.measure.warmup_steps > 0 or not _has_window(plan),
@@ -201,59 +214,34 @@ INERT: tuple[tuple[str, Callable[[RunPlan], bool], str], ...] = (
         "neither train.recompute nor swap is planned",
     ),
     ("train.memory.blocks", lambda plan: not plan.workload.train.is_in_core, "train.recompute and train.swap are none"),
-    *(
-        (f"train.memory.{key}", lambda plan: plan.workload.train.swap != "none", "train.swap is none")
-        for key in ("swap_folder", "verify")
-    ),
+    ("train.memory.swap_folder train.memory.verify", _swaps, "train.swap is none"),
     ("system.slurm.", lambda plan: plan.system.scheduler == "slurm", "only scheduler slurm reads it"),
-    *(
-        (f"system.slurm.{key}", lambda plan: plan.system.launch.launcher != "mpirun", "only srun reads it")
-        for key in ("cpu_bind", "mem_bind", "distribution", "srun_args")
+    (
+        "system.slurm.cpu_bind system.slurm.mem_bind system.slurm.distribution system.slurm.srun_args",
+        _by_srun,
+        "only srun reads it",
     ),
-    *(
-        (f"system.slurm.{key}", lambda plan: plan.system.slurm.gpu_request != "none", "slurm.gpu_request is none")
-        for key in ("gpu_type", "gpu_count")
-    ),
+    ("system.slurm.gpu_type system.slurm.gpu_count", _asks_for_gpus, "slurm.gpu_request is none"),
     ("system.modules_", lambda plan: bool(plan.system.modules), "no modules are loaded"),
     (
         "system.slurm.gpu_bind",
-        lambda plan: plan.system.slurm.gpu_request != "none" and plan.system.launch.launcher != "mpirun",
+        lambda plan: _asks_for_gpus(plan) and _by_srun(plan),
         "only srun with a slurm.gpu_request reads it",
     ),
-    *(
-        (
-            key,
-            lambda plan, names=names: plan.workload.train.optimizer.name in names,
-            f"only {' and '.join(names)} read it",
-        )
-        for key, names in {
-            "train.optimizer.momentum": ("sgd", "lars"),
-            "train.optimizer.betas": ("adamw", "lamb"),
-            "train.optimizer.epsilon": ("adamw", "lars", "lamb"),
-            "train.optimizer.trust_coefficient": ("lars",),
-        }.items()
-    ),
-    *(
-        (
-            key,
-            lambda plan, forms=forms: plan.workload.train.schedule.decay in forms,
-            f"only decay {' and '.join(forms)} reads it",
-        )
-        for key, forms in {
-            "train.schedule.power": ("polynomial",),
-            "train.schedule.end_learning_rate": DECAYS_TO_AN_END,
-            "train.schedule.decay_from": DECAYS_TO_AN_END,
-            "train.schedule.total_": DECAYS_TO_AN_END,
-            "train.schedule.step_": ("step",),
-            "train.schedule.epoch_boundaries": ("step",),
-        }.items()
-    ),
+    ("train.optimizer.momentum", *_optimizer(("sgd", "lars"))),
+    ("train.optimizer.betas", *_optimizer(("adamw", "lamb"))),
+    ("train.optimizer.epsilon", *_optimizer(("adamw", "lars", "lamb"))),
+    ("train.optimizer.trust_coefficient", *_optimizer(("lars",))),
+    ("train.schedule.power", *_decay(("polynomial",))),
+    ("train.schedule.end_learning_rate train.schedule.decay_from train.schedule.total_", *_decay(DECAYS_TO_AN_END)),
+    ("train.schedule.step_ train.schedule.epoch_boundaries", *_decay(("step",))),
     (
         "system.launch.mpi_plugin",
         lambda plan: plan.system.launch.launcher == "srun-mpi",
         "only launcher srun-mpi reads it",
     ),
 )
+INERT = tuple((key, acts, why) for keys, acts, why in _ROWS for key in keys.split())
 """Settings that act only under a condition: key or prefix, the condition, why not."""
 
 
@@ -270,7 +258,7 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
 
 
 def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
-    """Refuses a injected fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
+    """Refuses an injected fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
     for fault in [plan.fault for plan in plans if plan.fault is not None]:
         largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
         absent = [rank for rank in fault.ranks or () if rank >= largest]

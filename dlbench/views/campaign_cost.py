@@ -14,7 +14,7 @@ from dlbench.records.job import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
-from dlbench.report.wording import number_text, optional, percent, runs_text
+from dlbench.report.wording import number_text, percent, runs_text
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
 
@@ -26,21 +26,18 @@ _PARTS: dict[PartName, str] = {
     "overhead": "Start, warm-up, evaluation, end of these runs",
     "lost": "Attempts that were preempted or failed before",
     "no_figure": "Runs without a figure",
-    "idle": "Nodes idle beside a smaller run",
+    "idle": "Nodes idle during a smaller run",
     "between": "Job outside its runs",
-    "unknown": "Not measured: Slurm tells of the job as a whole only",
+    "unknown": "Not measured: Slurm reports the job as a whole only",
 }
-_MANY_JOULES = 1e6
 
 
-def _hours(value: float | None) -> str:
-    return optional(None, "") if value is None else f"{value:,.3g}"
+def _hours(value: float) -> str:
+    return f"{value:,.3g}"
 
 
-def _energy_text(joules: float | None) -> str:
-    if joules is None:
-        return optional(None, "")
-    return f"{joules / 3.6e6:,.3g} kWh" if joules >= _MANY_JOULES else f"{joules:,.3g} J"
+def _energy_text(joules: float) -> str:
+    return f"{joules / 3.6e6:,.3g} kWh" if joules >= 1e6 else f"{joules:,.3g} J"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +49,7 @@ class RunCost:
     job_id: str = field(metadata=column("Job"))
     job_state: str = field(metadata=column("Job's state"))
     exit_code: str = field(metadata=column("Exit"))
-    """Of its last step, else of its job; empty: not told."""
+    """Of its last step, else of its job; empty: not reported."""
     source: str = field(metadata=column())
     waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s"))
     elapsed_s: float | None = field(metadata=column("Elapsed", unit="s"))
@@ -62,7 +59,7 @@ class RunCost:
     energy_j: float | None = field(metadata=column("Energy", text=_energy_text))
     node_list: str = field(metadata=column("Nodes", limit=80))
     switches: tuple[str, ...] = field(metadata=column("Switches", "leaf_switches", value=",".join, limit=80))
-    """Leaf switches of its nodes, by their paths from the root; empty where Slurm tells none."""
+    """Leaf switches of its nodes, by their paths from the root; empty where Slurm reports none."""
     not_measured: tuple[str, ...] = field(metadata=column(value="; ".join))
     """Why figures are missing, each a sentence."""
 
@@ -86,7 +83,7 @@ class PointCost:
     node_sets: int = field(metadata=column("Node sets", is_brief=True))
     """Different sets of nodes that its runs with figures had."""
     most_switches: int = field(metadata=column("Switches", "most_leaf_switches", is_brief=True))
-    """Leaf switches that a run spans at most; 0: not told."""
+    """Leaf switches that a run spans at most; 0: not reported."""
 
     @property
     def node_hours_per_result(self) -> float | None:
@@ -126,33 +123,33 @@ class CampaignCost:
     recorded: tuple[Part, ...]
     """What runs with figures say of their own time, from the start of rank 0 on: start, measured, rest."""
     why_not_apart: str
-    """Why Slurm does not tell some runs from the rest of their job; empty where it tells all."""
+    """Why Slurm does not separate some runs from the rest of their job; empty where it separates all."""
 
     @property
     def share_measured(self) -> float | None:
-        """Of the node-hours of which Slurm tells what they went into, those in measured steps; None: of none."""
+        """Of the node-hours of which Slurm reports the use, those in measured steps; None: of none."""
         hours = {part.name: part.node_hours for part in self.parts}
-        told = self.node_hours - hours.get("unknown", 0.0)
-        return hours.get("measured", 0.0) / told if told > 0 else None
+        known = self.node_hours - hours.get("unknown", 0.0)
+        return hours.get("measured", 0.0) / known if known > 0 else None
 
 
 def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     """The cost of runs of Slurm jobs; None where nothing of any is known. Copies of a run count once."""
-    told: dict[str, tuple[Run, RunAccounting]] = {}
+    accounted: dict[str, tuple[Run, RunAccounting]] = {}
     for run in runs:
         if run.accounting is not None:
-            told.setdefault(run.plan.run_id, (run, run.accounting))
-    if not told:
+            accounted.setdefault(run.plan.run_id, (run, run.accounting))
+    if not accounted:
         return None
     jobs: dict[str, list[tuple[Run, RunAccounting]]] = {}
-    for run, one in told.values():
+    for run, one in accounted.values():
         jobs.setdefault(one.job_id, []).append((run, one))
     partial = [job for job, held in jobs.items() if len(held) < len(held[0][1].job_runs)]
     parts = _parts(jobs, partial)
     waits = [wait for held in jobs.values() if (wait := held[0][1].waited_s) is not None]
     why_no_energy = (
         one.not_measured.get("energy_j", "")
-        for _, one in told.values()
+        for _, one in accounted.values()
         if one.energy_j is None and not one.never_started
     )
     energies = [
@@ -166,7 +163,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     return CampaignCost(
         jobs=len(jobs),
         untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
-        results=sum(run.state == "valid" for run, _ in told.values()),
+        results=sum(run.state == "valid" for run, _ in accounted.values()),
         asked_node_hours=asked / 3600 if asked is not None and not partial else None,
         node_hours=sum(parts.values()) / 3600,
         parts=tuple(Part(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
@@ -174,12 +171,12 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         longest_wait_s=max(waits, default=None),
         energy_j=_sum_of_all(energies),
         why_no_energy=next(why_no_energy, ""),
-        points=_points(told.values()),
-        runs=tuple(_run_cost(run, one) for run, one in told.values()),
+        points=_points(accounted.values()),
+        runs=tuple(_run_cost(run, one) for run, one in accounted.values()),
         partial_jobs=len(partial),
-        recorded=recorded_parts(run for run, _ in told.values()),
+        recorded=recorded_parts(run for run, _ in accounted.values()),
         why_not_apart=next(
-            (one.not_measured.get("run_s", "") for run, one in told.values() if _node_s(run, one) is None), ""
+            (one.not_measured.get("run_s", "") for run, one in accounted.values() if _node_s(run, one) is None), ""
         ),
     )
 
@@ -190,9 +187,8 @@ def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
     for run in runs:
         if run.record is None or run.state != "valid":
             continue
-        start, measured = (
-            max(getattr(rank, name) for rank in run.record.ranks) for name in ("startup_s", "measured_s")
-        )
+        ranks = run.record.ranks
+        start, measured = (max(getattr(rank, name) for rank in ranks) for name in ("startup_s", "measured_s"))
         # The record counts whole seconds.
         seconds = start, measured, max(0.0, (wall_s(run) or 0.0) - start - measured)
         for name, value in zip(hours, seconds, strict=True):
@@ -203,8 +199,8 @@ def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
 def recorded_text(parts: Sequence[Part]) -> str:
     """The same in a sentence."""
     whole = sum(part.node_hours for part in parts)
-    told = ", ".join(f"{percent(part.node_hours / whole, 0)} {_RECORDED[part.name]}" for part in parts)
-    return f"By their own records the runs with figures took {_hours(whole)} node-hours: {told}."
+    shares = ", ".join(f"{percent(part.node_hours / whole, 0)} {_RECORDED[part.name]}" for part in parts)
+    return f"By their own records the runs with figures took {_hours(whole)} node-hours: {shares}."
 
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
@@ -215,28 +211,21 @@ def _sum_of_all(values: Sequence[float | None]) -> float | None:
 
 def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Sequence[str]) -> dict[PartName, float]:
     """Node-seconds of each part, largest meaning first."""
-    parts: dict[PartName, float] = dict.fromkeys(
-        ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"), 0.0
-    )
+    names: tuple[PartName, ...] = ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown")
+    parts = dict.fromkeys(names, 0.0)
     for job, held in jobs.items():
-        of_runs = 0.0
-        is_known = True
-        for run, one in held:
-            own = _run_parts(run, one)
-            if own is None:
-                is_known = False
-                continue
-            of_runs += sum(own.values())
-            for name, seconds in own.items():
-                parts[name] += seconds
+        of_runs = [_run_parts(run, one) for run, one in held]
+        known = [own for own in of_runs if own is not None]
+        for name, value in (item for own in known for item in own.items()):
+            parts[name] += value
         if job not in partial:
-            rest = max(0.0, held[0][1].job_node_s - of_runs)
-            parts["between" if is_known else "unknown"] += rest
+            rest = max(0.0, held[0][1].job_node_s - sum(sum(own.values()) for own in known))
+            parts["unknown" if None in of_runs else "between"] += rest
     return parts
 
 
 def _run_parts(run: Run, one: RunAccounting) -> dict[PartName, float] | None:
-    """Node-seconds of what the job held while a run was in it; None where that is not told."""
+    """Node-seconds of what the job held while a run was in it; None where that is not reported."""
     whole, seconds, nodes = _node_s(run, one), one.run_s, run.plan.layout.nodes
     if whole is None:
         return None
@@ -254,7 +243,7 @@ def _run_parts(run: Run, one: RunAccounting) -> dict[PartName, float] | None:
 
 
 def _node_s(run: Run, one: RunAccounting) -> float | None:
-    """Node-seconds of its job while a run was in it; None where that is not told.
+    """Node-seconds of its job while a run was in it; None where that is not reported.
 
     Without a step of its own a run that srun was to start never began, and took nothing.
     """
@@ -263,9 +252,9 @@ def _node_s(run: Run, one: RunAccounting) -> float | None:
     return 0.0 if one.run_node_s is None and never_began else one.run_node_s
 
 
-def _points(told: Iterable[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
+def _points(accounted: Iterable[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
     groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
-    for run, one in told:
+    for run, one in accounted:
         plan = run.plan
         label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
         groups.setdefault((label, plan.layout.ranks, plan.layout.nodes), []).append((run, one))
@@ -351,7 +340,7 @@ class CampaignCostView(ReportView):
         return () if found is None else (cost_section(found),)
 
     def remedy(self, report: Report) -> str:
-        return "unknown: of no Slurm job of these runs Slurm told anything; `dlbench cost RUNS` asks it, and says why."
+        return "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks it, and says why."
 
 
 def cost_section(found: CampaignCost) -> Section:
@@ -371,19 +360,18 @@ def _jobs_text(count: int) -> str:
 
 
 def _headline(found: CampaignCost) -> str:
-    # Slurm tells whole seconds.
+    # Slurm reports whole seconds.
     wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
     share = found.share_measured
+    steps = ", share of measured steps not measured" if found.node_hours else ""
     if share is not None:
-        some = " of what Slurm tells apart" if found.why_not_apart else ""
+        some = " of what Slurm reports separately" if found.why_not_apart else ""
         steps = f", {percent(share, 0)}{some} in measured steps"
-    else:
-        steps = ", share of measured steps not measured" if found.node_hours else ""
     return f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}"
 
 
 def _words(found: CampaignCost) -> Iterator[str]:
-    asked = "Asked for: not told."
+    asked = "Asked for: not reported."
     if found.asked_node_hours is not None:
         asked = f"Asked for {_hours(found.asked_node_hours)} node-hours (nodes x time limit)"
         if found.asked_node_hours:
@@ -412,7 +400,7 @@ def _words(found: CampaignCost) -> Iterator[str]:
             else f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
         )
     if found.untold:
-        yield f"{runs_text(found.untold)} left out: not ended, or Slurm tells nothing (`dlbench cost` says)."
+        yield f"{runs_text(found.untold)} left out: not ended, or Slurm reports nothing (`dlbench cost` says)."
 
 
 def _notes(found: CampaignCost) -> Iterator[str]:
@@ -424,8 +412,8 @@ def _notes(found: CampaignCost) -> Iterator[str]:
     )
     if found.partial_jobs:
         yield f"Not all runs of {_jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
-    told = {found.why_not_apart, "" if found.energy_j is not None else found.why_no_energy}
-    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason not in told)
+    said = {found.why_not_apart, "" if found.energy_j is not None else found.why_no_energy}
+    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason not in said)
     yield from (f"Not measured: {reason}." for reason in missing)
 
 
@@ -451,7 +439,7 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
                 "node_hours_per_result",
                 "Each",
                 lambda point: point.node_hours_per_result,
-                lambda point: _hours(point.node_hours_per_result),
+                lambda point: None if point.node_hours_per_result is None else _hours(point.node_hours_per_result),
                 is_brief=True,
             ),
             *("waited_s", "max_rss_bytes", "energy_j", "node_sets", "most_switches"),

@@ -5,7 +5,7 @@ No view is known here by name: each puts its numbers under its own key into `vie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -13,9 +13,10 @@ from dlbench.reading.comparability import Condition
 from dlbench.reading.doubts import Doubt
 from dlbench.reading.environments import Difference
 from dlbench.reading.scaling import Point
+from dlbench.records.scan import Run
 from dlbench.report.document import BaseReport, ListedRun, Missing
 from dlbench.report.formats.json import INLINE
-from dlbench.views.controls import Controls
+from dlbench.report.wording import clean
 
 N = TypeVar("N")
 
@@ -43,7 +44,6 @@ class Group(HasViews):
     label: str
     """Short: workload, preset, engine, scaling."""
     title: str
-    """The workload in words."""
     about: str
     """What the preset changes against the published configuration."""
     notice: str
@@ -57,7 +57,6 @@ class Group(HasViews):
     parts_caption: str
     """The same for charts and tables of parts, which are means."""
     verdict: str
-    """One sentence."""
     baseline_note: str
     """What must be known of the baseline, in a sentence; empty where nothing holds it back."""
     is_sufficient: bool
@@ -73,7 +72,6 @@ class Group(HasViews):
     missing: tuple[Missing, ...] = ()
     """Views that have nothing to say of these runs."""
     controls: tuple[Controls, ...] = ()
-    """Control runs that belong to these."""
 
     @property
     def baseline(self) -> Point:
@@ -114,7 +112,6 @@ class RunRow(ListedRun):
     sample_unit: str
     steps: int | None
     throughput: float | None
-    """Samples a second."""
     step_median_s: float | None
     step_p95_s: float | None
     step_cv: float | None
@@ -145,14 +142,12 @@ class Report(BaseReport, HasViews):
     groups: tuple[Group, ...]
     """Results: of control runs only where there are no others."""
     controls: tuple[Controls, ...]
-    """All control runs, by series."""
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What views of the whole report found out, by their keys."""
     runs: tuple[RunRow, ...]
     damaged: tuple[str, ...]
     environment: Environment
     methods: tuple[tuple[str, str], ...]
-    """Heading and text: how the numbers are made."""
     missing: tuple[Missing, ...]
     """What this report does not show, and what it would take; of single groups see `Group.missing`."""
 
@@ -160,3 +155,82 @@ class Report(BaseReport, HasViews):
     def without_figures(self) -> tuple[RunRow, ...]:
         """Runs that yield no figure."""
         return tuple(run for run in self.runs if run.throughput is None)
+
+
+# Control runs: made to be compared with others of their series, and no results of their own. They stay in the data, and
+# in the views that compare them.
+
+_SHOWN_BY: Mapping[str, str] = {
+    "synthetic-input": "`dlbench diagnose RUNS` compares them (Decomposition)",
+    "no-exchange": "`dlbench diagnose RUNS` compares them (Decomposition)",
+    "cached-input": "the view `stalls` compares them",
+    "unwatched": "they measured the cost of monitoring, which the plain runs state",
+}
+"""What compares runs of each variant with the plain ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controls:
+    """The control runs of one series."""
+
+    series: str
+    workload: str
+    preset: str
+    kinds: tuple[str, ...]
+    """Variants, or `side a` and `side b`."""
+    num_runs: int
+    beside: tuple[str, ...]
+    """Ids of the report's groups that they stand next to: of the same series, else of the same workload and preset."""
+    shown_by: str
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        kinds = ", ".join(self.kinds)
+        runs = f"{self.num_runs} control run{'s' * (self.num_runs > 1)} of {self.workload}"
+        return f"{runs} ({kinds}), series {self.series}: {self.shown_by}."
+
+
+def is_control(run: Run) -> bool:
+    """Whether a run was made to be compared with others."""
+    return run.plan.series.variant != "plain" or bool(run.plan.series.side)
+
+
+def controls(runs: Sequence[Run], results: Iterable[tuple[str, Sequence[Run]]]) -> tuple[Controls, ...]:
+    """The control runs of each series and workload, in the order in which they first come.
+
+    Args:
+        runs: all runs, with or without figures.
+        results: id and runs of each group that the report shows.
+    """
+    found: dict[tuple[str, str, str], list[Run]] = {}
+    for run in filter(is_control, runs):
+        plan = run.plan
+        found.setdefault((plan.series.id, plan.workload.name, plan.workload.preset), []).append(run)
+    groups = list(results)
+    return tuple(_controls(members, groups) for members in found.values())
+
+
+def _controls(runs: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) -> Controls:
+    plan = runs[0].plan
+    subject = plan.workload.name, plan.workload.preset
+    like = [
+        (group_id, members)
+        for group_id, members in groups
+        if (members[0].plan.workload.name, members[0].plan.workload.preset) == subject
+    ]
+    same = [group_id for group_id, members in like if any(one.plan.series.id == plan.series.id for one in members)]
+    kinds = dict.fromkeys(
+        f"side {run.plan.series.side}" if run.plan.series.side else run.plan.series.variant for run in runs
+    )
+    series = clean(plan.series.id)
+    paired = f"`dlbench compare RUNS --paired --where series={series}` compares them"
+    return Controls(
+        series=series,
+        workload=clean(plan.workload.name),
+        preset=clean(plan.workload.preset),
+        kinds=tuple(sorted(kinds)),
+        num_runs=len({run.plan.run_id for run in runs}),
+        beside=tuple(same or [group_id for group_id, _ in like]),
+        shown_by=paired if plan.series.side else _SHOWN_BY[plan.series.variant],
+    )

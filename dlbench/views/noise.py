@@ -1,4 +1,4 @@
-"""The gradient noise scale beside the global batch: whether a larger batch would still save steps.
+"""The gradient noise scale against the global batch: whether a larger batch would still save steps.
 
 McCandlish et al., "An Empirical Model of Large-Batch Training" (2018): with B the global batch and B_n the noise scale,
 training to a quality takes S = S_min (1 + B_n/B) steps and E = E_min (1 + B/B_n) samples. At B = B_n both are twice

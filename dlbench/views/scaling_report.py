@@ -31,7 +31,6 @@ from dlbench.views import doubts, model
 from dlbench.views.campaign_cost import CampaignCostView
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView, account_sheet
-from dlbench.views.controls import controls, is_control
 from dlbench.views.data_path import DataPathView
 from dlbench.views.energy import EnergyView
 from dlbench.views.exchange import ExchangeView
@@ -40,7 +39,7 @@ from dlbench.views.history import HistoryView
 from dlbench.views.layers import LayersView
 from dlbench.views.memory import MemoryView
 from dlbench.views.methods import METHODS, not_shown
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Group, Report, controls, is_control
 from dlbench.views.next_step import most_ranks, next_step
 from dlbench.views.noise import NoiseView
 from dlbench.views.out_of_core.view import OutOfCoreView
@@ -102,7 +101,6 @@ SCALING = Views(
         EnvironmentView(),
     ),
 )
-"""The views of the scaling report."""
 
 
 TITLE = "dlbench scaling report"
@@ -312,7 +310,6 @@ def _environment(runs: list[Run]) -> model.Environment:
 
 
 GROUP_COLUMNS = ("group", "label")
-"""In front of every row of a group's tables."""
 
 
 MEANS = "Means over the runs of a point"

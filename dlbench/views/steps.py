@@ -776,4 +776,4 @@ class RanksView(GroupView):
     def remedy(self, group: Group) -> str:
         if group.of(StepTimes) is None:
             return NO_STEPS
-        return second_rank(group, "one rank has none beside it")
+        return second_rank(group, "there is no other rank to compare with")

@@ -324,8 +324,8 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
         Column("", "Power of its GPUs" if has_power else "", lambda row: row.node.gpu_power_w, about_power),
         *columns_of(NodeMeans, of=lambda row: row.node, titles=empty),
     )
-    told = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
-    about = [*(told if found.num_read != found.num_runs else []), *left_out]
+    partial = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
+    about = [*(partial if found.num_read != found.num_runs else []), *left_out]
     return Sheet(
         name="telemetry",
         title="Means of the measured window",

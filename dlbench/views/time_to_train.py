@@ -399,7 +399,7 @@ def _certainty(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: L
 
 
 def _indistinguishable(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[TrainingPoint]) -> Iterator[str]:
-    """Which other points the runs cannot tell from the chosen one in what it was chosen for."""
+    """Which other points the runs cannot distinguish from the chosen one in what it was chosen for."""
     few = []
     for other in (point for point in meeting if point is not chosen):
         factor = other.held / chosen.held if wanted == "cheapest" else 1.0

@@ -32,7 +32,7 @@ _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
 
 
 def gpu_names(run: Run) -> set[str]:
-    """Names of the GPUs of a run's ranks, as torch tells them; empty on CPUs."""
+    """Names of the GPUs of a run's ranks, as torch reports them; empty on CPUs."""
     devices = {rank.device for rank in run.record.ranks} if run.record else set()
     return {match[1] for device in devices if (match := _GPU.match(device))}
 
@@ -167,8 +167,7 @@ def peak_of(run: Run) -> Peak | None:
     """The peak of one rank of a run at its precision, if it is declared or a data sheet is known."""
     plan = run.plan
     node, precision = plan.system.node, plan.workload.train.precision
-    devices = {rank.device for rank in run.record.ranks} if run.record else set()
-    on_gpu = any(device.startswith("cuda") for device in devices)
+    on_gpu = any(rank.device.startswith("cuda") for rank in (run.record.ranks if run.record else ()))
     # Ranks that share a GPU share its peak.
     per_rank = gpus_per_rank(run) if on_gpu else float(plan.layout.cores_per_rank)
     # A declared peak is that of a GPU exactly if the node has some.
@@ -213,7 +212,7 @@ class Rate(Spec):
 
     source: Name = Field(description="Of `sources`.")
     network: Name = Field(description="Of `networks`.")
-    devices: tuple[str, ...] = Field(min_length=1, description="The card, by the names that torch tells.")
+    devices: tuple[str, ...] = Field(min_length=1, description="The card, by the names that torch reports.")
     precision: tuple[Precision, ...] = Field(min_length=1, description="Precisions of its class: any of them.")
     gpus: Count = Field(description="GPUs together.")
     per_s: Positive = Field(description="Samples a second, of all of them.")
@@ -266,7 +265,7 @@ def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[Pu
     found = published_rates() if file is None else file
     sources = {one.id: one for one in found.sources}
     networks = {one.id: one for one in found.networks}
-    beside = []
+    found_rates = []
     for point in group.points:
         run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
         names = gpu_names(run)
@@ -280,7 +279,7 @@ def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[Pu
             ):
                 continue
             one = rate.per_s / rate.gpus
-            beside.append(
+            found_rates.append(
                 PublishedRate(
                     gpus=rate.gpus,
                     device=next(iter(names)),
@@ -292,7 +291,7 @@ def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[Pu
                     address=sources[rate.source].address,
                 )
             )
-    return tuple(beside)
+    return tuple(found_rates)
 
 
 def _same(run: Run, rate: Rate, network: Network) -> bool:
@@ -334,24 +333,32 @@ class UtilisationView(GroupView):
         found = group.of(Utilisation)
         if found is None:
             return None
+        sheets: list[Sheet[Any]] = [_published_sheet(found.published)] if found.published else []
+        notes: list[str] = []
+        if found.training_flops_per_sample:
+            flops = format_number(found.training_flops_per_sample / 1e9)
+            padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
+            notes = [f"{flops} GFLOP per sample{padding}; {found.peak}."]
+            sheets.insert(0, _sheet(found))
         return Section(
-            id=self.id, title=self.title, headline=_headline(found), sheets=_sheets(found), notes=_notes(found)
+            id=self.id, title=self.title, headline=_headline(found), sheets=tuple(sheets), notes=tuple(notes)
         )
 
     def remedy(self, group: Group) -> str:
         return "these runs record no FLOPs per sample; newer runs do."
 
 
-def _sheets(found: Utilisation) -> tuple[Sheet[Any], ...]:
-    own = (_sheet(found),) if found.training_flops_per_sample else ()
-    return (*own, _published_sheet(found.published)) if found.published else own
-
-
 def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
     columns = columns_of(
         PublishedRate,
         "gpus",
-        Column("published_per_gpu_s", "Published per GPU", lambda rate: rate.published, _rate_text, is_brief=True),
+        Column(
+            "published_per_gpu_s",
+            "Published per GPU",
+            lambda rate: rate.published,
+            lambda rate: f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}",
+            is_brief=True,
+        ),
         "measured",
         "ratio",
         "differences",
@@ -366,10 +373,6 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         in_terminal=True,
         caption="Another library in another year: a ratio far below 1 asks for a reason, one near 1 proves nothing.",
     )
-
-
-def _rate_text(rate: PublishedRate) -> str:
-    return f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}"
 
 
 def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
@@ -409,9 +412,9 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
 def _headline(found: Utilisation) -> str:
     last = found.points[-1]
     if last.mfu is not None:
-        beside = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
+        published = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
         padding = f"; {found.padding}" if found.padding else ""
-        return f"MFU {value_text(last.mfu)} at {place_of(last)}{beside}{padding}"
+        return f"MFU {value_text(last.mfu)} at {place_of(last)}{published}{padding}"
     if last.achieved is not None:
         unit, factor = _unit(found)
         return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
@@ -422,12 +425,3 @@ def _unit(found: Utilisation) -> tuple[str, float]:
     """The unit for people, and how many of it a TFLOP/s is."""
     largest = max((point.achieved.value for point in found.points if point.achieved), default=1.0)
     return ("TFLOP/s", 1.0) if largest >= 1 else ("GFLOP/s", 1000.0)
-
-
-def _notes(found: Utilisation) -> tuple[str, ...]:
-    """Where FLOPs and peak are from."""
-    if not found.training_flops_per_sample:
-        return ()
-    flops = format_number(found.training_flops_per_sample / 1e9)
-    padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
-    return (f"{flops} GFLOP per sample{padding}; {found.peak}.",)

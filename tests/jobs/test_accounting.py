@@ -445,7 +445,7 @@ def test_the_command_tells_the_cost_on_one_screen(
     assert done.exit_code == 0, done.output
     assert "2.5 node-hours in 2 jobs" in done.output
     assert "queue wait 5 min 30 s (median)" in done.output
-    assert "Nodes idle beside a smaller run" in done.output
+    assert "Nodes idle during a smaller run" in done.output
     assert "Asked for 0.5 node-hours" in done.output
     assert f"dlbench: no cost of {ids[2]}: job 8 has not ended" in done.output
     assert max(map(len, done.output.splitlines())) <= 100

@@ -35,12 +35,10 @@ class LoopResult:
 
     measured_samples: int = 0
     measured_ns: int = 0
-    spent_ns: int = 0
-    """In all steps, warm-up included."""
+    spent_ns: int = 0  # In all steps, warm-up included.
     losses: list[float] = field(default_factory=list)
     steps: int = 0
-    step_s: list[float] = field(default_factory=list)
-    """Of every step, warm-up included, seconds."""
+    step_s: list[float] = field(default_factory=list)  # Of every step, warm-up included, seconds.
     garbage: HeldGarbage = field(default_factory=HeldGarbage)
     has_own_peaks: bool = False
     """Whether peaks of resident memory are those from the first measured step on, and not the whole process's."""
@@ -70,8 +68,7 @@ class TrainingLoop:
         self._is_measuring = False
         self._result = LoopResult()
         self._garbage = self._result.garbage
-        self._collected = 0
-        """Steps of this run when garbage was last collected."""
+        self._collected = 0  # Steps of this run when garbage was last collected.
 
     def run(self) -> LoopResult:
         """All steps; afterwards every step is in the step file."""

@@ -28,8 +28,7 @@ from dlbench.node.failures import condensed
 from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
-from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.models.schedule import LearningRate
+from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.rendezvous import own_address
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
@@ -142,9 +141,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         timer: told of the end of the backward pass, where the engine knows it.
         resume_from: a checkpoint, or a folder with some, in place of the plan's.
 
-    Raises:
-        UserError: the data set is not what the plan needs, or what it resumes from does not fit.
-        EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
+    Raises UserError: the data set is not what the plan needs, or what it resumes from does not fit.
+    EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
     """
     plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
     workload, train = plan.workload, plan.workload.train
@@ -315,8 +313,7 @@ def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> l
 def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
     """Proves that the device can do what the plan asks of its input.
 
-    Raises:
-        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
+    Raises EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
     """
     data = plan.workload.data
     if data.reader == "nvimagecodec":

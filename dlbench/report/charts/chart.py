@@ -64,7 +64,7 @@ def finish(
 ) -> Chart:
     """An altair chart becomes a `Chart`; its subtitle says what it is about even where it is cut out of the page.
 
-    `name` tells it from the group's other charts; `alt` is its finding in words; `table` has the numbers it is drawn
+    `name` is unique among the group's charts; `alt` is its finding in words; `table` has the numbers it is drawn
     from, as rows of text header first; `size` is that of the plot, pixels. A reader may switch `axes` between linear
     and logarithmic: all their values must be above 0.
     """
@@ -119,7 +119,7 @@ _SELECTION = "legend"
 
 
 def switchable(spec: dict[str, Any]) -> dict[str, Any] | None:
-    """The field that tells series apart, and its values; None for a chart without a legend of two or more series.
+    """The field that distinguishes series, and its values; None for a chart without a legend of two or more series.
 
     Binds the legend of that chart to a selection in passing, so that a click into it fades the other series.
     """

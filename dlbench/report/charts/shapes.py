@@ -40,7 +40,7 @@ class Axis(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Marks that a field tells apart by colour."""
+    """Marks that a field distinguishes by colour."""
 
     field: str
     colours: Mapping[str, str]
