@@ -44,7 +44,6 @@ Schedule = tuple[Step, ...]
 
 def block(elements: int, parts: int, index: int) -> tuple[int, int]:
     """First element and number of elements of one of nearly equal parts; the first parts are the longer ones.
-
     `elements`: of the whole, 0 or more. `parts`: into how many it is cut. `index`: which part, from 0.
     """
     share, rest = divmod(elements, parts)
@@ -59,7 +58,6 @@ class Span:
     count: int
 
     def part(self, parts: int, index: int) -> Span:
-        """One of nearly equal parts."""
         first, count = block(self.count, parts, index)
         return Span(self.first + first, count)
 
@@ -79,7 +77,6 @@ class Team:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return len(self.members)
 
     def rank(self, index: int) -> int:
@@ -161,7 +158,6 @@ def parameter_server(team: Team, span: Span, shards: int) -> list[Step]:
 
 
 def _others(index: int, count: int) -> list[int]:
-    """Places below `count` without `index`, beginning after it."""
     return [(index + 1 + k) % count for k in range(count) if (index + 1 + k) % count != index]
 
 
@@ -269,9 +265,8 @@ def folded(team: Team, span: Span, core: Callable[[Team, Span], list[Step]]) -> 
 def _between(
     team: Team, core: Callable[[Team, Span], list[Step]], span: Span, give: Step, take: Step, *, reduce: bool = True
 ) -> list[Step]:
-    """The core between the steps in which surplus members give their data away and take the result.
-
-    `give` and `take` are seen by the surplus member; its partner does the opposite.
+    """The core between the steps in which surplus members give their data away and take the result. `give` and `take`
+    are seen by the surplus member; its partner does the opposite.
     """
     surplus = team.size - power_below(team.size)
     rests = team.index < 2 * surplus and team.index % 2 == 0
@@ -293,7 +288,6 @@ def _partner(team: Team) -> int:
 
 
 def _core_team(team: Team) -> Team:
-    """The members that work in the core; a resting one is given its partner's place."""
     surplus = team.size - power_below(team.size)
     members = [team.members[i] for i in range(team.size) if i >= 2 * surplus or i % 2 == 1]
     index = team.index // 2 if team.index < 2 * surplus else team.index - surplus
@@ -521,5 +515,4 @@ def double_binary_tree(team: Team, span: Span, chunks: int) -> list[Step]:
 
 
 def _back(up: list[Step]) -> list[Step]:
-    """The broadcast: the reduction with time and direction reversed."""
     return [Step(sends=step.receives, receives=step.sends) for step in reversed(up)]

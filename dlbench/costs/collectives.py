@@ -28,11 +28,9 @@ class Layout:
 
     @property
     def num_groups(self) -> int:
-        """Groups; the last may be smaller."""
         return -(-self.ranks // self.group_size)
 
     def group(self, rank: int) -> int:
-        """Group of a rank."""
         return rank // self.group_size
 
 
@@ -59,11 +57,9 @@ def counts(
     *,
     shards: int | None = None,
 ) -> tuple[RankCounts, ...]:
-    """Counts of every rank, from the schedules.
-
-    `collective`: which collective. `algorithm`: one of `ALGORITHMS[collective]`. `layout`: ranks and groups.
-    `elements`: of the vector. `element_bytes`: bytes of an element. `shards`: servers of parameter-server; none: every
-    rank is one. Raises `UserError`: as `schedule`.
+    """Counts of every rank, from the schedules. `collective`: which collective. `algorithm`: one of
+    `ALGORITHMS[collective]`. `layout`: ranks and groups. `elements`: of the vector. `element_bytes`: bytes of an
+    element. `shards`: servers of parameter-server; none: every rank is one. Raises `UserError`: as `schedule`.
     """
     result = []
     for rank in range(layout.ranks):
@@ -201,13 +197,3 @@ def _grouped_form(algorithm: str, layout: Layout, shared_link: bool) -> ClosedFo
         alpha_across=2 * (m - 1),
         beta_across=2 * across,
     )
-
-
-def closed_form_steps(algorithm: str, layout: Layout, *, chunks: int = 1) -> int:
-    """Steps of an all-reduce by its closed form; arguments as `closed_form`."""
-    return closed_form(algorithm, layout, chunks=chunks).steps
-
-
-def closed_form_bytes(algorithm: str, layout: Layout, num_bytes: int, *, shards: int | None = None) -> Fraction:
-    """Bytes that the busiest rank of an all-reduce sends, by its closed form; arguments as `closed_form`."""
-    return closed_form(algorithm, layout, shards=shards).sent * num_bytes

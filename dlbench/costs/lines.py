@@ -51,10 +51,8 @@ def non_negative(rows: Array, target: Array) -> Array:
 
 
 def reweighted(rows: Array, errors: Array) -> Array:
-    """One step towards least absolute errors: weights 1 / |error| of the fit before.
-
-    `rows`: (points, costs), divided by what was measured, so that 1 is aimed at. `errors`: (points,) relative errors of
-    the fit before; zeros at first.
+    """One step towards least absolute errors: weights 1 / |error| of the fit before. `rows`: (points, costs), divided
+    by what was measured, so that 1 is aimed at. `errors`: (points,) relative errors of the fit before; zeros at first.
     """
     import numpy as np
 
@@ -63,9 +61,8 @@ def reweighted(rows: Array, errors: Array) -> Array:
 
 
 def least_relative(rows: Array, measured: Array, rounds: int = 40) -> Array:
-    """The x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares.
-
-    `rows`: (points, costs). `measured`: (points,), positive. `rounds`: most reweightings.
+    """The x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares. `rows`:
+    (points, costs). `measured`: (points,), positive. `rounds`: most reweightings.
     """
     import numpy as np
 

@@ -270,7 +270,6 @@ def _held_out(table: LoadTable, observations: Sequence[Observation], fit: CostFi
 
 
 def _fit(table: LoadTable, observations: Sequence[Observation]) -> CostFit:
-    """The fit to all points, cost by cost."""
     import numpy as np
 
     least, sizes = _num_costs(table, Structure()) + 1, len({seen.num_bytes for seen in observations})
@@ -356,7 +355,6 @@ def _with_breaks(structure: Structure, level: LevelName, breaks: tuple[int, ...]
 
 
 def _redone(table: LoadTable, fit: CostFit, resampled: Array) -> Array:
-    """Costs fitted again to each resample, shape (resamples, columns)."""
     import numpy as np
 
     everything = np.ones(len(table.seconds), dtype=bool)
@@ -441,7 +439,6 @@ class Structure:
     gamma: bool = False
 
     def breaks(self, level: LevelName) -> tuple[int, ...]:
-        """Breaks of one level."""
         return self.inside if level == "inside" else self.across
 
     def column(self, level: LevelName, piece: int) -> int:
@@ -450,7 +447,6 @@ class Structure:
 
     @property
     def columns(self) -> int:
-        """Number of columns; gamma's is the last, whether it is used or not."""
         return 2 * (len(self.inside) + len(self.across) + 2) + 1
 
 

@@ -22,10 +22,9 @@ from dlbench.specs.collectives import LineCost
 
 
 def exchange_times(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[tuple[float, float], ...]:
-    """Start and end of each message, sent one after the other.
-
-    `sizes`: bytes of each message, in the order of sending. `ready_s`: when each may start. `cost`: of a message.
-    Raises `ValueError`: not as many times as sizes, or a size below 0.
+    """Start and end of each message, sent one after the other. `sizes`: bytes of each message, in the order of sending.
+    `ready_s`: when each may start. `cost`: of a message. Raises `ValueError`: not as many times as sizes, or a size
+    below 0.
     """
     _check(sizes, ready_s)
     times: list[tuple[float, float]] = []
@@ -40,10 +39,9 @@ def exchange_times(sizes: Sequence[float], ready_s: Sequence[float], cost: LineC
 def merged(
     groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Sizes of the merged messages, and when they are ready: with the last of their gradients.
-
-    `groups`: gradients of each message; together all of them. `sizes`: bytes of each gradient. `ready_s`: when each is
-    ready. Raises `ValueError`: groups that are no partition; otherwise as `exchange_times`.
+    """Sizes of the merged messages, and when they are ready: with the last of their gradients. `groups`: gradients of
+    each message; together all of them. `sizes`: bytes of each gradient. `ready_s`: when each is ready. Raises
+    `ValueError`: groups that are no partition; otherwise as `exchange_times`.
     """
     _check(sizes, ready_s)
     if sum(groups) != len(sizes) or any(count < 1 for count in groups):
@@ -107,11 +105,9 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
 def exposed(
     groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost, backward_s: float
 ) -> float:
-    """Seconds from the end of the backward pass to the end of the last exchange; 0 without gradients.
-
-    `groups`: gradients of each message, e.g. of `best_merge`. `sizes`: bytes of each gradient. `ready_s`: when each is
-    ready. `cost`: of a message. `backward_s`: end of the backward pass, on the same clock. Raises `ValueError`: as
-    `merged`.
+    """Seconds from the end of the backward pass to the end of the last exchange; 0 without gradients. `groups`:
+    gradients of each message, e.g. of `best_merge`. `sizes`: bytes of each gradient. `ready_s`: when each is ready.
+    `cost`: of a message. `backward_s`: end of the backward pass, on the same clock. Raises `ValueError`: as `merged`.
     """
     message_sizes, message_ready = merged(groups, sizes, ready_s)
     times = exchange_times(message_sizes, message_ready, cost)

@@ -1,15 +1,14 @@
 """How long a collective takes on a fitted network, and which algorithm is best at which size.
 
 A collective is walked step by step, all ranks in step (bulk-synchronous): a step takes as long as its most loaded
-port or link, priced by Hockney's alpha and beta for the size of each message, and gamma for
-every byte that its busiest rank adds.
+port or link, priced by Hockney's alpha and beta for the size of each message, and gamma for every byte that its busiest
+rank adds.
 
-A port is a rank's way into its group or out of it, in one
-direction; messages of one step through it follow each other. Where the ranks of a group share one link to other
-groups, all bytes that leave the group (or enter it) in a step follow each other on it, while ranks pay for their
-start-ups side by side: beta is multiplied by the flows that share the link (the contention coefficient phi of
-Kahira et al., HPDC 2021, section 4). Inside a group the same holds of the bytes that its ranks send where they share
-the memory or the processors that move them.
+A port is a rank's way into its group or out of it, in one direction; messages of one step through it follow each other.
+Where the ranks of a group share one link to other groups, all bytes that leave the group (or enter it) in a step follow
+each other on it, while ranks pay for their start-ups side by side: beta is multiplied by the flows that share the link
+(the contention coefficient phi of Kahira et al., HPDC 2021, section 4). Inside a group the same holds of the bytes that
+its ranks send where they share the memory or the processors that move them.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class Features:
     """Bytes added."""
 
     def seconds(self, network: NetworkModel) -> float:
-        """The prediction."""
         total = self.reduced_bytes * network.gamma_s_per_byte
         for (name, index), count in self.starts.items():
             total += count * level_of(network, name).pieces[index].alpha_s
@@ -164,14 +162,6 @@ def _piece(level: Level, num_bytes: float) -> int:
     return level.pieces.index(level.piece(num_bytes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recommendation:
-    """The algorithm with the least predicted time."""
-
-    algorithm: str
-    seconds: float
-
-
 def recommend(
     collective: Collective,
     algorithms: Sequence[str],
@@ -181,17 +171,15 @@ def recommend(
     *,
     element_bytes: int = 4,
     shards: int | None = None,
-) -> Recommendation:
-    """The best of some algorithms at one size; of equal ones the first.
-
-    Raises `ValueError`: no algorithm is given; `UserError`: as `predict`.
+) -> str:
+    """The best of some algorithms at one size; of equal ones the first. Raises `ValueError`: no algorithm is given;
+    `UserError`: as `predict`.
     """
     times = {
         name: predict(collective, name, num_bytes, layout, network, element_bytes=element_bytes, shards=shards)
         for name in algorithms
     }
-    best = min(times, key=lambda name: times[name])
-    return Recommendation(algorithm=best, seconds=times[best])
+    return min(times, key=lambda name: times[name])
 
 
 def crossovers(
@@ -221,7 +209,7 @@ def crossovers(
             size = elements * element_bytes
             found[elements] = recommend(
                 collective, algorithms, size, layout, network, element_bytes=element_bytes, shards=shards
-            ).algorithm
+            )
         return found[elements]
 
     octaves = math.log2(last / first)
@@ -237,22 +225,6 @@ def crossovers(
             changes.append((above * element_bytes, best(below), best(above)))
             left = above
     return changes
-
-
-def ring_doubling_crossover(alpha_s: float, beta_s_per_byte: float, ranks: int) -> float | None:
-    """Size from which a ring beats recursive doubling, bytes; None for two ranks, where it never does.
-
-    n* = alpha (2 (p - 1) - log2 p) / (beta (log2 p - 2 (p - 1) / p)), for a power of two of ranks and without gamma,
-    from the closed forms of both.
-
-    Raises `ValueError`: the ranks are no power of two above 1, or beta is not positive.
-    """
-    log2 = ranks.bit_length() - 1
-    if ranks < 2 or ranks != 1 << log2 or beta_s_per_byte <= 0:
-        raise ValueError(f"no closed form for {ranks} ranks and {beta_s_per_byte} s/byte")
-    if ranks == 2:
-        return None
-    return alpha_s * (2 * (ranks - 1) - log2) / (beta_s_per_byte * (log2 - 2 * (ranks - 1) / ranks))
 
 
 Messages = tuple[tuple[int, int], ...]

@@ -61,9 +61,8 @@ PUBLISHED: dict[str, tuple[Demand, ...]] = {
 
 
 def measured(samples_per_s: float, name: str, source: str) -> Demand:
-    """What an accelerator takes by a measurement, or by what somebody asks for.
-
-    Raises `ValueError`: the rate is not above zero.
+    """What an accelerator takes by a measurement, or by what somebody asks for. Raises `ValueError`: the rate is not
+    above zero.
     """
     if not samples_per_s > 0:
         raise ValueError(f"a rate must be above zero, got {samples_per_s}")

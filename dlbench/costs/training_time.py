@@ -57,19 +57,16 @@ def training_samples(samples_per_epoch: int, epochs: float) -> float:
 
 
 def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
-    """Samples a second of `ranks` ranks.
-
-    `per_rank`: samples a second of one rank at the same batch per rank. `ranks`: how many. `efficiency`: weak-scaling
-    efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises `ValueError`: a number is not positive or not
-    finite.
+    """Samples a second of `ranks` ranks. `per_rank`: samples a second of one rank at the same batch per rank. `ranks`:
+    how many. `efficiency`: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises
+    `ValueError`: a number is not positive or not finite.
     """
     return _positive("per_rank", per_rank) * _positive("ranks", ranks) * _positive("efficiency", efficiency)
 
 
 def time_to_train(samples: float, throughput: float) -> float:
-    """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks.
-
-    Raises `ValueError`: a number is not positive or not finite.
+    """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks. Raises
+    `ValueError`: a number is not positive or not finite.
     """
     return _positive("samples", samples) / _positive("throughput", throughput)
 

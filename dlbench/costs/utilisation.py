@@ -32,9 +32,8 @@ class Peak:
 
 
 def datasheet_peak(device: str, precision: str) -> Peak | None:
-    """The stated peak of a GPU, or None where no data sheet tells one: then it must be given.
-
-    `device`: name as torch or NVML tells it, e.g. NVIDIA A100-SXM4-40GB. `precision`: fp32, tf32, bf16 or fp16.
+    """The stated peak of a GPU, or None where no data sheet tells one: then it must be given. `device`: name as torch
+    or NVML tells it, e.g. NVIDIA A100-SXM4-40GB. `precision`: fp32, tf32, bf16 or fp16.
     """
     sheet = sheet_of(device)
     if sheet is None or precision not in sheet.tflops:
@@ -77,7 +76,7 @@ TERA = 1e12
 _UNCHECKED = "; not checked against the maker's own copy"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sheet:
     """One product."""
 
@@ -95,7 +94,6 @@ class Sheet:
 
     @property
     def source(self) -> str:
-        """The document, and whether the figures were not held against it."""
         return self.document if self.is_checked else f"{self.document}{_UNCHECKED}"
 
 
@@ -117,129 +115,79 @@ _A100_SHEET = "NVIDIA A100 Tensor Core GPU, data sheet (dense)"
 _V100_SHEET = "NVIDIA V100 Tensor Core GPU, data sheet"
 
 SHEETS: tuple[Sheet, ...] = (
+    Sheet("V100 SXM2", r"V100-SXM[23](-\d+GB(-LS)?)?", {"fp32": 15.7, "fp16": 125.0}, 0.9, _V100_SHEET),
+    Sheet("V100 PCIe", r"V100-PCIE-\d+GB", {"fp32": 14.0, "fp16": 112.0}, 0.9, _V100_SHEET),
+    Sheet("V100S PCIe", r"V100S-PCIE-32GB", {"fp32": 16.4, "fp16": 130.0}, 1.134, _V100_SHEET),
+    Sheet("A100 SXM 40 GB", r"A100-SXM4-40GB", _A100, 1.555, _A100_SHEET),
+    Sheet("A100 SXM 80 GB", r"A100-SXM4-80GB", _A100, 2.039, _A100_SHEET),
+    Sheet("A100 PCIe 40 GB", r"A100-PCI[Ee]-40GB", _A100, 1.555, _A100_SHEET),
+    Sheet("A100 PCIe 80 GB", r"A100 80GB PCIe", _A100, 1.935, _A100_SHEET),
+    Sheet("A30", r"A30", _tensor(10.3, 82.0, 165.0), 0.933, "NVIDIA A30 Tensor Core GPU, data sheet (dense)"),
+    Sheet("A40", r"A40", _tensor(37.4, 74.8, 149.7), 0.696, "NVIDIA A40, data sheet (dense)"),
     Sheet(
-        product="V100 SXM2",
-        names=r"V100-SXM[23](-\d+GB(-LS)?)?",
-        tflops={"fp32": 15.7, "fp16": 125.0},
-        memory_tb_per_s=0.9,
-        document=_V100_SHEET,
+        "L4",
+        r"L4",
+        _tensor(30.3, 60.0, 121.0),
+        0.3,
+        "NVIDIA L4 Tensor Core GPU, data sheet (half of its figures with sparsity)",
+    ),
+    Sheet("L40S", r"L40S", _tensor(91.6, 183.0, 362.05), 0.864, "NVIDIA L40S, data sheet (dense)"),
+    Sheet("H100 SXM", r"H100 80GB HBM3", _HOPPER_SXM, 3.35, _HOPPER_PAPER),
+    Sheet("H100 PCIe", r"H100 PCIe", _tensor(51.2, 378.0, 756.0), 2.0, _HOPPER_PAPER),
+    Sheet(
+        "H100 NVL",
+        r"H100 NVL",
+        _HOPPER_NVL,
+        3.9,
+        "NVIDIA H100 Tensor Core GPU, data sheet, H100 NVL (half of its figures with sparsity)",
     ),
     Sheet(
-        product="V100 PCIe",
-        names=r"V100-PCIE-\d+GB",
-        tflops={"fp32": 14.0, "fp16": 112.0},
-        memory_tb_per_s=0.9,
-        document=_V100_SHEET,
+        "H200 SXM",
+        r"H200",
+        _HOPPER_SXM,
+        4.8,
+        f"{_HOPPER_PAPER}: the H200 has the same chip; memory: NVIDIA H200, data sheet",
     ),
     Sheet(
-        product="V100S PCIe",
-        names=r"V100S-PCIE-32GB",
-        tflops={"fp32": 16.4, "fp16": 130.0},
-        memory_tb_per_s=1.134,
-        document=_V100_SHEET,
+        "H200 NVL",
+        r"H200 NVL",
+        _HOPPER_NVL,
+        4.8,
+        "NVIDIA H200 Tensor Core GPU, data sheet, H200 NVL (half of its figures with sparsity)",
     ),
-    Sheet(product="A100 SXM 40 GB", names=r"A100-SXM4-40GB", tflops=_A100, memory_tb_per_s=1.555, document=_A100_SHEET),
-    Sheet(product="A100 SXM 80 GB", names=r"A100-SXM4-80GB", tflops=_A100, memory_tb_per_s=2.039, document=_A100_SHEET),
+    # 4 with HBM3, 4.9 with HBM3e
     Sheet(
-        product="A100 PCIe 40 GB", names=r"A100-PCI[Ee]-40GB", tflops=_A100, memory_tb_per_s=1.555, document=_A100_SHEET
+        "GH200", r"GH200 (480GB|120GB|144G HBM3e)", _HOPPER_SXM, None, f"{_HOPPER_PAPER}: the GH200 has the same chip"
     ),
+    # 7.7 in an HGX, 8 in a DGX
     Sheet(
-        product="A100 PCIe 80 GB", names=r"A100 80GB PCIe", tflops=_A100, memory_tb_per_s=1.935, document=_A100_SHEET
-    ),
-    Sheet(
-        product="A30",
-        names=r"A30",
-        tflops=_tensor(10.3, 82.0, 165.0),
-        memory_tb_per_s=0.933,
-        document="NVIDIA A30 Tensor Core GPU, data sheet (dense)",
+        "B200",
+        r"B200",
+        _tensor(80.0, 1100.0, 2250.0),
+        None,
+        "NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)",
     ),
     Sheet(
-        product="A40",
-        names=r"A40",
-        tflops=_tensor(37.4, 74.8, 149.7),
-        memory_tb_per_s=0.696,
-        document="NVIDIA A40, data sheet (dense)",
+        "MI250X (one of its two dies)",
+        r"(?i:INSTINCT) MI250X",
+        _tensor(47.85, None, 191.5),
+        1.6384,
+        "AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)",
     ),
     Sheet(
-        product="L4",
-        names=r"L4",
-        tflops=_tensor(30.3, 60.0, 121.0),
-        memory_tb_per_s=0.3,
-        document="NVIDIA L4 Tensor Core GPU, data sheet (half of its figures with sparsity)",
-    ),
-    Sheet(
-        product="L40S",
-        names=r"L40S",
-        tflops=_tensor(91.6, 183.0, 362.05),
-        memory_tb_per_s=0.864,
-        document="NVIDIA L40S, data sheet (dense)",
-    ),
-    Sheet(
-        product="H100 SXM", names=r"H100 80GB HBM3", tflops=_HOPPER_SXM, memory_tb_per_s=3.35, document=_HOPPER_PAPER
-    ),
-    Sheet(
-        product="H100 PCIe",
-        names=r"H100 PCIe",
-        tflops=_tensor(51.2, 378.0, 756.0),
-        memory_tb_per_s=2.0,
-        document=_HOPPER_PAPER,
-    ),
-    Sheet(
-        product="H100 NVL",
-        names=r"H100 NVL",
-        tflops=_HOPPER_NVL,
-        memory_tb_per_s=3.9,
-        document="NVIDIA H100 Tensor Core GPU, data sheet, H100 NVL (half of its figures with sparsity)",
-    ),
-    Sheet(
-        product="H200 SXM",
-        names=r"H200",
-        tflops=_HOPPER_SXM,
-        memory_tb_per_s=4.8,
-        document=f"{_HOPPER_PAPER}: the H200 has the same chip; memory: NVIDIA H200, data sheet",
-    ),
-    Sheet(
-        product="H200 NVL",
-        names=r"H200 NVL",
-        tflops=_HOPPER_NVL,
-        memory_tb_per_s=4.8,
-        document="NVIDIA H200 Tensor Core GPU, data sheet, H200 NVL (half of its figures with sparsity)",
-    ),
-    Sheet(
-        product="GH200",
-        names=r"GH200 (480GB|120GB|144G HBM3e)",
-        tflops=_HOPPER_SXM,
-        memory_tb_per_s=None,  # 4 with HBM3, 4.9 with HBM3e
-        document=f"{_HOPPER_PAPER}: the GH200 has the same chip",
-    ),
-    Sheet(
-        product="B200",
-        names=r"B200",
-        tflops=_tensor(80.0, 1100.0, 2250.0),
-        memory_tb_per_s=None,  # 7.7 in an HGX, 8 in a DGX
-        document="NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)",
-    ),
-    Sheet(
-        product="MI250X (one of its two dies)",
-        names=r"(?i:INSTINCT) MI250X",
-        tflops=_tensor(47.85, None, 191.5),
-        memory_tb_per_s=1.6384,
-        document="AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)",
-    ),
-    Sheet(
-        product="MI300X",
-        names=r"(?i:INSTINCT) MI300X( OAM)?",
-        tflops=_tensor(163.4, 653.7, 1307.4),
-        memory_tb_per_s=5.3,
-        document="AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix",
+        "MI300X",
+        r"(?i:INSTINCT) MI300X( OAM)?",
+        _tensor(163.4, 653.7, 1307.4),
+        5.3,
+        "AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix",
         is_checked=True,
     ),
     Sheet(
-        product="MI300A",
-        names=r"(?i:INSTINCT) MI300A",
-        tflops=_tensor(122.6, 490.3, 980.6),
-        memory_tb_per_s=5.3,
-        document="AMD Instinct MI300A APU, data sheet, matrix (dense)",
+        "MI300A",
+        r"(?i:INSTINCT) MI300A",
+        _tensor(122.6, 490.3, 980.6),
+        5.3,
+        "AMD Instinct MI300A APU, data sheet, matrix (dense)",
     ),
 )
 
@@ -253,9 +201,8 @@ _AMBIGUOUS: tuple[tuple[str, str], ...] = (
 
 
 def sheet_of(device: str) -> Sheet | None:
-    """The product of a GPU, by the name that NVML or torch tells; None where the table has none of that name.
-
-    `device`: e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
+    """The product of a GPU, by the name that NVML or torch tells; None where the table has none of that name. `device`:
+    e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
     """
     name = _plain(device)
     return next((sheet for sheet in SHEETS if re.fullmatch(sheet.names, name)), None)

@@ -202,9 +202,8 @@ def cached_wheel(facts: Mapping[str, str | None]) -> Path | None:
 
 
 def apply_patches(source: Path) -> None:
-    """Patches an unpacked source tree.
-
-    Raises `RunError`: a place to patch is not there, so this is not the release the patches were made for.
+    """Patches an unpacked source tree. Raises `RunError`: a place to patch is not there, so this is not the release the
+    patches were made for.
     """
     for patch in PATCHES:
         path = source / patch.file
@@ -215,9 +214,8 @@ def apply_patches(source: Path) -> None:
 
 
 def _fetch(folder: Path, given: Path | None) -> Path:
-    """Gets, checks and unpacks the source archive; returns the source folder.
-
-    `folder`: to work in. `given`: the archive, where it is here already; None to download it.
+    """Gets, checks and unpacks the source archive; returns the source folder. `folder`: to work in. `given`: the
+    archive, where it is here already; None to download it.
     """
     archive = given
     if archive is None:
@@ -236,9 +234,8 @@ def _fetch(folder: Path, given: Path | None) -> Path:
 
 
 def given_source(option: Path | None) -> Path | None:
-    """The source archive that the option or ``DLBENCH_HOROVOD_SDIST`` names; None to download it.
-
-    Raises `UserError`: it is no file.
+    """The source archive that the option or ``DLBENCH_HOROVOD_SDIST`` names; None to download it. Raises `UserError`:
+    it is no file.
     """
     named = option or Path(os.environ.get("DLBENCH_HOROVOD_SDIST", ""))
     if named == Path():

@@ -97,9 +97,8 @@ class CommSeries(Spec):
 
 
 def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
-    """Why ranks of this layout do not form groups for a grouped algorithm; None if they do.
-
-    `group_size`: ranks of a group; none: those of a node. `layout`: nodes and ranks.
+    """Why ranks of this layout do not form groups for a grouped algorithm; None if they do. `group_size`: ranks of a
+    group; none: those of a node. `layout`: nodes and ranks.
     """
     group, ranks = group_size or layout.ranks_per_node, layout.ranks
     if group not in (1, ranks) and layout.ranks_per_node % group == 0:
@@ -118,17 +117,14 @@ class CommPlan(LaunchPlan):
 
     @property
     def title(self) -> str:
-        """The collective and what carries it."""
         return f"collective benchmark of {self.comm.collective}"
 
     @property
     def word(self) -> str:
-        """The collective."""
         return f"comm-{self.comm.collective}"
 
     @property
     def job_name(self) -> str:
-        """Collective, nodes, ranks and repeat."""
         return job_label(self.word, self.layout, {}, f"r{self.series.repeat + 1}")
 
     @property
@@ -192,7 +188,6 @@ class Level(Spec):
         return next(p for p in self.pieces if p.up_to_bytes is None or num_bytes <= p.up_to_bytes)
 
     def time(self, num_bytes: float) -> float:
-        """Seconds of one message."""
         piece = self.piece(num_bytes)
         return piece.alpha_s + num_bytes * piece.beta_s_per_byte
 
@@ -274,7 +269,6 @@ class FitError(Spec):
 
     @property
     def is_poor(self) -> bool:
-        """Whether predictions of this algorithm are no advice."""
         return self.median > POOR_MEDIAN or self.worst > POOR_WORST
 
 

@@ -50,11 +50,9 @@ from dlbench.specs.workload import Workload
 
 
 def expand(request: Request, *, machine_cores: int, now: datetime | None = None) -> list[RunPlan]:
-    """All runs of a request, in the order in which they should run.
-
-    `machine_cores`: cores of this machine, used where the system YAML leaves a node's cores open and no scheduler is
-    involved. `now`: time stamp of the plans (default: now).
-    Raises `UserError`: anything wrong with the request, in one line.
+    """All runs of a request, in the order in which they should run. `machine_cores`: cores of this machine, used where
+    the system YAML leaves a node's cores open and no scheduler is involved. `now`: time stamp of the plans (default:
+    now). Raises `UserError`: anything wrong with the request, in one line.
     """
     option_of(request)
     refuse_other_options(request)

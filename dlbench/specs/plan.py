@@ -94,7 +94,6 @@ class LayoutSpec(Spec):
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node."""
         return self.ranks // self.nodes
 
     @property
@@ -130,7 +129,6 @@ class CheckpointSpec(Spec):
 
     @property
     def is_on(self) -> bool:
-        """Whether checkpoints are written."""
         return self.every_steps is not None or self.every_epochs is not None
 
     @model_validator(mode="after")
@@ -222,7 +220,6 @@ class LaunchPlan(Spec):
         return self
 
     def to_json(self) -> str:
-        """The plan as it is written to `plan.json`."""
         return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -251,12 +248,10 @@ class RunPlan(LaunchPlan):
 
     @property
     def title(self) -> str:
-        """Workload, preset and engine."""
         return f"{self.workload.name} ({self.workload.preset}), engine {self.engine_words}"
 
     @property
     def word(self) -> str:
-        """The workload."""
         return self.workload.name
 
     @property

@@ -84,9 +84,8 @@ class CommRequest(SeriesRequest):
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
-    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list.
-
-    Raises `UserError`: no ``=``, a malformed key, a key given twice, or what is neither one value nor a list of such.
+    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list. Raises
+    `UserError`: no ``=``, a malformed key, a key given twice, or what is neither one value nor a list of such.
     """
     result: dict[str, AxisValue] = {}
     for item in items:
@@ -98,9 +97,8 @@ def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
 
 
 def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
-    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``.
-
-    Raises `UserError`: as `parse_set`; also an empty or a repeated value.
+    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``. Raises
+    `UserError`: as `parse_set`; also an empty or a repeated value.
     """
     result: dict[str, tuple[AxisValue, ...]] = {}
     for item in items:
@@ -161,10 +159,8 @@ def _exactly(settings: dict[str, AxisValue]) -> set[tuple[str, str]]:
 
 
 def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
-    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one.
-
-    Raises `UserError`: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not
-    printable.
+    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one. Raises
+    `UserError`: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not printable.
     """
     result: dict[str, str] = {}
     for item in items:

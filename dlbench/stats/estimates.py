@@ -46,10 +46,8 @@ LEVEL = 0.95
 
 
 def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]:
-    """Ends of the interval of the mean.
-
-    `values`: one for each run, shape (..., runs), at least two runs. `level`: its confidence, between 0 and 1. Returns
-    low and high ends, shape (...).
+    """Ends of the interval of the mean. `values`: one for each run, shape (..., runs), at least two runs. `level`: its
+    confidence, between 0 and 1. Returns low and high ends, shape (...).
     """
     import numpy as np
 
@@ -60,10 +58,9 @@ def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]
 
 
 def interval_of_difference(a: Array, b: Array, level: float = LEVEL) -> tuple[Array, Array]:
-    """Ends of the interval of mean of `a` less mean of `b`, of independent sides whose noise may differ in size.
-
-    `a`: one value for each run of a side, shape (..., runs), at least two runs. `b`: those of the other, shape (...,
-    runs), at least two runs. `level`: its confidence, between 0 and 1. Returns low and high ends, shape (...).
+    """Ends of the interval of mean of `a` less mean of `b`, of independent sides whose noise may differ in size. `a`:
+    one value for each run of a side, shape (..., runs), at least two runs. `b`: those of the other, shape (..., runs),
+    at least two runs. `level`: its confidence, between 0 and 1. Returns low and high ends, shape (...).
     """
     from scipy.special import stdtrit
 
@@ -170,10 +167,9 @@ MIN_RUNS = 5
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and how far to trust it.
-
-    `low` and `high` are the ends of its interval or, of kind `range`, the smallest and largest value seen; both are
-    None for a single run and for values that hold by definition, such as the efficiency of the baseline.
+    """A value and how far to trust it. `low` and `high` are the ends of its interval or, of kind `range`, the smallest
+    and largest value seen; both are None for a single run and for values that hold by definition, such as the
+    efficiency of the baseline.
     """
 
     value: float
@@ -208,13 +204,11 @@ class Estimate:
         return self.kind in ("Student t", "order statistics", "rank sums", "bootstrap")
 
     def in_unit(self, unit: str) -> Estimate:
-        """The same numbers, their unit named."""
         return replace(self, unit=unit)
 
     def mapped(self, function: Callable[[float], float], unit: str) -> Estimate:
-        """The estimate of a function of what is estimated; ends change places where it falls.
-
-        `function`: monotone over the interval. `unit`: of its values.
+        """The estimate of a function of what is estimated; ends change places where it falls. `function`: monotone over
+        the interval. `unit`: of its values.
         """
         if self.low is None or self.high is None:
             return replace(self, value=function(self.value), unit=unit)
@@ -222,16 +216,14 @@ class Estimate:
         return replace(self, value=function(self.value), low=low, high=high, unit=unit)
 
     def inverted(self, unit: str) -> Estimate:
-        """1 / value, in `unit`; the ends of the interval change places.
-
-        Raises `ZeroDivisionError`: the value or an end of the interval is 0.
+        """1 / value, in `unit`; the ends of the interval change places. Raises `ZeroDivisionError`: the value or an end
+        of the interval is 0.
         """
         return self.mapped(lambda value: 1 / value, unit)
 
     def scaled(self, factor: float, unit: str = "") -> Estimate:
-        """The same estimate in another unit, e.g. a speed-up as an efficiency.
-
-        `factor`: a positive number. `unit`: of the result. Raises `ValueError`: `factor` is not a positive number.
+        """The same estimate in another unit, e.g. a speed-up as an efficiency. `factor`: a positive number. `unit`: of
+        the result. Raises `ValueError`: `factor` is not a positive number.
         """
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"cannot scale an estimate by {factor}")
@@ -285,17 +277,15 @@ def mean_estimate(values: Values, unit: str = "") -> Estimate:
 
 
 def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
-    """The geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms.
-
-    Raises `ValueError`: no values, or one that is not positive and finite.
+    """The geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms. Raises
+    `ValueError`: no values, or one that is not positive and finite.
     """
     return mean_estimate(_logarithms(values)).mapped(math.exp, unit)
 
 
 def typical_estimate(values: Values, unit: str = "") -> Estimate:
-    """The geometric mean over runs, whose ratios are those of `ratio_estimate`; the median where some run has 0.
-
-    Raises `ValueError`: no values, or one that is not finite.
+    """The geometric mean over runs, whose ratios are those of `ratio_estimate`; the median where some run has 0. Raises
+    `ValueError`: no values, or one that is not finite.
     """
     least = min(values.values() if isinstance(values, Mapping) else values)
     return (geometric_mean_estimate if least > 0 else median_estimate)(values, unit)
@@ -332,7 +322,6 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
 
 def difference_p(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> float:
     """Two-sided p that both sides have the same mean, by the test that the interval of `difference_estimate` inverts.
-
     Returns 1 where there are fewer than two pairs, or runs of a side.
     """
     pairs = pairing(top, bottom)
@@ -475,10 +464,9 @@ several, have no interval of a level.
 
 
 def placed(estimate: Estimate, low: float, high: float) -> Placed:
-    """Where a true value lies against the region from `low` to `high`, as far as its interval decides that.
-
-    `estimate`: the value with its interval. `low`: end of the region, in the estimate's unit. `high`: the other end;
-    equal ends ask whether the value is another than that.
+    """Where a true value lies against the region from `low` to `high`, as far as its interval decides that. `estimate`:
+    the value with its interval. `low`: end of the region, in the estimate's unit. `high`: the other end; equal ends ask
+    whether the value is another than that.
     """
     if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"

@@ -50,9 +50,8 @@ def t_of_mean(values: Sequence[float]) -> float:
 
 
 def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean.
-
-    `a`: one value for each run of a side. `b`: those of the other. Returns 1 for fewer than two runs on a side.
+    """Two-sided p of Welch's t test (Biometrika 34, 1947) that two independent sides have the same mean. `a`: one value
+    for each run of a side. `b`: those of the other. Returns 1 for fewer than two runs on a side.
     """
     if min(len(a), len(b)) < 2:
         return 1.0
@@ -94,9 +93,8 @@ def student_tail(t: float, freedom: float) -> float:
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """The t below which Student's distribution holds this probability.
-
-    Raises `ValueError`: `probability` is not between 0 and 1.
+    """The t below which Student's distribution holds this probability. Raises `ValueError`: `probability` is not
+    between 0 and 1.
     """
     from scipy.special import stdtrit
 
@@ -168,7 +166,6 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
 
 
 def _root_quantiles(freedom: int) -> list[float]:
-    """Roots of chi-squared / freedom at equally likely places."""
     from scipy.special import chdtri
 
     return [math.sqrt(chdtri(freedom, 1 - (i + 0.5) / _SCATTERS) / freedom) for i in range(_SCATTERS)]

@@ -36,7 +36,6 @@ class KnownKey(tuple[str, int]):
 
     @classmethod
     def of(cls, block: str, repeat: int, session: str) -> RunKey:
-        """The key with its session."""
         key = cls((block, repeat))
         key.session = session
         return key
@@ -78,7 +77,6 @@ class Pairing:
 
     @property
     def is_paired(self) -> bool:
-        """Whether the sides are compared pair by pair."""
         return bool(self.keys)
 
     def of(self, side: Mapping[RunKey, float]) -> list[float]:
@@ -117,11 +115,9 @@ def stretch(runs: int) -> float:
 def resampled(
     points: Sequence[Mapping[Key, float]], *, centre: Literal["median", "geometric mean"], resamples: int = RESAMPLES
 ) -> Array | None:
-    """The centre over runs of each point in each resample, shape (resamples, points).
-
-    `points`: of each point a positive value for each run, by a key that interleaved runs of different points share.
-    `centre`: what is made of the runs. `resamples`: how many. Returns None where a point has fewer than `LEAST_RUNS`
-    runs.
+    """The centre over runs of each point in each resample, shape (resamples, points). `points`: of each point a
+    positive value for each run, by a key that interleaved runs of different points share. `centre`: what is made of the
+    runs. `resamples`: how many. Returns None where a point has fewer than `LEAST_RUNS` runs.
     """
     import numpy as np
 

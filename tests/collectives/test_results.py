@@ -31,12 +31,13 @@ from dlbench.collectives.measurements import (
 from dlbench.collectives.predictions import Wanted, predict_all
 from dlbench.collectives.report import assemble, contenders, fusion_text, group_doubts, same_messages
 from dlbench.costs.collectives import Layout
-from dlbench.costs.predictions import predict, ring_doubling_crossover
+from dlbench.costs.predictions import predict
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.comm import read_network, scan_comm
 from dlbench.specs.collectives import FittedRange, LargestHeldOut, LineCost, NetworkModel, SizeBias
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
+from tests.support.closed_forms import ring_doubling_crossover
 from tests.support.run_factory import edit_json
 
 RING = "ring over torch-gloo"

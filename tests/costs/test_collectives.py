@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.costs.collectives import Layout, closed_form, closed_form_bytes, closed_form_steps, counts
+from dlbench.costs.collectives import Layout, closed_form, counts
 from dlbench.costs.link_fit import Observation, Sharing, choose_sharing, fit_line, fit_network, held_out
 from dlbench.costs.predictions import (
     bus_factor,
@@ -19,11 +19,11 @@ from dlbench.costs.predictions import (
     features,
     predict,
     recommend,
-    ring_doubling_crossover,
 )
 from dlbench.costs.schedules import pipeline_chunks
 from dlbench.errors import UserError
 from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
+from tests.support.closed_forms import closed_form_bytes, closed_form_steps, ring_doubling_crossover
 
 ALLREDUCE = ALGORITHMS["allreduce"]
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
@@ -266,7 +266,7 @@ def test_crossover_of_ring_and_recursive_doubling(ranks: int) -> None:
     assert [(a, b) for _, a, b in found] == [("recursive-doubling", "ring")]
     assert found[0][0] == pytest.approx(expected, abs=8)
     for size, best in ((found[0][0] - 4, "recursive-doubling"), (found[0][0], "ring")):
-        assert recommend("allreduce", ["ring", "recursive-doubling"], size, layout, priced).algorithm == best
+        assert recommend("allreduce", ["ring", "recursive-doubling"], size, layout, priced) == best
 
 
 def test_no_crossover() -> None:

@@ -57,10 +57,9 @@ class BlockCost:
 
 
 class BlockCosts:
-    """Costs of all blocks that a chain can be cut into; each is computed once.
-
-    `chain`: the chain. `blocking`: tensors leave one by one while a block computes, as in torch's save_on_cpu, so that
-    a swapped block holds what one unit needs at a time.
+    """Costs of all blocks that a chain can be cut into; each is computed once. `chain`: the chain. `blocking`: tensors
+    leave one by one while a block computes, as in torch's save_on_cpu, so that a swapped block holds what one unit
+    needs at a time.
     """
 
     def __init__(self, chain: Chain, *, blocking: bool = False) -> None:
@@ -84,9 +83,8 @@ class BlockCosts:
         return [known.get(block) or self.of(*block) for block in blocks]
 
     def of_plan(self, blocks: Sequence[PlannedBlock]) -> list[BlockCost]:
-        """The blocks of a plan.
-
-        Raises `ValueError`: they are not all units in order, or a block spans a boundary that others use.
+        """The blocks of a plan. Raises `ValueError`: they are not all units in order, or a block spans a boundary that
+        others use.
         """
         check_blocks(self.chain, blocks)
         return [self.of(block.first, block.last, block.decision) for block in blocks]
@@ -162,10 +160,9 @@ def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
 
 
 def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, int], ...]:
-    """First and last unit of each block.
-
-    `chain`: the chain. `starts`: numbers of the units with which blocks begin; None: every unit is a block. Unit 0 and
-    units whose input others use as well always begin one. Raises `ValueError`: a start is no unit of the chain.
+    """First and last unit of each block. `chain`: the chain. `starts`: numbers of the units with which blocks begin;
+    None: every unit is a block. Unit 0 and units whose input others use as well always begin one. Raises `ValueError`:
+    a start is no unit of the chain.
     """
     count = len(chain.units)
     if starts is None:
@@ -178,9 +175,8 @@ def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, i
 
 
 def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None:
-    """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given.
-
-    Raises `UserError`: a name is no unit's.
+    """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given. Raises
+    `UserError`: a name is no unit's.
     """
     if not names:
         return None
@@ -247,7 +243,6 @@ class Schedule:
 
     @property
     def fits(self) -> bool:
-        """Whether the pass can be executed within the capacity."""
         return self.over_bytes == 0
 
     @property

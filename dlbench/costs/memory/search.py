@@ -331,7 +331,6 @@ class _Search:
         return plan(high)
 
     def _orders(self) -> Iterator[list[int]]:
-        """Blocks by the time that their bytes cost, and by their bytes."""
         kept = [self._costs.of(*span, "keep") for span in self._spans]
         sizes = [cost.own_bytes + cost.kept_bytes for cost in kept]
         yield sorted(range(len(kept)), key=lambda block: kept[block].forward_s / max(1, sizes[block]))

@@ -73,11 +73,9 @@ def simulate(
     *,
     prefetch: Prefetch = "room",
 ) -> Schedule:
-    """A pass with these blocks.
-
-    `chain`: the chain, as measured. `blocks`: all its units, in order. `rates`: of transfers; None where no block moves
-    anything. `capacity_bytes`: what may be held; None: no limit. `prefetch`: how early blocks come back. Raises
-    `ValueError`: blocks that are not the chain's, or that move something without rates.
+    """A pass with these blocks. `chain`: the chain, as measured. `blocks`: all its units, in order. `rates`: of
+    transfers; None where no block moves anything. `capacity_bytes`: what may be held; None: no limit. `prefetch`: how
+    early blocks come back. Raises `ValueError`: blocks that are not the chain's, or that move something without rates.
     """
     costs = BlockCosts(chain, blocking=prefetch == "blocking").of_plan(blocks)
     if rates is None and any(cost.moved_bytes for cost in costs):
@@ -178,7 +176,6 @@ class Pass:
     """When the way out has nothing to do."""
 
     def copy(self) -> Pass:
-        """One that can go on in another way."""
         return Pass(
             self.clock,
             self.held,
@@ -364,7 +361,6 @@ class _WayBack:
         """What blocks up to `_next` hold when their swap-outs have ended."""
 
     def compute(self, kind: Kind, block: int | None, seconds: float) -> None:
-        """Computes beside what is being transferred."""
         done, start = self._done, self._done.clock
         beside = max(done.out_free, self._in_free) - start
         done.clock += seconds if beside <= 0 else stretched(seconds, beside, self._setting.drag)

@@ -45,22 +45,19 @@ class Contestant:
     """Whether it works on what the operation before left, in `Vectors.data`; otherwise it reads `Vectors.given`."""
 
     def bind(self, vectors: Vectors) -> str:
-        """Prepares for vectors of one size; why it cannot do this one, or nothing.
-
-        Raises `DlbenchError`: the algorithm does not exist for these ranks.
+        """Prepares for vectors of one size; why it cannot do this one, or nothing. Raises `DlbenchError`: the algorithm
+        does not exist for these ranks.
         """
         raise NotImplementedError
 
     def line_up(self) -> None:
-        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer.
-
-        Raises `RunError`: a rank is gone or stuck.
+        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer. Raises
+        `RunError`: a rank is gone or stuck.
         """
 
     def run(self, times: int) -> None:
-        """The collective, so many times back to back: this is timed.
-
-        Raises `RunError`: it failed, and nothing can be done with it any more.
+        """The collective, so many times back to back: this is timed. Raises `RunError`: it failed, and nothing can be
+        done with it any more.
         """
         raise NotImplementedError
 
@@ -142,7 +139,6 @@ class Reference(Contestant):
         return vector[first : first + count]
 
     def _counts(self, elements: int) -> list[int]:
-        """Elements of each rank's block."""
         return [block(elements, self._place.size, i)[1] for i in range(self._place.size)]
 
     def _sent_and_received(self, elements: int) -> tuple[list[int], list[int]]:
@@ -313,9 +309,8 @@ class HostSampleClock:
         self._device = device
 
     def time(self, contestant: Contestant, runs: int, each: int) -> tuple[int, int]:
-        """`runs` times `each` operations back to back: when the first began, and how long all took, nanoseconds.
-
-        Raises `RunError`: an operation failed.
+        """`runs` times `each` operations back to back: when the first began, and how long all took, nanoseconds. Raises
+        `RunError`: an operation failed.
         """
         first, duration = 0, 0
         for _ in range(runs):

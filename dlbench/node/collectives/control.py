@@ -40,10 +40,8 @@ class Control:
         self._store: RunStore | None = None  # torch holds no more than its C++ half
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
-        """Meets the other ranks through the run's folder.
-
-        `folder`: of the run, seen by all ranks. `interface`: network interface for gloo; None: the one that routes to
-        rank 0. Raises `RunError`: not all ranks came.
+        """Meets the other ranks through the run's folder. `folder`: of the run, seen by all ranks. `interface`: network
+        interface for gloo; None: the one that routes to rank 0. Raises `RunError`: not all ranks came.
         """
         place = self._place
         patience = datetime.timedelta(seconds=self._meeting_s)
@@ -63,9 +61,8 @@ class Control:
         return group
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        """`value` (JSON-like) of every rank, by rank, on every rank.
-
-        Raises `RunError`: a rank is gone or stuck, or is doing something else than `what`.
+        """`value` (JSON-like) of every rank, by rank, on every rank. Raises `RunError`: a rank is gone or stuck, or is
+        doing something else than `what`.
         """
         try:
             everyone = gather_over_torch([what, value], self._place.size)
@@ -77,9 +74,8 @@ class Control:
         return [item[1] for item in everyone]
 
     def agree(self, what: str, point: Mapping[str, object]) -> None:
-        """Makes sure that all ranks are about to do the same.
-
-        Raises `RunError`: they are not; each value that differs is named with the ranks that hold it.
+        """Makes sure that all ranks are about to do the same. Raises `RunError`: they are not; each value that differs
+        is named with the ranks that hold it.
         """
         everyone = self.gather(what, dict(point))
         differences = [
@@ -136,19 +132,15 @@ class Deadline:
         self._thread = threading.Thread(target=self._watch, name="dlbench-deadline", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
         self._thread.start()
 
     def begin(self, what: str) -> None:
-        """A call begins; cheap enough for every iteration."""
         self._call = (what, time.monotonic())
 
     def end(self) -> None:
-        """The call is done."""
         self._call = None
 
     def stop(self) -> None:
-        """Ends the watch."""
         self._stopped.set()
 
     def _watch(self) -> None:

@@ -73,7 +73,6 @@ class Inputs:
 
     @property
     def is_sum(self) -> bool:
-        """Whether the collective adds."""
         return self.collective in ("allreduce", "reduce-scatter")
 
     @property
@@ -174,15 +173,12 @@ class Verdict:
 
     @property
     def is_right(self) -> bool:
-        """Whether the result is right."""
         return not self.problem
 
 
 def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
-    """The verdict on this rank's buffer after the collective.
-
-    `inputs`: what was put in. `data`: `elements` of the type. `chained`: operations since, each on the result of the
-    one before.
+    """The verdict on this rank's buffer after the collective. `inputs`: what was put in. `data`: `elements` of the
+    type. `chained`: operations since, each on the result of the one before.
     """
     tolerance = inputs.tolerance_of(chained)
     worst, wrong, infinite = 0.0, 0, 0

@@ -64,9 +64,8 @@ class Lineup:
         """What was asked for and cannot be had, each a sentence."""
 
     def in_turns(self, deadline: Deadline) -> list[Contestant]:
-        """All but Horovod, which disturbs the others as soon as it is started.
-
-        Raises `EnvironmentLacksError`: what carries the algorithms' messages cannot be had; `RunError`: a rank is gone.
+        """All but Horovod, which disturbs the others as soon as it is started. Raises `EnvironmentLacksError`: what
+        carries the algorithms' messages cannot be had; `RunError`: a rank is gone.
         """
         comm = self._plan.comm
         result: list[Contestant] = []

@@ -51,7 +51,6 @@ class _Size:
 
     @property
     def text(self) -> str:
-        """`4 KiB`."""
         return format_bytes(self.vectors.data.numel() * self.vectors.data.element_size())
 
 
@@ -70,11 +69,9 @@ class Measurement:
         largest_input: int | None = None,
         clock: HostSampleClock | None = None,
     ) -> None:
-        """Prepares.
-
-        `comm`: what is measured. `place`: this rank. `device`: where buffers lie. `control`: how ranks agree.
-        `deadline`: of every wait. `beat`: called before each iteration with what comes next. `largest_input`: the
-        largest entry of inputs; None for one with which sums are exact. `clock`: times samples; None: the host's.
+        """Prepares. `comm`: what is measured. `place`: this rank. `device`: where buffers lie. `control`: how ranks
+        agree. `deadline`: of every wait. `beat`: called before each iteration with what comes next. `largest_input`:
+        the largest entry of inputs; None for one with which sums are exact. `clock`: times samples; None: the host's.
         """
         self._comm = comm
         self._place = place
@@ -88,9 +85,8 @@ class Measurement:
         self._clock: HostSampleClock = self._host_clock if clock is None else clock
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
-        """One point for each contestant; the same on every rank.
-
-        Raises `RunError`: ranks differ in what to do, or a collective failed; no other can follow.
+        """One point for each contestant; the same on every rank. Raises `RunError`: ranks differ in what to do, or a
+        collective failed; no other can follow.
         """
         comm = self._comm
         elements = num_bytes // ELEMENT_BYTES[comm.dtype]

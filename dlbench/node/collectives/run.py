@@ -64,10 +64,9 @@ class CommRun:
         self._done = 0
 
     def run(self) -> CommRecord | None:
-        """Measures all points; the record, on rank 0.
-
-        Raises `EnvironmentLacksError`: what carries the messages cannot be had, or nothing that was asked for can;
-        `RunError`: ranks differ in what to do, or one is gone; the others get this within the plan's `timeout_s`.
+        """Measures all points; the record, on rank 0. Raises `EnvironmentLacksError`: what carries the messages cannot
+        be had, or nothing that was asked for can; `RunError`: ranks differ in what to do, or one is gone; the others
+        get this within the plan's `timeout_s`.
         """
         plan, comm = self._plan, self._plan.comm
         control = Control(self._place, comm.timeout_s, plan.stall_timeout_s * rendezvous.PATIENCE)
@@ -104,7 +103,6 @@ class CommRun:
         return self._record(points, seats, loads, lineup.not_measured, warnings) if self._place.rank == 0 else None
 
     def _seats(self, control: Control) -> list[Seat]:
-        """The cores of all ranks, by rank."""
         own = self._binding
         told = control.gather("hosts and cores", [self._place.host, list(own.cores), own.threads, own.pinned])
         return [

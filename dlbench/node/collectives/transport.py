@@ -45,7 +45,6 @@ class Counters:
     """Those that left the group of the sender."""
 
     def reset(self) -> None:
-        """Back to zero."""
         self.steps = self.messages = self.bytes_sent = self.bytes_across = 0
 
 
@@ -83,15 +82,13 @@ class Transport:
         return run
 
     def line_up(self) -> None:
-        """Waits for all ranks by what carries the messages, where that has a barrier of the host.
-
-        Raises `RunError`: a rank is gone or stuck.
+        """Waits for all ranks by what carries the messages, where that has a barrier of the host. Raises `RunError`: a
+        rank is gone or stuck.
         """
 
     def post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
-        """Begins to receive and to send, and counts what is sent; a thing to wait for, for each of them.
-
-        Raises `RunError`: the library refuses.
+        """Begins to receive and to send, and counts what is sent; a thing to wait for, for each of them. Raises
+        `RunError`: the library refuses.
         """
         try:
             pending = self._post(receives, sends)
@@ -109,9 +106,7 @@ class Transport:
 
     def wait(self, pending: Any, part: Part, direction: str) -> None:
         """Returns when this part is through; `pending` is what `post` gave, `direction` is `to` or `from`, for
-        messages.
-
-        Raises `RunError`: the connection broke, or nothing came in time.
+        messages. Raises `RunError`: the connection broke, or nothing came in time.
         """
         try:
             self._wait(pending, part, direction)
@@ -123,9 +118,8 @@ class Transport:
 
 
 def gloo_barrier(group: dist.ProcessGroup) -> None:
-    """Returns when all ranks of a group of gloo are here; they wait asleep, and wake some 10 us apart.
-
-    Raises `RunError`: a rank is gone or stuck.
+    """Returns when all ranks of a group of gloo are here; they wait asleep, and wake some 10 us apart. Raises
+    `RunError`: a rank is gone or stuck.
     """
     try:
         dist.barrier(group)
@@ -145,7 +139,6 @@ class GlooTransport(Transport):
     def __init__(
         self, group: dist.ProcessGroup, place: RankPlace, group_size: int, *, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
-        """`group` holds all ranks of the run, in order."""
         super().__init__(place, group_size, segment_bytes)
         self._group = group
         self._backend: Any = group._get_backend(torch.device("cpu"))
@@ -241,9 +234,8 @@ def stop_mpi(mpi: Any) -> None:
 
 
 def mpi_barrier(world: Any) -> None:
-    """Returns when all ranks of a communicator are here; ranks leave it awake, within about a message's time.
-
-    Raises `RunError`: MPI says so.
+    """Returns when all ranks of a communicator are here; ranks leave it awake, within about a message's time. Raises
+    `RunError`: MPI says so.
     """
     try:
         world.Barrier()
@@ -294,8 +286,6 @@ LEAST_SLOTS = 4
 
 @dataclass(slots=True)
 class _Arrival:
-    """A segment that will arrive."""
-
     part: Part
     step: int
     may_be_early: bool
@@ -326,10 +316,9 @@ class Execution:
     def __init__(
         self, schedule: Schedule, buffer: torch.Tensor, transport: Transport, source: torch.Tensor | None = None
     ) -> None:
-        """Prepares all slices, so that running allocates nothing.
-
-        `schedule`: this rank's steps. `buffer`: one-dimensional, contiguous; what the steps work on. `transport`:
-        carries the messages. `source`: for all-to-all, the input; of the buffer's length and type.
+        """Prepares all slices, so that running allocates nothing. `schedule`: this rank's steps. `buffer`:
+        one-dimensional, contiguous; what the steps work on. `transport`: carries the messages. `source`: for
+        all-to-all, the input; of the buffer's length and type.
         """
         self._transport = transport
         self._buffer = buffer
@@ -344,9 +333,8 @@ class Execution:
         self._compile([step for step in schedule if step.sends or step.receives])
 
     def run(self) -> None:
-        """Executes all steps once; returns when this rank's part is done.
-
-        Raises `RunError`: a message failed; the buffer is undefined.
+        """Executes all steps once; returns when this rank's part is done. Raises `RunError`: a message failed; the
+        buffer is undefined.
         """
         transport, arrivals = self._transport, self._arrivals
         pending: list[Any] = []

@@ -51,7 +51,6 @@ class DdpEngine(Engine):
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> None:
-        """See `Engine.for_plan`."""
         self._stall_timeout_s = plan.measure.stall_timeout_s
         self._gpu = gpu
         self._settings = plan.engine.ddp
@@ -78,7 +77,6 @@ class DdpEngine(Engine):
         return cls(plan, folder, place, device, gpu)
 
     def start(self) -> None:
-        """Joins the process group."""
         if self._backend == "nccl" and self._device.type != "cuda":
             raise EnvironmentLacksError("engine.ddp.backend: nccl needs a GPU on every rank; use gloo or auto")
         if self._backend == "nccl" and not dist.is_nccl_available():
@@ -129,12 +127,10 @@ class DdpEngine(Engine):
         return module, optimizer
 
     def hold_exchange(self) -> AbstractContextManager[None]:
-        """DDP's own no_sync()."""
         assert self._module is not None
         return self._module.no_sync()
 
     def begin_backward(self) -> None:
-        """Notes the moment, while it watches."""
         self._watch.begin()
 
     def watch(self, on: bool) -> None:
@@ -145,7 +141,6 @@ class DdpEngine(Engine):
             self._watch.close()
 
     def message_spans(self) -> list[MessageSpan]:
-        """Buckets from handing over to their return."""
         return self._watch.spans()
 
     def exchange_result(self) -> ExchangeResult | None:
@@ -202,7 +197,6 @@ class DdpEngine(Engine):
         return "; ".join(filter(None, [*parts, self._hook.compression_text]))
 
     def finish_exchange(self) -> None:
-        """Done inside `backward()`."""
         self._watch.exchange_ended()
         if self._hook is not None:
             self._hook.settle_step()
@@ -309,10 +303,9 @@ _CASTS: dict[str, tuple[Hook, torch.dtype]] = {
 
 
 class WatchedHook:
-    """The hook of one module.
-
-    `wire`: fp32, fp16, bf16 or powersgd. `powersgd_rank`: rank of the approximation. `backend`: gloo or nccl. `watch`:
-    told of every bucket while its window is open. `mark_backward`: called when the last bucket is handed over.
+    """The hook of one module. `wire`: fp32, fp16, bf16 or powersgd. `powersgd_rank`: rank of the approximation.
+    `backend`: gloo or nccl. `watch`: told of every bucket while its window is open. `mark_backward`: called when the
+    last bucket is handed over.
     """
 
     def __init__(
@@ -337,7 +330,6 @@ class WatchedHook:
             self._state = group
 
     def __call__(self, bucket: GradBucket) -> Future:
-        """Averages a bucket over ranks."""
         is_checked = self._wire == "fp16"
         slot = self._overflows.begin(bucket.buffer()) if is_checked else None
         own = _kept_share(bucket) if is_checked and slot is None else list[torch.Tensor]
@@ -449,10 +441,7 @@ def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]
 
 
 def require_sum(wire: str, backend: str, device: torch.device, ranks: int) -> None:
-    """Whether the back-end really sums this format; called by all ranks.
-
-    Raises `EnvironmentLacksError`: it does not.
-    """
+    """All ranks ask whether the back-end really sums this format. Raises `EnvironmentLacksError`: it does not."""
     if wire not in ("fp16", "bf16"):
         return
     kind = _CASTS[wire][1]

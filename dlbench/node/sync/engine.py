@@ -58,10 +58,8 @@ class Engine:
         return cls()
 
     def start(self) -> None:
-        """Finds the other ranks.
-
-        Raises `EnvironmentLacksError`: the library is missing or lacks the needed operation; `RunError`: the ranks did
-        not find each other as planned.
+        """Finds the other ranks. Raises `EnvironmentLacksError`: the library is missing or lacks the needed operation;
+        `RunError`: the ranks did not find each other as planned.
         """
 
     def prepare(

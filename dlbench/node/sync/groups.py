@@ -85,12 +85,10 @@ class GroupRanks:
 
     @property
     def world(self) -> tuple[int, ...]:
-        """All ranks."""
         return tuple(range(self.size))
 
     @property
     def inside(self) -> tuple[tuple[int, ...], ...]:
-        """The groups."""
         step = self.group_size
         return tuple(tuple(range(first, first + step)) for first in range(0, self.size, step))
 
@@ -119,10 +117,9 @@ def make_world(communicators: Communicators, who: GroupRanks) -> Group:
 
 
 def make_groups(communicators: Communicators, who: GroupRanks, inside: Group | None = None) -> RankGroups:
-    """Every group of the run, made by all ranks in the same order; returns those of this rank.
-
-    `communicators`: what makes them. `who`: who is in which. `inside`: this rank's own group, where something else than
-    the library carries it.
+    """Every group of the run, made by all ranks in the same order; returns those of this rank. `communicators`: what
+    makes them. `who`: who is in which. `inside`: this rank's own group, where something else than the library carries
+    it.
     """
     world = make_world(communicators, who)
     if inside is None:
@@ -143,7 +140,6 @@ class TorchGroup:
     """One process group."""
 
     def __init__(self, ranks: tuple[int, ...], index: int, carrier: str, group: dist.ProcessGroup | None) -> None:
-        """`group`: None for the default group of all ranks."""
         self.ranks = ranks
         self.index = index
         self.carrier = carrier

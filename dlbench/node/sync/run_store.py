@@ -46,9 +46,8 @@ LONGEST_WAIT_S = 20.0
 
 
 class KeyServer:
-    """Serves on threads of its own, until `close` or the end of the process.
-
-    `address`: IPv4 address to listen at. Raises `OSError`: cannot listen at this address.
+    """Serves on threads of its own, until `close` or the end of the process. `address`: IPv4 address to listen at.
+    Raises `OSError`: cannot listen at this address.
     """
 
     def __init__(self, address: str) -> None:
@@ -60,7 +59,6 @@ class KeyServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Listens no longer."""
         self._is_closed = True
         with suppress(OSError):
             self._listener.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -88,15 +86,13 @@ class Keys:
         self._done: OrderedDict[str, bytes | None] = OrderedDict()
 
     def put(self, values: Mapping[str, bytes]) -> None:
-        """Sets keys."""
         with self._changed:
             self._values |= values
             self._changed.notify_all()
 
     def change(self, key: str, update: Callable[[bytes | None], bytes | None], *, request: str = "") -> bytes | None:
-        """Replaces a key's value by what `update` makes of it (None: no such key), and returns that.
-
-        `request` is a name that no other change has: asked for again, it is answered again and done once.
+        """Replaces a key's value by what `update` makes of it (None: no such key), and returns that. `request` is a
+        name that no other change has: asked for again, it is answered again and done once.
         """
         with self._changed:
             if request and request in self._done:
@@ -121,7 +117,6 @@ class Keys:
             return [self._values[key] for key in keys]
 
     def names(self) -> list[str]:
-        """All keys."""
         with self._changed:
             return list(self._values)
 
@@ -270,10 +265,9 @@ def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: fl
 
 
 def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.timedelta) -> RunStore:
-    """The store of this run, once all ranks are there; Gloo and NCCL are told what goes with it.
-
-    `path`: as `open_meeting`. `place`: this rank. `interface`: as `open_meeting`. `timeout`: the longest wait for the
-    other ranks, and for a key later on. Raises `RunError`: as `open_meeting`, or not all ranks came.
+    """The store of this run, once all ranks are there; Gloo and NCCL are told what goes with it. `path`: as
+    `open_meeting`. `place`: this rank. `interface`: as `open_meeting`. `timeout`: the longest wait for the other ranks,
+    and for a key later on. Raises `RunError`: as `open_meeting`, or not all ranks came.
     """
     meeting = open_meeting(path, place, interface, timeout.total_seconds())
     store = RunStore(meeting, timeout)

@@ -63,7 +63,6 @@ class Call(NamedTuple):
     """Byte of allocated memory at which the vector begins; -1: it lies elsewhere."""
 
     def text(self) -> str:
-        """For a person, e.g. ``sum of 1000 float32``."""
         root = f" with root {self.root}" if self.name in ("reduce", "broadcast") else ""
         place = f" at byte {self.place} of allocated memory" if self.place >= 0 else ""
         return f"{self.name} of {self.elements} {str(self.dtype).removeprefix('torch.')}{root}{place}"
@@ -210,9 +209,8 @@ class Room:
         return offset
 
     def meet(self, call: Call) -> list[Call]:
-        """Returns when all ranks are at their next call: these calls.
-
-        Raises `RunError`: another rank died, left or is late, or does something else.
+        """Returns when all ranks are at their next call: these calls. Raises `RunError`: another rank died, left or is
+        late, or does something else.
         """
         code = (CALLS.index(call.name), call.elements, DTYPES.index(call.dtype), call.root, call.place)
         # Two lines in turn: a rank may be one call ahead of another that still reads the one before, never two.
@@ -234,9 +232,8 @@ class Room:
         return calls
 
     def wait(self, call: Call) -> None:
-        """Returns when all ranks are here too, and sees what they stored before.
-
-        Raises `RunError`: another rank died, left or is late.
+        """Returns when all ranks are here too, and sees what they stored before. Raises `RunError`: another rank died,
+        left or is late.
         """
         if self._broken:
             raise PeerLostError(self._broken)
@@ -287,7 +284,6 @@ class Room:
         return (FOUND_LEFT, other) if state == LEFT else (state, cause)
 
     def _give_up(self, other: int, finding: int, cause: int, call: Call, began: float) -> NoReturn:
-        """Says so to the ranks that wait for this one."""
         self._say(finding, cause)
         since = time.strftime("%H:%M:%S", time.gmtime(time.time() - (time.monotonic() - began)))
         by = "" if other == cause else f", as rank {self.ranks[other]} found"
@@ -537,7 +533,6 @@ class SharedMemoryGroup:
         return -1, None
 
     def _slots_of(self, dtype: torch.dtype) -> torch.Tensor:
-        """Shape: ranks, halves, part for a rank, elements."""
         if dtype not in self._typed:
             self._typed[dtype] = self._slots.view(dtype)
         return self._typed[dtype]

@@ -216,7 +216,6 @@ class BackwardWatch:
         self._hooks: list[Any] = []
 
     def attach(self, model: nn.Module) -> None:
-        """Whose gradients are watched."""
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
     @property
@@ -255,7 +254,6 @@ class BackwardWatch:
             self._current.backward_end = self.clock.mark()
 
     def hand_over(self, message: MessageInFlight) -> None:
-        """A bucket goes on its way."""
         if self._current is not None:
             self._current.messages.append(message)
 
@@ -385,9 +383,8 @@ def over_ranks(
 
 
 def enough_operations(seconds: float, operations: int, most: int) -> int:
-    """How many operations to try, or to take, after a trial of `operations` whose sample lasted `seconds`.
-
-    Returns `operations` itself once that is long enough, or cannot be more than `most`.
+    """How many operations to try, or to take, after a trial of `operations` whose sample lasted `seconds`. Returns
+    `operations` itself once that is long enough, or cannot be more than `most`.
     """
     if seconds >= LEAST_SAMPLE_S or operations >= most:
         return operations

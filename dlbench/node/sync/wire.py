@@ -65,9 +65,8 @@ class WireFormat:
         """Says which tensors (name, elements) make up each bucket from now on; what is kept by tensor stays."""
 
     def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: Group) -> None:
-        """`vector` (fp32, one-dimensional; divided by the number of ranks) becomes the sum over ranks.
-
-        `number` is the bucket's position in the layout.
+        """`vector` (fp32, one-dimensional; divided by the number of ranks) becomes the sum over ranks. `number` is the
+        bucket's position in the layout.
         """
         dense(vector)
 
@@ -78,7 +77,6 @@ class NarrowWire(WireFormat):
     bytes_per_element = 2.0
 
     def __init__(self, name: Wire, dtype: torch.dtype) -> None:
-        """`dtype` is the type on the wire."""
         self.name = name
         self._overflow = OverflowCount()
         self._dtype = dtype
@@ -107,9 +105,8 @@ class NarrowWire(WireFormat):
 
 
 def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
-    """The format `sync.wire` names; `density` is for topk, of `world_size` ranks.
-
-    Raises `UserError`: powersgd, which is no format of vectors.
+    """The format `sync.wire` names; `density` is for topk, of `world_size` ranks. Raises `UserError`: powersgd, which
+    is no format of vectors.
     """
     if name == "fp32":
         return WireFormat()
@@ -179,9 +176,8 @@ class TopkWire(WireFormat):
         return self._wire_bytes / self._elements if self._elements else float(VALUE_BYTES)
 
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
-        """Buckets become these tensors (name, elements); needed before the first exchange too.
-
-        Raises `ValueError`: a name occurs twice, or a tensor that has something waiting is gone or has another size.
+        """Buckets become these tensors (name, elements); needed before the first exchange too. Raises `ValueError`: a
+        name occurs twice, or a tensor that has something waiting is gone or has another size.
         """
         waiting = self.waiting()
         sizes = dict(pair for bucket in layout for pair in bucket)
@@ -205,7 +201,6 @@ class TopkWire(WireFormat):
 
     def exchange(self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: Group) -> None:
         """Sends the largest entries of gradient and rest together; `vector` becomes the sum of what all ranks sent.
-
         Raises `ValueError`: the bucket is not in the layout, or not of this size.
         """
         rest = self._rest(number, vector)
@@ -284,9 +279,8 @@ class OverflowCount:
         self._used = 0
 
     def begin(self, own: torch.Tensor) -> int | None:
-        """Before a message is cast; for `end`. On a CPU nothing is read yet.
-
-        `own`: this rank's share in fp32, one-dimensional.
+        """Before a message is cast; for `end`. On a CPU nothing is read yet. `own`: this rank's share in fp32,
+        one-dimensional.
         """
         if own.device.type == "cpu":
             return None
@@ -300,10 +294,9 @@ class OverflowCount:
         return slot
 
     def end(self, slot: int | None, result: torch.Tensor, own: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """After the message, on whatever stream.
-
-        `slot`: as `begin` returned it. `result`: the sum or mean, as it was on the wire or cast back. `own`: this
-        rank's share once more, where nothing was read yet; called only if `result` is not finite.
+        """After the message, on whatever stream. `slot`: as `begin` returned it. `result`: the sum or mean, as it was
+        on the wire or cast back. `own`: this rank's share once more, where nothing was read yet; called only if
+        `result` is not finite.
         """
         if slot is None:
             if not _is_finite(result) and all(map(_is_finite, own())):

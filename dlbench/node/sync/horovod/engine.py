@@ -16,6 +16,8 @@ exist, so it is an all-reduce here; its result on the other ranks is not used.
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,23 +34,26 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.groups import gather_json
 from dlbench.node.sync.horovod.report import (
+    NOT_READ,
     NOT_WATCHED,
+    READ,
     SEARCHED,
     TRACES_ALWAYS,
     TuningWatch,
     base_variables,
     closed_timeline_is_free,
-    exchange_result,
+    evidence,
+    exchange_of,
     fusion_in_force,
+    read_back,
     refusal,
     require_import,
-    settings_as_seen,
-    settings_in_force,
     tuning_variables,
+    wire_of,
 )
 from dlbench.node.sync.horovod.timeline import TimelineSummary, TimelineWindow
 from dlbench.node.sync.run_store import open_meeting
-from dlbench.node.sync.timing import BackwardWatch
+from dlbench.node.sync.timing import BackwardWatch, ring_bytes
 from dlbench.node.sync.wire import CheckedFp16, OverflowCount, magnitudes
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
@@ -181,7 +186,6 @@ class HorovodEngine(Engine):
             del os.environ["HOROVOD_TIMELINE"]
 
     def _set_variables(self) -> None:
-        """Horovod's variables, those of the caller's shell overruled."""
         settings = self._settings
         os.environ.pop("HOROVOD_TIMELINE", None)  # empty would be on
         variables = base_variables(self._exchange, is_watched=self._is_watched)
@@ -229,7 +233,6 @@ class HorovodEngine(Engine):
         *,
         accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Broadcasts rank 0's parameters and wraps the optimizer."""
         compression = self._hvd.Compression.none
         if self._wire == "fp16":
             compression = self._hvd.Compression.fp16
@@ -283,22 +286,34 @@ class HorovodEngine(Engine):
         if not self._is_measuring:
             self.watch(False)
         overflows = min(self.gather(self._overflow.total))
-        return exchange_result(
-            self._summary,
-            self._watch,
-            self._place,
-            carrier=self._carrier,
+        seen, place, carrier = self._summary, self._place, self._carrier
+        inside = across = None
+        if seen is not None and carrier == "gloo" and seen.wire_bytes is not None:
+            # Horovod's Gloo always takes the ring; MPI and NCCL choose by themselves.
+            inside, across = ring_bytes(seen.wire_bytes, ranks=place.size, groups=place.num_nodes)
+        return ExchangeResult(
+            carrier=carrier,
+            by="backend",
+            exchange=self._exchange if seen is None else exchange_of(seen.timeline.methods),
             fusion=str(self._threshold().effective or "unknown"),
-            wire=self._wire,
-            exchange=self._exchange,
-            overflows=overflows,
+            wire=self._wire if seen is None or not seen.timeline.types else wire_of(seen.timeline.types),
+            group_size=place.local_size,
+            num_groups=place.num_nodes,
+            messages=() if seen is None else seen.messages,
+            bytes_inside=inside,
+            bytes_across=across,
+            communication_s=None if seen is None else seen.communication_s,
+            exposed_s=None if seen is None else seen.exposed_s,
+            hidden_s=None if seen is None else seen.hidden_s,
+            backward_s=self._watch.backward_s(),
+            wire_overflows=overflows,
+            window_steps=0 if seen is None else len(seen.counts),
+            evidence=evidence(seen, carrier, "" if self._window is None else self._window.calm_text, self._why_unseen),
+            gradients=self._watch.gradients(),
             autotune=self._tuning.result() if self._tuning is not None else None,
-            calm_text=self._window.calm_text if self._window is not None else "",
-            why_unseen=self._why_unseen,
         )
 
     def finish_exchange(self) -> None:
-        """Waits for every gradient's all-reduce."""
         self._watch.backward_ended()
         # What Horovod has cast lies elsewhere: gradients are this rank's own until it has waited.
         checked = [p.grad for p in self._checked if p.grad is not None]
@@ -314,7 +329,6 @@ class HorovodEngine(Engine):
             update(self._optimizer)
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """One grouped all-reduce."""
         if tensors and self._place.size > 1:
             self._hvd.grouped_allreduce_(list(tensors), op=self._hvd.Average, name="dlbench.average")
 
@@ -330,19 +344,36 @@ class HorovodEngine(Engine):
 
     def settings(self) -> list[Setting]:
         """Threshold and cycle time read back from the running library; the rest as it was seen on the wire."""
-        found = settings_in_force(self._settings, self._place, carrier=self._carrier)
-        if self._optimizer is None:  # dlbench itself exchanges, or nobody
-            return found
-        seen = settings_as_seen(
-            self._summary,
-            self._settings,
-            self._place,
-            wire=self._wire,
-            exchange=self._exchange,
-            autotune=self._tuning.result() if self._tuning is not None else None,
-            why_unseen=self._why_unseen,
-        )
-        return [self._threshold(), found[0], *seen, found[1]]
+        # The autotuner chooses: nothing is set then.
+        asked = None if self._tunes else self._settings.cycle_time_ms
+        found = read_back("horovod_effective_cycle_time_ms", ctypes.c_double)
+        # Horovod reads the cycle time as a 32-bit number, which rounds 0.1 in the eighth digit.
+        same = asked is not None and found is not None and math.isclose(found, asked, rel_tol=1e-6)
+        effective, how = asked if same else found, READ if found is not None else NOT_READ
+        cycle = Setting(key="engine.horovod.cycle_time_ms", requested=asked, effective=effective, evidence=how)
+        how = "controller started, operations built"
+        operations = Setting(key="engine.horovod.operations", requested=None, effective=self._carrier, evidence=how)
+        if self._optimizer is None:  # dlbench itself synchronises gradients, or nobody
+            return [cycle, operations]
+        return [self._threshold(), cycle, *(self._seen() if self._place.size > 1 else ()), operations]
+
+    def _seen(self) -> list[Setting]:
+        """What of the requested synchronisation the timeline and the autotuner's log show."""
+        types = () if self._summary is None else self._summary.timeline.types
+        wire = wire_of(types) if types else self._wire
+        how = "compressor given to DistributedOptimizer"
+        if types:
+            how = f"types in Horovod's timeline: {', '.join(types)}"
+        found = [Setting(key="sync.wire", requested=self._wire, effective=wire, evidence=how)]
+        methods = {} if self._summary is None else self._summary.timeline.methods
+        exchange = exchange_of(methods) if methods else None
+        how = f"operations in Horovod's timeline: {', '.join(methods)}" if methods else self._why_unseen
+        found.append(Setting(key="sync.exchange", requested=self._exchange, effective=exchange, evidence=how))
+        if self._tunes:
+            tried = 0 if self._tuning is None else self._tuning.result().evaluations
+            key, how = "engine.horovod.autotune", f"{tried} settings in the autotuner's log"
+            found.append(Setting(key=key, requested=True, effective=tried > 0, evidence=how))
+        return found
 
     def _threshold(self) -> Setting:
         return fusion_in_force(None if self._tunes else self._fusion, self._summary, self._place)
@@ -354,7 +385,6 @@ class HorovodEngine(Engine):
         return os.environ["HOROVOD_CONTROLLER"]
 
     def stop(self) -> None:
-        """Shuts Horovod down on all ranks."""
         if self._hvd is not None and self._hvd.is_initialized():
             self._hvd.shutdown()
         if self._tuning_folder is not None:

@@ -79,7 +79,6 @@ class Timeline:
     """Whether the file ended within an entry or held something that is no entry."""
 
     def step(self, number: int) -> tuple[FusedMessage, ...]:
-        """The messages of one step."""
         return tuple(message for message in self.messages if message.step == number)
 
     @property
@@ -89,14 +88,11 @@ class Timeline:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Types of the elements that travelled."""
         return tuple(sorted({name for message in self.messages for name in message.types}))
 
 
 @dataclass(kw_only=True)
 class _Span:
-    """One tensor's all-reduce while it is read."""
-
     tensor: str
     step: int
     operations: list[tuple[str, float]] = field(default_factory=list)
@@ -114,8 +110,6 @@ class _Group:
 
 
 class _Reader:
-    """Entry by entry through a file."""
-
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.epoch_us: int | None = None
@@ -184,9 +178,8 @@ class _Reader:
 
 
 def parse_timeline(text: str, *, prefix: str = _PREFIX) -> Timeline:
-    """A timeline's content.
-
-    `text`: the file, whole or torn anywhere. `prefix`: only tensors whose name begins so count; it is taken off.
+    """A timeline's content. `text`: the file, whole or torn anywhere. `prefix`: only tensors whose name begins so
+    count; it is taken off.
     """
     reader = _Reader(prefix)
     torn = False

@@ -27,9 +27,8 @@ ALIGNMENT = 16
 
 
 def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """The messages: so many of each, in this order.
-
-    Raises `ValueError`: the counts do not make the whole, or one is not positive.
+    """The messages: so many of each, in this order. Raises `ValueError`: the counts do not make the whole, or one is
+    not positive.
     """
     if sum(counts) != len(order) or any(count < 1 for count in counts):
         raise ValueError(f"messages of {tuple(counts)} tensors do not hold {len(order)} tensors")
@@ -49,7 +48,6 @@ def all_in_one(num_tensors: int) -> tuple[int, ...]:
 
 def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
     """Messages of at least so many bytes, each no longer than it must be; what is left over at the end is the last.
-
     `sizes`: bytes of the tensors in the order in which they are ready. `num_bytes`: least size of a message. Returns
     tensors of each message.
     """
@@ -90,7 +88,6 @@ class Bucket:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its gradients."""
         return self.num_elements * self.vector.element_size()
 
     def take(self, place: int, scale: float) -> None:
@@ -156,10 +153,8 @@ class ExchangeThread:
     def __init__(
         self, enter: Callable[[], None], exchange: Callable[[int], None], describe: Callable[[int], str]
     ) -> None:
-        """Starts the thread.
-
-        `enter`: called first on the thread. `exchange`: exchanges the message of this number; called on the thread.
-        `describe`: names a message in an error.
+        """Starts the thread. `enter`: called first on the thread. `exchange`: exchanges the message of this number;
+        called on the thread. `describe`: names a message in an error.
         """
         self._enter = enter
         self._exchange = exchange
@@ -181,16 +176,14 @@ class ExchangeThread:
             self._next, self._count = 0, count
 
     def hand_over(self, number: int) -> None:
-        """A message is complete."""
         with self._changed:
             self._handed.add(number)
             if number == self._next:
                 self._changed.notify_all()
 
     def wait(self) -> None:
-        """Returns when every message of the step is exchanged.
-
-        Raises `RunError`: the exchange of a message failed; names it.
+        """Returns when every message of the step is exchanged. Raises `RunError`: the exchange of a message failed;
+        names it.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or self._next == self._count)

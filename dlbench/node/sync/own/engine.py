@@ -50,9 +50,8 @@ class OwnExchange(EngineOverLibrary):
     """A library that serves all but gradients, and an `Exchanger` on top."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
-        """One rank's, over a library that is not started yet.
-
-        Raises `UserError`: the plan asks for shared memory between GPUs, or names a file of costs that is none.
+        """One rank's, over a library that is not started yet. Raises `UserError`: the plan asks for shared memory
+        between GPUs, or names a file of costs that is none.
         """
         if plan.sync.inside == "shared-memory" and device.type != "cpu":
             raise UserError("sync.inside shared-memory: gradients lie on GPUs; use sync.inside backend")
@@ -125,7 +124,6 @@ class OwnExchange(EngineOverLibrary):
         return self._exchanger.account().result(times)
 
     def settings(self) -> list[Setting]:
-        """The engine's own, and what became of `sync`."""
         return exchange_settings(self._plan, self._library.settings(), self._exchanger.account())
 
     def stop(self) -> None:
@@ -179,7 +177,6 @@ class Exchanger:
             )
 
     def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
-        """Gradients of each message by the fusion in force."""
         if self._fusion == "own:none":
             return one_each(len(order))
         least = fusion_bytes(self._fusion)
@@ -263,7 +260,6 @@ class Exchanger:
             self._thread.hand_over(message)
 
     def _exchange(self, message: int) -> None:
-        """On the communication thread."""
         now = self._now
         assert now is not None
         with self._clock.exchanging(now.ready[message]):
@@ -280,7 +276,6 @@ class Exchanger:
 
     def finish(self) -> None:
         """Waits for the communication thread. Gradients that the loss does not depend on count as zeros, on all ranks.
-
         Raises `RunError`: a message failed on this rank.
         """
         now = self._now
@@ -353,7 +348,6 @@ class Exchanger:
         return [times for times, _ in found]
 
     def account(self) -> Account:
-        """What was done so far."""
         return Account(
             names=[name for name, _ in self._named],
             sizes=self._sizes,
@@ -373,7 +367,6 @@ class Exchanger:
         return self._moments.gradients() or gradient_times([one.moments for one in self._watched], self._clock)
 
     def stop(self) -> None:
-        """Ends the thread and lets go of shared memory."""
         self._thread.stop()
         self.route.close()
 

@@ -37,7 +37,6 @@ class StepMoments:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether it was noted when each gradient was ready."""
         return all(mark is not None for mark in self.gradients)
 
     def marks(self) -> list[Any]:
@@ -91,7 +90,6 @@ class Moments:
         return gradient_times(self.steps, self.clock)
 
     def messages(self) -> list[MessageTimes]:
-        """For each message its times."""
         between = self.clock.between
         return [
             MessageTimes(
@@ -146,12 +144,10 @@ class Account:
 
     @property
     def message_bytes(self) -> list[int]:
-        """Bytes of gradients of each message."""
         return [sum(self.sizes[n] for n in one) for one in self.messages]
 
     @property
     def all_ways(self) -> Counter[str]:
-        """How often a message went which way."""
         return sum(self.ways, Counter[str]())
 
     @property
@@ -170,15 +166,13 @@ class Account:
 
     @property
     def ways_text(self) -> str:
-        """How messages of measured steps went, for a person."""
         total = sum(self.all_ways.values())
         parts = ", ".join(f"{count} {way}" for way, count in sorted(self.all_ways.items()))
         return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
 
     def result(self, sums: Sequence[dict[str, Any] | None]) -> ExchangeResult:
-        """The result of the run.
-
-        `sums`: for each rank, its times of a step (fields of `StepSums`); None where no step was watched.
+        """The result of the run. `sums`: for each rank, its times of a step (fields of `StepSums`); None where no step
+        was watched.
         """
         route, window = self.route, len(self.moments.steps)
         known = [each for each in sums if each is not None]
@@ -235,9 +229,8 @@ class Account:
 
 
 def exchange_settings(plan: RunPlan, base: Sequence[Setting], account: Account) -> list[Setting]:
-    """What was asked of the exchange and what was in force, after the engine's own settings.
-
-    `plan`: what was asked. `base`: settings of the engine that carried the messages. `account`: what was counted.
+    """What was asked of the exchange and what was in force, after the engine's own settings. `plan`: what was asked.
+    `base`: settings of the engine that carried the messages. `account`: what was counted.
     """
     sync, sizes = plan.sync, account.message_bytes
     how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
@@ -254,7 +247,6 @@ def exchange_settings(plan: RunPlan, base: Sequence[Setting], account: Account) 
 
 
 def _fusion_as_counted(account: Account) -> str:
-    """The fusion that the messages of the run agree with."""
     counts, sizes, least = [len(one) for one in account.messages], account.message_bytes, fusion_bytes(account.fusion)
     agrees = {"own:none": set(counts) == {1}, "own:single": len(counts) == 1}
     if agrees.get(account.fusion, all(size >= (least or 0) for size in sizes[:-1])):

@@ -80,7 +80,6 @@ class Route:
         return self.method.threshold_bytes if isinstance(self.method, Hybrid) else None
 
     def close(self) -> None:
-        """Lets go of shared memory."""
         if self.shared is not None:
             self.shared.close()
 
@@ -124,10 +123,8 @@ class RouteBuilder:
         self._costs: list[LineCost] = []
 
     def build(self) -> Route:
-        """The route; all ranks call it together.
-
-        Raises `UserError`: `sync.network` does not say what is needed of it; `RunError`: ranks that should share memory
-        do not find each other.
+        """The route; all ranks call it together. Raises `UserError`: `sync.network` does not say what is needed of it;
+        `RunError`: ranks that should share memory do not find each other.
         """
         sync = self._plan.sync
         shared = self._shared_memory() if sync.inside == "shared-memory" else None
@@ -257,7 +254,6 @@ class Method:
 
     def sum(self, vector: torch.Tensor) -> str:
         """`vector` becomes the sum over all ranks, in place. Returns how it went: flat, hierarchical or leader.
-
         `vector`: (n,), floating; n must be a multiple of the group size where the method has groups.
         """
         raise NotImplementedError
