@@ -13,7 +13,17 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
-from dlbench.cli.options import DRY_RUN, LAUNCHER, SERIES, F, InOrder, decorated, output_folder, write_output
+from dlbench.cli.options import (
+    DRY_RUN,
+    LAUNCHER,
+    SERIES,
+    F,
+    InOrder,
+    decorated,
+    output_folder,
+    size_in_bytes,
+    write_output,
+)
 from dlbench.cli.report import (
     FormatName,
     check_writable,
@@ -130,7 +140,12 @@ def fit(
 @click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
 @click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
 @click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank).")
-@click.option("--workload-bytes", metavar="BYTES", help="Gradients of a step, e.g. 94MB: how long, in which messages.")
+@click.option(
+    "--workload-bytes",
+    metavar="BYTES",
+    callback=size_in_bytes,
+    help="Gradients of a step, e.g. 94MB: how long, in which messages.",
+)
 @click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
 def predict(
@@ -142,7 +157,7 @@ def predict(
     algorithms: str | None,
     dtype: str,
     shards: int | None,
-    workload_bytes: str | None,
+    workload_bytes: int | None,
     format_name: Literal["text", "json"],
     full: bool,
 ) -> None:
@@ -178,25 +193,10 @@ def predict(
         dtype=precision,
         group_size=group_size,
         shards=shards,
-        workload_bytes=_bytes("--workload-bytes", workload_bytes),
+        workload_bytes=workload_bytes,
     )
     found = predict_all(read_network(network), counts, wanted)
     emit(predictions_document(found), format_name, None, full=full)
-
-
-def _bytes(option: str, text: str | None) -> int | None:
-    """Text such as 94MB as bytes, above zero."""
-    if text is None:
-        return None
-    from dlbench.units import parse_bytes
-
-    try:
-        value = parse_bytes(text)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from None
-    if value < 1:
-        raise UserError(f"{option} {text!r}: must be more than nothing")
-    return value
 
 
 def measure_options(function: F) -> F:
@@ -266,11 +266,7 @@ def measure_options(function: F) -> F:
 
 
 def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> CommRuns:
-    """The options of `measure_options` as plans.
-
-    Raises:
-        UserError: anything wrong with them, in one line.
-    """
+    """The options of `measure_options` as plans. Raises `UserError`: anything wrong with them, in one line."""
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
 

@@ -137,9 +137,8 @@ def rule_options(function: F) -> F:
 def prepare(command: str, options: dict[str, Any]) -> None:
     """Refuses what cannot end well before anything is read.
 
-    Raises:
-        UserError: a metric is not known, or a file cannot be written.
-        EnvironmentLacksError: something is not installed.
+    Raises `UserError`: a metric is not known, or a file cannot be written. `EnvironmentLacksError`: something is not
+    installed.
     """
     metric_names(options["metrics"])
     files = [options[name] for name in ("output", "json_file", "junit_file", "summary_file")]
@@ -155,11 +154,7 @@ def chosen_format(options: dict[str, Any]) -> FormatName:
 
 
 def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
-    """Names of the metrics that decide.
-
-    Raises:
-        UserError: one is not known.
-    """
+    """Names of the metrics that decide. Raises `UserError`: one is not known."""
     from dlbench.reading.metrics import DEFAULT_METRICS, by_name
 
     for name in asked:
@@ -173,9 +168,8 @@ def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
 def read_side(path: Path, where: Sequence[str], option: str) -> Side:
     """One side: a folder of runs, one run, a history, or a baseline file.
 
-    Raises:
-        UserError: there is nothing there, or no run with these properties.
-        IncompleteDataError: a file is damaged, or no run has figures.
+    Raises `UserError`: there is nothing there, or no run with these properties. `IncompleteDataError`: a file is
+    damaged, or no run has figures.
     """
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
@@ -191,9 +185,7 @@ def read_side(path: Path, where: Sequence[str], option: str) -> Side:
 def read_history(path: Path, sides: Sequence[Side]) -> Side:
     """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it.
 
-    Raises:
-        UserError: there are none.
-        IncompleteDataError: a file is damaged, or no run has figures.
+    Raises `UserError`: there are none. `IncompleteDataError`: a file is damaged, or no run has figures.
     """
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
@@ -226,8 +218,7 @@ def comparison(
 ) -> ComparisonReport:
     """B against A and against floors; `where` names the options that choose the runs of each side.
 
-    Raises:
-        UserError: the sides are not comparable.
+    Raises `UserError`: the sides are not comparable.
     """
     from dlbench.gate.comparison import compare_sides
     from dlbench.gate.sides import parse_allowed
@@ -243,9 +234,8 @@ def paired_comparison(
 ) -> ComparisonReport:
     """Side b against side a of the interleaved runs of one folder.
 
-    Raises:
-        UserError: there are no such runs, or the sides differ in more than was set on them.
-        IncompleteDataError: no run has figures.
+    Raises `UserError`: there are no such runs, or the sides differ in more than was set on them. `IncompleteDataError`:
+    no run has figures.
     """
     from dlbench.gate.comparison import compare_pairs, paired_points
 
@@ -437,7 +427,6 @@ def check(
 
 
 def _refuse_inert(names: Sequence[str]) -> None:
-    """Options of the comparison that somebody gave though there is no baseline."""
     context = click.get_current_context()
     for param in context.command.params:
         if param.name in names and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:

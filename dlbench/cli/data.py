@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlbench.cli.options import InOrder
+from dlbench.cli.options import InOrder, size_in_bytes
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_bytes, format_seconds
@@ -121,21 +121,6 @@ _SEED = click.option(
 )
 _COUNT = click.IntRange(min=1)
 WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Processes (default: one a core of this machine).")
-
-
-def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """Text such as 10GB as bytes, above zero."""
-    from dlbench.units import parse_bytes
-
-    if text is None:
-        return None
-    try:
-        num = parse_bytes(text)
-    except ValueError as error:
-        raise UserError(f"{param.opts[0]}: {error}") from None
-    if num < 1:
-        raise UserError(f"{param.opts[0]} {text}: must be above zero")
-    return num
 
 
 @click.command()

@@ -132,7 +132,6 @@ def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterato
 
 
 def _folders(path: Path) -> list[RunFolder]:
-    """The runs of a history, or of a folder of runs."""
     from dlbench.history.files import MARKER, Store, is_there
     from dlbench.records.folder import RunFolder
     from dlbench.records.scan import run_folders
@@ -484,7 +483,6 @@ def _known(metrics: Sequence[str]) -> Sequence[str]:
 
 
 def _write_option(found: SlowMonths, output: Path | None) -> None:
-    """Slurm's option alone; the evidence on stderr."""
     from dlbench.history.document import exclude_option, unsafe_text
     from dlbench.history.report import host_sentence
     from dlbench.reading.slow_nodes import TO_EXCLUDE

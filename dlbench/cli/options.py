@@ -297,6 +297,21 @@ def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> f
         raise UserError(f"{param.opts[0]}: {error}") from None
 
 
+def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """Text such as 10GB as bytes, above zero."""
+    from dlbench.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        num = parse_bytes(text)
+    except ValueError as error:
+        raise UserError(f"{param.opts[0]}: {error}") from None
+    if num < 1:
+        raise UserError(f"{param.opts[0]} {text}: must be above zero")
+    return num
+
+
 def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
     """A path that is written into commands and scripts.
 

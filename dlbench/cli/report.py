@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 FormatT = TypeVar("FormatT", bound=str)
 
 LIST = "?"
-"""Asks for the names of the tables instead of one of them."""
 
 FormatName = Literal["html", "json", "csv", "md", "text"]
 
@@ -136,9 +135,8 @@ def prepared(
 ) -> FormatName:
     """The format of a report, before anything is read.
 
-    Raises:
-        UserError: the file cannot be written, its name has no known suffix, or the format holds more than one `table`.
-        EnvironmentLacksError: what the command computes (`needs`) or draws with is missing.
+    Raises `UserError`: the file cannot be written, its name has no known suffix, or the format holds more than one
+    `table`. `EnvironmentLacksError`: what the command computes (`needs`) or draws with is missing.
     """
     if output is not None:
         check_writable(output)
@@ -172,8 +170,7 @@ def format_by_suffix(
 ) -> FormatT:
     """The format that was asked for, or that of the output file's name; `default` for standard output.
 
-    Raises:
-        UserError: the name has no known suffix.
+    Raises `UserError`: the name has no known suffix.
     """
     if asked is not None:
         return asked
@@ -190,8 +187,7 @@ def format_by_suffix(
 def check_writable(output: Path) -> None:
     """Refuses a folder, or a file in a folder that is not there; early, because nobody wants to learn it afterwards.
 
-    Raises:
-        UserError: the file cannot be written there.
+    Raises `UserError`: the file cannot be written there.
     """
     if output.is_dir():
         raise UserError(f"-o {output}: is a folder; name a file in it")
@@ -202,8 +198,7 @@ def check_writable(output: Path) -> None:
 def require_modules(command: str, *modules: str) -> None:
     """Proves that what a command computes and draws with is installed.
 
-    Raises:
-        EnvironmentLacksError: something is missing; names the remedy.
+    Raises `EnvironmentLacksError`: something is missing; names the remedy.
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:

@@ -21,7 +21,6 @@ from dlbench.stats.pairing import pairing
 
 STAY_WITHIN = 0.05
 """Algorithms that are at most this share slower than the fastest are as good as it."""
-
 RATE_SHARE = 0.9
 """Share of the asymptotic rate that a fused message should reach."""
 
@@ -48,9 +47,7 @@ class Best(Standing):
     rate: Estimate
     """busbw, GB/s; algbw for one rank."""
     second: str
-    """The next one; empty where only one was measured."""
     lead: Estimate | None
-    """Time of the next over that of the fastest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +79,6 @@ class Recommended:
     tied: tuple[str, ...] = ()
     """Where none is clear: those that are not clearly slower at any of these sizes, the fastest first."""
     spread: float = 0.0
-    """How much slower than the fastest one of them was at most (fraction)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +90,6 @@ class Fusion:
     num_bytes: float | None
     """Bytes; None where every size costs the start-up alone."""
     share: float
-    """Share of the asymptotic rate that it reaches."""
     asymptotic_algbw: float | None
     """GB/s."""
     beyond_measured: bool
@@ -113,7 +108,6 @@ class Ratio:
     speed: Estimate
     """Time of the library over time of the algorithm (1): above 1, the algorithm is faster."""
     paired: bool
-    """Whether both were timed in the same runs."""
 
 
 def best(group: CollectiveGroup) -> tuple[Best, ...]:

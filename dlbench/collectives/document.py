@@ -220,9 +220,7 @@ class _Costs(NamedTuple):
     messages: str
     up_to_bytes: int | None
     alpha: Estimate | None
-    """Seconds."""
     beta: Estimate
-    """Seconds per byte."""
 
 
 _COSTS: tuple[Column[_Costs], ...] = (
@@ -419,8 +417,6 @@ TOLERANCE = 0.1
 
 
 class _Quantity(NamedTuple):
-    """What a chart shows over sizes."""
-
     name: str
     title: str
     axis: str
@@ -476,7 +472,6 @@ def group_charts(group: GroupReport) -> list[Chart]:
 
 
 def _sheet(quantity: _Quantity, points: list[Point]) -> Sheet[Point]:
-    """A line for each size, a column for each series."""
     pivot: Pivot[Point] = Pivot(
         corner="Size",
         down=lambda point: format_bytes(point.at.num_bytes),

@@ -35,7 +35,6 @@ from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000
 """Errors of messages from here on are listed by themselves: what gradients are sent in."""
-
 HELD_OUT_SEVERAL = (
     "each size and rank count is predicted from points of other sizes and other rank counts; which costs there are and "
     "what ranks share is taken from all points, which flatters these errors a little"
@@ -82,7 +81,6 @@ class LevelCosts:
 
     level: LevelName
     up_to_bytes: int | None
-    """Largest message; None: no limit."""
     alpha_s: float
     alpha_low_s: float | None
     alpha_high_s: float | None
@@ -111,11 +109,9 @@ class Fit:
     runs: int
     """Behind each point, at least."""
     largest_held_out: LargestHeldOut | None
-    """Error at the largest rank count, from the smaller ones alone."""
     errors: tuple[Errors, ...]
     """Over all held-out points, over large ones, and by algorithm."""
     lines: tuple[LineCost, ...]
-    """Each series at each rank count as a line."""
     network: NetworkModel = field(metadata={"json": False})
     predicted: dict[PointKey, float] = field(metadata={"json": False})
     """Seconds that a fit without the point expects of it."""
@@ -127,7 +123,6 @@ class Fits:
 
     fits: tuple[Fit, ...]
     unfitted: tuple[str, ...]
-    """Scopes without a fit, and why."""
 
     def of(self, group: CollectiveGroup, carrier: str) -> Fit | None:
         """The fit that holds for a group's algorithms over a carrier."""
@@ -192,9 +187,8 @@ def fit_one(
     Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
     only one, and of types fp32 where it was measured; `where` is what errors call the runs.
 
-    Raises:
-        UserError: several systems, carriers or types, and none chosen; or one that was not measured.
-        IncompleteDataError: no run has figures, or too few of them for a fit.
+    Raises `UserError`: several systems, carriers or types, and none chosen; or one that was not measured.
+    `IncompleteDataError`: no run has figures, or too few of them for a fit.
     """
     if not table.groups:
         reasons = [f"{one.run.plan.run_id}: {one.state}: {one.why}" for one in table.without] or list(table.damaged)

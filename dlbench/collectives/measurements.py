@@ -82,7 +82,6 @@ class Measurement:
     """Seconds that a fit without this point expects; None where there is none."""
     predicted_over_measured: float | None = None
     is_best: bool = False
-    """Whether it is the fastest at this size."""
     by_run: dict[RunKey, float] = field(metadata={"json": False})
     """Seconds of each run; series measured in one run have equal keys, so that ratios pair them."""
 
@@ -112,7 +111,6 @@ class Rejected:
     """Points without a figure, and why."""
 
     title: str
-    """Of the series."""
     num_bytes: int
     why: str
     runs: tuple[str, ...]
@@ -126,7 +124,6 @@ class CollectiveGroup:
     collective: Collective
     dtype: Precision
     runs: tuple[CommRun, ...]
-    """Runs with figures."""
     series: tuple[Series, ...]
     """dlbench's own algorithms first, then libraries; each in the order of `dlbench comm`."""
     rejected: tuple[Rejected, ...]

@@ -32,7 +32,6 @@ class Wanted:
 
     collective: Collective = "allreduce"
     algorithms: tuple[str, ...] = ()
-    """None: all that the layout permits."""
     sizes: tuple[int, ...]
     """Bytes of each rank's whole buffer, ascending."""
     dtype: Precision = "fp32"
@@ -77,7 +76,6 @@ class Prediction:
     """How far the same fit is off one step beyond its points."""
     series: tuple[PredictedSeries, ...]
     best: tuple[str, ...]
-    """Fastest by size, of those that the fit does not miss."""
     ranges: tuple[Recommended, ...]
     """What to use by size, where the fastest is so beyond the intervals of predictions."""
     withheld: str
@@ -91,7 +89,6 @@ class Prediction:
     fusion_bytes: float | None
     """Smallest message that reaches `RATE_SHARE` of its asymptotic rate; None with one size or with free bytes."""
     fusion_messages: int | None
-    """Messages of that size that all gradients make."""
     fusion_workload_s: float | None
     """Seconds that these take one after the other, without any overlap."""
 
@@ -159,8 +156,7 @@ class _Case:
 def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> Predictions:
     """Predictions for each rank count.
 
-    Raises:
-        UserError: an unknown algorithm, groups that do not divide the ranks, or a level that was never measured.
+    Raises `UserError`: an unknown algorithm, groups that do not divide the ranks, or a level that was never measured.
     """
     known = ALGORITHMS[wanted.collective]
     for name in wanted.algorithms:

@@ -231,12 +231,10 @@ class GroupReport:
     group_size: int
     verdict: str
     advice: str
-    """What to use at which size."""
     same_messages: tuple[tuple[str, ...], ...]
     """Algorithms that count as one, because at two ranks they send the same messages."""
     conditions: tuple[Condition, ...]
     caption: str
-    """The conditions in one line, under every table and chart."""
     num_runs: int
     series: tuple[Series, ...]
     best: tuple[choice.Best, ...]
@@ -267,11 +265,9 @@ class CollectivesReport(BaseReport):
     groups: tuple[GroupReport, ...]
     fits: tuple[Fit, ...]
     unfitted: tuple[str, ...]
-    """Systems and carriers without a fit, and why."""
     runs: tuple[RunRow, ...]
     damaged: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
-    """What the environments of all runs with figures share."""
     methods: tuple[tuple[str, str], ...]
 
     @property
@@ -353,7 +349,6 @@ def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
 
 
 MAX_TIED = 3
-"""Algorithms that are named where none is clearly faster."""
 
 COLLECTIVE_TITLES = {
     "allreduce": "all-reduce",

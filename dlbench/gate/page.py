@@ -137,8 +137,6 @@ _VALUE_WIDTH = 30
 
 
 class _Row(NamedTuple):
-    """One line of the table of all comparisons."""
-
     point: PointResult
     metric: MetricResult
 
@@ -217,7 +215,6 @@ def remarks(found: PointResult | ComparisonReport) -> Iterator[str]:
 
 
 def _comparisons(rows: list[_Row]) -> Sheet[_Row]:
-    """A line for each comparison; the setting only where there are several."""
     settings = {_setting(row.point) for row in rows}
     places = {(row.point.ranks, row.point.nodes) for row in rows}
     # On 80 columns of several points the ratio keeps its interval, and the sides stand in the full form; of floors the
@@ -257,7 +254,6 @@ def _comparisons(rows: list[_Row]) -> Sheet[_Row]:
 
 
 def _setting(point: PointResult) -> str:
-    """The label without the place at its end."""
     return point.label.rpartition(", ")[0]
 
 
@@ -288,7 +284,6 @@ def _point(number: int, point: PointResult, report: ComparisonReport) -> Section
 
 
 def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Section:
-    """The evidence behind one verdict."""
     tested = metric.tested
     a, b, both = metric.sides
     facts = []

@@ -184,7 +184,6 @@ class MetricResult:
     """B / A of geometric means, above 1 is worse, and of a floor below 1. Where a test was made its interval is the one
     that decides: regressed where it lies above the tolerance, improved where it lies below."""
     tested: TTest | None
-    """The test; None where none was made."""
     values_a: tuple[float, ...]
     """One for each run; where paired, equal places are pairs."""
     values_b: tuple[float, ...]
@@ -232,10 +231,8 @@ class PointResult:
     wall_s: float | None
     """What B's runs took, from start to end, and of pairs also A's, seconds; None: not known."""
     tags_a: tuple[tuple[str, str], ...]
-    """Tags that all runs of the side share."""
     tags_b: tuple[tuple[str, str], ...]
     allowed: tuple[KeyDifference, ...]
-    """What differs between the sides on purpose."""
     environment: tuple[KeyDifference, ...]
     """What differs between the environments at this point and not at all points."""
     cautions: tuple[str, ...]
@@ -263,7 +260,6 @@ class ComparisonReport:
     """What shows how far sessions scatter, besides the sides; empty: nothing."""
     verdict: str
     headline: str
-    """The verdict in a sentence or two."""
     tolerance: float
     """Fraction by which B may be slower."""
     level: float
@@ -280,9 +276,7 @@ class ComparisonReport:
     left_out: tuple[str, ...]
     damaged: tuple[str, ...]
     notices: tuple[str, ...]
-    """What the workloads must not be mistaken for."""
     methods: tuple[tuple[str, str], ...]
-    """Heading and text: how the verdicts are made."""
 
     @property
     def is_of_floors(self) -> bool:

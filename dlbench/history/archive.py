@@ -134,9 +134,8 @@ class _Header(tarfile.TarInfo):
 def members(path: Path, limits: Limits) -> Generator[Member, None, None]:
     """The regular files of an archive, in order; hidden ones are passed over.
 
-    Raises:
-        UserError: the file cannot be read, or is no plain file, which alone can be read twice.
-        IncompleteDataError: it is no archive, a damaged one, or one that holds what none of dlbench's does.
+    Raises `UserError`: the file cannot be read, or is no plain file, which alone can be read twice.
+    `IncompleteDataError`: it is no archive, a damaged one, or one that holds what none of dlbench's does.
     """
     try:
         raw = open_file(path)
@@ -188,8 +187,7 @@ def _members(stream: _Stream, limits: Limits) -> Iterator[Member]:
 def safe_parts(name: str, limits: Limits) -> tuple[str, ...] | None:
     """The parts of a member's name; None for hidden files, which no run has.
 
-    Raises:
-        IncompleteDataError: a name that leads out of its folder, or that no file of dlbench's has.
+    Raises `IncompleteDataError`: a name that leads out of its folder, or that no file of dlbench's has.
     """
     shown = ascii(name)[:200]
     if name.startswith("/") or "\\" in name or not name.isprintable() or len(name.encode()) > limits.name_bytes:
@@ -219,9 +217,8 @@ class Manifest(Spec):
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
     """Runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`.
 
-    Raises:
-        UserError: the file cannot be written.
-        IncompleteDataError: a run cannot be read, or its files are not those that the index knows.
+    Raises `UserError`: the file cannot be written. `IncompleteDataError`: a run cannot be read, or its files are not
+    those that the index knows.
     """
     if is_stream(output):
         raise UserError(f"-o {output}: is a device or a pipe; an archive needs a file of its own")
@@ -283,9 +280,7 @@ def read_archive(
     Runs that the history holds already are passed over, where the archive's list names them. What is wrong with the
     archive ends it, as an outcome `damaged`; the runs before it are whole.
 
-    Raises:
-        UserError: the archive cannot be read.
-        RunError: no space for a member.
+    Raises `UserError`: the archive cannot be read. `RunError`: no space for a member.
     """
     try:
         inner = Path(tempfile.mkdtemp(prefix="archive-", dir=room))
@@ -315,7 +310,8 @@ def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[
             name = folder
             missing.discard(folder)
             target = room / f"run-{number}"
-            if _is_known(folder, history, manifest):
+            known = None if manifest is None else history.find(folder.rpartition("/")[2])
+            if manifest and known and known.content_digest == manifest.runs[folder]:
                 target = None
                 yield Outcome(name=f"{path}: {folder}", verdict="already there")
         if target is not None:
@@ -340,9 +336,8 @@ def _manifest(member: Member) -> Manifest:
 def _folders_with_plans(path: Path, limits: Limits) -> Set[str]:
     """The folders of runs of an archive without a list, from a first walk over its headers.
 
-    Raises:
-        UserError: the archive cannot be read.
-        IncompleteDataError: files of a run come after those of another: of such a run only a part would come in.
+    Raises `UserError`: the archive cannot be read. `IncompleteDataError`: files of a run come after those of another:
+    of such a run only a part would come in.
     """
     plans: set[str] = set()
     # Of each file, but for those that lie in the same folder as the one before.
@@ -369,7 +364,6 @@ def _folders_with_plans(path: Path, limits: Limits) -> Set[str]:
 
 
 def _listed(parts: tuple[str, ...], manifest: Manifest) -> str:
-    """The run's folder that a file belongs to, as the manifest has it."""
     for length in range(len(parts) - 1, 0, -1):
         if "/".join(parts[:length]) in manifest.runs:
             return "/".join(parts[:length])
@@ -383,14 +377,6 @@ def _folder_of(parts: tuple[str, ...], plans: Set[str]) -> str:
             return folder
     folders = parts[:-1]
     return "/".join(folders[: folders.index("checkpoints")] if "checkpoints" in folders else folders)
-
-
-def _is_known(folder: str, history: History, manifest: Manifest | None) -> bool:
-    """Whether the history holds a run that the manifest names: it need not be unpacked then."""
-    if manifest is None:
-        return False
-    known = history.find(folder.rpartition("/")[2])
-    return known is not None and known.content_digest == manifest.runs[folder]
 
 
 def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None, history: History) -> Candidate | Outcome:
@@ -408,7 +394,6 @@ def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None, h
 
 
 def _unpack(member: Member, target: Path) -> None:
-    """Writes one file below the store."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(target.parent).free

@@ -46,7 +46,6 @@ MIN_EVIDENCE = 800.0
 """Least Bayes factor of a change point. Set by simulation: at autocorrelation 0.5 about 5 % of histories of 110 nights
 ever show a change that is none. For a single look 150 is called very strong (Kass and Raftery)."""
 MIN_EFFECT = 0.02
-"""Least relative difference of the levels."""
 ODD_NIGHTS = 3
 """So many odd nights in a row are outliers, however far they lie."""
 MIN_SEGMENT = 5
@@ -54,7 +53,6 @@ MIN_SEGMENT = 5
 MIN_NIGHTS = 12
 """With fewer nights no order of them, however clear, reaches `MIN_EVIDENCE`."""
 MIN_DRIFT = 2 * MIN_SEGMENT
-"""Fewest nights of a drift."""
 SHAPE_FACTOR = 10.0
 """A ramp must be this many times as likely as steps to be called a drift, and the other way round (Jeffreys, Theory of
 Probability, 1961, appendix B: "strong")."""
@@ -63,7 +61,6 @@ NAMED = 0.01
 """Share of ordinary nights that lie beyond the usual range."""
 _MOST_USUAL = 250
 """Newest nights of a level of which its usual range is made."""
-
 _TAILS = (1.5, 2.0, 3.0, 6.0, 30.0)
 """Degrees of freedom that nights may have, equally likely beforehand: from tails without a variance to normal ones."""
 _WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))
@@ -80,7 +77,6 @@ _RAMP = 50.0
 _SHORTEST = 20
 """Nights of the shortest stretches that are looked at for candidates."""
 _RAMP_ENDS = 20
-"""First and last nights of ramps that are tried."""
 
 Shape = Literal["step", "drift", "step or drift"]
 
@@ -91,7 +87,6 @@ class Segment:
 
     start: int
     end: int
-    """First night after the segment."""
     level: Estimate
     """Median over its nights, in the unit of the values; of a drift that at its last night."""
     rise: float = 0.0
@@ -154,7 +149,6 @@ class Found:
     index: int
     """First night after the change, or of the drift."""
     end: int
-    """Of a drift the first night after it; else `index`."""
     evidence: float
     shape: Shape
     earliest: int
@@ -482,7 +476,6 @@ def _steps(n: int) -> _Changes:
 @dataclass(frozen=True)
 class _Tested:
     place: int
-    """The likeliest."""
     evidence: float
     """Logarithm, over all places."""
     effect: float

@@ -45,7 +45,6 @@ MAX_NAMED = 3
 """Slow hosts in a headline."""
 MAX_HEADLINE = 80
 MAX_CARDS = 4
-"""Changes shown at a glance; all stand in the table."""
 
 
 def trends_document(report: TrendsReport) -> Document:

@@ -28,8 +28,7 @@ _EXAMPLES = {"tag": "commit", "environment": "host"}
 def parse_where(texts: Iterable[str]) -> dict[str, str]:
     """Options `--where KEY=VALUE` by key.
 
-    Raises:
-        UserError: a text of another form, an unknown key, or a key given twice.
+    Raises `UserError`: a text of another form, an unknown key, or a key given twice.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -44,11 +43,7 @@ def parse_where(texts: Iterable[str]) -> dict[str, str]:
 
 
 def matches(entry: HistoryEntry, where: Mapping[str, str]) -> bool:
-    """Whether a run has all these values.
-
-    Raises:
-        UserError: an unknown key.
-    """
+    """Whether a run has all these values. Raises `UserError`: an unknown key."""
     return all(_holds(entry, key, value) for key, value in where.items())
 
 
@@ -158,11 +153,7 @@ class HistoryEntry:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> HistoryEntry:
-        """The entry that `to_dict` wrote.
-
-        Raises:
-            KeyError, TypeError: it is not one.
-        """
+        """The entry that `to_dict` wrote. Raises `KeyError`, `TypeError`: it is not one."""
         content = dict(content)
         hosts = tuple(HostEntry(**host) for host in content.pop("hosts"))
         dropped = tuple(content.pop("dropped"))

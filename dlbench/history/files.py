@@ -55,8 +55,7 @@ class StillRunningError(IncompleteDataError):
 def files_of(path: Path) -> dict[str, os.stat_result]:
     """The files of a run's folder by relative name; temporary ones, whose names begin with a dot, are passed over.
 
-    Raises:
-        IncompleteDataError: it holds links or special files, or folders too deep, or cannot be read.
+    Raises `IncompleteDataError`: it holds links or special files, or folders too deep, or cannot be read.
     """
     found: dict[str, os.stat_result] = {}
 
@@ -92,8 +91,7 @@ def content_digest(folder: RunFolder) -> str:
 
     For each, by name: the name, a zero byte, the number of bytes in decimal, a zero byte, the bytes.
 
-    Raises:
-        IncompleteDataError: the folder cannot be read, or one of them is no plain file.
+    Raises `IncompleteDataError`: the folder cannot be read, or one of them is no plain file.
     """
     digest = hashlib.sha256()
     try:
@@ -114,10 +112,8 @@ def content_digest(folder: RunFolder) -> str:
 def copy_run(source: Path, target: Path) -> None:
     """Copies a run's folder, every byte synced.
 
-    Raises:
-        StillRunningError: it changed meanwhile.
-        IncompleteDataError: it holds what a history does not keep, or what cannot be read.
-        RunError: the copy cannot be written.
+    Raises `StillRunningError`: it changed meanwhile. `IncompleteDataError`: it holds what a history does not keep, or
+    what cannot be read. `RunError`: the copy cannot be written.
     """
     before = files_of(source)
     try:
@@ -195,9 +191,7 @@ class Store:
     def at(cls, path: Path, *, create: bool = False) -> Store:
         """The history in a folder; `create` makes one if the folder is empty or not there.
 
-        Raises:
-            UserError: it is none, or cannot be made or read.
-            IncompleteDataError: its mark is damaged.
+        Raises `UserError`: it is none, or cannot be made or read. `IncompleteDataError`: its mark is damaged.
         """
         mark = path / MARKER
         if is_there(mark):
@@ -224,8 +218,7 @@ class Store:
 
         `pass_over` gets folders with names that no run, and no month, has; hidden ones are none.
 
-        Raises:
-            RunError: the folders cannot be read.
+        Raises `RunError`: the folders cannot be read.
         """
         found: dict[str, int] = {}
 
@@ -269,9 +262,8 @@ class Store:
 
         `sync` makes it survive a loss of power.
 
-        Raises:
-            NotAFolderError: a file, a link or a pipe stands where its month should be.
-            RunError: the file system refuses.
+        Raises `NotAFolderError`: a file, a link or a pipe stands where its month should be. `RunError`: the file system
+        refuses.
         """
         target = self.path / folder
         try:
@@ -289,9 +281,8 @@ class Store:
     def take_away(self, folder: str, room: Path) -> None:
         """Takes a run's folder out of `runs` by one rename and deletes it in `room`; nothing if it is gone already.
 
-        Raises:
-            NotAFolderError: a file, a link or a pipe stands where its month should be.
-            RunError: the file system refuses.
+        Raises `NotAFolderError`: a file, a link or a pipe stands where its month should be. `RunError`: the file system
+        refuses.
         """
         source = Path(folder)
         trash = f"gone-{secrets.token_hex(4)}"
@@ -309,15 +300,10 @@ class Store:
         delete_below(self.path, *staged.relative_to(self.path).parts)
 
     def _folder_of(self, path: Path) -> AbstractContextManager[int]:
-        """The folder that a path below the store lies in."""
         return folder_below(self.path, *path.relative_to(self.path).parts[:-1])
 
     def sync(self, folders: Iterable[str]) -> None:
-        """Makes the names of these folders survive a loss of power.
-
-        Raises:
-            RunError: the file system refuses.
-        """
+        """Makes the names of these folders survive a loss of power. Raises `RunError`: the file system refuses."""
         try:
             for parent in {(self.path / folder).parent for folder in folders} | {self.runs}:
                 sync_folder(parent)
@@ -328,8 +314,7 @@ class Store:
     def room(self) -> Iterator[Path]:
         """A folder of this process in `partial`, gone afterwards; what dead processes left there is swept away first.
 
-        Raises:
-            UserError: the store cannot be written, or `partial` is a link or no folder.
+        Raises `UserError`: the store cannot be written, or `partial` is a link or no folder.
         """
         name = f"{_myself()}.{os.getpid()}.{secrets.token_hex(4)}"
         try:
@@ -351,7 +336,6 @@ class NotAFolderError(RunError):
 
 
 def _refused(error: OSError, store: Path, folder: str) -> RunError:
-    """Why a run's folder cannot be put there or taken away."""
     for parent in reversed(Path(folder).parents):
         what = _instead_of_folder(store / parent) if parent.name else ""
         if what:
@@ -400,11 +384,7 @@ def _is_abandoned(entry: os.DirEntry[str]) -> bool:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file or folder of that name.
-
-    Raises:
-        UserError: that cannot be known without permission.
-    """
+    """Whether there is a file or folder of that name. Raises `UserError`: that cannot be known without permission."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -415,11 +395,7 @@ def is_there(path: Path) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes the names in a folder survive a loss of power.
-
-    Raises:
-        OSError: the file system refuses.
-    """
+    """Makes the names in a folder survive a loss of power. Raises `OSError`: the file system refuses."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -52,8 +52,7 @@ def import_runs(history: History, candidates: Iterable[Candidate | Outcome], roo
 
     What is unpacked of archives lies in `room` (of `Store.room`), too.
 
-    Raises:
-        RunError: no space, or the file system refuses. Runs reported as imported are in.
+    Raises `RunError`: no space, or the file system refuses. Runs reported as imported are in.
     """
     waiting = iter(candidates)
     number = 0
@@ -140,7 +139,6 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
 
 
 def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
-    """Why a run does not come in, as far as its entry says."""
     if entry.state == "damaged":
         return _damaged(candidate, entry.why)
     if entry.state == "incomplete":
@@ -195,7 +193,6 @@ def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
 
 
 def _run_id(folder: RunFolder) -> str | None:
-    """The run that a folder says it holds."""
     try:
         content = read_json(folder.plan, MAX_JSON)
     except (OSError, ValueError):

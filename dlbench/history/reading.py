@@ -105,8 +105,7 @@ def _moment(text: str) -> datetime | None:
 def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: bool) -> list[Removal]:
     """What would go of these runs; runs of which nothing would go are left out.
 
-    Raises:
-        IncompleteDataError: a folder holds what no history writes.
+    Raises `IncompleteDataError`: a folder holds what no history writes.
     """
     found = []
     for entry in entries:
@@ -144,9 +143,7 @@ def _spans_of_figures(folder: RunFolder, files: Iterable[str]) -> set[str]:
 def prune(history: History, chosen: Sequence[Removal]) -> None:
     """Takes it away: whole runs by one rename, then from the index; traces after a note that says so.
 
-    Raises:
-        UserError: the store cannot be written.
-        RunError: the file system refuses.
+    Raises `UserError`: the store cannot be written. `RunError`: the file system refuses.
     """
     if not chosen:
         return
@@ -260,9 +257,7 @@ def open_history(
 ) -> History:
     """`History.open` with entries as this module makes them.
 
-    Raises:
-        UserError: it is no history.
-        RunError: its folders cannot be read.
+    Raises `UserError`: it is no history. `RunError`: its folders cannot be read.
     """
     return History.open(path, MAKER, index=index, create=create, notify=notify)
 
@@ -327,7 +322,6 @@ def _hosts(run: Run, causes: Causes | None) -> tuple[HostEntry, ...]:
 
 
 def _label(run: Run) -> str:
-    """What is compared, in the words of a report's headings."""
     plan = run.plan
     shown = "".join(f", {key}={value}" for key, value in chosen_settings(run).items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"

@@ -36,10 +36,8 @@ from dlbench.stats.estimates import Estimate
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 """Of all times that leave this module."""
-
 MAX_APART = 2
 """Settings of the system by which series of equal labels differ; more are no name."""
-
 NOT_SET = "not set"
 """Value of a key that a run does not have."""
 
@@ -61,7 +59,6 @@ class Night:
     value: float
     """Median over the runs, in the metric's unit."""
     values: tuple[float, ...]
-    """One for each run."""
     run_ids: tuple[str, ...]
     commits: tuple[str, ...]
     """Distinct, in order of the runs; empty where none is known."""
@@ -118,7 +115,6 @@ class Change:
     """Median over nights before; of a drift the level at its first night."""
     after: Estimate
     ratio: Estimate
-    """After over before."""
     evidence: float
     """Bayes factor of a change against none (1), divided by what all trends cost that are followed together."""
     acknowledged: Acknowledgement | None
@@ -126,9 +122,7 @@ class Change:
     commits_before: tuple[str, ...]
     """Of the night `last_before`; empty where none is known."""
     commits_after: tuple[str, ...]
-    """Of the night `first_after`."""
     runs_before: tuple[str, ...]
-    """Of the night `last_before`."""
     runs_after: tuple[str, ...]
     differences: tuple[Difference, ...]
     """Between all runs of the levels before and after, without the nights of which it is not certain on which side they
@@ -156,7 +150,6 @@ class Trend:
     """One metric of one point over time."""
 
     id: str
-    """Unique in a report; letters, digits, - and _."""
     label: str
     """Configuration, ranks and metric in words."""
     group: str
@@ -168,20 +161,16 @@ class Trend:
     ranks: int
     nodes: int
     metric: str
-    """Its name; see `dlbench.reading.metrics.METRICS`."""
     title: str
-    """The metric in words."""
     unit: str
     higher_is_worse: bool
     caption: str
-    """The conditions in one line: it stands under every chart and table."""
     verdict: str = ""
     """One sentence; whoever reports the series fills it in."""
     num_runs: int
     is_long_enough: bool
     """Whether there are enough nights for a change point."""
     nights: tuple[Night, ...]
-    """Oldest first."""
     levels: tuple[Level, ...]
     """Between changes; one where there are none."""
     changes: tuple[Change, ...]

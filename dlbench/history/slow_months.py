@@ -18,15 +18,7 @@ from typing import Literal
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
-from dlbench.reading.slow_nodes import (
-    ACCUSED,
-    SAFE_HOST,
-    TO_EXCLUDE,
-    HostSessions,
-    Verdict,
-    mean_ratio,
-    verdicts_of,
-)
+from dlbench.reading.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
 from dlbench.stats.estimates import Estimate, mean_estimate
 
 FORMAT = "dlbench.slow-nodes"
@@ -43,7 +35,6 @@ class HostMonth:
     """One host in one calendar month (UTC)."""
 
     month: str
-    """`2026-04`."""
     ratio: Estimate
     """Own work of its slowest rank relative to that of the other hosts' slowest ranks (1); mean over nights."""
     later: Estimate | None
@@ -57,11 +48,8 @@ class HostChange:
     """A change of a host's level over nights."""
 
     time: str
-    """End of the first night after, UTC, ISO 8601."""
     ratio: Estimate
-    """After over before."""
     evidence: float
-    """As of `dlbench.history.series.Change`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +58,9 @@ class HostCourse:
 
     host: str
     verdict: Now
-    """As it is now."""
     current: Estimate | None
     """Own work as in `HostMonth`, over the nights that say how it is now; None where it was not used lately."""
     later: Estimate | None
-    """As in `HostMonth`, over these nights."""
     since: str
     """End of the first of the nights that `current` is made of, UTC; empty without one."""
     num_nights: int
@@ -110,7 +96,6 @@ class SlowMonths:
     unsafe: tuple[str, ...]
     """Slow hosts whose names cannot stand in an option."""
     damaged: tuple[str, ...]
-    """Runs that cannot be read, each with the reason."""
 
     @property
     def slow(self) -> tuple[HostCourse, ...]:
@@ -189,13 +174,11 @@ def _hosts(night: Sequence[HistoryEntry]) -> dict[str, _Night]:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of those that are known."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def _course(host: str, nights: Sequence[_Night], points: Sequence[ChangePoint], as_of: str) -> HostCourse:
-    """One host, all verdicts left open."""
     oldest = utc_text(datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC) - timedelta(days=RECENT_DAYS))
     recent = [night for night in nights[points[-1].index if points else 0 :] if night.end >= oldest]
     months: dict[str, list[_Night]] = {}

@@ -74,9 +74,7 @@ class Acknowledgement(Spec):
 def read_acknowledged(store: Store) -> list[Acknowledgement]:
     """All of a history, the newest first.
 
-    Raises:
-        IncompleteDataError: one is damaged, or no plain file.
-        RunError: the folder cannot be read, or is a link.
+    Raises `IncompleteDataError`: one is damaged, or no plain file. `RunError`: the folder cannot be read, or is a link.
     """
     try:
         with folder_below(store.path, FOLDER) as folder, os.scandir(folder) as entries:
@@ -97,11 +95,7 @@ def read_acknowledged(store: Store) -> list[Acknowledgement]:
 
 
 def acknowledge(store: Store, made: Acknowledgement) -> None:
-    """Writes it into the history.
-
-    Raises:
-        UserError: the store cannot be written.
-    """
+    """Writes it into the history. Raises `UserError`: the store cannot be written."""
     stamp = "".join(letter for letter in made.written if letter.isalnum())
     series = f"{made.group}-{made.ranks}-{made.nodes}-{made.metric}"
     path = store.path / FOLDER / f"{series}.{made.time[:10]}.{stamp}.json"
@@ -116,10 +110,8 @@ def acknowledge(store: Store, made: Acknowledgement) -> None:
 
 INDEX_VERSION = 1
 """Of the tables; what entries mean depends on the version that their maker gives."""
-
 APPLICATION_ID = 0x646C6268
 """Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; no other file has it."""
-
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
@@ -160,10 +152,8 @@ class Index:
     def read(self) -> dict[str, Row]:
         """All rows by folder; none if there is no file.
 
-        Raises:
-            UserError: the file is none of dlbench's.
-            IndexDamagedError: see there.
-            IndexUnusableError: no permission, or the lock was not to be had in time.
+        Raises `UserError`: the file is none of dlbench's. `IndexDamagedError`: see there. `IndexUnusableError`: no
+        permission, or the lock was not to be had in time.
         """
         # Before the lock, which is a file, too.
         self._refuse_foreign()
@@ -185,10 +175,8 @@ class Index:
     def write(self, put: Mapping[str, Row], remove: Iterable[str] = ()) -> None:
         """Replaces rows and removes others, all or none.
 
-        Raises:
-            IndexDamagedError: see there.
-            IndexUnusableError: no permission, no space, or the lock was not to be had in time; or the file is none
-                of dlbench's.
+        Raises `IndexDamagedError`: see there. `IndexUnusableError`: no permission, no space, or the lock was not to be
+        had in time; or the file is none of dlbench's.
         """
         if self._is_foreign() or self._instead_of_file():
             raise IndexUnusableError(f"{self.path}: is no index of a history")
@@ -218,9 +206,8 @@ class Index:
     def discard(self, *, only_damaged: bool) -> None:
         """Takes the file away; with `only_damaged` not if another process has put a good one in its place meanwhile.
 
-        Raises:
-            UserError: the file is none of dlbench's.
-            IndexUnusableError: no permission, or the lock was not to be had in time.
+        Raises `UserError`: the file is none of dlbench's. `IndexUnusableError`: no permission, or the lock was not to
+        be had in time.
         """
         self._refuse_foreign()
         with self._locked(exclusive=True):
@@ -372,7 +359,6 @@ class EntryMaker:
 
 
 Notify = Callable[[str], None]
-"""Takes a line about what a person should know and need not act upon."""
 
 
 class History:
@@ -404,9 +390,7 @@ class History:
         The index may lie elsewhere (a file that is no index is left as it is); `notify` gets a line for what happened
         to it.
 
-        Raises:
-            UserError: it is no history, or the index is another file.
-            RunError: its folders cannot be read.
+        Raises `UserError`: it is no history, or the index is another file. `RunError`: its folders cannot be read.
         """
         store = Store.at(path, create=create)
         own = path / INDEX
@@ -419,8 +403,7 @@ class History:
     def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
         """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name.
 
-        Raises:
-            UserError: a key that entries do not have.
+        Raises `UserError`: a key that entries do not have.
         """
         chosen = (self._once(folder, entry) for folder, (_, entry) in self._rows.items())
         wanted = where or {}
@@ -446,11 +429,7 @@ class History:
         return self.store.path / entry.folder
 
     def rebuild(self) -> None:
-        """Makes the index anew from the folders.
-
-        Raises:
-            UserError: it cannot be taken away.
-        """
+        """Makes the index anew from the folders. Raises `UserError`: it cannot be taken away."""
         try:
             self._index.discard(only_damaged=False)
         except IndexUnusableError as error:
@@ -502,7 +481,6 @@ class History:
             self._keep_in_memory(error)
 
     def _catch_up(self) -> None:
-        """Indexes folders that are new or were changed, forgets those that are gone."""
         listing = self.store.listing(self._note_stray)
         gone = [folder for folder in self._rows if folder not in listing]
         # Put there by another process after the listing was made: not gone.

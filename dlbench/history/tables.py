@@ -116,16 +116,13 @@ def _facts(entry: HistoryEntry) -> Iterator[str]:
 R = TypeVar("R")
 
 TableName = Literal["changes", "series", "nights", "hosts"]
-"""Tables for programs."""
 
 MAX_HOSTS = 50
-"""Hosts that people see; the CSV holds all."""
 MAX_MONTHS = 6
 """Newest months shown side by side; CSV and JSON hold all."""
 MAX_NAMED_HOSTS = 4
 HOST_LENGTH = 253
 """Characters of a name that DNS takes."""
-
 _BASIS = (
     "levels are medians over nights, a night is the median of its runs; in brackets intervals over nights (order "
     "statistics)"
@@ -324,13 +321,10 @@ def _hosts(night: Night) -> str | None:
 
 WIDTH = 1000
 """Plot width of a series over time, pixels."""
-
 MAX_DRAWN_HOSTS = 6
-"""Hosts drawn; all stand in the table."""
 
 MAX_POINTS = 1_500
 """Runs drawn one by one; of a longer series the nights are drawn."""
-
 _KINDS = {"regression": ("#d55e00", "triangle-up"), "improvement": ("#009e73", "triangle-down")}
 """Colour and shape of each kind of change."""
 _LEVEL_COLOUR = "#e69f00"

@@ -59,7 +59,6 @@ class Missing:
     """What a report does not show for lack of data, and what would produce it."""
 
     view: str
-    """Id of the view; an anchor in the page."""
     title: str
     text: str
 
@@ -88,13 +87,11 @@ class Card:
     link: str = ""
     """Anchor of what it is about; empty: none."""
     big: str
-    """The one number."""
     small: tuple[str, ...]
     """What the number is, a few words a line."""
     chips: tuple[tuple[str, bool], ...] = ()
     """Conditions, each with whether it is a warning."""
     words: tuple[str, ...] = ()
-    """The first is the verdict."""
     rating: Rating | None = None
     facts: tuple[tuple[str, str], ...] = ()
     """Names and values, a few words each: machine, throughput, largest cause."""
@@ -135,11 +132,9 @@ class Section:
     are_methods: bool = False
     """Whether the facts are sentences, one below the other."""
     marks: tuple[Mark, ...] = ()
-    """Warnings, damaged files."""
     caption: str = ""
     """Conditions of all figures of the section."""
     words: tuple[str, ...] = ()
-    """The finding first."""
     cards: tuple[Card, ...] = ()
     charts: Callable[[], Sequence[Chart]] = no_charts
     """Made only where a format draws them."""
@@ -242,6 +237,7 @@ class Document:
                 title=before.title,
                 columns=tuple(dict.fromkeys((*before.columns, *where, *sheet.names))),
                 rows=(*before.rows, *({**where, **row} for row in records)),
+                units={**before.units, **sheet.units()},
             )
         return found
 
@@ -265,7 +261,6 @@ class ListedRun:
     group: str
     """Id of its group; empty for runs without figures. Groups of control runs are in no report that has others."""
     state: str
-    """valid, invalid, failed ..."""
     failure_reason: str
     """Why there is no figure; empty where there is one."""
     ranks: int

@@ -20,7 +20,6 @@ from dlbench.units import (
 DASH = "–"
 POINTS = "points"
 """Unit of a share that is lost: percentage points of scaling efficiency."""
-
 PART_TITLES = {
     "input": "waiting for input",
     "h2d": "copy to the device",
@@ -31,7 +30,6 @@ PART_TITLES = {
     "other": "host (between phases)",
     "imbalance": "imbalance between ranks",
 }
-"""What the phases of a step are called, in order."""
 
 
 _DROPPED = {"Cc", "Cf", "Cs"}

@@ -82,7 +82,6 @@ def _small_print(group: Section) -> Iterator[str]:
 
 
 def _group(group: Section, repeated: Mapping[str, None]) -> Section:
-    """A group with its findings first, without what is said of all groups."""
     sections = tuple(
         dataclasses.replace(
             section,

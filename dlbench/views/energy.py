@@ -115,14 +115,8 @@ class DetailedEnergy(Energy):
     """Runs whose samples could not be read, one line each."""
 
 
-def _measured(group: scaling.Group, table: RunTable) -> Energy | None:
-    """The energy of each rank count of which a run was read whole; None where none has a figure."""
-    points, energies, damaged = _energy(group, table, machine_readings(table))
-    return Energy(points=points, notes=_notes(energies, damaged)) if any(point.kinds for point in points) else None
-
-
 def detailed_energy(group: scaling.Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
-    """The same over all runs; rank counts without a figure are there, too, with the reason. `slurm`: joules by run."""
+    """Energy over all runs; rank counts without a figure are there, too, with the reason. `slurm`: joules by run."""
     points, energies, damaged = _energy(group, table, machine_readings(table, None))
     return DetailedEnergy(
         points=points,
@@ -424,7 +418,9 @@ class EnergyView(GroupView):
     key = "energy"
 
     def numbers(self, source: GroupSource) -> Energy | None:
-        return _measured(source.group, source.table)
+        points, energies, damaged = _energy(source.group, source.table, machine_readings(source.table))
+        has_figures = any(point.kinds for point in points)
+        return Energy(points=points, notes=_notes(energies, damaged)) if has_figures else None
 
     def section(self, group: Group) -> Section | None:
         found = group.of(Energy)

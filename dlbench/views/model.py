@@ -44,7 +44,6 @@ class Group(HasViews):
     label: str
     """Short: workload, preset, engine, scaling."""
     title: str
-    """The workload in words."""
     about: str
     """What the preset changes against the published configuration."""
     notice: str
@@ -58,7 +57,6 @@ class Group(HasViews):
     parts_caption: str
     """The same for charts and tables of parts, which are means."""
     verdict: str
-    """One sentence."""
     baseline_note: str
     """What must be known of the baseline, in a sentence; empty where nothing holds it back."""
     is_sufficient: bool
@@ -74,7 +72,6 @@ class Group(HasViews):
     missing: tuple[Missing, ...] = ()
     """Views that have nothing to say of these runs."""
     controls: tuple[Controls, ...] = ()
-    """Control runs that belong to these."""
 
     @property
     def baseline(self) -> Point:
@@ -115,7 +112,6 @@ class RunRow(ListedRun):
     sample_unit: str
     steps: int | None
     throughput: float | None
-    """Samples a second."""
     step_median_s: float | None
     step_p95_s: float | None
     step_cv: float | None
@@ -146,14 +142,12 @@ class Report(BaseReport, HasViews):
     groups: tuple[Group, ...]
     """Results: of control runs only where there are no others."""
     controls: tuple[Controls, ...]
-    """All control runs, by series."""
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What views of the whole report found out, by their keys."""
     runs: tuple[RunRow, ...]
     damaged: tuple[str, ...]
     environment: Environment
     methods: tuple[tuple[str, str], ...]
-    """Heading and text: how the numbers are made."""
     missing: tuple[Missing, ...]
     """What this report does not show, and what it would take; of single groups see `Group.missing`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.reading.comparability import averaged_id
@@ -20,6 +20,7 @@ from dlbench.reading.side_by_side import (
     compared,
     last_loss,
     pair_key,
+    with_train,
 )
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
@@ -109,11 +110,7 @@ class PrecisionComparison:
 
 def without_precision(run: Run) -> str:
     """A digest that is equal for runs that differ in nothing but the settings of precision."""
-    plan = run.plan
-    neutral = {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}
-    train = plan.workload.train.model_copy(update=neutral)
-    workload = plan.workload.model_copy(update={"train": train})
-    return averaged_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
+    return averaged_id(with_train(run, {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}))
 
 
 JUDGED: Mapping[Placed, str] = {

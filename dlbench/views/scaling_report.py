@@ -101,7 +101,6 @@ SCALING = Views(
         EnvironmentView(),
     ),
 )
-"""The views of the scaling report."""
 
 
 TITLE = "dlbench scaling report"
@@ -311,7 +310,6 @@ def _environment(runs: list[Run]) -> model.Environment:
 
 
 GROUP_COLUMNS = ("group", "label")
-"""In front of every row of a group's tables."""
 
 
 MEANS = "Means over the runs of a point"

@@ -29,9 +29,7 @@ VIEWS = Views(group=(QualityView(), CausesView()))
 
 MAX_NAMED = 6
 """Settings of a sweep whose losses are said in words; one of more has the table alone."""
-
 MAX_WARNINGS = 5
-"""Serious warnings that are printed."""
 
 
 class Row(NamedTuple):

@@ -167,8 +167,7 @@ def peak_of(run: Run) -> Peak | None:
     """The peak of one rank of a run at its precision, if it is declared or a data sheet is known."""
     plan = run.plan
     node, precision = plan.system.node, plan.workload.train.precision
-    devices = {rank.device for rank in run.record.ranks} if run.record else set()
-    on_gpu = any(device.startswith("cuda") for device in devices)
+    on_gpu = any(rank.device.startswith("cuda") for rank in (run.record.ranks if run.record else ()))
     # Ranks that share a GPU share its peak.
     per_rank = gpus_per_rank(run) if on_gpu else float(plan.layout.cores_per_rank)
     # A declared peak is that of a GPU exactly if the node has some.
@@ -334,24 +333,32 @@ class UtilisationView(GroupView):
         found = group.of(Utilisation)
         if found is None:
             return None
+        sheets: list[Sheet[Any]] = [_published_sheet(found.published)] if found.published else []
+        notes: list[str] = []
+        if found.training_flops_per_sample:
+            flops = format_number(found.training_flops_per_sample / 1e9)
+            padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
+            notes = [f"{flops} GFLOP per sample{padding}; {found.peak}."]
+            sheets.insert(0, _sheet(found))
         return Section(
-            id=self.id, title=self.title, headline=_headline(found), sheets=_sheets(found), notes=_notes(found)
+            id=self.id, title=self.title, headline=_headline(found), sheets=tuple(sheets), notes=tuple(notes)
         )
 
     def remedy(self, group: Group) -> str:
         return "these runs record no FLOPs per sample; newer runs do."
 
 
-def _sheets(found: Utilisation) -> tuple[Sheet[Any], ...]:
-    own = (_sheet(found),) if found.training_flops_per_sample else ()
-    return (*own, _published_sheet(found.published)) if found.published else own
-
-
 def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
     columns = columns_of(
         PublishedRate,
         "gpus",
-        Column("published_per_gpu_s", "Published per GPU", lambda rate: rate.published, _rate_text, is_brief=True),
+        Column(
+            "published_per_gpu_s",
+            "Published per GPU",
+            lambda rate: rate.published,
+            lambda rate: f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}",
+            is_brief=True,
+        ),
         "measured",
         "ratio",
         "differences",
@@ -366,10 +373,6 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         in_terminal=True,
         caption="Another library in another year: a ratio far below 1 asks for a reason, one near 1 proves nothing.",
     )
-
-
-def _rate_text(rate: PublishedRate) -> str:
-    return f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}"
 
 
 def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
@@ -422,12 +425,3 @@ def _unit(found: Utilisation) -> tuple[str, float]:
     """The unit for people, and how many of it a TFLOP/s is."""
     largest = max((point.achieved.value for point in found.points if point.achieved), default=1.0)
     return ("TFLOP/s", 1.0) if largest >= 1 else ("GFLOP/s", 1000.0)
-
-
-def _notes(found: Utilisation) -> tuple[str, ...]:
-    """Where FLOPs and peak are from."""
-    if not found.training_flops_per_sample:
-        return ()
-    flops = format_number(found.training_flops_per_sample / 1e9)
-    padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
-    return (f"{flops} GFLOP per sample{padding}; {found.peak}.",)

@@ -29,7 +29,6 @@ class GroupSource(HasViews):
     group: scaling.Group
     table: RunTable
     doubts: tuple[Doubt, ...]
-    """What was found in the runs of the group."""
     views: Mapping[str, object]
     """Numbers of the views before this one, by key."""
 
@@ -48,7 +47,6 @@ class ReportSource:
     groups: Sequence[scaling.Group]
     """All groups, those of control runs too."""
     results: Sequence[scaling.Group]
-    """The groups that the report shows."""
     history: BaseReport | None
     """What changed over months; None where the report is made without a history."""
 
@@ -121,11 +119,8 @@ class Views:
     """What a document about runs is made of, in the order of the page."""
 
     opening: tuple[ReportView, ...] = ()
-    """Before the groups."""
     group: tuple[GroupView, ...]
-    """Of each group."""
     closing: tuple[ReportView, ...] = ()
-    """After the groups."""
 
     @property
     def report(self) -> tuple[ReportView, ...]:

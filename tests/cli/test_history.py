@@ -21,7 +21,7 @@ from dlbench.errors import DlbenchError, RunError
 from dlbench.history import reading as history_reading
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.reading import open_history
-from tests.support.history_factory import history_plan, write_history
+from tests.support.history_factory import history_plan, tree, write_history
 from tests.support.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished
 
 STEP = constant([5, 0, 30, 50, 0, 10])
@@ -55,10 +55,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "store"))
-
-
-def tree(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 # Where

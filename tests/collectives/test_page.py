@@ -318,7 +318,7 @@ def test_a_folder_without_figures_gives_a_report_that_says_so(tmp_path: Path, na
         (["predict", "NET", "--ranks", "8", "--collective", "reduce"], "did you mean reduce-scatter"),
         (["predict", "NET", "--ranks", "8", "--group-size", "0"], "--group-size 0: must be 1 or more"),
         (["predict", "NET", "--ranks", "8", "--workload-bytes", "much"], "--workload-bytes: 'much' is not a number"),
-        (["predict", "NET", "--ranks", "8", "--workload-bytes", "0"], "must be more than nothing"),
+        (["predict", "NET", "--ranks", "8", "--workload-bytes", "0"], "must be above zero"),
     ],
 )
 def test_wrong_use_is_one_line(sample: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

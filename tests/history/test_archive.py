@@ -23,7 +23,7 @@ from dlbench.history.store import History
 from dlbench.records.scan import scan
 from dlbench.report.formats import json as json_tables
 from dlbench.views.scaling_report import assemble, document_of
-from tests.support.history_factory import write_history
+from tests.support.history_factory import tree, write_history
 
 POINTS = [(20.0 * number, 1 + number / 50) for number in range(4)]
 
@@ -54,10 +54,6 @@ def bring(path: Path, store: Path, limits: Limits | None = None) -> tuple[Histor
         outcomes = list(import_runs(history, read_archive(path, history, room, limits), room))
     assert list((store / "partial").iterdir()) == []
     return history, outcomes
-
-
-def tree(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def verdicts(outcomes: list[Outcome]) -> list[str]:

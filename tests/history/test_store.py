@@ -38,7 +38,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.scan import read_run, scan
 from tests.support.collectives_factory import comm_plans, write_comm_run
-from tests.support.history_factory import history_plan, import_folder, write_history
+from tests.support.history_factory import history_plan, import_folder, tree, write_history
 from tests.support.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished
 from tests.support.watch_factory import write_samples, write_spans
 
@@ -58,10 +58,6 @@ def new_history(path: Path, notes: list[str] | None = None) -> History:
 
 def verdicts(outcomes: Sequence[object]) -> list[str]:
     return [outcome.verdict for outcome in outcomes]  # type: ignore[attr-defined]
-
-
-def tree(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
 def dlbench(*arguments: str | Path) -> subprocess.Popen[str]:

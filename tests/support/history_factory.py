@@ -85,3 +85,8 @@ def write_history(
         outcomes = import_folder(history, Path(scratch))
     assert [one for one in outcomes if one.verdict != "imported"] == []
     return history
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    """Contents of the files below a folder, by relative name."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}

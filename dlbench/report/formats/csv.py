@@ -18,8 +18,7 @@ def to_csv(document: Document, table: str) -> str:
 
     Text that a spreadsheet would read as a formula gets an apostrophe in front.
 
-    Raises:
-        UserError: there is no such table.
+    Raises `UserError`: there is no such table.
     """
     tables = document.tables()
     if table not in tables:

@@ -63,9 +63,7 @@ class ShownSheet:
     id: str
     table: TextTable
     num_left_out: int
-    """Rows that only the CSV holds."""
     has_file: bool
-    """Whether there is a CSV of it."""
     is_folded: bool
     """Whether it is closed: its sheet says so, or a chart above it shows the same."""
 
@@ -77,7 +75,6 @@ class Glances:
     common: tuple[tuple[str, str], ...]
     """What is the same in all of them: name and value."""
     columns: tuple[str, ...]
-    """What is not."""
     rows: tuple[tuple[Card, tuple[str, ...]], ...]
 
 
@@ -96,7 +93,6 @@ class Shown:
     headline: str
     """What stands for it where it is folded."""
     words: tuple[str, ...]
-    """Without what the headline says already."""
     is_pair: bool
     """Whether its one chart and its narrow tables stand side by side."""
     glances: Glances | None
@@ -109,7 +105,6 @@ class Panel:
 
     id: str
     title: str
-    """In the list of panels."""
     shown: tuple[Shown, ...]
     kind: Literal["overview", "group", "across", "appendix"]
 
@@ -351,7 +346,6 @@ def _policy(scripts: list[Markup]) -> str:
 
 
 def _json_block(value: Any) -> Markup:
-    """JSON that may stand inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return _trusted(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 

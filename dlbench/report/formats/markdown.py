@@ -13,7 +13,6 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
 _LINE_START = re.compile(r"^(\s*\d*)([-+=#.)])(?=\s|#|$)")
 
 MAX_LEVEL = 6
-"""Headings go no deeper."""
 
 
 def escape(text: str) -> str:

@@ -27,8 +27,7 @@ Inline = Mapping[type, Mapping[str, Any]]
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:
     """The schema of a dataclass and of all that it holds; `inline` has what stands in its fields that are marked so.
 
-    Raises:
-        TypeError: a field's type is not plain data.
+    Raises `TypeError`: a field's type is not plain data.
     """
     maker = _Maker(inline or {})
     found = maker.of(kind)

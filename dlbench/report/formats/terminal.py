@@ -27,11 +27,9 @@ SCREEN = 38
 MAX_MARKS = 3
 """Warnings and notes of a group that the brief form prints; it counts the others."""
 MARK_LINES = 2
-"""Lines of each of them."""
 
 LONG_CELL = 24
 """Characters to which cells are shortened before columns are left out."""
-
 _TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))
 """Rows of a table and marks, tried in this order until a group fits a screen."""
 
