@@ -64,7 +64,7 @@ class QueuedJob:
     reason: str = ""  # Why it waits, the scheduler's word.
     advice: str = ""  # What the reason means, and what to do; empty where it will start by itself.
     is_stuck: bool = False  # It never starts as it was asked for.
-    starts: str = ""  # When the scheduler expects it to start, its local time; empty where it does not tell.
+    starts: str = ""  # When the scheduler expects it to start, its local time; empty where it does not say.
     comment: str = ""
     folder: str = ""  # Its working directory.
 
@@ -163,7 +163,7 @@ class Scheduler(Protocol):
         """
 
     def script(self, job_id: str) -> str:
-        """The script of a job that waits or runs, as the scheduler keeps it; empty if it does not tell."""
+        """The script of a job that waits or runs, as the scheduler keeps it; empty if it does not say."""
 
     def cancel(self, job_ids: Sequence[str]) -> str:
         """Cancels jobs; returns what the scheduler said against it, empty if nothing."""

@@ -87,9 +87,9 @@ def survey(python: str) -> Survey:
     if done.returncode != 0:
         last = done.stderr.strip().rpartition("\n")[2]
         raise EnvironmentLacksError(f"--python {python}: cannot load dlbench (Python 3.11 or later is needed): {last}")
-    told = json.loads(done.stdout.strip().rpartition("\n")[2])
-    texts = {key: told.pop(key) for key in ("version", "machine", "libc", "dlbench_version", "commit")}
-    fields: dict[str, Any] = {key: Path(value) for key, value in told.items()} | texts
+    answer = json.loads(done.stdout.strip().rpartition("\n")[2])
+    texts = {key: answer.pop(key) for key in ("version", "machine", "libc", "dlbench_version", "commit")}
+    fields: dict[str, Any] = {key: Path(value) for key, value in answer.items()} | texts
     found = Survey(**fields)
     if not found.is_virtual and not found.holds_interpreter:
         raise UserError(
@@ -157,8 +157,6 @@ def contents_of(found: Survey) -> Contents:
 
 
 def _files(root: Path, left_out: Collection[Path] = ()) -> Iterator[Path]:
-    """Files and links below a folder."""
-
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}")
 

@@ -111,8 +111,8 @@ def _pip(*words: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", *words]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
-        told = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise RunError(f"pip {words[0]} ended with {done.returncode}: {told[-1].strip() if told else 'without a word'}")
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise RunError(f"pip {words[0]} ended with {done.returncode}: {said[-1].strip() if said else 'without a word'}")
 
 
 def _write_script(folder: Path, what: str, *, with_horovod: bool) -> None:

@@ -120,7 +120,6 @@ def _cores() -> Finding:
 
 
 def _cgroup_cores() -> float | None:
-    """Cores that the cgroup's quota allows, None without a quota."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

@@ -22,7 +22,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class Layers:
     """Nested settings merged layer by layer.
 
-    `values` is the result so far; `origin(path)` tells who set a key.
+    `values` is the result so far; `origin(path)` says who set a key.
     """
 
     def __init__(self, base: str, prefix: str = "") -> None:

@@ -209,8 +209,8 @@ def acting_part(plan: RunPlan) -> dict[str, Any]:
     system = content["system"]
     for key in ("name", "title", "node"):
         del system[key]
-    told = (*OF_SRUN, "cpus_per_task", "cpus_per_gpu", "gpu_request", "hint", "threads_per_core")
-    system["slurm"] = {key: system["slurm"][key] for key in told}
+    stated = (*OF_SRUN, "cpus_per_task", "cpus_per_gpu", "gpu_request", "hint", "threads_per_core")
+    system["slurm"] = {key: system["slurm"][key] for key in stated}
     del system["storage"]["shared_title"]
     system["launch"]["oversubscribe_yield"] = plan.yields
     layout = plan.layout

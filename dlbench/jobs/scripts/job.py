@@ -111,9 +111,9 @@ class Job:
 
     @property
     def passes_warning_on(self) -> bool:
-        """Whether the warning before the end of its time goes to its script, which tells what starts the ranks.
+        """Whether the warning before the end of its time goes to its script, which signals what starts the ranks.
 
-        Slurm tells the tasks of steps otherwise; those of mpirun's steps are daemons, which pass nothing on.
+        Slurm signals the tasks of steps otherwise; those of mpirun's steps are daemons, which pass nothing on.
         """
         by_mpirun = any(plan.system.launch.launcher == "mpirun" for plan in self.plans)
         return by_mpirun and self.shape.system.slurm.warning_s > 0
