@@ -397,16 +397,10 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     unit = point.sample_unit
     # Before and behind the value; never a pattern, for units and values are text of workload files.
     around = {
-        "precision": ("", ""),
-        "batch_per_rank": ("", f" {unit} per rank"),
-        "global_batch": ("", f" {unit} in all"),
-        "data": ("", " data" if registered.get("data") == "synthetic" else ""),
-        "exchange": ("exchange ", ""),
-        "goal": ("", ""),
-        "system": ("on ", ""),
-        "device": ("", ""),
-        "watching": ("monitoring ", ""),
-        "fault": ("injected fault ", ""),
+        "precision": ("", ""), "batch_per_rank": ("", f" {unit} per rank"), "global_batch": ("", f" {unit} in all"),
+        "data": ("", " data" if registered.get("data") == "synthetic" else ""), "exchange": ("exchange ", ""),
+        "goal": ("", ""), "system": ("on ", ""), "device": ("", ""),
+        "watching": ("monitoring ", ""), "fault": ("injected fault ", ""),
     }
     different = {one.key for one in allowed}
     shown = [
@@ -472,11 +466,7 @@ def _spacing(a: Sequence[SideRun], b: Sequence[SideRun], sessions: Mapping[str, 
     if gap <= max(spans, default=0.0):
         return ""
     days = gap / DAY_S
-    far = (
-        f"{days:.0f} days apart"
-        if days >= 2
-        else f"{gap / 3600:.0f} hours apart"
-        if gap >= 7200
-        else "one after the other"
-    )
+    far = f"{gap / 3600:.0f} hours apart" if gap >= 7200 else "one after the other"
+    if days >= 2:
+        far = f"{days:.0f} days apart"
     return f"The sides were run {far}: a drift of the machine in between counts as a difference; {advice}"
