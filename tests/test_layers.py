@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": BASE
     | {"specs", "records", "datasets", "costs", "setup", "jobs", "stats", "reading", "report"}
     | {"views", "gate", "history", "collectives", "perfetto", "exports"},
+    "frames": BASE | {"records", "report", "perfetto", "views"},
     "node.models": NODE_FLOOR,
     "node.devices": NODE_FLOOR | {"node.ranks"},
     "node.data": NODE_FLOOR | {"node.models", "node.preflight", "node.local_sockets"},
@@ -66,11 +67,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.failures",
         "node.torch_facts",
         "node.garbage",
+        "node.local_sockets",
         "node.watching",
         "node.ranks",
         "node.cores",
         "node.rendezvous",
-        "node.node_status",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.collectives": NODE_FLOOR
@@ -79,7 +80,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
-    "node.node_status": NODE_FLOOR | {"node.ranks", "node.local_sockets"},
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},

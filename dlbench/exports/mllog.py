@@ -33,20 +33,13 @@ class Statement:
     """What only the person who exports can know."""
 
     org: str = NOT_STATED
-    platform: str | None = None
-    """None: the title of the plan's system."""
-    status: Status = "research"
-    """How available the system is, in MLPerf's words; research claims least."""
-    cache_cleared: bool = False
-    """Whether caches were cleared before the run; dlbench clears none."""
+    platform: str | None = None  # None: the title of the plan's system.
+    status: Status = "research"  # How available the system is, in MLPerf's words; research claims least.
+    cache_cleared: bool = False  # Whether caches were cleared before the run; dlbench clears none.
 
 
 def rules_of(run: Run) -> MlperfRules:
-    """The rule set of the run's network.
-
-    Raises:
-        UserError: MLPerf has none for it.
-    """
+    """The rule set of the run's network. Raises UserError: MLPerf has none for it."""
     rules = run.plan.workload.model.mlperf
     if rules is None:
         raise UserError(f"{run.plan.workload.name}: no rule set of MLPerf has this network")
@@ -59,12 +52,10 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
     What holds for the whole run comes first, at the time of the first event, then the events in their order.
 
     Args:
-        run: with a record.
         statement: what the person says.
         throughput: samples per second over the measured steps, all ranks; None where it is not known.
 
-    Raises:
-        IncompleteDataError: a time in the record is damaged.
+    Raises IncompleteDataError: a time in the record is damaged.
     """
     assert run.record is not None
     lines = [*_heading(run, run.record, statement), *_settings(run.plan, run.record)]
@@ -105,8 +96,7 @@ def obstacles(run: Run) -> list[str]:
     return found
 
 
-Row = tuple[str, Value, dict[str, Value]]
-"""Key, value, metadata."""
+Row = tuple[str, Value, dict[str, Value]]  # Key, value, metadata.
 
 _RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"})
 """Settings that the run found out; all others are planned."""

@@ -22,7 +22,7 @@ from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
 from dlbench.node.preflight import require_machine, require_version  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
-from dlbench.node.watching.agent import NodeSampler  # noqa: E402
+from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
 from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
@@ -37,9 +37,8 @@ _COMM_FORMAT = CommPlan.model_fields["format"].default
 def load_plan(path: Path) -> RunPlan | CommPlan:
     """The plan of a run, of training or of the collective benchmark as its format says.
 
-    Raises:
-        UserError: the file is missing or damaged.
-        EnvironmentLacksError: another version of dlbench made it, and this one cannot read it.
+    Raises UserError: the file is missing or damaged. EnvironmentLacksError: another version of dlbench made it, and
+    this one cannot read it.
     """
     try:
         content = read_json(path, MAX_JSON)
@@ -60,7 +59,7 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0]).absolute()
     progress: Progress | None = None
     plan: RunPlan | CommPlan | None = None
-    sampler: NodeSampler | None = None
+    sampler: SamplerProcess | None = None
     place: RankPlace | None = None
     binding: CoreBinding | None = None
     try:
@@ -94,11 +93,11 @@ def main(arguments: list[str]) -> int:
     return int(code)
 
 
-def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace) -> NodeSampler | None:
+def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace) -> SamplerProcess | None:
     """The sampler of this node, from its first rank; while this process may still use every core of the node."""
     if not isinstance(plan, RunPlan) or plan.watch is None or not plan.watch.sampler or place.local_rank != 0:
         return None
-    sampler = NodeSampler(plan, folder, place, by_physical_core(os.sched_getaffinity(0)))
+    sampler = SamplerProcess(order_for(plan, folder, place, by_physical_core(os.sched_getaffinity(0))))
     sampler.start()
     return sampler
 
@@ -127,7 +126,7 @@ def _train(
     place: RankPlace,
     binding: CoreBinding,
     progress: Progress,
-    sampler: NodeSampler | None,
+    sampler: SamplerProcess | None,
 ) -> ExitCode:
     from dlbench.node.devices import NcclLog, device_for, rank_gpu
     from dlbench.node.sync.build_engine import build_engine

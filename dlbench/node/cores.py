@@ -23,8 +23,7 @@ class CoreBinding:
     """Whether it was bound, by itself or by its launcher; to cores of its own, if no other rank may run there."""
     threads: int
     warnings: tuple[str, ...]
-    gpu: Gpu | None = None
-    """The GPU that this rank will compute on, as far as that is known before torch is imported."""
+    gpu: Gpu | None = None  # The GPU that this rank will compute on, as far as that is known before torch is imported.
 
 
 def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None = None) -> list[int]:
@@ -33,7 +32,6 @@ def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None 
     In the order of their numbers, two ranks of a machine with hyper-threads would often get the same physical cores.
 
     Args:
-        cpus: numbers of processors.
         siblings: text of a processor's `thread_siblings_list`, e.g. ``0,4`` or ``0-1``; default: from /sys.
     """
     read = siblings or _read_siblings
@@ -59,8 +57,6 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
     only when ranks have met: see `settle`.
 
     Args:
-        plan: the run.
-        place: this rank.
         root: where `dev` and `sys` are.
     """
     allowed = by_physical_core(os.sched_getaffinity(0))
@@ -129,7 +125,6 @@ def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> 
 
     Args:
         cores: those that ranks may use, in the order in which they are dealt; at least `wanted` for each rank.
-        wanted: cores of a rank.
         near: for each rank, the processors beside its GPU: sets that are equal or disjoint; empty where not known.
 
     Returns:
@@ -172,9 +167,7 @@ def _unbound(plan: LaunchPlan, allowed: int, there: int) -> list[str]:
     """What shows that srun did not bind this rank, though the system asks for it: it only warns of that itself.
 
     Args:
-        plan: the run.
         allowed: processors that the rank was started on.
-        there: those of the machine.
     """
     asked = plan.system.slurm.cpu_bind
     by_srun = plan.system.launch.launcher in ("srun-mpi", "srun-gloo")
@@ -194,22 +187,17 @@ class Seat:
 
     rank: int
     host: str
-    cores: Collection[int]
-    """Those that it may run on."""
-    threads: int
-    """Compute threads, as planned."""
-    pinned: bool
-    """Whether it was bound, by itself or by its launcher."""
+    cores: Collection[int]  # Those that it may run on.
+    threads: int  # Compute threads, as planned.
+    pinned: bool  # Whether it was bound, by itself or by its launcher.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
     """What the masks of all ranks say together."""
 
-    pinned: frozenset[int]
-    """Ranks bound to cores of their own: no other rank of their node may run there."""
-    warnings: tuple[str, ...]
-    """One for each set of ranks with fewer cores than threads."""
+    pinned: frozenset[int]  # Ranks bound to cores of their own: no other rank of their node may run there.
+    warnings: tuple[str, ...]  # One for each set of ranks with fewer cores than threads.
 
 
 def settle(seats: Sequence[Seat]) -> Settled:

@@ -34,8 +34,7 @@ def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
     A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met:
     see `dlbench.node.devices`.
 
-    Raises:
-        EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
+    Raises EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
     """
     asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
     if not torch.cuda.is_available():
@@ -56,8 +55,7 @@ def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
     return torch.device("cuda", index)
 
 
-_SLICE = " MIG "
-"""In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+_SLICE = " MIG "  # In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
 
 
 def rank_gpu(
@@ -66,9 +64,7 @@ def rank_gpu(
     """The GPU of this rank as CUDA has it; None on a CPU.
 
     Args:
-        device: where this rank computes.
         told: what NVML said before torch was imported; believed where CUDA says nothing against it.
-        environment: of the process.
     """
     if device.type != "cuda":
         return None
@@ -115,12 +111,10 @@ def require_own_gpu(
 
     Args:
         gpu: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none.
-        place: this rank.
         gather: what every rank, or every rank of this node, says.
         by_nccl: whether NCCL carries the messages.
 
-    Raises:
-        EnvironmentLacksError: they do.
+    Raises EnvironmentLacksError: they do.
     """
     if place.size == 1 or gpu is None:
         return
@@ -131,8 +125,7 @@ def require_own_gpu(
 def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) -> None:
     """The same, of ranks as (rank, host, UUID, PCI address or nothing).
 
-    Raises:
-        EnvironmentLacksError: two ranks have the same GPU, or NCCL would have to join two slices of one.
+    Raises EnvironmentLacksError: two ranks have the same GPU, or NCCL would have to join two slices of one.
     """
     shared = _alike(ranks, lambda one: one[2])
     if shared:
@@ -165,8 +158,7 @@ def _alike(
 
 
 SUBSYSTEMS = "INIT,ENV,NET,GRAPH"
-MAX_BYTES = 16 * 2**20
-"""Of a rank's log: the end of a longer one is read."""
+MAX_BYTES = 16 * 2**20  # Of a rank's log: the end of a longer one is read.
 _MAX_WARNINGS = 5
 
 _DEBUG = "NCCL_DEBUG"
@@ -192,8 +184,7 @@ class NcclLog:
         """Asks NCCL for a log; before anything has started it. Not where the user has asked for one himself."""
         self._variables = variables
         self._folder: str | None = None
-        self.why = ""
-        """Why there is no log."""
+        self.why = ""  # Why there is no log.
         if variables.get(_DEBUG):
             self.why = "NCCL_DEBUG is set: dlbench leaves NCCL's log alone"
             return

@@ -16,8 +16,7 @@ from dlbench.machine.gpus import Gpu, gpu_trouble
 from dlbench.node.ranks import RankPlace
 from dlbench.records.status import FailureKind
 
-MAX_CHARACTERS = 200
-"""Of a library's words; what dlbench says itself may be longer."""
+MAX_CHARACTERS = 200  # Of a library's words; what dlbench says itself may be longer.
 _MAX_OWN_CHARACTERS = 500
 
 _WRAPPING = (
@@ -63,19 +62,16 @@ _ADVICE = {
 class RankFailure:
     """Why a rank ends."""
 
-    reason: str
-    """One line."""
+    reason: str  # One line.
     exit_code: ExitCode
     kind: FailureKind
-    whole: str = ""
-    """All that the library said, where the reason is less."""
+    whole: str = ""  # All that the library said, where the reason is less.
 
 
 def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | None = None) -> RankFailure:
     """What a rank says of the exception that ends it.
 
     Args:
-        error: the exception.
         place: of the rank; the line names rank, host and GPU where a GPU failed.
         gpu: of the rank, as NVML named it; None on a CPU, or where it is not known.
     """

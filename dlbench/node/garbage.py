@@ -22,12 +22,9 @@ class HeldGarbage:
     """The collector of one process while it measures."""
 
     def __init__(self) -> None:
-        self.collections = 0
-        """By the loop, between steps."""
-        self.seconds = 0.0
-        """Of these collections."""
-        self.in_steps = 0
-        """Collections that somebody else started in a measured step."""
+        self.collections = 0  # By the loop, between steps.
+        self.seconds = 0.0  # Of these collections.
+        self.in_steps = 0  # Collections that somebody else started in a measured step.
         self._is_held = False
         self._counts = False
         self._was_enabled = gc.isenabled()

@@ -19,10 +19,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where the C library has it, and
 
 
 _PAGE_BYTES = 4096
-_MAX_TENSORS = 7
-"""Of a batch; each takes whole pages."""
-_INDEX_ARRAYS = 3
-"""Beside them, for each part that is computed unpadded."""
+_MAX_TENSORS = 7  # Of a batch; each takes whole pages.
+_INDEX_ARRAYS = 3  # Beside them, for each part that is computed unpadded.
 
 
 def require_version(planned: object) -> None:
@@ -31,8 +29,7 @@ def require_version(planned: object) -> None:
     Args:
         planned: the version in a plan's file.
 
-    Raises:
-        EnvironmentLacksError: it is another one.
+    Raises EnvironmentLacksError: it is another one.
     """
     if isinstance(planned, str) and planned != dlbench.__version__:
         raise EnvironmentLacksError(
@@ -42,11 +39,7 @@ def require_version(planned: object) -> None:
 
 
 def require_machine(plan: RunPlan | CommPlan, place: RankPlace) -> None:
-    """Checks what the plan needs of this machine.
-
-    Raises:
-        EnvironmentLacksError: it is not there.
-    """
+    """Checks what the plan needs of this machine. Raises EnvironmentLacksError: it is not there."""
     require_version(plan.dlbench_version)
     if needs_host_name(plan) and (problem := host_name_problem()):
         raise EnvironmentLacksError(f"engine horovod: {problem}, and Horovod's Gloo dies of that; {HOST_NAME_REMEDY}")
@@ -64,8 +57,7 @@ def needs_host_name(plan: RunPlan | CommPlan) -> bool:
 def require_shared_memory(plan: RunPlan, place: RankPlace, folder: Path = SHARED_MEMORY) -> None:
     """Checks that the batches which loader processes hold ready fit into shared memory.
 
-    Raises:
-        EnvironmentLacksError: they do not, or there is none.
+    Raises EnvironmentLacksError: they do not, or there is none.
     """
     needed = place.local_size * loader_bytes(plan)
     if not needed:

@@ -39,10 +39,8 @@ class RankPlace:
     node_rank: int
     num_nodes: int
     host: str
-    token: str
-    """The same for all ranks of one start of the run, different for the next start."""
-    switch: str = ""
-    """The switches above its node from the root, as Slurm tells them; empty where it tells none."""
+    token: str  # The same for all ranks of one start of the run, different for the next start.
+    switch: str = ""  # The switches above its node from the root, as Slurm tells them; empty where it tells none.
 
 
 def switch_of(variables: Mapping[str, str]) -> str:
@@ -60,9 +58,8 @@ def switch_of(variables: Mapping[str, str]) -> str:
 def detect(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> RankPlace:
     """This process's place.
 
-    Raises:
-        EnvironmentLacksError: the planned launcher's variables are missing.
-        RunError: the launcher started another number of ranks than planned, or spread them unevenly.
+    Raises EnvironmentLacksError: the planned launcher's variables are missing. RunError: the launcher started another
+    number of ranks than planned, or spread them unevenly.
     """
     launcher = plan.system.launch.launcher
     names = next((n for n in _VARIABLES[launcher] if all(v in variables for v in n)), None)

@@ -16,10 +16,8 @@ from torch.backends import cuda, cudnn
 
 from dlbench.machine.arithmetic import TF32_NEEDS
 
-_CAPABILITY = (8, 0)
-"""Ampere: NVIDIA, CUDA C++ Programming Guide, "Arithmetic Instructions"."""
-OVERRIDE = "NVIDIA_TF32_OVERRIDE"
-"""0: NVIDIA's libraries never use TF32, whatever is set (cuBLAS documentation)."""
+_CAPABILITY = (8, 0)  # Ampere: NVIDIA, CUDA C++ Programming Guide, "Arithmetic Instructions".
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries never use TF32, whatever is set (cuBLAS documentation).
 
 
 def set_tf32(is_on: bool) -> None:
@@ -57,7 +55,6 @@ def torch_facts(problems: list[str], device: torch.device) -> dict[str, str]:
 
     Args:
         problems: gets a line for each thing that could not be asked: no fact is worth a finished run.
-        device: where this rank computes.
     """
     asked: dict[str, Callable[[], object]] = {
         "torch.cuda": lambda: torch.version.cuda,

@@ -9,7 +9,7 @@ pairs of repeats where both ran them interleaved (`compared`). What the ratio me
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NoReturn, TypeVar
 
@@ -67,6 +67,14 @@ def pair_key(run: Run, session: str, apart: Collection[str]) -> RunKey:
     series = run.plan.series
     axes = (f"{key}={value}" for key, value in sorted(series.axes.items()) if key not in apart)
     return KnownKey.of(" ".join([series.id, run.plan.created, *axes]), series.repeat, session)
+
+
+def with_train(run: Run, settings: Mapping[str, object]) -> Run:
+    """A run as if its plan had these settings of `train`: for digests without what is compared."""
+    plan = run.plan
+    train = plan.workload.train.model_copy(update=settings)
+    workload = plan.workload.model_copy(update={"train": train})
+    return replace(run, plan=plan.model_copy(update={"workload": workload}))
 
 
 def last_loss(run: Run) -> float | None:

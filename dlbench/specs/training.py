@@ -41,12 +41,9 @@ class Place:
     """Where a global batch lies in a table."""
 
     where: Where
-    row: RatePoint
-    """That batch's row, else the nearest below it; below the first row, the first."""
-    above: RatePoint | None
-    """The next row, where the batch lies between two."""
-    learning_rate: float
-    """As the table has it; see `place_in`."""
+    row: RatePoint  # That batch's row, else the nearest below it; below the first row, the first.
+    above: RatePoint | None  # The next row, where the batch lies between two.
+    learning_rate: float  # As the table has it; see `place_in`.
 
 
 def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear", "sqrt"]) -> Place:
@@ -57,10 +54,9 @@ def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear",
     down from it. Beyond the last one it is the last row's: no published rule holds there.
 
     Args:
-        table: rows, batches ascending.
         batch: samples of one step over all ranks.
-        below: how rates are scaled below the first row: linear (Goyal et al. 2017, section 2.1) or with the square
-            root (You et al. 2019, section 4, for LAMB).
+        below: how rates are scaled below the first row: linear (Goyal et al. 2017, section 2.1) or with the square root
+            (You et al. 2019, section 4, for LAMB).
     """
     first, last = table[0], table[-1]
     for row in table:
@@ -462,8 +458,6 @@ def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, s
     """Why training to the target is not offered, and what to do, in one sentence; None if it is.
 
     Args:
-        train: the recipe.
-        quality: the target.
         global_batch: samples of one step over all ranks.
         starts_from: the checkpoint that training begins with; None for random weights.
     """
@@ -485,7 +479,6 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
     """What a person should know of a global batch that no row of the table has, in one sentence; None if nothing.
 
     Args:
-        train: the recipe.
         global_batch: samples of one step over all ranks.
         to_quality: whether training is to reach a target; else only a batch beyond the table is told of.
     """

@@ -30,8 +30,7 @@ MemoryFormat = Literal["contiguous", "channels-last"]
 Staging = Literal["none", "replicate", "shard", "lazy"]
 
 
-FLOPS_PER_MAC = 2
-"""One multiplication and one addition."""
+FLOPS_PER_MAC = 2  # One multiplication and one addition.
 TRAINING_PASSES = 3
 """Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,
 "Scaling Laws for Neural Language Models" (2020), section 2.1)."""
@@ -46,10 +45,8 @@ class MlperfRules:
     usage: str
     ruleset: str
     benchmark: str
-    quality_key: str
-    """The event that tells a quality."""
-    init_min: int
-    """Minutes that init_start to init_stop may take at most (open division)."""
+    quality_key: str  # The event that tells a quality.
+    init_min: int  # Minutes that init_start to init_stop may take at most (open division).
     most_error: float | None = None
     """The quality that one evaluation has to reach, where the rule set asks for an error."""
 
@@ -62,16 +59,12 @@ class MlperfRules:
 class Model(Spec):
     """A network as front ends know it: its keys are fields, `family` first; subclasses override what differs."""
 
-    network: ClassVar[str]
-    """The module that has its torch half as `NETWORK`."""
-    sample_unit: ClassVar[str] = "samples"
-    """What a sample is called where the workload file does not say."""
-    formats: ClassVar[tuple[str, ...]]
-    """Formats of data that it trains on."""
+    network: ClassVar[str]  # The module that has its torch half as `NETWORK`.
+    sample_unit: ClassVar[str] = "samples"  # What a sample is called where the workload file does not say.
+    formats: ClassVar[tuple[str, ...]]  # Formats of data that it trains on.
     takes_label_smoothing: ClassVar[bool] = False
     has_convolutions: ClassVar[bool] = True
-    has_share: ClassVar[bool] = True
-    """Whether its quality is a share, at most 1."""
+    has_share: ClassVar[bool] = True  # Whether its quality is a share, at most 1.
     mlperf: ClassVar[MlperfRules | None] = None
     epoch_samples: ClassVar[tuple[int, str] | None] = None
     """Samples of a published epoch, and their data set; None where none is published."""
@@ -270,8 +263,7 @@ class CosmoFlowModel(Model):
     mlperf = MlperfRules(
         usage="hpc", ruleset="3.0.0", benchmark="cosmoflow", quality_key="eval_error", init_min=30, most_error=0.124
     )
-    epoch_samples = (524_288, "cosmoUniverse of MLPerf HPC, as published")
-    """The training set since v1.0."""
+    epoch_samples = (524_288, "cosmoUniverse of MLPerf HPC, as published")  # The training set since v1.0.
 
     family: Literal["cosmoflow"] = Field(description="Chooses this network.")
     input_size: Count = Field(128, description="Edge of the cubic input, voxels; halved once per convolution.")
@@ -308,8 +300,7 @@ class CosmoFlowModel(Model):
 
 
 class _Data(Spec):
-    kinds: ClassVar[tuple[str, ...]]
-    """Of `dlbench.datasets.recognition.KINDS`: what a folder of it may hold."""
+    kinds: ClassVar[tuple[str, ...]]  # Of `dlbench.datasets.recognition.KINDS`: what a folder of it may hold.
 
     source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
     synthetic_on: Literal["host", "device"] = Field(
@@ -460,8 +451,7 @@ def _of_this_site() -> Iterator[type[Model]]:
         yield from (one for one in own if issubclass(one, Model))
 
 
-SITE = "dlbench_workloads"
-"""The package that modules of the folders in DLBENCH_PATH belong to."""
+SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
 
 FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, *_of_this_site())
 """Every network there is: here a new one is registered."""

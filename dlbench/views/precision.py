@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.reading.comparability import averaged_id
@@ -20,6 +20,7 @@ from dlbench.reading.side_by_side import (
     compared,
     last_loss,
     pair_key,
+    with_train,
 )
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
@@ -109,11 +110,7 @@ class PrecisionComparison:
 
 def without_precision(run: Run) -> str:
     """A digest that is equal for runs that differ in nothing but the settings of precision."""
-    plan = run.plan
-    neutral = {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}
-    train = plan.workload.train.model_copy(update=neutral)
-    workload = plan.workload.model_copy(update={"train": train})
-    return averaged_id(replace(run, plan=plan.model_copy(update={"workload": workload})))
+    return averaged_id(with_train(run, {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}))
 
 
 JUDGED: Mapping[Placed, str] = {
@@ -189,21 +186,12 @@ class _Side:
         }
         self.energy_of: Kind | Literal[""] = ""
         self.energies: dict[RunKey, float] = {}
+        known = [(key, readings.by_run.get(run.plan.run_id)) for key, run in self.runs.items()]
         for kind in ("GPUs", "processors"):
+            joules = {key: one.energy.energy_per_sample_j(kind) for key, one in known if one and one.energy}
             if not self.energies:
-                self.energies = _energies(self.runs, readings, kind)
+                self.energies = {key: value for key, value in joules.items() if value}
                 self.energy_of = kind if self.energies else ""
-
-
-def _energies(runs: Mapping[RunKey, Run], readings: MachineReadings, kind: Kind) -> dict[RunKey, float]:
-    """Joules per sample of the runs whose samples were read and hold this kind."""
-    found = {}
-    for key, run in runs.items():
-        reading = readings.by_run.get(run.plan.run_id)
-        joules = None if reading is None or reading.energy is None else reading.energy.energy_per_sample_j(kind)
-        if joules:
-            found[key] = joules
-    return found
 
 
 def _row(side: _Side, base: _Side) -> PrecisionRow:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.node import node_status
-from dlbench.node.node_status import NodeStatus
 from dlbench.node.ranks import RankPlace
+from dlbench.node.training import progress as node_status
+from dlbench.node.training.progress import NodeStatus
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import read_statuses, write_status
 from tests.support.run_factory import status

@@ -21,7 +21,7 @@ from dlbench.node.training.instruments import RankWatch, accounted_overhead
 from dlbench.node.training.run import train
 from dlbench.node.training.run_record import watch_warnings, with_layers_noted
 from dlbench.node.training.step_schedule import plan_schedule
-from dlbench.node.watching.agent import NodeSampler
+from dlbench.node.watching.agent import SamplerProcess
 from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
@@ -231,7 +231,7 @@ def test_runs_with_everything_switched_off_leave_nothing(tmp_path: Path) -> None
     assert watching(run) == "none"
 
 
-class Clumsy(NodeSampler):
+class Clumsy(SamplerProcess):
     """A sampler that wrote samples and died before its account."""
 
     def __init__(self, folder: RunFolder) -> None:

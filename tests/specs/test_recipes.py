@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.node.models.schedule import LearningRate
+from dlbench.node.models.optimizers import LearningRate
 from dlbench.specs.choices import WorkloadFile
 from dlbench.specs.expand import expand
 from dlbench.specs.files import find

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dlbench.costs.memory.blocks import Kind, Lane, Operation
 from dlbench.costs.memory.planner import fixed_plan
 from dlbench.reading.scaling import groups
 from dlbench.reading.table import tabulate
@@ -16,7 +17,7 @@ from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import terminal
 from dlbench.report.formats.json import as_plain
-from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, PassSpan, out_of_core
+from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
 from dlbench.views.out_of_core.plan import lanes
 from dlbench.views.out_of_core.view import OutOfCoreView, method_charts, passage_charts
 from dlbench.views.scaling_report import assemble, document_of
@@ -217,8 +218,8 @@ def test_a_sweep_over_methods_compares_equal_arithmetic(tmp_path: Path) -> None:
 
 
 def test_lanes_show_what_took_most_of_each_part() -> None:
-    def span(lane: str, kind: str, block: int | None, start: float, end: float) -> PassSpan:
-        return PassSpan(lane=lane, kind=kind, block=block, start_s=start, end_s=end)
+    def span(lane: Lane, kind: Kind, block: int | None, start: float, end: float) -> Operation:
+        return Operation(lane=lane, kind=kind, block=block, start_s=start, end_s=end)
 
     spans = [
         span("compute", "forward", 0, 0.0, 2.0),

@@ -37,12 +37,9 @@ _CLS, _SEP, _MASK = 2, 3, 4
 class Packing:
     """Where the samples lie that follow each other without padding."""
 
-    starts: Tensor
-    """(N + 1,) int32, where each begins, and the tokens of all."""
-    lengths: tuple[int, ...]
-    """Tokens of each; none on a GPU, which is not asked for them."""
-    longest: int
-    """No sample has more tokens."""
+    starts: Tensor  # (N + 1,) int32, where each begins, and the tokens of all.
+    lengths: tuple[int, ...]  # Tokens of each; none on a GPU, which is not asked for them.
+    longest: int  # No sample has more tokens.
 
 
 Keep = Tensor | Packing | None
@@ -129,8 +126,7 @@ class BertForPreTraining(nn.Module):
     Weights start from N(0, 0.02), biases at 0 (the published initializer_range, here not truncated), from torch's
     global generator: seed it before.
 
-    Raises:
-        ValueError: num_heads does not divide hidden_size.
+    Raises ValueError: num_heads does not divide hidden_size.
     """
 
     def __init__(
@@ -194,8 +190,8 @@ class BertForPreTraining(nn.Module):
             attention_mask: (N, S) int64, 1 for a token, 0 for padding; None: nothing is padding.
             masked_positions: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given;
                 unused ones point at the first token of the sample.
-            packed: `tokens` and `starts` of `dlbench.node.data.text`, to leave padding out of all layers; the mask
-                is not read.
+            packed: `tokens` and `starts` of `dlbench.node.data.text`, to leave padding out of all layers; the mask is
+                not read.
 
         Returns:
             masked-LM logits (N, P, vocab_size) and next-sentence logits (N, 2).
@@ -273,7 +269,6 @@ def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.d
 
     Args:
         plan: gives batch, length and precision.
-        model: the network.
         how: masked, unmasked or unpadded.
         device: where it computes.
     """

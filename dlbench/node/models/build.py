@@ -37,8 +37,7 @@ parameters (N, T)."""
 Criterion = Callable[[Outputs, Batch], Tensor]
 """Outputs and batch -> a scalar loss, the mean over the batch, in float32."""
 
-Loss = Callable[[nn.Module, Batch], Tensor]
-"""Forward pass and loss: a scalar, the mean over the batch, in float32."""
+Loss = Callable[[nn.Module, Batch], Tensor]  # Forward pass and loss: a scalar, the mean over the batch, in float32.
 
 MetricName = Literal["top1", "masked_lm_accuracy", "mae"]
 
@@ -47,10 +46,8 @@ MetricName = Literal["top1", "masked_lm_accuracy", "mae"]
 class Quality:
     """One evaluation over all ranks."""
 
-    value: float
-    """The metric."""
-    loss: float
-    """Mean loss over samples."""
+    value: float  # The metric.
+    loss: float  # Mean loss over samples.
     samples: int
     predictor_value: float
     """The metric of a predictor that knows nothing but the evaluated targets' frequencies (or mean)."""
@@ -88,11 +85,7 @@ class Meter:
 
     @classmethod
     def combine(cls, parts: Sequence[dict[str, Any]]) -> Quality:
-        """The quality from all ranks' sums.
-
-        Raises:
-            ValueError: nothing was counted.
-        """
+        """The quality from all ranks' sums. Raises ValueError: nothing was counted."""
         weight = sum(part["weight"] for part in parts)
         samples = sum(part["samples"] for part in parts)
         if not weight:
@@ -151,8 +144,7 @@ Spec = TypeVar("Spec", bound=Model)
 class Network(Generic[Spec]):
     """The torch half of a family of networks; its module holds one as `NETWORK`, see `dlbench.specs.workload.Model`."""
 
-    meter: ClassVar[type[Meter]]
-    """What its quality is measured with."""
+    meter: ClassVar[type[Meter]]  # What its quality is measured with.
     channels_last: ClassVar[torch.memory_format] = torch.channels_last_3d
     """The order of memory that model.memory_format channels-last is."""
 

@@ -22,10 +22,8 @@ from dlbench.specs.workload import CosmoFlowModel, DataSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LEAKY_SLOPE = 0.3
-"""Keras's default, which the reference relies on; torch's default is 0.01."""
-OUTPUT_SCALE = 1.2
-"""The targets lie in [-1, 1]; the scaled tanh reaches their ends with a finite input."""
+LEAKY_SLOPE = 0.3  # Keras's default, which the reference relies on; torch's default is 0.01.
+OUTPUT_SCALE = 1.2  # The targets lie in [-1, 1]; the scaled tanh reaches their ends with a finite input.
 
 
 class CosmoFlow(nn.Module):
@@ -33,16 +31,13 @@ class CosmoFlow(nn.Module):
 
     Args:
         input_size: edge of the input cube, voxels; a multiple of 2 ** len(conv_channels).
-        input_channels: density maps per sample.
         conv_channels: channels of each convolution (3x3x3, padding 1); each is followed by a pooling of 2.
         dense_sizes: widths of the hidden dense layers.
         dropout: probability behind each hidden dense layer.
-        num_targets: regressed parameters.
 
     Weights start from Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
 
-    Raises:
-        ValueError: input_size cannot be halved once per convolution.
+    Raises ValueError: input_size cannot be halved once per convolution.
     """
 
     def __init__(
@@ -99,7 +94,6 @@ def network_volume(volume: Tensor, *, channels_last: bool) -> Tensor:
     Args:
         volume: counts (N, S, S, S, C) int16, none negative, of which it takes the logarithm where they lie; or (N, C,
             S, S, S) float32, of which it has been taken.
-        channels_last: the order of memory.
     """
     form = torch.channels_last_3d if channels_last else torch.contiguous_format
     if volume.dtype != torch.int16:

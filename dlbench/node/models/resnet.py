@@ -20,8 +20,7 @@ from dlbench.specs.workload import DataSpec, ResNetModel
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
-EXPANSION = 4
-"""Channels leaving a bottleneck block, in units of its width."""
+EXPANSION = 4  # Channels leaving a bottleneck block, in units of its width.
 
 
 class Bottleneck(nn.Module):
@@ -65,7 +64,6 @@ class ResNet(nn.Module):
     """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters.
 
     Args:
-        num_classes: width of the classifier.
         stage_blocks: blocks in each stage; every stage but the first halves the image.
         base_width: channels of the stem and width of the first stage, doubled from stage to stage.
         zero_init_residual: start the last batch-norm scale of each block at 0, so that each block starts as the

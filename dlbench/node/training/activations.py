@@ -93,13 +93,10 @@ def activation_memory(
     Args:
         context: its engine gathers what ranks measured.
         model: nothing is hooked to it yet.
-        precision: of training.
-        loss: forward pass and loss.
         wrap_block: applied to the function of every block, e.g. torch.compile; None: nothing.
 
-    Raises:
-        UserError: the network is no chain, or train.memory.blocks names what is none of its units.
-        EnvironmentLacksError: no plan fits, memory cannot be measured, or nothing can be swapped to.
+    Raises UserError: the network is no chain, or train.memory.blocks names what is none of its units.
+    EnvironmentLacksError: no plan fits, memory cannot be measured, or nothing can be swapped to.
     """
     plan, place, device = context.plan, context.place, context.device
     context.watch.stage("profiling memory")
@@ -123,15 +120,12 @@ class ActivationMemory:
     Args:
         train: what was asked for.
         found: what was measured and planned.
-        model: gets the plan's blocks.
         device: where it is.
-        rank: of this process.
         open_tier: the far tier with room for so many bytes.
         allocator: how freed memory is treated, in words; None: as the C library does.
         wrap_block: applied to every block's function; None: nothing.
 
-    Raises:
-        EnvironmentLacksError: what will be swapped has no room in the far tier.
+    Raises EnvironmentLacksError: what will be swapped has no room in the far tier.
     """
 
     def __init__(

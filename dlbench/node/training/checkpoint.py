@@ -54,17 +54,12 @@ Steps = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 class Progress:
     """How far training was, beside its tensors."""
 
-    step: int
-    """Optimizer steps done."""
-    samples: int
-    """Samples trained, over all ranks."""
-    epoch: float
-    """Epochs trained."""
-    position: Position
-    """Where the sample order goes on."""
+    step: int  # Optimizer steps done.
+    samples: int  # Samples trained, over all ranks.
+    epoch: float  # Epochs trained.
+    position: Position  # Where the sample order goes on.
     train_s: float
-    wall_s: float
-    """Since run_start, seconds."""
+    wall_s: float  # Since run_start, seconds.
     loss_scaling: dict[str, float]
     evaluations: tuple[Evaluation, ...]
 
@@ -82,11 +77,9 @@ def write_checkpoint(
         path: its file; the folder is made.
         model: the network without an engine's wrapper.
         optimizer: the optimizer, wrapped or not.
-        progress: how far training is.
         trained: what is trained, by dotted key; compared when a run resumes.
 
-    Raises:
-        RunError: the file system refuses.
+    Raises RunError: the file system refuses.
     """
     tensors = {_MODEL + name: _own(tensor) for name, tensor in model.state_dict().items()}
     content = optimizer.state_dict()
@@ -139,8 +132,7 @@ def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
         place: as the person gave it.
         key: what it was given to.
 
-    Raises:
-        UserError: there is none.
+    Raises UserError: there is none.
     """
     if place.is_file():
         return place
@@ -171,9 +163,7 @@ class Header(Spec):
 class Checkpoint:
     """A checkpoint that has been read and found whole.
 
-    Raises:
-        UserError: it is missing, or of another form.
-        IncompleteDataError: it is damaged.
+    Raises UserError: it is missing, or of another form. IncompleteDataError: it is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -204,8 +194,7 @@ class Checkpoint:
     def require(self, trained: Mapping[str, Any]) -> None:
         """Proves that the plan trains the same thing.
 
-        Raises:
-            UserError: it does not; names the first key that differs.
+        Raises UserError: it does not; names the first key that differs.
         """
         for key, value in trained.items():
             if self.trained.get(key) != value:
@@ -221,8 +210,7 @@ class Checkpoint:
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Puts the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay.
 
-        Raises:
-            IncompleteDataError: they are not those of this network and optimizer.
+        Raises IncompleteDataError: they are not those of this network and optimizer.
         """
         try:
             self._restore(model, optimizer)
@@ -325,8 +313,7 @@ def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
 def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
     """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins.
 
-    Raises:
-        UserError: within an epoch, with another number of ranks, and each reads what it holds.
+    Raises UserError: within an epoch, with another number of ranks, and each reads what it holds.
     """
     before, progress = ranks_before(plan, checkpoint), checkpoint.progress
     if before != plan.layout.ranks and progress.position.place:
@@ -345,8 +332,7 @@ class InitialWeights:
     """What was read, for the record."""
 
     path: str
-    said: str
-    """Of which form, how many tensors, what was cut, digest."""
+    said: str  # Of which form, how many tensors, what was cut, digest.
 
     def settings(self) -> list[Setting]:
         """The file, and what was taken from it."""
@@ -361,9 +347,7 @@ def load_initial(asked: str, model: nn.Module, spec: ModelSpec) -> InitialWeight
         model: the network without an engine's wrapper, on any device.
         spec: what it was built from.
 
-    Raises:
-        UserError: the file is missing, of another form, or of another network.
-        IncompleteDataError: it is damaged.
+    Raises UserError: the file is missing, of another form, or of another network. IncompleteDataError: it is damaged.
     """
     path = find_checkpoint(Path(asked), KEY)
     try:

@@ -30,8 +30,7 @@ class Events:
         self.all: list[Event] = []
         self._offset = time.time() - time.monotonic()
         self._run_start = started
-        self.resumed_s = 0.0
-        """Wall time that a resumed run had spent before, seconds."""
+        self.resumed_s = 0.0  # Wall time that a resumed run had spent before, seconds.
         self.add("init_start", moment=started)
 
     def add(
@@ -73,14 +72,11 @@ class RankContext:
     binding: CoreBinding
     engine: Engine
     device: torch.device
-    watch: RankWatch
-    """Closed by who made it."""
+    watch: RankWatch  # Closed by who made it.
     status: Progress
     watchdog: Watchdog
-    started: float
-    """Monotonic time at which the process began, seconds."""
-    nccl: NcclLog | None = None
-    """The log of NCCL, closed by who made it; None where NCCL has no part."""
+    started: float  # Monotonic time at which the process began, seconds.
+    nccl: NcclLog | None = None  # The log of NCCL, closed by who made it; None where NCCL has no part.
     started_utc: str = field(default_factory=utc_now)
     warnings: list[str] = field(init=False)
     events: Events = field(init=False)

@@ -20,7 +20,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.step_schedule import StepSchedule
-from dlbench.node.watching.agent import NodeSampler, window_ranks
+from dlbench.node.watching.agent import SamplerProcess, window_ranks
 from dlbench.node.watching.core_load import CoreLoad
 from dlbench.node.watching.spans import LayerWatch, ProfileWindow, RankSpans
 from dlbench.records.folder import RunFolder
@@ -38,15 +38,13 @@ class RankWatch:
     """Stages, the window, and on the first rank of a node the sampler.
 
     Args:
-        plan: the run.
         folder: where it is recorded.
-        place: this rank.
         sampler: of this rank's node, started already; None on other ranks, and where the plan has none.
         started: monotonic time at which the process began, seconds.
     """
 
     def __init__(
-        self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: NodeSampler | None, *, started: float
+        self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: SamplerProcess | None, *, started: float
     ) -> None:
         self._plan, self._folder, self._place, self._sampler = plan, folder, place, sampler
         self._spans: RankSpans | None = None
@@ -70,16 +68,12 @@ class RankWatch:
         """What the window will look at.
 
         Args:
-            model: whose layers are watched.
-            engine: has the messages.
             source: knows when batches were read.
-            schedule: where the window lies.
             beat: called before what takes long, for the watchdog.
             computes: whether a call of a module, now, computes it; None: always.
             transfers: each with its step; None where nothing is swapped or recomputed.
 
-        Raises:
-            EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
+        Raises EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
         """
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
         self._transfers = transfers
@@ -247,10 +241,8 @@ def watch_result(
     """What the record says of watching; None where nothing was.
 
     Args:
-        plan: the run.
         schedule: as it was planned on every rank.
         summaries: `RankWatch.summary` of every rank.
-        ranks: results of every rank.
     """
     if plan.watch is None or not plan.watch.is_on:
         return None

@@ -35,12 +35,10 @@ class LoopResult:
 
     measured_samples: int = 0
     measured_ns: int = 0
-    spent_ns: int = 0
-    """In all steps, warm-up included."""
+    spent_ns: int = 0  # In all steps, warm-up included.
     losses: list[float] = field(default_factory=list)
     steps: int = 0
-    step_s: list[float] = field(default_factory=list)
-    """Of every step, warm-up included, seconds."""
+    step_s: list[float] = field(default_factory=list)  # Of every step, warm-up included, seconds.
     garbage: HeldGarbage = field(default_factory=HeldGarbage)
     has_own_peaks: bool = False
     """Whether peaks of resident memory are those from the first measured step on, and not the whole process's."""
@@ -70,8 +68,7 @@ class TrainingLoop:
         self._is_measuring = False
         self._result = LoopResult()
         self._garbage = self._result.garbage
-        self._collected = 0
-        """Steps of this run when garbage was last collected."""
+        self._collected = 0  # Steps of this run when garbage was last collected.
 
     def run(self) -> LoopResult:
         """All steps; afterwards every step is in the step file."""
@@ -165,22 +162,22 @@ class TrainingLoop:
 
     def _ends_after(self, done: int) -> bool:
         """Evaluations, checkpoints, the emptying of caches and the collection of garbage, outside of steps' times."""
-        rest, schedule = self._state.rest, self._schedule
-        rests = rest is not None and done < schedule.end and rest.is_due
+        boundary, schedule = self._state.boundary, self._schedule
+        crosses = boundary is not None and done < schedule.end and boundary.is_due
         pauses = self._pauses is not None and (schedule.stops(done) or schedule.ends_epoch(done))
         collects = (
             self._is_measuring and done < schedule.end and done - schedule.first - self._collected >= self._stands_every
         )
-        stops = rests or collects or (pauses and schedule.stops(done))
+        stops = crosses or collects or (pauses and schedule.stops(done))
         if stops:  # the end of an epoch is only noted; the device need not be waited for
             self._drain()
             self._context.watch.leave_step()
             self._collected = done - schedule.first
         with self._garbage.between_steps() if stops else nullcontext():
             ends = pauses and self._pauses is not None and self._pauses(done, self._result.spent_ns / 1e9)
-            if rest is not None and rests and not ends:
+            if boundary is not None and crosses and not ends:
                 with self._context.watch.pause("cold cache"):
-                    rest.take()
+                    boundary.cross()
             if stops and not ends and self._pauses is not None:
                 self._pauses.check_preemption(done, self._result.spent_ns / 1e9)
         if stops:

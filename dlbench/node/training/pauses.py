@@ -43,8 +43,7 @@ def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
 def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) -> Quality:
     """The quality of the network over all ranks' shares of the validation data; the same on every rank.
 
-    Raises:
-        UserError, RunError: the data cannot be read, as for training.
+    Raises UserError, RunError: the data cannot be read, as for training.
     """
     spec, model, compilation = context.plan.workload.model, state.model, state.compilation
     network = network_of(spec)
@@ -68,7 +67,6 @@ class Pauses:
     """Evaluations and checkpoints of one rank; called by the loop between steps.
 
     Args:
-        context: of the rank.
         state: what is trained.
         source: the validation data; None where nothing is evaluated.
     """
@@ -119,8 +117,7 @@ class Pauses:
     def check_preemption(self, done: int, spent_s: float) -> None:
         """After `done` steps, where training stands still: stops all ranks if any was told to.
 
-        Raises:
-            StoppedEarlyError: it was; where the run keeps checkpoints one is written.
+        Raises StoppedEarlyError: it was; where the run keeps checkpoints one is written.
         """
         if not any_stop_requested(self._context.engine.gather):
             return
@@ -225,8 +222,7 @@ class StoppedEarlyError(Exception):
     def __init__(self, step: int, checkpoint: str | None) -> None:
         super().__init__(f"stopped after step {step}")
         self.step = step
-        self.checkpoint = checkpoint
-        """Name of the checkpoint that was written; None where the run keeps none."""
+        self.checkpoint = checkpoint  # Name of the checkpoint that was written; None where the run keeps none.
 
 
 def stop_requested() -> bool:

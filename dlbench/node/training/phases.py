@@ -25,7 +25,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -45,11 +45,9 @@ bound of the phase is not 0, and its time is not taken for that of its kernels."
 class StepTimes(NamedTuple):
     """One step; times are nanoseconds."""
 
-    start_ns: int
-    """CLOCK_MONOTONIC."""
+    start_ns: int  # CLOCK_MONOTONIC.
     step_ns: int
-    phases: tuple[int, ...]
-    """By `PHASES`."""
+    phases: tuple[int, ...]  # By `PHASES`.
     samples: int
     loss: float
     launch: tuple[int, ...] = ()
@@ -57,40 +55,11 @@ class StepTimes(NamedTuple):
     when their work is done."""
 
 
-class PhaseTimer(Protocol):
-    """Called around every phase of every step."""
-
-    clock: str
-    clock_error_ns: int
-    """How far `start_ns` may be off CLOCK_MONOTONIC."""
-
-    def begin(self) -> None:
-        """A step begins; the one before, if any, ends. After `close` it may wait for the device."""
-
-    def hold(self, holds: bool) -> None:
-        """Whether `hold_back` acts from now on; between steps, after `close`."""
-
-    def hold_back(self) -> None:
-        """The device sleeps until the host has queued what follows; the time counts as input. Nothing on a CPU."""
-
-    def mark(self, phase: int) -> None:
-        """A phase has ended; the time since the last mark is added to it, so that phases may take turns."""
-
-    def finish(self, samples: int, loss: torch.Tensor) -> None:
-        """The step's work is done; its loss is kept without waiting for it."""
-
-    def close(self) -> None:
-        """The last step has ended."""
-
-    def collect(self, *, wait: bool) -> list[StepTimes]:
-        """Steps whose times are known by now, in order; all of them if `wait`."""
-
-
 class CpuTimer:
-    """The monotonic clock: work on a CPU is done when its call returns."""
+    """The monotonic clock: work on a CPU is done when its call returns. Called around every phase of every step."""
 
     clock = "monotonic"
-    clock_error_ns = 0
+    clock_error_ns = 0  # How far `start_ns` may be off CLOCK_MONOTONIC.
 
     def __init__(self) -> None:
         self._spent = [0] * len(PHASES)
@@ -100,29 +69,34 @@ class CpuTimer:
         self._done: list[StepTimes] = []
 
     def begin(self) -> None:
+        """A step begins; the one before, if any, ends. After `close` it may wait for the device."""
         now = time.monotonic_ns()
         self._end_step(now)
         self._begun = self._last = now
         self._spent = [0] * len(PHASES)
 
     def hold(self, holds: bool) -> None:
-        pass
+        """Whether `hold_back` acts from now on; between steps, after `close`."""
 
     def hold_back(self) -> None:
-        pass
+        """The device sleeps until the host has queued what follows; the time counts as input. Nothing on a CPU."""
 
     def mark(self, phase: int) -> None:
+        """A phase has ended; the time since the last mark is added to it, so that phases may take turns."""
         now = time.monotonic_ns()
         self._spent[phase] += now - self._last
         self._last = now
 
     def finish(self, samples: int, loss: torch.Tensor) -> None:
+        """The step's work is done; its loss is kept, on a GPU without waiting for it."""
         self._pending = (samples, loss.item())
 
     def close(self) -> None:
+        """The last step has ended."""
         self._end_step(time.monotonic_ns())
 
     def collect(self, *, wait: bool) -> list[StepTimes]:
+        """Steps whose times are known by now, in order; all of them if `wait`."""
         done, self._done = self._done, []
         return done
 
@@ -146,8 +120,7 @@ class _Mark(NamedTuple):
 class _Queued:
     """A step whose events may not have passed yet."""
 
-    anchor: Anchor | None
-    """Of its start; None where it begins as the step before ends."""
+    anchor: Anchor | None  # Of its start; None where it begins as the step before ends.
     start: torch.cuda.Event
     marks: list[_Mark]
     end: torch.cuda.Event
@@ -174,8 +147,7 @@ class CudaTimer:
         self._queue: deque[_Queued] = deque()
         self._spare: list[torch.cuda.Event] = []
         self._delay_ns = 0
-        self._end_ns: int | None = None
-        """Of the last step whose times are known, on the host's clock."""
+        self._end_ns: int | None = None  # Of the last step whose times are known, on the host's clock.
         self._last_anchor: Anchor | None = None
 
     def begin(self) -> None:
@@ -294,6 +266,9 @@ def _nanoseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> int:
     # Events resolve about half a microsecond; elapsed_time is in milliseconds, a float32 of CUDA's.
     milliseconds: float = start.elapsed_time(end)
     return round(milliseconds * 1e6)
+
+
+PhaseTimer = CpuTimer | CudaTimer
 
 
 def timer_for(device: torch.device, *, synchronise: bool) -> PhaseTimer:

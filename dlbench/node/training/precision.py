@@ -27,15 +27,13 @@ _ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Variables that keep oneDNN, which computes torch's CPU kernels, from instructions that the CPU has."""
 
 _MATRIX = 256
-_PRODUCTS = 7
-"""Of each precision; the fastest counts, the first of them sets things up."""
+_PRODUCTS = 7  # Of each precision; the fastest counts, the first of them sets things up.
 
 
 class Precision:
     """Autocast and loss scaling of one rank, as a plan asks for them.
 
-    Raises:
-        EnvironmentLacksError: the device does not compute in this precision.
+    Raises EnvironmentLacksError: the device does not compute in this precision.
     """
 
     def __init__(self, spec: TrainSpec, device: torch.device) -> None:

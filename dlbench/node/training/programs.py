@@ -37,11 +37,9 @@ from dlbench.units import format_bytes
 
 NO_COMPILE = "set train.compile to none"
 
-GRAPH_MODES = ("reduce-overhead", "max-autotune")
-"""Modes in which torch captures CUDA graphs of what it compiled."""
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # Modes in which torch captures CUDA graphs of what it compiled.
 
-GRAPH_PASSES = 3
-"""Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`)."""
+GRAPH_PASSES = 3  # Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`).
 
 MOST_BLOCKS = 1024
 """Blocks whose functions may be compiled one by one; torch's own limit, 8 for one function, is made for mistakes."""
@@ -52,10 +50,8 @@ class Compilation:
 
     Args:
         plan: compiles, by `train.compile`.
-        device: where the network is.
 
-    Raises:
-        EnvironmentLacksError: torch's compiler lacks what it makes programs with, or the mode does nothing here.
+    Raises EnvironmentLacksError: torch's compiler lacks what it makes programs with, or the mode does nothing here.
     """
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
@@ -87,9 +83,7 @@ class Compilation:
 
         Args:
             model: in training mode, on its device; nothing is hooked to it yet.
-            loss_of: forward pass and loss.
             batch_of: so many samples, on the device.
-            beat: told before each compilation.
         """
         budget = self._train.activation_budget
         if budget is None:
@@ -125,7 +119,6 @@ class Compilation:
             wrapped: as the engine has it.
             loss_of: forward pass and loss of `model`.
             batch_of: so many samples, on the device.
-            beat: told before each pass.
         """
         began = time.monotonic()
         self._compile(model)
@@ -287,11 +280,7 @@ def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Ba
 
 
 def require_mode(mode: str, device: torch.device) -> None:
-    """Proves that a mode does more than default on a device.
-
-    Raises:
-        EnvironmentLacksError: it does not.
-    """
+    """Proves that a mode does more than default on a device. Raises EnvironmentLacksError: it does not."""
     if device.type == "cuda" or mode not in GRAPH_MODES:
         return
     why = "it differs from default by CUDA graphs alone, and this rank computes on a CPU"
@@ -307,12 +296,10 @@ def require_compiler(device: torch.device, asked: str = "train.compile default",
     """Proves that torch can compile for a device.
 
     Args:
-        device: where programs will run.
         asked: the setting that needs it.
         instead: what to do without.
 
-    Raises:
-        EnvironmentLacksError: it cannot.
+    Raises EnvironmentLacksError: it cannot.
     """
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -341,10 +328,8 @@ class NetworkGraphs:
 
     Args:
         plan: captures, by `train.cuda_graphs`.
-        device: where the network is.
 
-    Raises:
-        EnvironmentLacksError: it is no NVIDIA GPU, or this torch cannot capture.
+    Raises EnvironmentLacksError: it is no NVIDIA GPU, or this torch cannot capture.
     """
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
@@ -370,13 +355,10 @@ class NetworkGraphs:
 
         Args:
             model: in training mode, on the device, without hooks.
-            precision: of training.
             loss_of: forward pass and loss of `model`.
             batch: of the shapes that every step has, on the device.
-            beat: told before the capture.
 
-        Raises:
-            EnvironmentLacksError: torch cannot capture this network here.
+        Raises EnvironmentLacksError: torch cannot capture this network here.
         """
         beat("capturing CUDA graphs of the network")
         began = time.monotonic()

@@ -20,16 +20,15 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource, EvaluationSource
 from dlbench.node.data.one_lister import Lister
-from dlbench.node.data.rank_reading import EpochRest, RankReading
-from dlbench.node.data.sample_exchange import Meeting
+from dlbench.node.data.rank_reading import EpochBoundary, RankReading
+from dlbench.node.data.sample_exchange import ExchangeEndpoint
 from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
 from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
-from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.models.schedule import LearningRate
+from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.rendezvous import own_address
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
@@ -142,9 +141,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         timer: told of the end of the backward pass, where the engine knows it.
         resume_from: a checkpoint, or a folder with some, in place of the plan's.
 
-    Raises:
-        UserError: the data set is not what the plan needs, or what it resumes from does not fit.
-        EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
+    Raises UserError: the data set is not what the plan needs, or what it resumes from does not fit.
+    EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
     """
     plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
     workload, train = plan.workload, plan.workload.train
@@ -245,7 +243,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             noise=noise,
             fault=fault,
             host=host,
-            rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
+            boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
             memory=memory,
             compilation=compilation,
             graphs=graphs,
@@ -315,8 +313,7 @@ def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> l
 def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
     """Proves that the device can do what the plan asks of its input.
 
-    Raises:
-        EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
+    Raises EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
     """
     data = plan.workload.data
     if data.reader == "nvimagecodec":
@@ -354,9 +351,9 @@ def _open_training(
     data, train = plan.workload.data, plan.workload.train
     # With another global batch, steps before are counted as if they had been taken with this one.
     first = round(progress.samples / plan.global_batch) if progress else 0
-    meeting = None
+    endpoint = None
     if staging is not None and data.staging == "shard" and place.size > 1:
-        meeting = Meeting(
+        endpoint = ExchangeEndpoint(
             store=staging.data.store(place.rank),
             address=own_address(place.num_nodes == 1, plan.system.launch.interface),
             gather=context.engine.gather,
@@ -375,10 +372,8 @@ def _open_training(
         start=progress.position if progress else None,
         start_batch=first,
         staged=staging.data if staging is not None else None,
-        meeting=meeting,
+        endpoint=endpoint,
         lister=_lister_for(context, "training"),
-        # Without page-locked memory a copy to the GPU cannot run beside computation.
-        pin_memory=context.on_gpu,
         counts=context.on_gpu,
         reading=reading,
         num_parts=train.gradient_accumulation,

@@ -67,9 +67,6 @@ def rank_summary(
     Args:
         context: its warnings get those of what was trained.
         state: what was trained; closed.
-        seen: how its steps went.
-        pacing: of these steps.
-        timer: which timed them.
         startup_s: from the process's start until training could begin, seconds.
         failures: samples that could not be read.
     """
@@ -151,12 +148,9 @@ def make_record(
     Args:
         context: of rank 0.
         state: what rank 0 trained.
-        seen: how its steps went.
         pauses: what happened between them.
-        everyone: by rank.
         exchange: of gradients; None where nothing was exchanged.
         settings: of the engine, the data path and the memory.
-        shuffle: how samples were shuffled.
         clock: what measured the phases.
     """
     plan = context.plan
@@ -354,7 +348,6 @@ def check(
     """All sanity checks of a run.
 
     Args:
-        plan: the run.
         ranks: what its ranks say.
         measured_steps: those that every rank has to have made: as planned, or as agreed on in the warm-up; where
             training ends with a quality, those that rank 0 made.
@@ -446,7 +439,6 @@ def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> li
 
     Args:
         exchange: None at one rank.
-        is_scaled: whether losses were scaled.
     """
     if exchange is None or not exchange.wire_overflows or not is_scaled:
         return []
@@ -533,8 +525,7 @@ def memory_warnings(result: MemoryResult | None) -> list[str]:
 class Shuffled:
     """What the record says of shuffling."""
 
-    result: ShuffleResult | None = None
-    """None where nothing was read."""
+    result: ShuffleResult | None = None  # None where nothing was read.
     checks: tuple[Check, ...] = ()
     settings: tuple[Setting, ...] = ()
 
@@ -552,8 +543,6 @@ def shuffled(
     """What all ranks together read; called by all of them, because samples in doubt are gathered one by one.
 
     Args:
-        plan: the run.
-        source: of this rank.
         everyone: `sample_summary` of every rank.
         gather: `Engine.gather`.
     """

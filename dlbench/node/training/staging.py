@@ -30,11 +30,9 @@ class Staging:
     """Staging of a run, as one rank knows it."""
 
     data: StagedData
-    seconds: float
-    """Until all nodes were ready."""
+    seconds: float  # Until all nodes were ready.
     verified: str
-    node: NodeStaging | None
-    """On the first rank of each node."""
+    node: NodeStaging | None  # On the first rank of each node.
     warnings: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any] | None:
@@ -54,11 +52,9 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
     """Stages what the plan asks for; None where it asks for nothing.
 
     Args:
-        context: of this rank.
         progress: of the checkpoint that the run goes on from.
 
-    Raises:
-        DlbenchError: it failed on this node; PeerLostError: on another one.
+    Raises DlbenchError: it failed on this node; PeerLostError: on another one.
     """
     plan, place, data = context.plan, context.place, context.plan.workload.data
     if data.is_synthetic or data.staging == "none":
@@ -141,7 +137,6 @@ def staging_result(
     """What the record says of staging; None where there was none.
 
     Args:
-        plan: the run.
         staging: of rank 0.
         summaries: of every rank: `staging`, as `Staging.summary` gives it.
     """

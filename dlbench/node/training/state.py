@@ -22,11 +22,11 @@ from torch import nn
 
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.data.rank_reading import EpochRest, RankReading
+from dlbench.node.data.rank_reading import EpochBoundary, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.build import Batch, Loss
 from dlbench.node.models.kernels import Kernels
-from dlbench.node.models.schedule import LearningRate
+from dlbench.node.models.optimizers import LearningRate
 from dlbench.node.training.checkpoint import Checkpoint, InitialWeights
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
@@ -47,44 +47,31 @@ BACKWARD_PER_FORWARD = 2
 class TrainState:
     """What one rank trains, on what, and for how long."""
 
-    model: nn.Module
-    """The network itself, without the engine's wrapper."""
-    wrapped: nn.Module
-    """As the engine has it."""
+    model: nn.Module  # The network itself, without the engine's wrapper.
+    wrapped: nn.Module  # As the engine has it.
     optimizer: torch.optim.Optimizer
-    loss: Loss
-    """Of the wrapped network and a batch."""
+    loss: Loss  # Of the wrapped network and a batch.
     rate: LearningRate
     precision: Precision
     kernels: Kernels
     source: BatchSource
-    batches: Iterator[Batch]
-    """Of the source, with the plan's fault in them."""
+    batches: Iterator[Batch]  # Of the source, with the plan's fault in them.
     schedule: StepSchedule
     noise: NoiseProbe | None
     fault: InjectedFault | None
-    host: HostUpdate | None
-    """Updates parameters; None where the device does."""
-    rest: EpochRest | None
-    """What happens between two epochs, where something does."""
-    memory: ActivationMemory | None
-    """How activations are treated; None where they are left to autograd."""
+    host: HostUpdate | None  # Updates parameters; None where the device does.
+    boundary: EpochBoundary | None  # What happens between two epochs, where something does.
+    memory: ActivationMemory | None  # How activations are treated; None where they are left to autograd.
     compilation: Compilation | None
-    graphs: NetworkGraphs | None
-    """The network's CUDA graphs; None where nothing is captured."""
-    delivery: Delivery | None
-    """Brings the batches to the device; None on CPUs, where they stay."""
+    graphs: NetworkGraphs | None  # The network's CUDA graphs; None where nothing is captured.
+    delivery: Delivery | None  # Brings the batches to the device; None on CPUs, where they stay.
     initial: InitialWeights | None
     """What weights were read to begin with; None where none were, and on other ranks than the first."""
     resumed: Checkpoint | None
-    staging: Staging | None
-    """What was staged on the nodes; None where nothing was."""
-    reading: RankReading | None
-    """How samples are read; None for synthetic data."""
-    initial_digest: str
-    """SHA-256 of the parameters as training finds them."""
-    hashing_s: float
-    """What hashing them took, which is in no figure."""
+    staging: Staging | None  # What was staged on the nodes; None where nothing was.
+    reading: RankReading | None  # How samples are read; None for synthetic data.
+    initial_digest: str  # SHA-256 of the parameters as training finds them.
+    hashing_s: float  # What hashing them took, which is in no figure.
     warnings: tuple[str, ...]
 
     def position(self, done: int) -> Position:
@@ -115,7 +102,6 @@ class InjectedFault:
     """The sleeps of one rank, and how long they really were.
 
     Args:
-        spec: the fault.
         rank: this rank; where the fault does not act on it, nothing sleeps.
     """
 
@@ -180,10 +166,8 @@ def _synchronise(batch: Batch) -> None:
         torch.cuda.synchronize(device)
 
 
-DECAY = 0.95
-"""Of the running means, a step; about the last 20 steps count."""
-_HISTORY = 1000
-"""Steps kept in a record."""
+DECAY = 0.95  # Of the running means, a step; about the last 20 steps count.
+_HISTORY = 1000  # Steps kept in a record.
 
 
 class NoiseProbe:

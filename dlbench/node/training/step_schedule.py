@@ -40,26 +40,18 @@ tells how long a step is."""
 class StepSchedule:
     """What happens after which step. Only `lengthen` changes it, for all who hold it."""
 
-    first: int
-    """Steps done before this run."""
-    end: int
-    """Steps done when it ends, at the latest."""
-    warmup: int
-    """Steps of this run that are warm-up."""
+    first: int  # Steps done before this run.
+    end: int  # Steps done when it ends, at the latest.
+    warmup: int  # Steps of this run that are warm-up.
     global_batch: int
-    steps_per_epoch: float | None
-    """None where nothing is known of epochs (synthetic data)."""
-    evaluate_every: float | None = None
-    """Steps; None: never."""
+    steps_per_epoch: float | None  # None where nothing is known of epochs (synthetic data).
+    evaluate_every: float | None = None  # Steps; None: never.
     checkpoint_every: float | None = None
-    window_steps: int = 0
-    """Warm-up steps in which layers are to be watched one by one."""
+    window_steps: int = 0  # Warm-up steps in which layers are to be watched one by one.
     deciding_steps: int = 0
     """First steps by whose times the exchange is arranged or tuned: no layer is watched in them."""
-    warmup_s: float = 0.0
-    """The warm-up lasts so long at least, seconds, as far as can be told before its last steps."""
-    measured_s: float = 0.0
-    """The measured steps last so long at least, as far as the warm-up can tell."""
+    warmup_s: float = 0.0  # The warm-up lasts so long at least, seconds, as far as can be told before its last steps.
+    measured_s: float = 0.0  # The measured steps last so long at least, as far as the warm-up can tell.
 
     @property
     def measured(self) -> int:
@@ -171,8 +163,6 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
     """The schedule of a plan.
 
     Args:
-        plan: the run.
-        first: steps done before it.
         batches_per_epoch: batches of a rank in one epoch of its data; None for synthetic data.
         on_gpu: whether ranks compute on GPUs.
     """
@@ -233,10 +223,8 @@ SHORT_WINDOW_S = 20.0
 """A GPU's power is read once a second and is the mean of one (`dlbench.machine`): twenty values and fewer say little of
 energy, and clocks still follow the temperature."""
 
-_LATE_STEPS = 50
-"""Steps of the warm-up, the last ones, whose median counts."""
-_SHORT = 0.9
-"""Share of the wanted seconds below which it is said that they were not reached."""
+_LATE_STEPS = 50  # Steps of the warm-up, the last ones, whose median counts.
+_SHORT = 0.9  # Share of the wanted seconds below which it is said that they were not reached.
 
 
 class Pacing:
@@ -248,7 +236,6 @@ class Pacing:
         """What is agreed on.
 
         Args:
-            schedule: lengthened in place.
             gather: a value of every rank, by rank.
             expect: told the steps of the run and those of its warm-up.
         """
@@ -285,7 +272,6 @@ class Pacing:
         """What was asked for in seconds and what became of it; nothing where steps alone were.
 
         Args:
-            measure: of the plan.
             step_s: of every step of this rank, seconds.
         """
         schedule = self._schedule

@@ -25,8 +25,7 @@ from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 
-STAGE_BYTES = 2_000
-"""Room of a rank outside of the window: its stages, and nothing else."""
+STAGE_BYTES = 2_000  # Room of a rank outside of the window: its stages, and nothing else.
 
 
 def window_ranks(plan: RunPlan) -> tuple[int, ...]:
@@ -69,8 +68,7 @@ def _third(plan: RunPlan) -> int:
 
 COMMAND = (sys.executable, "-P", "-m", "dlbench.node.watching.sampler")
 
-FINISH_S = 10.0
-"""How long the sampler may take for its account; the last comparison of clocks is within."""
+FINISH_S = 10.0  # How long the sampler may take for its account; the last comparison of clocks is within.
 
 _STOP_S = 2.0
 
@@ -80,13 +78,10 @@ def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores:
 
     Args:
         plan: the run; with `watch`.
-        folder: of the run.
-        place: of the rank.
         allowed_cores: cores of this process before it was bound, in the order in which ranks take theirs
             (`node.cores.by_physical_core`).
 
-    Raises:
-        ValueError: the plan has no sampler.
+    Raises ValueError: the plan has no sampler.
     """
     if plan.watch is None or not plan.watch.sampler:
         raise ValueError("this plan has no sampler")
@@ -119,8 +114,7 @@ class SamplerProcess:
         self._order = order
         self._command = tuple(command)
         self._process: subprocess.Popen[bytes] | None = None
-        self.problem = ""
-        """Why this node was not sampled, or not to the end, one sentence; empty if all went well."""
+        self.problem = ""  # Why this node was not sampled, or not to the end, one sentence; empty if all went well.
 
     @property
     def pid(self) -> int | None:
@@ -244,20 +238,3 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> int | None:
         return process.stdin.write(line) or 0  # None: the pipe is full
     except OSError:
         return None
-
-
-class NodeSampler(SamplerProcess):
-    """The sampler of this rank's node, as the plan says; for local rank 0.
-
-    Args:
-        plan: the run; with `watch.sampler`.
-        folder: of the run.
-        place: of the rank.
-        allowed_cores: as `order_for`.
-
-    Raises:
-        ValueError: the plan has no sampler.
-    """
-
-    def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> None:
-        super().__init__(order_for(plan, folder, place, allowed_cores))

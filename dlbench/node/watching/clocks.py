@@ -23,19 +23,13 @@ from dlbench.machine.clock_offset import Exchange, OffsetEstimate, estimate, eve
 from dlbench.opening import read_json
 from dlbench.records.files import write_json
 
-Clock = Callable[[], int]
-"""Reads a clock, nanoseconds."""
+Clock = Callable[[], int]  # Reads a clock, nanoseconds.
 
-GREETING_S = 5.0
-"""How long a connection may take to greet."""
-BURST_S = 2.0
-"""How long one connection is served."""
-PAUSE_S = 0.2
-"""How long it may pause between two requests; others wait for their turn."""
-MAX_ROUNDS = 1000
-"""Requests answered on one connection."""
-MAX_WAITING = 64
-"""Connections that have not greeted yet; one more, and the oldest is closed."""
+GREETING_S = 5.0  # How long a connection may take to greet.
+BURST_S = 2.0  # How long one connection is served.
+PAUSE_S = 0.2  # How long it may pause between two requests; others wait for their turn.
+MAX_ROUNDS = 1000  # Requests answered on one connection.
+MAX_WAITING = 64  # Connections that have not greeted yet; one more, and the oldest is closed.
 
 _MARK = b"DLBCLK01"
 _GREETING = struct.Struct("<8s32s")
@@ -53,11 +47,9 @@ class ClockServer:
 
     Args:
         address: IPv4 address to listen at.
-        token: of the run.
         clock: what is read; for tests.
 
-    Raises:
-        OSError: cannot listen at this address.
+    Raises OSError: cannot listen at this address.
     """
 
     def __init__(self, address: str, token: str, *, clock: Clock = time.monotonic_ns) -> None:
@@ -69,8 +61,7 @@ class ClockServer:
         self._waiting: dict[socket.socket, tuple[bytes, float]] = {}
         self._thread = threading.Thread(target=self._run, name="clock server", daemon=True)
         self.address, self.port = self._listener.getsockname()[:2]
-        self.problem = ""
-        """Why it answers no longer; empty while it does."""
+        self.problem = ""  # Why it answers no longer; empty while it does.
 
     def start(self) -> None:
         """Begins to answer."""
@@ -173,14 +164,11 @@ def compare(
     Args:
         address: where node 0 listens.
         port: where node 0 listens.
-        token: of the run.
-        rounds: exchanges.
         timeout_s: for all of it, waiting for one's turn included.
         clock: what is read here; for tests.
 
-    Raises:
-        OSError: no connection, or no answer in time.
-        ValueError: an answer to another question, or clocks that cannot be compared.
+    Raises OSError: no connection, or no answer in time. ValueError: an answer to another question, or clocks that
+    cannot be compared.
     """
     deadline = time.monotonic() + timeout_s
     found: list[Exchange] = []
@@ -222,27 +210,18 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 FORMAT, VERSION = "dlbench.clock", 1
 
-MAX_BYTES = 1 << 16
-"""Of `clock.json` at most: it holds an address."""
-BURST_ROUNDS = 200
-"""Exchanges at the start and at the end of a run."""
-SHORT_ROUNDS = 20
-"""Exchanges in between."""
+MAX_BYTES = 1 << 16  # Of `clock.json` at most: it holds an address.
+BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
+SHORT_ROUNDS = 20  # Exchanges in between.
 EVERY_S = 60.0
-MAX_ESTIMATES = 64
-"""With more of them every second one is forgotten, and the time between two doubles."""
-WAIT_S = 180.0
-"""How long node 0's address is waited for, beside the sampling; shared file systems show new files late."""
+MAX_ESTIMATES = 64  # With more of them every second one is forgotten, and the time between two doubles.
+WAIT_S = 180.0  # How long node 0's address is waited for, beside the sampling; shared file systems show new files late.
 START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 
 
 def publish(path: Path, server: ClockServer, token: str) -> None:
-    """Says where node 0 answers, in `clock.json`.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Says where node 0 answers, in `clock.json`. Raises RunError: the file cannot be written."""
     content = {"address": server.address, "port": server.port, "token": token}
     write_json(path, {"format": FORMAT, "version": VERSION, **content})
 
@@ -252,7 +231,6 @@ class ClockFollower:
 
     Args:
         path: `clock.json`.
-        token: of the run.
         clock: what is read; for tests.
     """
 

@@ -22,8 +22,7 @@ from dlbench.records.watch import NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY = (0, 1, 2)
-_STEAL = 7
-"""Columns of a core's line: user, nice and system; taken by the hypervisor."""
+_STEAL = 7  # Columns of a core's line: user, nice and system; taken by the hypervisor.
 
 
 class CoreLoad:
@@ -93,8 +92,7 @@ class _Moment:
     time_s: float
     own_s: float
     busy: Mapping[int, int]
-    steal: Mapping[int, int]
-    """Ticks by core."""
+    steal: Mapping[int, int]  # Ticks by core.
     pressure_s: float | None
 
 
@@ -171,7 +169,6 @@ def node_loads(
     Args:
         told: `CoreLoad.told` of every rank.
         ranks: every rank, in the same order.
-        node_ranks: the node of each.
     """
     nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
     for number, rank, one in zip(node_ranks, ranks, told, strict=True):

@@ -18,8 +18,7 @@ from typing import Any
 from dlbench.machine.sources import Source
 from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 
-GRACE_S = 5.0
-"""How long a call that hangs may keep the sampler alive after SIGTERM: it must not outlive its rank."""
+GRACE_S = 5.0  # How long a call that hangs may keep the sampler alive after SIGTERM: it must not outlive its rank.
 
 _TERMINATED = 128 + signal.SIGTERM
 _MAX_LINE = 1 << 20
@@ -30,24 +29,17 @@ class SamplerOrder:
     """One node's sampler."""
 
     run_id: str
-    samples: str
-    """Path of the file of samples, which does not exist yet."""
-    clock: str
-    """Path of `clock.json`."""
+    samples: str  # Path of the file of samples, which does not exist yet.
+    clock: str  # Path of `clock.json`.
     node_rank: int
     num_nodes: int
     host: str
-    token: str
-    """The same on all nodes of one start of the run."""
+    token: str  # The same on all nodes of one start of the run.
     period_s: float
-    max_bytes: int
-    """Limit of the file of samples."""
-    cores: tuple[int, ...]
-    """Cores the sampler binds itself to; none: those it has."""
-    interface: str | None
-    """Network interface at which node 0 answers about its clock; none: the one that routes."""
-    parent: int = 0
-    """Number of the process that starts it and without which it ends; 0: it is not started directly."""
+    max_bytes: int  # Limit of the file of samples.
+    cores: tuple[int, ...]  # Cores the sampler binds itself to; none: those it has.
+    interface: str | None  # Network interface at which node 0 answers about its clock; none: the one that routes.
+    parent: int = 0  # Number of the process that starts it and without which it ends; 0: it is not started directly.
 
     def to_line(self) -> bytes:
         """The order as one line of JSON."""
@@ -55,11 +47,7 @@ class SamplerOrder:
 
     @classmethod
     def from_line(cls, line: bytes) -> SamplerOrder:
-        """The order of a line.
-
-        Raises:
-            ValueError: not a line of `to_line`.
-        """
+        """The order of a line. Raises ValueError: not a line of `to_line`."""
         try:
             content: dict[str, Any] = json.loads(line)
             return cls(**{**content, "cores": tuple(content["cores"])})
@@ -90,7 +78,6 @@ class Commands:
     """Lines of a pipe, without a thread that would wake for each.
 
     Args:
-        descriptor: of the pipe.
         termination: becomes readable when the process is to end.
     """
 
@@ -102,9 +89,7 @@ class Commands:
     def line(self, wait_s: float | None) -> bytes | None:
         """The next line, after waiting so long for it at most (None: without end); None if there is none yet.
 
-        Raises:
-            EOFError: the writer is gone.
-            SystemExit: the process is to end.
+        Raises EOFError: the writer is gone. SystemExit: the process is to end.
         """
         if b"\n" not in self._rest:
             ready, _, _ = select.select([self._descriptor, self._termination], [], [], wait_s)
@@ -123,11 +108,9 @@ class Commands:
         return line
 
 
-SLOW_EVERY = 10
-"""Of so many samples one reads the slow sources too."""
+SLOW_EVERY = 10  # Of so many samples one reads the slow sources too.
 
-SPARE_ROWS = 3
-"""Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample."""
+SPARE_ROWS = 3  # Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample.
 
 PARTS = 10
 """Each time another of so many parts of the room is full the period doubles; the last part is divided so again.
@@ -136,8 +119,7 @@ Equal parts hold equally many rows, so that the time that the file reaches over 
 is left instead makes all levels equally long: a file of 50 kB is then full within two minutes.
 """
 
-_BLOCK_BYTES = 64
-"""More than a block needs beside its rows."""
+_BLOCK_BYTES = 64  # More than a block needs beside its rows.
 
 
 class Sampling:
@@ -150,8 +132,7 @@ class Sampling:
         source: what is read; closed by `close`.
         clock: nanoseconds, CLOCK_MONOTONIC.
 
-    Raises:
-        OSError: the file exists, or cannot be written.
+    Raises OSError: the file exists, or cannot be written.
     """
 
     def __init__(self, order: SamplerOrder, source: Source, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -181,8 +162,7 @@ class Sampling:
         self._left_out = 0
         self._skipped = 0
         self._late = array("q")
-        self.failures: list[str] = []
-        """What failed on the way, each a sentence."""
+        self.failures: list[str] = []  # What failed on the way, each a sentence.
 
     @property
     def due_ns(self) -> int:
@@ -206,8 +186,7 @@ class Sampling:
 
         Where only the source is to be looked at, that is done and nothing written.
 
-        Raises:
-            OSError: the disk is full or gone.
+        Raises OSError: the disk is full or gone.
         """
         if self._clock() < self._sample_due_ns:
             self._read_ns = self._clock()
@@ -255,8 +234,7 @@ class Sampling:
         Args:
             is_last: it may take the room that is kept for the last one.
 
-        Raises:
-            OSError: the disk is full or gone.
+        Raises OSError: the disk is full or gone.
         """
         self._taken = 0
         self._read_and_write(None, kept_bytes=0 if is_last else self._row_bytes + _BLOCK_BYTES)
@@ -287,11 +265,7 @@ class Sampling:
         return self._writer.bytes_written + block + kept_bytes <= self._max_bytes
 
     def flush(self) -> None:
-        """Writes what is held.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Writes what is held. Raises OSError: the disk is full or gone."""
         self._writer.flush()
         self._held = 0
 
@@ -311,19 +285,11 @@ class Sampling:
         }
 
     def end(self, account: dict[str, Any]) -> None:
-        """Writes the sampler's account behind the samples.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Writes the sampler's account behind the samples. Raises OSError: the disk is full or gone."""
         self._writer.note({"end": account})
 
     def close(self) -> None:
-        """Closes file and source.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Closes file and source. Raises OSError: the disk is full or gone."""
         try:
             self._source.close()
         finally:

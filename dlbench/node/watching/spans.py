@@ -39,12 +39,9 @@ from dlbench.records.rows.spans import COMPUTE, SPAN_FIELDS, STAGE, SpanWriter
 from dlbench.specs.plan import RunPlan
 
 _ROW_BYTES = sum(int(kind[-1]) for _, kind in SPAN_FIELDS)
-_HELD_ROWS = 256
-"""Rows that a `SpanWriter` holds at most before it writes them."""
-_NOTE_BYTES = 64
-"""What a new name takes besides its letters, at most."""
-_BLOCK_BYTES = 32
-"""What a block takes besides its rows, at most, where they cannot be made smaller."""
+_HELD_ROWS = 256  # Rows that a `SpanWriter` holds at most before it writes them.
+_NOTE_BYTES = 64  # What a new name takes besides its letters, at most.
+_BLOCK_BYTES = 32  # What a block takes besides its rows, at most, where they cannot be made smaller.
 _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 """What the stages take that follow a pause, at most: the one it interrupts, "measuring" and "finishing"."""
 
@@ -54,8 +51,7 @@ class SpanTotals:
     """How much one rank wrote."""
 
     num_spans: int
-    dropped: int
-    """For want of room, or because the file could not be written."""
+    dropped: int  # For want of room, or because the file could not be written.
     num_bytes: int
 
 
@@ -63,15 +59,11 @@ class RankSpans:
     """Spans of one rank: stages that follow each other without a gap, and single spans of the window.
 
     Args:
-        plan: a plan that watches.
-        folder: where the spans go.
-        place: this rank.
         start_ns: when the first stage, "starting", began, CLOCK_MONOTONIC; None: now.
     """
 
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, *, start_ns: int | None = None) -> None:
-        self.problem = ""
-        """Why spans are missing, if the file could not be written; else empty."""
+        self.problem = ""  # Why spans are missing, if the file could not be written; else empty.
         self._writer: SpanWriter | None = None
         self._given = 0
         self._names: set[str] = set()
@@ -194,11 +186,9 @@ def _told(error: OSError) -> str:
     return f"spans could not be written: {error.strerror or error}"
 
 
-MAX_HELD_CALLS = 20_000
-"""Calls of modules held in memory until they are written."""
+MAX_HELD_CALLS = 20_000  # Calls of modules held in memory until they are written.
 
-_LEAF_NUMBER = 2**64 - 1
-"""Sequence number of nodes that add gradients up in parameters; they belong to no call."""
+_LEAF_NUMBER = 2**64 - 1  # Sequence number of nodes that add gradients up in parameters; they belong to no call.
 
 
 class MomentClock(Protocol):
@@ -217,8 +207,7 @@ class MomentClock(Protocol):
         """A moment as nanoseconds of CLOCK_MONOTONIC."""
 
 
-AddSpan = Callable[..., None]
-"""`RankSpans.add`."""
+AddSpan = Callable[..., None]  # `RankSpans.add`.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,10 +217,8 @@ class _Call:
     name: str
     step: int
     module: nn.Module
-    is_repeated: bool
-    """Whether it computes activations again, for a backward pass that has begun."""
-    first_node: int
-    """Sequence number of autograd at the beginning."""
+    is_repeated: bool  # Whether it computes activations again, for a backward pass that has begun.
+    first_node: int  # Sequence number of autograd at the beginning.
     forward_start: Any
     forward_end: Any = None
     backward_start: Any = None
@@ -244,7 +231,6 @@ class LayerWatch:
     Args:
         model: its leaf modules are watched, by their names.
         clock: of the device where it computes.
-        add: where spans go.
         computes: whether a call of a module, now, computes it; others are left out.
     """
 
@@ -385,11 +371,9 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 ANCHOR = "dlbench profiler anchor"
 
-_WARM_MARKS = 10
-"""Marks before the anchor; the first ones are slow."""
+_WARM_MARKS = 10  # Marks before the anchor; the first ones are slow.
 
-MAX_PROFILE_BYTES = 500_000_000
-"""A larger profile is not kept; it is written outside of `watch.max_bytes`."""
+MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written outside of `watch.max_bytes`.
 
 
 class ProfileWindow:
@@ -397,11 +381,9 @@ class ProfileWindow:
 
     Args:
         path: where it goes, a Chrome trace as torch writes it.
-        device: where this rank computes.
         add: where the span of the anchor goes.
 
-    Raises:
-        EnvironmentLacksError: this torch was built without its profiler.
+    Raises EnvironmentLacksError: this torch was built without its profiler.
     """
 
     def __init__(self, path: Path, device: torch.device, add: AddSpan) -> None:
@@ -416,8 +398,7 @@ class ProfileWindow:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._is_open = self._has_profile = False
-        self.problem = ""
-        """Why there is no profile; empty if all went well."""
+        self.problem = ""  # Why there is no profile; empty if all went well.
 
     def open(self) -> None:
         """Begins; the device must be idle."""

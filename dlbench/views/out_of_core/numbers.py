@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from dlbench.costs.memory.blocks import BlockCosts, Schedule
+from dlbench.costs.memory.blocks import BlockCosts, Operation, Schedule
 from dlbench.costs.memory.planner import PREFETCH
 from dlbench.costs.memory.simulator import simulate
 from dlbench.reading.comparability import averaged_id, planned_id
 from dlbench.reading.scaling import Group, Point
-from dlbench.reading.side_by_side import alike, compared
+from dlbench.reading.side_by_side import alike, compared, with_train
 from dlbench.reading.table import RunTable
 from dlbench.reading.warm_up import beside_passes_s
-from dlbench.records.memory import MemoryResult
+from dlbench.records.memory import MemoryResult, TransferSpan
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column
 from dlbench.report.wording import percent, place_text, runs_text
@@ -68,26 +68,8 @@ METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_bu
 # One pass
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassSpan:
-    """One operation of a pass, simulated or measured."""
-
-    lane: str
-    """compute, out or in."""
-    kind: str
-    """forward, recompute, backward, outside, wait, swap out or swap in."""
-    block: int | None
-    """Number of its block, from 0; None: outside of the chain."""
-    start_s: float
-    end_s: float
-
-
-DECISION_TITLES = {
-    "keep": "keep",
-    "swap": "swap",
-    "recompute": "recompute",
-    "recompute-swap": "recompute, input swapped",
-}
+PassSpan = Operation | TransferSpan
+"""One operation of a pass, simulated or measured; seconds from its start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +104,11 @@ class Passage:
     predicted: Prediction
     capacity_bytes: int | None
     blocks: tuple[PlannedPart, ...]
-    simulated: tuple[PassSpan, ...]
+    simulated: tuple[Operation, ...]
     """By the simulator, with the chain and the rates that were measured before training."""
     held: tuple[tuple[float, int], ...]
     """What the simulator says is held from each of these times (seconds) on, bytes."""
-    measured: tuple[PassSpan, ...]
+    measured: tuple[TransferSpan, ...]
     """A watched pass of rank 0; empty where none was watched."""
 
 
@@ -139,12 +121,9 @@ def _passage_of(result: MemoryResult, run_id: str, label: str) -> Passage:
         predicted=result.plan.predicted,
         capacity_bytes=result.plan.capacity_bytes,
         blocks=blocks_of(result.chain, result.plan, result.swap),
-        simulated=spans_of(schedule),
+        simulated=schedule.operations,
         held=schedule.held,
-        measured=tuple(
-            PassSpan(lane=one.lane, kind=one.kind, block=one.block, start_s=one.start_s, end_s=one.end_s)
-            for one in result.timeline
-        ),
+        measured=result.timeline,
     )
 
 
@@ -175,14 +154,6 @@ def blocks_of(chain: Chain, plan: BlockPlan, swap: Swap) -> tuple[PlannedPart, .
 def schedule_of(chain: Chain, plan: BlockPlan, rates: TransferRates | None, swap: Swap) -> Schedule:
     """A pass by the simulator, as the method brings tensors back."""
     return simulate(chain, plan.blocks, rates, plan.capacity_bytes, prefetch=PREFETCH[swap])
-
-
-def spans_of(schedule: Schedule) -> tuple[PassSpan, ...]:
-    """The operations of a simulated pass."""
-    return tuple(
-        PassSpan(lane=one.lane, kind=one.kind, block=one.block, start_s=one.start_s, end_s=one.end_s)
-        for one in schedule.operations
-    )
 
 
 # Methods side by side
@@ -333,12 +304,8 @@ def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ..
 
 def _without_method(run: Run) -> Run:
     """A run as if it had no method and batches of one sample."""
-    plan = run.plan
     neutral = {key: TrainSpec.model_fields[key].default for key in METHOD_KEYS}
-    one = {"memory": MemorySpec(), "batch_per_rank": 1, "gradient_accumulation": 1}
-    train = plan.workload.train.model_copy(update={**neutral, **one})
-    workload = plan.workload.model_copy(update={"train": train})
-    return dataclasses.replace(run, plan=plan.model_copy(update={"workload": workload}))
+    return with_train(run, {**neutral, "memory": MemorySpec(), "batch_per_rank": 1, "gradient_accumulation": 1})
 
 
 def _has_method(group: Group) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import dlbench
+from dlbench.costs.memory.blocks import Operation
 from dlbench.costs.memory.planner import (
     METHODS,
     Method,
@@ -40,7 +41,6 @@ from dlbench.views.out_of_core.numbers import (
     PlannedPart,
     blocks_of,
     schedule_of,
-    spans_of,
 )
 from dlbench.views.out_of_core.view import blocks_sheet, byte_unit, held_chart, in_core_mark, lanes_chart
 
@@ -103,7 +103,7 @@ class MemoryPlan:
     """The largest batch that the capacity holds in core; 0: none."""
     plan: BlockPlan
     blocks: tuple[PlannedPart, ...]
-    operations: tuple[PassSpan, ...]
+    operations: tuple[Operation, ...]
     held: tuple[tuple[float, int], ...]
     """What is held from each of these times (seconds) on, bytes."""
     methods: tuple[Forecast, ...]
@@ -158,7 +158,7 @@ def memory_plan(
         in_core_batch=limit,
         plan=plan,
         blocks=blocks_of(chain, plan, "planned"),
-        operations=spans_of(schedule),
+        operations=schedule.operations,
         held=schedule.held,
         methods=tuple(_forecast(as_it_is(method)) for method in methods),
         by_capacity=tuple(map(_forecast, by_capacity)),

@@ -234,7 +234,7 @@ def _memory_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subj
 def passage_charts(found: Passage, label: str, number: int) -> list[Chart]:
     """The lanes of a pass, measured above predicted, and what is held meanwhile."""
     about = ReportSubject(id=f"pass-{number}", label=f"{label}: {found.label}")
-    sides = [("measured", found.measured), ("predicted", found.simulated)]
+    sides: list[tuple[str, Sequence[PassSpan]]] = [("measured", found.measured), ("predicted", found.simulated)]
     charts = [lanes_chart([(name, spans) for name, spans in sides if spans], found.blocks, about)]
     if len(found.held) > 1:
         charts.append(held_chart(found.held, found.capacity_bytes, found.blocks, about))

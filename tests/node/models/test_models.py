@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.build import Batch, build_model, loss_for, network_of
 from dlbench.node.models.cosmoflow import CosmoFlow
-from dlbench.node.models.optimizers import Lamb, Lars, build_optimizer
+from dlbench.node.models.optimizers import Lamb, Lars, LearningRate, build_optimizer
 from dlbench.node.models.resnet import Bottleneck, ResNet
-from dlbench.node.models.schedule import LearningRate
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
 from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel
 

@@ -28,9 +28,8 @@ from dlbench.node.data.loader import RECENT_READS
 from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batches
 from dlbench.node.models.bert import MaskedLmAccuracy
 from dlbench.node.models.cosmoflow import MeanAbsoluteError
-from dlbench.node.models.optimizers import Lamb
+from dlbench.node.models.optimizers import Lamb, LearningRate
 from dlbench.node.models.resnet import Top1
-from dlbench.node.models.schedule import LearningRate
 from dlbench.node.training import checkpoint, precision
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
 from dlbench.node.training.pauses import Pauses

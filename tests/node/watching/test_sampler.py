@@ -26,7 +26,6 @@ from dlbench.node.watching import agent
 from dlbench.node.watching.agent import (
     COMMAND,
     STAGE_BYTES,
-    NodeSampler,
     SamplerProcess,
     order_for,
     sample_bytes,
@@ -450,7 +449,7 @@ def test_one_node_is_sampled_from_start_to_end(tmp_path: Path) -> None:
     plan = plan_of(period_s=0.1)
     folder = create(tmp_path, plan)
     cores = sorted(os.sched_getaffinity(0))
-    sampler = NodeSampler(plan, folder, place_of(plan), cores)
+    sampler = SamplerProcess(order_for(plan, folder, place_of(plan), cores))
     sampler.start()
     try:
         path = folder.samples(0)
