@@ -397,10 +397,16 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     unit = point.sample_unit
     # Before and behind the value; never a pattern, for units and values are text of workload files.
     around = {
-        "precision": ("", ""), "batch_per_rank": ("", f" {unit} per rank"), "global_batch": ("", f" {unit} in all"),
-        "data": ("", " data" if registered.get("data") == "synthetic" else ""), "exchange": ("exchange ", ""),
-        "goal": ("", ""), "system": ("on ", ""), "device": ("", ""),
-        "watching": ("monitoring ", ""), "fault": ("injected fault ", ""),
+        "precision": ("", ""),
+        "batch_per_rank": ("", f" {unit} per rank"),
+        "global_batch": ("", f" {unit} in all"),
+        "data": ("", " data" if registered.get("data") == "synthetic" else ""),
+        "exchange": ("exchange ", ""),
+        "goal": ("", ""),
+        "system": ("on ", ""),
+        "device": ("", ""),
+        "watching": ("monitoring ", ""),
+        "fault": ("injected fault ", ""),
     }
     different = {one.key for one in allowed}
     shown = [
