@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": BASE
     | {"specs", "records", "datasets", "costs", "setup", "jobs", "stats", "reading", "report"}
     | {"views", "gate", "history", "collectives", "perfetto", "exports"},
+    "frames": BASE | {"records", "report", "perfetto", "views"},
     "node.models": NODE_FLOOR,
     "node.devices": NODE_FLOOR | {"node.ranks"},
     "node.data": NODE_FLOOR | {"node.models", "node.preflight", "node.local_sockets"},

@@ -14,7 +14,7 @@ from dlbench.records.job import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
-from dlbench.report.wording import number_text, optional, percent, runs_text
+from dlbench.report.wording import number_text, percent, runs_text
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
 
@@ -30,17 +30,14 @@ _PARTS: dict[PartName, str] = {
     "between": "Job outside its runs",
     "unknown": "Not measured: Slurm reports the job as a whole only",
 }
-_MANY_JOULES = 1e6
 
 
-def _hours(value: float | None) -> str:
-    return optional(None, "") if value is None else f"{value:,.3g}"
+def _hours(value: float) -> str:
+    return f"{value:,.3g}"
 
 
-def _energy_text(joules: float | None) -> str:
-    if joules is None:
-        return optional(None, "")
-    return f"{joules / 3.6e6:,.3g} kWh" if joules >= _MANY_JOULES else f"{joules:,.3g} J"
+def _energy_text(joules: float) -> str:
+    return f"{joules / 3.6e6:,.3g} kWh" if joules >= 1e6 else f"{joules:,.3g} J"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,9 +187,8 @@ def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
     for run in runs:
         if run.record is None or run.state != "valid":
             continue
-        start, measured = (
-            max(getattr(rank, name) for rank in run.record.ranks) for name in ("startup_s", "measured_s")
-        )
+        ranks = run.record.ranks
+        start, measured = (max(getattr(rank, name) for rank in ranks) for name in ("startup_s", "measured_s"))
         # The record counts whole seconds.
         seconds = start, measured, max(0.0, (wall_s(run) or 0.0) - start - measured)
         for name, value in zip(hours, seconds, strict=True):
@@ -215,23 +211,16 @@ def _sum_of_all(values: Sequence[float | None]) -> float | None:
 
 def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Sequence[str]) -> dict[PartName, float]:
     """Node-seconds of each part, largest meaning first."""
-    parts: dict[PartName, float] = dict.fromkeys(
-        ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown"), 0.0
-    )
+    names: tuple[PartName, ...] = ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown")
+    parts = dict.fromkeys(names, 0.0)
     for job, held in jobs.items():
-        of_runs = 0.0
-        is_known = True
-        for run, one in held:
-            own = _run_parts(run, one)
-            if own is None:
-                is_known = False
-                continue
-            of_runs += sum(own.values())
-            for name, seconds in own.items():
-                parts[name] += seconds
+        of_runs = [_run_parts(run, one) for run, one in held]
+        known = [own for own in of_runs if own is not None]
+        for name, value in (item for own in known for item in own.items()):
+            parts[name] += value
         if job not in partial:
-            rest = max(0.0, held[0][1].job_node_s - of_runs)
-            parts["between" if is_known else "unknown"] += rest
+            rest = max(0.0, held[0][1].job_node_s - sum(sum(own.values()) for own in known))
+            parts["unknown" if None in of_runs else "between"] += rest
     return parts
 
 
@@ -374,11 +363,10 @@ def _headline(found: CampaignCost) -> str:
     # Slurm reports whole seconds.
     wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
     share = found.share_measured
+    steps = ", share of measured steps not measured" if found.node_hours else ""
     if share is not None:
         some = " of what Slurm reports separately" if found.why_not_apart else ""
         steps = f", {percent(share, 0)}{some} in measured steps"
-    else:
-        steps = ", share of measured steps not measured" if found.node_hours else ""
     return f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}"
 
 
@@ -451,7 +439,7 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
                 "node_hours_per_result",
                 "Each",
                 lambda point: point.node_hours_per_result,
-                lambda point: _hours(point.node_hours_per_result),
+                lambda point: None if point.node_hours_per_result is None else _hours(point.node_hours_per_result),
                 is_brief=True,
             ),
             *("waited_s", "max_rss_bytes", "energy_j", "node_sets", "most_switches"),

@@ -15,10 +15,11 @@ run did better than the model's best, the model is contradicted, and gives no bo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlbench.costs import overlap
@@ -32,7 +33,7 @@ from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, Value
+from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
 from dlbench.report.wording import (
     basis_text,
     figure_text,
@@ -59,6 +60,17 @@ ROUNDING = 1e-6
 
 CONTRADICTED = "model contradicted by measurement"
 """Why there is no bound where a run did better than the model's best."""
+
+
+NOT_MEASURED = "not measured"
+
+
+def count_cell(count: Estimate) -> Value | Cell:
+    """A count; its interval only where runs differ."""
+    return Cell(value_text(count), number=count.value) if count.low == count.high else count
+
+
+_COUNT: Mapping[str, Any] = {"text": count_cell, "missing": NOT_MEASURED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +101,16 @@ class Prediction:
     per_byte_s: float
     is_fitted: bool
     """Whether the line was fitted to the run's own messages, instead of measured apart from them."""
-    best_exposed: Estimate
+    best_exposed: Estimate = field(metadata=column(name="least_after_backward_s"))
     """The least message time after the backward pass of any merging, seconds per step; no more than measured."""
-    num_messages: Estimate
+    num_messages: Estimate = field(metadata=column(name="least_messages"))
     """Messages of that merging."""
-    as_ran: Estimate | None
+    as_ran: Estimate | None = field(metadata=column(name="modelled_after_backward_s"))
     """The model's time for the messages as they ran, to set beside the measured one, seconds per step. None where their
     readiness was not measured."""
     compute_s: float
     """Mean step of the baseline for the same samples per rank, without its exchange if it has any, seconds."""
-    efficiency: Estimate
+    efficiency: Estimate = field(metadata=column(name="least_efficiency"))
     """Scaling efficiency if nothing but that were lost (fraction): the baseline's step over the same with what is left;
     from the measured one to 1."""
     waiting: Estimate
@@ -113,21 +125,21 @@ class ExchangePoint:
     nodes: int
     ways: tuple[Way, ...]
     """One, unless runs of equal settings ran differently."""
-    num_messages: Estimate | None
+    num_messages: Estimate | None = field(metadata=column("Messages per step", "messages", **_COUNT))
     """Of a step; None where no message was seen."""
-    message_bytes: Estimate | None
+    message_bytes: Estimate | None = field(metadata=column("Gradients per step", "gradient_bytes", **_COUNT))
     """Gradients of all messages of a step, bytes."""
-    bytes_inside: Estimate | None
+    bytes_inside: Estimate | None = field(metadata=column("Sent per rank, intra-group", **_COUNT))
     """Sent per rank and step inside its group."""
-    bytes_across: Estimate | None
+    bytes_across: Estimate | None = field(metadata=column("Sent per rank, inter-group", **_COUNT))
     """Sent per rank and step to other groups."""
-    communication: Estimate | None
+    communication: Estimate | None = field(metadata=column(name="communication_s"))
     """Messages under way, seconds per step, as the following three."""
-    exposed: Estimate | None
+    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))
     """Of it after the backward pass."""
-    hidden: Estimate | None
+    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))
     """Of it during the backward pass."""
-    backward: Estimate | None
+    backward: Estimate | None = field(metadata=column(name="backward_s"))
     wire_overflows: int
     """Of all runs."""
     density: Estimate | None
@@ -383,7 +395,6 @@ def _without_waiting(messages: Sequence[Message], waiting_s: float) -> Iterator[
             free = one.start_s + one.exchange_s
 
 
-NOT_MEASURED = "not measured"
 NO_BOUND = "no bound"
 
 MAX_MESSAGES = 60
@@ -424,33 +435,21 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
             lambda row: str(getattr(row.way, name)),
         )
 
+    of_point = functools.partial(columns_of, ExchangePoint, of=lambda row: row.point)
+    of_model = functools.partial(columns_of, Prediction, of=lambda row: row.point.prediction)
     columns: tuple[Column[_Row], ...] = (
         *place_columns(),
-        both("carrier", "Carried by"),
-        both("by", "Grouped by"),
-        both("exchange", "Exchange"),
-        both("fusion", "Fusion"),
-        both("wire", "Wire"),
+        *(both("carrier", "Carried by"), both("by", "Grouped by"), both("exchange", "Exchange")),
+        *(both("fusion", "Fusion"), both("wire", "Wire")),
         Column("", "Groups", lambda row: row.way.groups),
-        _count("messages", "Messages per step", "num_messages"),
-        _count("gradient_bytes", "Gradients per step", "message_bytes"),
-        _count("bytes_inside", "Sent per rank, intra-group", "bytes_inside"),
-        _count("bytes_across", "Sent per rank, inter-group", "bytes_across"),
-        Column("communication_s", "", lambda row: row.point.communication, has_interval=True),
-        Column("after_backward_s", "", lambda row: row.point.exposed, has_interval=True),
-        Column("during_backward_s", "", lambda row: row.point.hidden, has_interval=True),
-        Column("backward_s", "", lambda row: row.point.backward, has_interval=True),
-        Column("density", "Density of sums" * is_sparse, lambda row: row.point.density, has_interval=True),
-        Column("efficiency", "", lambda row: row.point.efficiency, has_interval=True),
-        _predicted("least_after_backward_s", "best_exposed"),
-        _predicted("least_messages", "num_messages"),
-        _predicted("modelled_after_backward_s", "as_ran"),
-        _predicted("least_efficiency", "efficiency"),
-        Column("wire_overflows", "Overflows" * overflowed, lambda row: row.point.wire_overflows),
-        Column("dense_switches", "Sent dense" * is_sparse, lambda row: row.point.dense_switches),
-        Column("startup_s", "", lambda row: row.point.prediction.startup_s if row.point.prediction else None),
-        Column("per_byte_s", "", lambda row: row.point.prediction.per_byte_s if row.point.prediction else None),
-        Column("why_not_predicted", "", lambda row: row.point.why),
+        *of_point("num_messages", "message_bytes", "bytes_inside", "bytes_across"),
+        *of_point("communication", "exposed", "hidden", "backward"),
+        *of_point("density", "efficiency", titles={"density": "Density of sums" * is_sparse}),
+        *of_model("best_exposed", "num_messages", "as_ran", "efficiency"),
+        *of_point("wire_overflows", titles={"wire_overflows": "Overflows" * overflowed}),
+        *of_point("dense_switches", titles={"dense_switches": "Sent dense" * is_sparse}),
+        *of_model("startup_s", "per_byte_s"),
+        *of_point("why_not_predicted=why"),
         Column("runs", "", lambda row: len(row.point.run_ids)),
     )
     return Sheet(
@@ -463,51 +462,26 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
     )
 
 
-def _count(name: str, title: str, field: str) -> Column[_Row]:
-    """A count; its interval only where runs differ."""
-    return Column(
-        name,
-        title,
-        lambda row: getattr(row.point, field),
-        lambda row: count_cell(getattr(row.point, field)),
-        has_interval=True,
-    )
-
-
-def count_cell(count: Estimate | None) -> Value | Cell:
-    """A count; its interval only where runs differ."""
-    if count is not None and count.low == count.high:
-        return Cell(value_text(count), number=count.value)
-    return count or NOT_MEASURED
-
-
-def _predicted(name: str, field: str) -> Column[_Row]:
-    return Column(
-        name, "", lambda row: getattr(row.point.prediction, field) if row.point.prediction else None, has_interval=True
-    )
-
-
 def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
     """Message time per step during and after the backward pass, and the least of it by the model."""
     has_least = any(point.prediction for point in points)
+
+    def time(title: str, name: str, *, is_brief: bool = False) -> Column[ExchangePoint]:
+        return Column("", title, lambda point: getattr(point, name) or NOT_MEASURED, is_brief=is_brief)
+
+    def least(title: str, name: str) -> Column[ExchangePoint]:
+        def figure(point: ExchangePoint) -> Value:
+            return getattr(point.prediction, name) if point.prediction else NO_BOUND
+
+        return Column("", title * has_least, figure, is_brief=True)
+
     columns: tuple[Column[ExchangePoint], ...] = (
         Column("", "At", place_of, is_brief=True),
-        Column("", "Messages under way", lambda point: point.communication or NOT_MEASURED, is_brief=True),
-        Column("", "during backward", lambda point: point.hidden or NOT_MEASURED),
-        Column("", "after backward", lambda point: point.exposed or NOT_MEASURED, is_brief=True),
-        Column("", "Backward pass", lambda point: point.backward or NOT_MEASURED),
-        Column(
-            "",
-            "Least after backward" * has_least,
-            lambda point: point.prediction.best_exposed if point.prediction else NO_BOUND,
-            is_brief=True,
-        ),
-        Column(
-            "",
-            "Efficiency with it" * has_least,
-            lambda point: point.prediction.efficiency if point.prediction else NO_BOUND,
-            is_brief=True,
-        ),
+        time("Messages under way", "communication", is_brief=True),
+        time("during backward", "hidden"),
+        time("after backward", "exposed", is_brief=True),
+        time("Backward pass", "backward"),
+        *(least("Least after backward", "best_exposed"), least("Efficiency with it", "efficiency")),
         Column("", "Cost of a message" * has_least, lambda point: point.prediction.line if point.prediction else None),
         Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),
         Column("", "Known from", evidence_text),
@@ -528,9 +502,8 @@ MAX_EVIDENCE = 80
 
 def evidence_text(point: ExchangePoint) -> str:
     """What the times are known from, in a short sentence; the records of the runs hold all of it."""
-    starts = list(
-        dict.fromkeys(text.partition(";")[0].partition(": ")[0].partition(". ")[0] for text in point.evidence)
-    )
+    cut = (text.partition(";")[0].partition(": ")[0].partition(". ")[0] for text in point.evidence)
+    starts = list(dict.fromkeys(cut))
     first = starts[0] if len(starts[0]) <= MAX_EVIDENCE else f"{starts[0][:MAX_EVIDENCE].rsplit(' ', 1)[0]} ..."
     return f"{first}; {point.window}" + (f" (otherwise in {len(starts) - 1} of the runs)" if len(starts) > 1 else "")
 

@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbench.reading import scaling
 from dlbench.reading.scaling import Point
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
+from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import (
-    basis_text,
-    figure_text,
-    percent,
-    place_text,
-    sentence,
-    times_text,
-    units_text,
-    value_text,
-)
+from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
 from dlbench.stats.estimates import Estimate, placed, ratio_estimate
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, CausePoint, LostPercent
 from dlbench.views.model import Group
-from dlbench.views.view import GroupView
+from dlbench.views.view import GroupView, place_of
 
 
 def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: RunTable) -> str:
     """What a reader must know of the baseline, in a sentence; empty where nothing holds it back.
 
-    Args:
-        group: the runs with several rank counts.
-        groups: all of the report, this one too.
-        table: what they are made of.
+    `groups` are all of the report, this one too.
     """
     base, largest = group.baseline, group.points[-1]
     if len(group.points) == 1 or group.sample.plan.series.variant != "plain":
@@ -51,8 +39,7 @@ def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: 
         rate = f"{figure_text(point.throughput)} {unit}/s"
         return (
             f"Against the best single-rank run here ({plan.engine.name}, {_cores(other)}; {rate}): {times_text(ratio)} "
-            f"with {place_text(largest.ranks, largest.nodes)} ({basis_text(ratio)}); ranks of the baseline have "
-            f"{_cores(group)}."
+            f"with {place_of(largest)} ({basis_text(ratio)}); ranks of the baseline have {_cores(group)}."
         )
     is_on_cpu = group.sample.record is not None and group.sample.record.ranks[0].device.startswith("cpu")
     if is_on_cpu and largest.ranks * base.nodes > base.ranks * largest.nodes:
@@ -103,16 +90,11 @@ def verdict(
         causes: the account of the lost percent, where there is one.
     """
     base, last = all_points[0], all_points[-1]
-    where = place_text(last.ranks, last.nodes)
     if len(all_points) == 1:
-        return (
-            f"{figure_text(base.throughput)} {unit}/s at {where} ({basis_text(base.throughput)}). "
-            "Scaling needs a second rank count."
-        )
-    sentence = (
-        f"Scaling efficiency {figure_text(last.efficiency)} at {where} "
-        f"({place_text(base.ranks, base.nodes)} = 100 %; {basis_text(last.efficiency)})."
-    )
+        rate = f"{figure_text(base.throughput)} {unit}/s at {place_of(last)} ({basis_text(base.throughput)})"
+        return f"{rate}. Scaling needs a second rank count."
+    basis = f"{place_of(base)} = 100 %; {basis_text(last.efficiency)}"
+    sentence = f"Scaling efficiency {figure_text(last.efficiency)} at {place_of(last)} ({basis})."
     if is_oversubscribed:
         return f"{sentence} Ranks shared cores: this says nothing about the scaling of the machine."
     more = _explanation(last, None if causes is None else causes.at(last))
@@ -146,43 +128,28 @@ _EXTENT = 40
 """Room for the labels of a vertical axis, pixels: seven characters."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Quantity:
+class _Quantity(NamedTuple):
     """What a chart shows over ranks."""
 
     name: str
+    """Of the figure of a point."""
     title: str
     axis: str
-    figure: Callable[[Point], Estimate]
     ideal: Callable[[Point], float]
+
+    def figure(self, point: Point) -> Estimate:
+        found: Estimate = getattr(point, self.name)
+        return found
 
 
 def _charts(group: Group) -> list[Chart]:
     if len(group.points) == 1:
         return []
-    base = group.baseline
+    base, unit = group.baseline, f"{group.sample_unit}/s"
     quantities = (
-        _Quantity(
-            name="efficiency",
-            title="Efficiency",
-            axis="scaling efficiency",
-            figure=lambda point: point.efficiency,
-            ideal=lambda point: 1.0,
-        ),
-        _Quantity(
-            name="throughput",
-            title="Throughput",
-            axis=f"{group.sample_unit}/s",
-            figure=lambda point: point.throughput,
-            ideal=lambda point: base.throughput.value * point.ideal_speedup,
-        ),
-        _Quantity(
-            name="speedup",
-            title="Speed-up",
-            axis=f"over {place_text(base.ranks, base.nodes)}",
-            figure=lambda point: point.speedup,
-            ideal=lambda point: point.ideal_speedup,
-        ),
+        _Quantity("efficiency", "Efficiency", "scaling efficiency", lambda point: 1.0),
+        _Quantity("throughput", "Throughput", unit, lambda point: base.throughput.value * point.ideal_speedup),
+        _Quantity("speedup", "Speed-up", f"over {place_of(base)}", lambda point: point.ideal_speedup),
     )
     return [_chart(group, quantity) for quantity in quantities]
 
@@ -190,24 +157,18 @@ def _charts(group: Group) -> list[Chart]:
 def _chart(group: Group, quantity: _Quantity) -> Chart:
     import altair as alt
 
-    rows: Rows = []
-    for point in group.points:
-        figure = quantity.figure(point)
-        rows.append(
-            {
-                "ranks": point.ranks,
-                "value": figure.value,
-                "low": figure.low,
-                "high": figure.high,
-                "ideal": quantity.ideal(point),
-                "shown": figure_text(figure),
-                "label": value_text(figure),
-                "place": place_text(point.ranks, point.nodes),
-                "basis": basis_text(figure),
-            }
-        )
+    rows: Rows = [
+        {
+            "ranks": point.ranks,
+            "ideal": quantity.ideal(point),
+            "label": value_text(quantity.figure(point)),
+            "place": place_of(point),
+            **figure_row(quantity.figure(point)),
+        }
+        for point in group.points
+    ]
     columns: tuple[Column[Point], ...] = (
-        Column("", "At", lambda point: place_text(point.ranks, point.nodes)),
+        Column("", "At", place_of),
         Column("", f"{quantity.title}, {quantity.axis}", quantity.figure),
         Column("", "Ideal", quantity.ideal, unit=quantity.figure(group.baseline).unit),
     )
@@ -229,18 +190,13 @@ def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
     # Room on the right for the labels at the ends of the lines.
     is_long = counts[-1] > _LINEAR * counts[0]
     # Arguments instead of methods, here and below: altair's methods make their help text anew at every use.
+    scale = alt.Scale(domain=[0, counts[-1] * 1.28], nice=False)
     if is_long:
         scale = alt.Scale(type="log", base=2, domain=[counts[0] / 1.2, counts[-1] * 4], nice=False)
-    else:
-        scale = alt.Scale(domain=[0, counts[-1] * 1.28], nice=False)
     axis = alt.Axis(values=counts, grid=False, format="d", labelOverlap="greedy")
     x = alt.X("ranks:Q", title="ranks", scale=scale, axis=axis)
     y = _axis(alt, quantity, rows, is_long=is_long and quantity.name != "efficiency")
-    tooltip = [
-        alt.Tooltip("place:N", title="at"),
-        alt.Tooltip("shown:N", title=quantity.title),
-        alt.Tooltip("basis:N", title="interval"),
-    ]
+    tooltip = tooltips({"place": "at", "shown": quantity.title, "basis": "interval"})
     base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
     last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
     rule = base.mark_rule(color=MEASURED, strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q")
@@ -251,9 +207,7 @@ def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
         base.mark_point(color=MEASURED, filled=True, size=60, opacity=1).encode(y=alt.Y("value:Q"), tooltip=tooltip),
         # Labels at the lines make a legend needless.
         last.mark_text(color=MUTED, align="left", dx=8, dy=-7, fontSize=12, text="ideal").encode(y=alt.Y("ideal:Q")),
-        last.mark_text(color=MEASURED, align="left", dx=8, dy=7, fontSize=12).encode(
-            y=alt.Y("value:Q"), text=alt.Text("label:N")
-        ),
+        last.mark_text(color=MEASURED, align="left", dx=8, dy=7, fontSize=12).encode(y="value:Q", text="label:N"),
     ]
 
 
@@ -263,10 +217,9 @@ def _axis(alt: Any, quantity: _Quantity, rows: Rows, *, is_long: bool) -> Any:
     Over more than two decades logarithmic like the ranks, which keeps the ideal a straight line.
     """
     values = [value for row in rows for value in (row["value"], row["ideal"], row["low"], row["high"]) if value]
+    scale = alt.Scale(domain=[0, max(values) * 1.12], nice=False)
     if is_long:
         scale = alt.Scale(type="log", base=2, domain=[min(values) * 0.85, max(values) * 1.25], nice=False)
-    else:
-        scale = alt.Scale(domain=[0, max(values) * 1.12], nice=False)
     form = ".0%" if quantity.name == "efficiency" else ",.4~r"
     axis = alt.Axis(format=form, tickCount=6, minExtent=_EXTENT, maxExtent=_EXTENT)
     return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=axis)
@@ -289,7 +242,6 @@ class ScalingView(GroupView):
     level = "answer"
 
     def section(self, group: Group) -> Section:
-        baseline = group.baseline
         return Section(
             id=self.id,
             title=self.title,
@@ -302,7 +254,7 @@ class ScalingView(GroupView):
             where={
                 "sample_unit": group.sample_unit,
                 "scaling": group.scaling,
-                "baseline_ranks": baseline.ranks,
+                "baseline_ranks": group.baseline.ranks,
                 "sufficient": group.is_sufficient,
                 "caption": group.caption,
             },
@@ -315,24 +267,17 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
     # Of a single point there is nothing to compare, for people; programs find the same columns in every report.
     is_series = len(points) != 1
     has_fraction = any(point.serial_fraction for point in points)
+
+    def figure(name: str, title: str, field: str, *, is_brief: bool = False) -> Column[Point]:
+        return Column(name, title, lambda point: getattr(point, field), has_interval=True, is_brief=is_brief)
+
     columns: tuple[Column[Point], ...] = (
         Column("ranks", "Ranks", lambda point: point.ranks, is_brief=True),
         Column("nodes", "Nodes" * is_spread, lambda point: point.nodes, is_brief=True),
         Column("batch_per_rank", "", lambda point: point.batch_per_rank),
-        Column(
-            "throughput_per_s",
-            f"Throughput, {unit}/s",
-            lambda point: point.throughput,
-            has_interval=True,
-            is_brief=True,
-        ),
-        Column(
-            "throughput_per_rank_per_s",
-            f"Per rank, {unit}/s",
-            lambda point: point.throughput_per_rank,
-            has_interval=True,
-        ),
-        Column("speedup", "Speed-up" * is_series, lambda point: point.speedup, has_interval=True),
+        figure("throughput_per_s", f"Throughput, {unit}/s", "throughput", is_brief=True),
+        figure("throughput_per_rank_per_s", f"Per rank, {unit}/s", "throughput_per_rank"),
+        figure("speedup", "Speed-up" * is_series, "speedup"),
         Column("ideal_speedup", "Ideal" * is_series, lambda point: point.ideal_speedup, unit="ratio"),
         Column(
             "efficiency",
@@ -342,27 +287,16 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
             has_interval=True,
             is_brief=True,
         ),
-        Column("step_s", "Step, median", lambda point: point.step, has_interval=True, is_brief=True),
-        Column("step_p95_s", "Step, p95", lambda point: point.step_p95, has_interval=True),
+        figure("step_s", "Step, median", "step", is_brief=True),
+        figure("step_p95_s", "Step, p95", "step_p95"),
         Column("runs", "Runs", lambda point: point.throughput.n, is_brief=True),
         Column("throughput_interval", "", lambda point: point.throughput.kind),
         Column("efficiency_interval", "", lambda point: point.efficiency.kind),
         Column("paired_with_baseline", "", lambda point: point.paired_with_baseline),
-        Column(
-            "serial_fraction",
-            "Serial fraction" if has_fraction else "",
-            lambda point: point.serial_fraction,
-            has_interval=True,
-        ),
+        figure("serial_fraction", "Serial fraction" * has_fraction, "serial_fraction"),
     )
-    return Sheet(
-        name="points",
-        title="Scaling points",
-        columns=columns,
-        rows=points,
-        in_terminal=True,
-        caption=_intervals(points),
-    )
+    caption = _intervals(points)
+    return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True, caption=caption)
 
 
 def _intervals(points: Sequence[Point]) -> str:

@@ -10,20 +10,11 @@ from dlbench.history.change_points import MIN_NIGHTS
 from dlbench.history.report import TrendsReport, percent_change, since_text
 from dlbench.history.series import Trend
 from dlbench.reading.scaling import Point
-from dlbench.report.charts.chart import Chart, ReportSubject, finish
+from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
+from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
-from dlbench.report.wording import (
-    basis_text,
-    figure_text,
-    interval_text,
-    lost_value,
-    percent,
-    place_text,
-    ranks_text,
-    units_text,
-    value_text,
-)
+from dlbench.report.wording import basis_text, interval_text, lost_value, percent, ranks_text, units_text, value_text
 from dlbench.specs.engine import engine_title
 from dlbench.stats.estimates import placed
 from dlbench.views.causes.experiments import CAUSE_TITLES
@@ -33,7 +24,7 @@ from dlbench.views.forecast import Forecast
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.systems import SystemDescription
-from dlbench.views.view import ReportView
+from dlbench.views.view import ReportView, place_of
 
 STEP = "step_median_s"
 """The metric of the history that says most of a group's speed."""
@@ -132,21 +123,15 @@ def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Cha
 def _rows(group: Group, name: str) -> list[dict[str, Any]]:
     """Every rank count but the baseline, which is 100 % by definition; a group without one says so."""
     if len(group.points) == 1:
-        only = place_text(group.baseline.ranks, group.baseline.nodes)
+        only, ranks = place_of(group.baseline), group.baseline.ranks
         lone = {"value": None, "low": None, "high": None, "shown": "not measured", "basis": "", "is_last": True}
-        return [
-            {"group": name, "place": only, "ranks": group.baseline.ranks, "label": f"{only} only", "at": 0.0, **lone}
-        ]
+        return [{"group": name, "place": only, "ranks": ranks, "label": f"{only} only", "at": 0.0, **lone}]
     return [
         {
             "group": name,
-            "place": place_text(point.ranks, point.nodes),
+            "place": place_of(point),
             "ranks": point.ranks,
-            "value": point.efficiency.value,
-            "low": point.efficiency.low,
-            "high": point.efficiency.high,
-            "shown": figure_text(point.efficiency),
-            "basis": basis_text(point.efficiency),
+            **figure_row(point.efficiency),
             "is_last": point is group.largest,
             "label": f"{value_text(point.efficiency)} at {ranks_text(point.ranks)}",
             "at": point.efficiency.high or point.efficiency.value,
@@ -163,19 +148,10 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     scale = alt.Scale(domain=[0, top * (1.22 if len(names) <= FEW_CARDS else 1.45)], nice=False)
     values = [k / 5 for k in range(int(top * 5) + 1)]
     x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
-    y = alt.Y(
-        "group:N",
-        title=None,
-        sort=names,
-        axis=alt.Axis(labelLimit=260 if len(names) <= FEW_CARDS else _LABEL, ticks=False, domain=False),
-    )
+    axis = alt.Axis(labelLimit=260 if len(names) <= FEW_CARDS else _LABEL, ticks=False, domain=False)
+    y = alt.Y("group:N", title=None, sort=names, axis=axis)
     place = {"y": y, **({"yOffset": alt.YOffset("ranks:O", sort="ascending")} if offset else {})}
-    tooltip = [
-        alt.Tooltip("group:N", title="group"),
-        alt.Tooltip("place:N", title="at"),
-        alt.Tooltip("shown:N", title="efficiency"),
-        alt.Tooltip("basis:N", title="interval"),
-    ]
+    tooltip = tooltips({"group": "group", "place": "at", "shown": "efficiency", "basis": "interval"})
     base = alt.Chart(alt.InlineData(values=measured)).encode(**place)
     shade = alt.condition("datum.is_last", alt.value(1), alt.value(0.45))
     ideal = alt.Chart(alt.InlineData(values=[{"ideal": 1.0}]))
@@ -186,9 +162,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
         base.mark_rule(color=MEASURED, strokeWidth=4, opacity=0.4).encode(x=alt.X("low:Q"), x2="high:Q"),
         base.mark_point(color=MEASURED, filled=True, size=70).encode(x=x, opacity=shade, tooltip=tooltip),
         # All in one column, where no interval reaches.
-        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(
-            x=alt.datum(top), text=alt.Text("label:N")
-        ),
+        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(x=alt.datum(top), text="label:N"),
         ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal").encode(
             x=alt.X("ideal:Q"), y=alt.value(0)
         ),
@@ -269,13 +243,8 @@ def _name(group: Group, alike: Sequence[Group]) -> str:
 def _value(name: str, value: str) -> str:
     if name == "engine":
         return engine_title(value)
-    words = {
-        "preset": "{} preset",
-        "scaling": "{} scaling",
-        "batch_per_rank": "batch {}",
-        "global_batch": "batch {} in all",
-    }
-    return words.get(name, "{}").format(value)
+    words = {"preset": "{} preset", "scaling": "{} scaling", "batch_per_rank": "batch {}"}
+    return {**words, "global_batch": "batch {} in all"}.get(name, "{}").format(value)
 
 
 def _card(group: Group, name: str, report: Report) -> Card:
@@ -306,11 +275,10 @@ def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
     if quality is not None:
         return quality.headline[0], (quality.headline[1],)
     last = group.largest
-    place = place_text(last.ranks, last.nodes)
     if len(group.points) == 1:
-        return value_text(last.throughput), (f"{last.throughput.unit} at {place}",)
+        return value_text(last.throughput), (f"{last.throughput.unit} at {place_of(last)}",)
     interval = interval_text(last.efficiency) or f"({basis_text(last.efficiency)})"
-    return value_text(last.efficiency), (interval, f"scaling efficiency at {place}")
+    return value_text(last.efficiency), (interval, f"scaling efficiency at {place_of(last)}")
 
 
 def _machine(group: Group, report: Report) -> str:

@@ -25,26 +25,15 @@ def place_doubts(record: Record) -> Iterator[tuple[str, Severity, str]]:
     """Codes, severities and texts: slices of GPUs, cores far from their GPU, GPUs that cannot reach each other."""
     slices = [rank for rank in record.ranks if rank.gpu is not None and rank.gpu.is_slice]
     if slices:
-        yield (
-            "gpu-slice",
-            "note",
-            f"{_ranks(slices)} computed on MIG slices: a slice is no whole GPU, and NCCL does not join slices of one",
-        )
+        what = f"{_ranks(slices)} computed on MIG slices"
+        yield "gpu-slice", "note", f"{what}: a slice is no whole GPU, and NCCL does not join slices of one"
     far = [rank for rank in record.ranks if _is_outside(rank) and not _has_near(rank)]
     part = [rank for rank in record.ranks if _is_outside(rank) and _has_near(rank) and rank.pinned]
+    other = "ran on cores of another NUMA node than the GPU's"
     if far:
-        yield (
-            "gpu-remote",
-            "serious",
-            f"{_ranks(far)} ran on cores of another NUMA node than the GPU's: launches and copies take longer",
-        )
+        yield "gpu-remote", "serious", f"{_ranks(far)} {other}: launches and copies take longer"
     elif part:
-        yield (
-            "gpu-remote",
-            "note",
-            f"{_ranks(part)} also ran on cores of another NUMA node than the GPU's, which has too few: lower "
-            "layout.cores_per_rank",
-        )
+        yield "gpu-remote", "note", f"{_ranks(part)} also {other}, which has too few: lower layout.cores_per_rank"
     if why := _unreachable(record):
         yield "no-peer-access", "serious", why
 
@@ -73,10 +62,8 @@ def _unreachable(record: Record) -> str:
         rank for rank in record.ranks if rank.gpu is not None and rank.gpu.visible == 1 and nodes[rank.node_rank] > 1
     ]
     if alone:
-        return (
-            f"{_ranks(alone)} saw no GPU but their own, as under gpus-per-task: NCCL may then go by the host's memory; "
-            "set slurm.gpu_bind none"
-        )
+        saw = f"{_ranks(alone)} saw no GPU but their own, as under gpus-per-task"
+        return f"{saw}: NCCL may then go by the host's memory; set slurm.gpu_bind none"
     apart = [rank for rank in record.ranks if rank.gpu is not None and rank.gpu.no_peer_access]
     return f"the GPUs of {_ranks(apart)} cannot reach all others of their node (no peer access)" if apart else ""
 
@@ -114,7 +101,7 @@ _TITLES = {
 }
 """Fields of a system description that are shown, in order."""
 
-_VARIABLES = ("NCCL_", "GLOO_", "UCX_", "HOROVOD_", "OMP_", "KMP_")
+_VARIABLES = tuple(f"variable.{start}_" for start in ("NCCL", "GLOO", "UCX", "HOROVOD", "OMP", "KMP"))
 """Variables that say how the system was used."""
 
 
@@ -173,9 +160,7 @@ def _system(name: str, runs: Sequence[Run]) -> SystemDescription:
 
 def _joined(texts: Sequence[str]) -> str:
     """One text where all runs agree; else each text with its number of runs."""
-    counts: dict[str, int] = {}
-    for text in texts:
-        counts[text] = counts.get(text, 0) + 1
+    counts = Counter(texts)
     if len(counts) == 1:
         return texts[0]
     if all(text.isdecimal() for text in counts):
@@ -188,28 +173,27 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """How ranks were started and what was set for them."""
-    launchers = [f"{run.plan.system.launch.launcher}, scheduler {run.plan.system.scheduler}" for run in runs]
-    interfaces = [run.plan.system.launch.interface or "" for run in runs]
-    pinned = ["each rank on cores of its own" if run.plan.system.launch.pin else "not bound" for run in runs]
+    systems = [run.plan.system for run in runs]
+    launchers = [f"{system.launch.launcher}, scheduler {system.scheduler}" for system in systems]
+    pinned = ["each rank on cores of its own" if system.launch.pin else "not bound" for system in systems]
     found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned)), ("Start-up", _start_up(runs))]
-    containers = [run.plan.system.container for run in runs]
-    if any(container.is_used for container in containers):
-        found.append(("Container", _joined([_container(container) for container in containers])))
-    if any(interfaces):
-        found.append(("Network interface requested", _joined([text or "none" for text in interfaces])))
-    for title, texts in (("GPU placement", [_placement(run) for run in runs]), ("NCCL", [_nccl(run) for run in runs])):
+    containers = [_container(system.container) for system in systems]
+    for title, texts, missing in (
+        ("Container", containers, "none"),
+        ("Network interface requested", [system.launch.interface or "" for system in systems], "none"),
+        ("GPU placement", [_placement(run) for run in runs], "not known"),
+        ("NCCL", [_nccl(run) for run in runs], "not known"),
+        ("Variables", [_set_variables(run) for run in runs], "none"),
+    ):
         if any(texts):
-            found.append((title, _joined([text or "not known" for text in texts])))
-    variables = [_set_variables(run) for run in runs]
-    if any(variables):
-        found.append(("Variables", _joined([text or "none" for text in variables])))
+            found.append((title, _joined([text or missing for text in texts])))
     return found
 
 
 def _container(container: ContainerSpec) -> str:
     """What ranks ran in, and which image; a name without a digest may mean another image tomorrow."""
     if not container.is_used:
-        return "none"
+        return ""
     which = f"SHA-256 {container.digest[:12]}" if container.digest else "its digest is not known"
     return f"{container.kind}, {container.image}, {which}"
 
@@ -234,45 +218,41 @@ def _range(seconds: Sequence[float]) -> str:
 
 def _placement(run: Run) -> str:
     """Where ranks and GPUs stood on their nodes; empty without GPUs, or where the machine tells nothing."""
-    ranks = [rank for rank in run.record.ranks if rank.gpu is not None] if run.record is not None else []
-    known = [rank for rank in ranks if rank.gpu is not None and rank.gpu.numa_node is not None and rank.numa_nodes]
-    near = [rank for rank in known if rank.gpu is not None and set(rank.numa_nodes) == {rank.gpu.numa_node}]
-    parts = []
-    if ranks:
-        slices = sum(rank.gpu.is_slice for rank in ranks if rank.gpu is not None)
-        parts.append(
-            f"{slices} ranks on MIG slices, which are no whole GPUs" if slices else "a whole GPU for each rank"
-        )
-    if known:
-        parts.append(f"{len(near)} of {len(known)} ranks on cores of their GPU's NUMA node alone")
-    return ", ".join(parts)
+    ranks = run.record.ranks if run.record is not None else ()
+    gpus = [(rank.gpu, set(rank.numa_nodes)) for rank in ranks if rank.gpu is not None]
+    known = [nodes == {gpu.numa_node} for gpu, nodes in gpus if gpu.numa_node is not None and nodes]
+    if not gpus:
+        return ""
+    slices = sum(gpu.is_slice for gpu, _ in gpus)
+    text = f"{slices} ranks on MIG slices, which are no whole GPUs" if slices else "a whole GPU for each rank"
+    return text + (f", {sum(known)} of {len(known)} ranks on cores of their GPU's NUMA node alone" if known else "")
 
 
 def _nccl(run: Run) -> str:
     """What NCCL chose; empty where it did not say."""
-    told = run.record.nccl if run.record is not None else None
-    if told is None:
+    nccl = run.record.nccl if run.record is not None else None
+    if nccl is None:
         return ""
-    ways = ", ".join(f"{way} ({count})" for way, count in sorted(told.channels.items(), key=lambda item: -item[1]))
+    ways = ", ".join(f"{way} ({count})" for way, count in sorted(nccl.channels.items(), key=lambda item: -item[1]))
     parts = [
-        told.version or "version not known",
-        f"network {told.network}" if told.network else "",
-        f"plugin {told.plugin}" if told.plugin else "",
+        nccl.version or "version not known",
+        f"network {nccl.network}" if nccl.network else "",
+        f"plugin {nccl.plugin}" if nccl.plugin else "",
         f"connections {ways}" if ways else "",
-        f"{told.collective_channels} channels" if told.collective_channels else "",
-        f"{told.nvls_channels} channels of NVLink SHARP" if told.nvls_channels else "",
-        f"{told.rings} rings, {told.trees} trees" if told.rings or told.trees else "",
+        f"{nccl.collective_channels} channels" if nccl.collective_channels else "",
+        f"{nccl.nvls_channels} channels of NVLink SHARP" if nccl.nvls_channels else "",
+        f"{nccl.rings} rings, {nccl.trees} trees" if nccl.rings or nccl.trees else "",
     ]
     return "; ".join(part for part in parts if part)
 
 
 def _set_variables(run: Run) -> str:
     environment = run.record.environment if run.record is not None else {}
-    names = sorted(key for key in environment if key.startswith(tuple(f"variable.{start}" for start in _VARIABLES)))
+    names = sorted(key for key in environment if key.startswith(_VARIABLES))
     return ", ".join(f"{name.removeprefix('variable.')}={environment[name]}" for name in names)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Row:
     """One property of one system."""
 
@@ -336,9 +316,9 @@ def _rows(system: SystemDescription) -> list[_Row]:
     more = f" and {system.num_hosts - len(system.hosts)} more" if system.num_hosts > len(system.hosts) else ""
     hosts = f"{system.num_hosts}: {', '.join(system.hosts)}{more}"
     return [
-        _Row(system=system, what="Runs", text=str(system.num_runs), is_data=False),
-        _Row(system=system, what="Hosts", text=hosts, is_data=False),
-        *(_Row(system=system, what=title, text=text) for title, text in system.fields),
-        *(_Row(system=system, what=title, text=NOT_RECORDED) for title in system.unknown),
-        _Row(system=system, what="Not recorded", text=", ".join(system.unknown) or "nothing", is_data=False),
+        _Row(system, "Runs", str(system.num_runs), is_data=False),
+        _Row(system, "Hosts", hosts, is_data=False),
+        *(_Row(system, title, text) for title, text in system.fields),
+        *(_Row(system, title, NOT_RECORDED) for title in system.unknown),
+        _Row(system, "Not recorded", ", ".join(system.unknown) or "nothing", is_data=False),
     ]

@@ -24,6 +24,7 @@ from dlbench.reading.table import RunTable
 from dlbench.records import record
 from dlbench.records.record import QualityResult, meets
 from dlbench.records.scan import Run
+from dlbench.report.table import column
 from dlbench.report.wording import DASH, basis_text, number_text, place_text, times_value, value_text
 from dlbench.stats.estimates import (
     Estimate,
@@ -115,12 +116,12 @@ METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accu
 class Factors:
     """Why the baseline's time to quality is `speedup` times as long: the other three multiply to it exactly."""
 
-    speedup: Estimate
-    throughput: Estimate
+    speedup: Estimate = field(metadata=column())
+    throughput: Estimate = field(metadata=column(name="throughput_factor"))
     """Throughput over the baseline's: above 1, samples are worked off faster."""
-    samples: Estimate
+    samples: Estimate = field(metadata=column(name="samples_factor"))
     """The baseline's samples to quality over those here: below 1, more samples were needed."""
-    rest: Estimate
+    rest: Estimate = field(metadata=column(name="rest_factor"))
     """Evaluation, checkpoints, warm-up steps and waits: above 1, less time goes there than at the baseline."""
 
 
@@ -132,7 +133,7 @@ class QualityPoint:
 
     ranks: int
     nodes: int
-    global_batch: int
+    global_batch: int = field(metadata=column("Global batch", unit="samples"))
     num_runs: int
     """Runs that ended: those with figures, and those whose sanity checks failed."""
     num_reached: int
@@ -141,30 +142,30 @@ class QualityPoint:
     """Runs whose sanity checks failed, e.g. by a loss that is not finite; they did not meet the target."""
     num_lost: int
     """Further runs that were killed or failed; nobody knows what they would have reached."""
-    time: Estimate | None
+    time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to quality, staging included."""
-    unstaged: Estimate | None
+    unstaged: Estimate | None = field(metadata=column("Without staging", "unstaged_s", is_brief=True))
     """The same without the time in which samples were staged; None where no run staged any."""
-    resolution: Estimate | None
+    resolution: Estimate | None = field(metadata=column("Of it, last interval", "last_interval_s"))
     """Seconds between the evaluation that met the target and the one before (or the start): by so much the time to
     quality may be too long."""
-    epochs: Estimate | None
-    samples: Estimate | None
-    best: Estimate | None
+    epochs: Estimate | None = field(metadata=column("Epochs", "epochs_to_quality", is_brief=True))
+    samples: Estimate | None = field(metadata=column("Samples", "samples_to_quality"))
+    best: Estimate | None = field(metadata=column("Best", is_brief=True))
     """Best value of each run, median over runs with figures; as `final`, `trained_epochs` and `trained`."""
-    final: Estimate | None
+    final: Estimate | None = field(metadata=column("Final"))
     """Last value of each run."""
-    trained_epochs: Estimate | None
+    trained_epochs: Estimate | None = field(metadata=column("Epochs trained"))
     """Epochs until the last evaluation; None unless each run's throughput, epochs and time fit each other
     (`dlbench.views.quality.numbers.fit`)."""
-    trained: Estimate | None
+    trained: Estimate | None = field(metadata=column("Time in training steps", "trained_s"))
     """Seconds in training steps until then, likewise."""
-    whole: Estimate | None
+    whole: Estimate | None = field(metadata=column(name="mean_s"))
     """Seconds to the target, or to the end of a run that did not meet it; mean over runs with figures, so that the
     following three sum to it."""
-    training: Estimate | None
-    evaluation: Estimate | None
-    other: Estimate | None
+    training: Estimate | None = field(metadata=column(name="training_s"))
+    evaluation: Estimate | None = field(metadata=column(name="evaluation_s"))
+    other: Estimate | None = field(metadata=column(name="other_s"))
     """Checkpoints and waits."""
     factors: Factors | None
     """None where some run on either side did not reach the target, and for a group of one point."""

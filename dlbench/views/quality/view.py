@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, times_cell
+from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, columns_of, times_cell
 from dlbench.report.wording import (
     basis_text,
     figure_text,
@@ -287,44 +286,36 @@ class QualityView(GroupView):
 
 def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
     """What the runs at each rank count reached, and how soon; for programs all figures of these points."""
+
+    def reached(point: QualityPoint) -> Cell:
+        invalid = f", {point.num_invalid} invalid" if point.num_invalid else ""
+        return Cell(reached_text(point.num_reached, point.num_runs) + invalid, number=point.num_reached)
+
+    is_staged = any(point.unstaged for point in found.points)
     columns: tuple[Column[QualityPoint], ...] = (
         Column("sample_unit", "", lambda point: group.sample_unit),
         Column("scaling", "", lambda point: group.scaling),
         *place_columns(),
-        Column("global_batch", "Global batch", lambda point: point.global_batch, unit="samples"),
+        *columns_of(QualityPoint, "global_batch"),
         Column("metric", "", lambda point: found.metric),
         Column("target", "", lambda point: found.target),
         Column("predictor_value", "", lambda point: found.predictor_value),
         Column("runs", "", lambda point: point.num_runs),
-        Column("reached", "Reached", lambda point: point.num_reached, _reached, is_brief=True),
-        Column("invalid", "", lambda point: point.num_invalid),
-        Column("lost", "", lambda point: point.num_lost),
-        Column("time_to_quality_s", "Time to accuracy", lambda point: point.time, has_interval=True, is_brief=True),
-        *(
-            [Column("unstaged_s", "Without staging", lambda point: point.unstaged, has_interval=True, is_brief=True)]
-            if any(point.unstaged for point in found.points)
-            else []
+        Column("reached", "Reached", lambda point: point.num_reached, reached, is_brief=True),
+        *columns_of(
+            QualityPoint,
+            *("invalid=num_invalid", "lost=num_lost", "time", *(("unstaged",) if is_staged else ()), "resolution"),
+            *("epochs", "samples", "best", "final", "whole", "training", "evaluation", "other"),
+            titles={"best": f"Best {found.metric_title}"},
         ),
-        Column("last_interval_s", "Of it, last interval", lambda point: point.resolution, has_interval=True),
-        Column("epochs_to_quality", "Epochs", lambda point: point.epochs, has_interval=True, is_brief=True),
-        Column("samples_to_quality", "Samples", lambda point: point.samples, has_interval=True),
-        Column("best", f"Best {found.metric_title}", lambda point: point.best, has_interval=True, is_brief=True),
-        Column("final", "Final", lambda point: point.final, has_interval=True),
-        Column("mean_s", "", lambda point: point.whole, has_interval=True),
-        Column("training_s", "", lambda point: point.training, has_interval=True),
-        Column("evaluation_s", "", lambda point: point.evaluation, has_interval=True),
-        Column("other_s", "", lambda point: point.other, has_interval=True),
-        _factor("speedup", lambda factors: factors.speedup),
-        _factor("throughput_factor", lambda factors: factors.throughput),
-        _factor("samples_factor", lambda factors: factors.samples),
-        _factor("rest_factor", lambda factors: factors.rest),
+        *columns_of(Factors, "speedup", "throughput", "samples", "rest", of=lambda point: point.factors),
         Column(
             "time_interval",
             "Interval",
             lambda point: point.time and point.time.kind,
             lambda point: point.time and basis_text(point.time),
         ),
-        Column("factor_interval", "", lambda point: point.factors.speedup.kind if point.factors else None),
+        *columns_of(QualityPoint, "factor_interval=factors.speedup.kind"),
         Column("caption", "", lambda point: group.caption),
     )
     return Sheet(
@@ -332,37 +323,26 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
         title="Time to accuracy",
         columns=columns,
         rows=found.points,
-        caption=REACHED_CAPTION + (STAGED_CAPTION if any(point.unstaged for point in found.points) else ""),
+        caption=REACHED_CAPTION + STAGED_CAPTION * is_staged,
         in_terminal=True,
     )
 
 
-def _factor(name: str, pick: Callable[[Factors], Estimate]) -> Column[QualityPoint]:
-    """For programs."""
-    return Column(name, "", lambda point: pick(point.factors) if point.factors else None, has_interval=True)
-
-
-def _reached(point: QualityPoint) -> Cell:
-    invalid = f", {point.num_invalid} invalid" if point.num_invalid else ""
-    return Cell(reached_text(point.num_reached, point.num_runs) + invalid, number=point.num_reached)
-
-
-FACTOR_COLUMNS: tuple[Column[tuple[QualityPoint, Factors]], ...] = (
-    Column("", "At", lambda row: place_of(row[0]), is_brief=True),
-    Column("", "Sooner by", lambda row: row[1].speedup, lambda row: times_cell(row[1].speedup), is_brief=True),
-    Column("", "= throughput", lambda row: row[1].throughput, lambda row: times_cell(row[1].throughput), is_brief=True),
-    Column("", "x samples needed", lambda row: row[1].samples, lambda row: times_cell(row[1].samples), is_brief=True),
-    Column("", "x rest", lambda row: row[1].rest, lambda row: times_cell(row[1].rest), is_brief=True),
-    Column("", "Interval", lambda row: basis_text(row[1].speedup)),
-)
-
-
 def _factors_sheet(found: Quality) -> Sheet[tuple[QualityPoint, Factors]]:
     """Why the time to quality differs from the baseline's; no rows unless all runs reached the target."""
+
+    def factor(title: str, name: str) -> Column[tuple[QualityPoint, Factors]]:
+        return Column("", title, lambda row: None, lambda row: times_cell(getattr(row[1], name)), is_brief=True)
+
     return Sheet(
         name="quality-factors",
         title="Faster steps, more samples",
-        columns=FACTOR_COLUMNS,
+        columns=(
+            Column("", "At", lambda row: place_of(row[0]), is_brief=True),
+            *(factor("Sooner by", "speedup"), factor("= throughput", "throughput")),
+            *(factor("x samples needed", "samples"), factor("x rest", "rest")),
+            Column("", "Interval", lambda row: basis_text(row[1].speedup)),
+        ),
         rows=[(point, point.factors) for point in found.points[1:] if point.factors],
         caption=FACTORS_CAPTION,
         in_terminal=True,
@@ -430,8 +410,7 @@ def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
             checked_rate,
             has_interval=True,
         ),
-        Column("trained_epochs", "Epochs trained", lambda point: point.trained_epochs, has_interval=True),
-        Column("trained_s", "Time in training steps", lambda point: point.trained, has_interval=True),
+        *columns_of(QualityPoint, "trained_epochs", "trained"),
     )
     return Sheet(
         name="quality-trained", title="Throughput, epochs and time", columns=columns, rows=found.points, is_folded=True
@@ -468,18 +447,10 @@ def _batches_sheet(found: Quality) -> Sheet[BatchPoint]:
 def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
     """Every evaluation of every run, for programs: people see the charts."""
     columns: tuple[Column[tuple[Curve, Evaluation]], ...] = (
-        Column("run_id", "", lambda row: row[0].run_id),
-        Column("ranks", "", lambda row: row[0].ranks),
-        Column("nodes", "", lambda row: row[0].nodes),
+        *columns_of(Curve, "run_id", "ranks", "nodes", of=lambda row: row[0]),
         Column("metric", "", lambda row: found.metric),
         Column("target", "", lambda row: found.target),
-        Column("samples", "", lambda row: row[1].samples),
-        Column("epoch", "", lambda row: row[1].epoch),
-        Column("wall_s", "", lambda row: row[1].wall_s),
-        Column("train_s", "", lambda row: row[1].train_s),
-        Column("eval_s", "", lambda row: row[1].eval_s),
-        Column("value", "", lambda row: row[1].value),
-        Column("loss", "", lambda row: row[1].loss),
+        *columns_of(Evaluation, *(one.name for one in fields(Evaluation)), of=lambda row: row[1]),
     )
     return Sheet(
         name="evaluations",
