@@ -18,10 +18,10 @@ import pytest
 from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
-from dlbench.node.rendezvous import MeetingPlace
+from dlbench.node.rendezvous import Endpoint
 from dlbench.node.sync.run_store import RunStore, open_meeting
 
-MEETING = MeetingPlace(address="127.0.0.1", port=4711, secret="s3cret")
+MEETING = Endpoint(address="127.0.0.1", port=4711, secret="s3cret")
 
 
 def place(rank: int, token: str = "start-1") -> RankPlace:
@@ -46,7 +46,7 @@ def test_once_all_have_met_the_secret_is_gone_and_the_file_as_the_others(tmp_pat
     path = tmp_path / "rendezvous.json"
     rendezvous.publish(path, place(0), MEETING)
     (tmp_path / "other").touch()
-    rendezvous.conceal(path, place(0), MEETING)
+    rendezvous.remove_secret(path, place(0), MEETING)
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
     assert MEETING.secret not in path.read_text()
     with pytest.raises(RunError, match="waited"):

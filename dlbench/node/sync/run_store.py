@@ -33,7 +33,7 @@ from torch._C._distributed_c10d import Store
 from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
-from dlbench.node.rendezvous import MeetingPlace
+from dlbench.node.rendezvous import Endpoint
 
 MAX_BODY_BYTES = 16 * 2**20
 """Of one request: addresses of some ten thousand ranks."""
@@ -245,7 +245,7 @@ _SLACK_S = 60.0
 """How long rank 0 may take to answer, beside the time it was asked to wait."""
 
 
-def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> MeetingPlace:
+def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> Endpoint:
     """Where all ranks meet: on rank 0 made and published, on the others waited for.
 
     `path`: `rendezvous.json` of the run. `place`: this rank. `interface`: the planned network interface; None: the one
@@ -259,7 +259,7 @@ def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: fl
         server = KeyServer(address)  # its thread keeps it
     except OSError as error:
         raise RunError(f"rank 0 cannot listen at {address}: {error.strerror or error}") from None
-    meeting = MeetingPlace(address=address, port=server.port, secret=server.secret)
+    meeting = Endpoint(address=address, port=server.port, secret=server.secret)
     rendezvous.publish(path, place, meeting)
     return meeting
 
@@ -278,7 +278,7 @@ def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.
     except RuntimeError as error:
         raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {error}") from None
     if place.rank == 0:
-        rendezvous.conceal(path, place, meeting)
+        rendezvous.remove_secret(path, place, meeting)
     # For Gloo alone: NCCL finds the fast network itself, under DDP as under Horovod.
     os.environ["GLOO_SOCKET_IFNAME"] = rendezvous.gloo_interface(place.num_nodes == 1, interface, meeting)
     if torch.cuda.is_available():
@@ -297,7 +297,7 @@ class RunStore(Store):
 
     timeout: datetime.timedelta
 
-    def __init__(self, meeting: MeetingPlace, timeout: datetime.timedelta) -> None:
+    def __init__(self, meeting: Endpoint, timeout: datetime.timedelta) -> None:
         """`timeout` is the longest wait for a key."""
         super().__init__()
         self._meeting = meeting

@@ -106,7 +106,7 @@ class HorovodEngine(Engine):
         self._is_watched = is_watched and place.size > 1
         self._why_unseen = NOT_WATCHED
         self._hvd: Any = None
-        self._meeting: rendezvous.MeetingPlace | None = None
+        self._meeting: rendezvous.Endpoint | None = None
         self._watch = BackwardWatch(device)
         self._window: TimelineWindow | None = None
         self._summary: TimelineSummary | None = None
@@ -167,7 +167,7 @@ class HorovodEngine(Engine):
             self._window = TimelineWindow(self._watch)
         hvd.init()
         if self._meeting is not None and self._place.rank == 0:
-            rendezvous.conceal(self._address_file, self._place, self._meeting)
+            rendezvous.remove_secret(self._address_file, self._place, self._meeting)
         if self._window is not None:
             self._window.initialised()
         if hvd.size() != self._place.size or hvd.rank() != self._place.rank:
