@@ -21,8 +21,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from dlbench.costs.algorithms import Schedule, Transfer, power_below
-from dlbench.costs.collectives import Layout
-from dlbench.costs.schedules import pipeline_chunks, schedule
+from dlbench.costs.schedules import Layout, pipeline_chunks, schedule
 from dlbench.errors import UserError
 from dlbench.specs.collectives import Collective, Level, LevelName, NetworkModel
 
@@ -31,9 +30,8 @@ GRID_PER_OCTAVE = 4
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md).
-
-    Bytes are those of each rank's whole buffer: for all-gather the output, for reduce-scatter the input.
+    """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md). Bytes are those of each
+    rank's whole buffer: for all-gather the output, for reduce-scatter the input.
     """
     if collective == "broadcast":
         return 1.0
@@ -122,9 +120,8 @@ def features(
     element_bytes: int = 4,
     shards: int | None = None,
 ) -> Features:
-    """How often each cost of the network counts in a prediction; arguments and errors as `predict`.
-
-    The network decides which port or link is the most loaded of a step, and which piece a message belongs to.
+    """How often each cost of the network counts in a prediction; arguments and errors as `predict`. The network decides
+    which port or link is the most loaded of a step, and which piece a message belongs to.
     """
     elements = whole_elements(num_bytes, element_bytes)
     starts: dict[tuple[LevelName, int], float] = {}

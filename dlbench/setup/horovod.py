@@ -162,9 +162,8 @@ def _without_gpu_switches(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _link_libraries(facts: Mapping[str, str | None], folder: Path) -> dict[str, str]:
-    """Links by the names that linkers look for, to libraries that pip installs under others; and where they are.
-
-    At run time the names with numbers count: torch, imported first, has loaded these very libraries.
+    """Links by the names that linkers look for, to libraries that pip installs under others; and where they are. At run
+    time the names with numbers count: torch, imported first, has loaded these very libraries.
     """
     if not facts.get("nccl"):
         return {}
@@ -302,9 +301,8 @@ def _compile(
     say: Callable[[str], None],
     rewrite: Callable[[str], None] | None,
 ) -> None:
-    """Runs the build; the whole output goes to `log`.
-
-    How far it is goes to `rewrite` every second, or without one to `say` every ten seconds.
+    """Runs the build; the whole output goes to `log`. How far it is goes to `rewrite` every second, or without one to
+    `say` every ten seconds.
     """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
     command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(source.parent / "wheels"), str(source)]

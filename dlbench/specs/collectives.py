@@ -331,9 +331,8 @@ class NetworkModel(Spec):
         return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
-        """Least and largest of measured over fitted (1) at the fitted rank counts next to this one.
-
-        Of all algorithms where this one was not measured; 1 is always between them.
+        """Least and largest of measured over fitted (1) at the fitted rank counts next to this one. Of all algorithms
+        where this one was not measured; 1 is always between them.
         """
         own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
         known = own or self.residuals

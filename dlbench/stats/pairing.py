@@ -47,9 +47,8 @@ def session_of(key: RunKey) -> str | None:
 
 
 def in_all(first: Iterable[RunKey], *others: Iterable[RunKey]) -> list[RunKey]:
-    """The keys that all sides hold, in their order.
-
-    Each is of the session of its runs together; plain where a run does not know its own.
+    """The keys that all sides hold, in their order. Each is of the session of its runs together; plain where a run does
+    not know its own.
     """
     sides = [{key: session_of(key) for key in side} for side in (first, *others)]
     found = []

@@ -219,9 +219,8 @@ def point(
 def against_capacity(
     chain: Chain, rates: TransferRates | None, method: Method, *, points: int = 8, starts: Sequence[int] | None = None
 ) -> tuple[Point, ...]:
-    """From the smallest capacity of all methods to that of training in core, in equal steps.
-
-    A plan begins with that for the capacity before: the time never grows with the capacity.
+    """From the smallest capacity of all methods to that of training in core, in equal steps. A plan begins with that
+    for the capacity before: the time never grows with the capacity.
     """
     swap = rates is not None
     low = smallest_capacity(chain, recompute=True, swap=swap, starts=starts)

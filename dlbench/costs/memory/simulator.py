@@ -235,9 +235,8 @@ def begin(costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = No
 def forward(
     done: Pass, costs: Sequence[BlockCost], blocks: range, setting: Setting, trace: Trace | None = None
 ) -> None:
-    """Goes on with the forward passes of some blocks, which come next.
-
-    What it says of a block does not depend on what is decided for later ones.
+    """Goes on with the forward passes of some blocks, which come next. What it says of a block does not depend on what
+    is decided for later ones.
     """
     clock, held, peak, oldest, out_free, outs = done.clock, done.held, done.peak, done.oldest, done.out_free, done.outs
     budget, drag = setting.budget, setting.drag
@@ -279,9 +278,8 @@ def forward(
 def backward(
     done: Pass, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None, cutoff: float = math.inf
 ) -> None:
-    """Ends a pass after all forward passes: from head and loss on.
-
-    Where it finds that the pass cannot end before `cutoff`, it stops, and leaves its clock there or beyond.
+    """Ends a pass after all forward passes: from head and loss on. Where it finds that the pass cannot end before
+    `cutoff`, it stops, and leaves its clock there or beyond.
     """
     way = _WayBack(done, costs, setting, trace)
     since = done.clock

@@ -95,7 +95,6 @@ class Inputs:
     @property
     def longest_chain(self) -> int | None:
         """Most sums back to back in one buffer, 1 or more: what more would make could not be told from a wrong result.
-
         Limits are the largest number of the type and the rounding of all of them. None: any number.
         """
         if not self.is_sum or self.ranks == 1:

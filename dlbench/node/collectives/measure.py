@@ -210,9 +210,8 @@ class Measurement:
             taken.problem = taken.problem or verdict.problem
 
     def _problem_of_many(self, contestant: Contestant, size: _Size, operations: int) -> str:
-        """What is wrong with the result of a sample; of a reduce-scatter in place it cannot be said.
-
-        What that leaves outside of a rank's own block, which the next one sums up, is the algorithm's affair.
+        """What is wrong with the result of a sample; of a reduce-scatter in place it cannot be said. What that leaves
+        outside of a rank's own block, which the next one sums up, is the algorithm's affair.
         """
         if not self._comm.check or (contestant.is_in_place and self._comm.collective == "reduce-scatter"):
             return ""

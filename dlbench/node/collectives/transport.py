@@ -128,9 +128,8 @@ def gloo_barrier(group: dist.ProcessGroup) -> None:
 
 
 class GlooTransport(Transport):
-    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions.
-
-    The group's own timeout is that of every wait.
+    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions. The group's own timeout
+    is that of every wait.
     """
 
     carrier = "torch-gloo"
@@ -156,9 +155,8 @@ class GlooTransport(Transport):
 
 
 class NcclTransport(Transport):
-    """Point-to-point messages of NCCL, all of a step in one group call: NCCL knows neither tags nor order.
-
-    Waiting orders the stream, not the host; who measures must synchronise.
+    """Point-to-point messages of NCCL, all of a step in one group call: NCCL knows neither tags nor order. Waiting
+    orders the stream, not the host; who measures must synchronise.
     """
 
     carrier = "torch-nccl"

@@ -152,9 +152,8 @@ def _receive(ranks: tuple[int, ...], index: int, name: str, timeout_s: float, ta
 
 
 class Room:
-    """The memory that ranks share, and where they meet in it.
-
-    It begins with a control line a rank (its state; its present and its last call) and the semaphores.
+    """The memory that ranks share, and where they meet in it. It begins with a control line a rank (its state; its
+    present and its last call) and the semaphores.
     """
 
     CONTROL_BYTES = 4 * LINE_BYTES
@@ -358,9 +357,8 @@ class SharedMemoryGroup:
         self._room.close()
 
     def allocate(self, num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A vector of zeros that others read and write in place: it, and parts of it, go without copies in and out.
-
-        All ranks call it together and then use the same parts of it in the same calls.
+        """A vector of zeros that others read and write in place: it, and parts of it, go without copies in and out. All
+        ranks call it together and then use the same parts of it in the same calls.
         """
         call = Call("allocate", num_elements, dtype)
         stride = -(-max(num_elements * dtype.itemsize, 1) // mmap.PAGESIZE) * mmap.PAGESIZE

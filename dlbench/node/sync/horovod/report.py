@@ -137,9 +137,8 @@ class TuningRow:
 
 
 def parse_log(text: str) -> tuple[TuningRow, ...]:
-    """The complete rows of a log; a row that is still being written is left out.
-
-    Horovod writes a blank after one comma of its rows, but not of its header.
+    """The complete rows of a log; a row that is still being written is left out. Horovod writes a blank after one comma
+    of its rows, but not of its header.
     """
     lines = text[: text.rfind("\n") + 1].splitlines()
     rows = []

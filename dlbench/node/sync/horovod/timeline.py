@@ -387,10 +387,8 @@ class TimelineWindow:
                 yield number, step, messages
 
     def _origin_s(self, pairs: Sequence[_Pair]) -> tuple[float | None, str]:
-        """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason.
-
-        Horovod's times are the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes
-        them when it is told.
+        """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason. Horovod's times are
+        the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes them when it is told.
         """
         timeline = self._timeline
         if timeline is None or timeline.epoch_us is None:
@@ -461,9 +459,8 @@ def _threads() -> dict[int, _Thread]:
 
 
 def _spinning_thread(known: set[int]) -> int | None:
-    """The new thread that computes and never waits though there is nothing to do; None if all of them wait.
-
-    Horovod's other threads wait in every cycle, on a crowded machine too.
+    """The new thread that computes and never waits though there is nothing to do; None if all of them wait. Horovod's
+    other threads wait in every cycle, on a crowded machine too.
     """
     before = _threads()
     time.sleep(_LOOK_S)

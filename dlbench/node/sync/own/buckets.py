@@ -70,9 +70,8 @@ class Bucket:
     """One message: its buffer, and each gradient's place in it."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], multiple: int, arena: torch.Tensor) -> None:
-        """Takes its buffer from the start of `arena` (fp32, one-dimensional).
-
-        It is padded with zeros to a multiple of `multiple` elements, so that it has equal shares.
+        """Takes its buffer from the start of `arena` (fp32, one-dimensional). It is padded with zeros to a multiple of
+        `multiple` elements, so that it has equal shares.
         """
         self.parameters = tuple(parameters)
         self.num_elements = sum(p.numel() for p in parameters)
@@ -91,9 +90,8 @@ class Bucket:
         return self.num_elements * self.vector.element_size()
 
     def take(self, place: int, scale: float) -> None:
-        """Copies a gradient in, times `scale`, and makes it part of the buffer; zeros where there is none.
-
-        On a GPU that is done when the last one is taken.
+        """Copies a gradient in, times `scale`, and makes it part of the buffer; zeros where there is none. On a GPU
+        that is done when the last one is taken.
         """
         self.missing -= 1
         if not self.takes_together:

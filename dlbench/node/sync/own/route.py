@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.collectives import Layout
 from dlbench.costs.lines import fit_line
 from dlbench.costs.overlap import hybrid_threshold
 from dlbench.costs.predictions import predict
+from dlbench.costs.schedules import Layout
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
@@ -313,9 +313,7 @@ class Hierarchical(Method):
 
 class Leader(Method):
     """Jia et al. 2018 (arXiv 1807.11205), grouped all-reduce: reduce to the group's first rank, ring among these,
-    broadcast.
-
-    2 (g - 1) n bytes inside a group and 2 (m - 1) / m n from each leader across.
+    broadcast. 2 (g - 1) n bytes inside a group and 2 (m - 1) / m n from each leader across.
     """
 
     name = "leader"
@@ -372,7 +370,6 @@ ELEMENT_BYTES = 4
 
 def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
     """Elements of the vectors to time: a factor of four apart from 4 KiB to the largest, each a multiple of `multiple`.
-
     At least two, as a line needs.
     """
     sizes = [SMALLEST_BYTES]
