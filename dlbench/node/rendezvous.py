@@ -56,21 +56,21 @@ class Endpoint:
     secret: str  # Chosen by rank 0 at random for this start.
 
 
-def publish(path: Path, place: RankPlace, meeting: Endpoint) -> None:
+def publish(path: Path, place: RankPlace, endpoint: Endpoint) -> None:
     """Says where rank 0 listens, to its own user alone. Raises RunError: the file cannot be written."""
-    write_json(path, {**_open_part(place, meeting), "secret": meeting.secret}, private=True)
+    write_json(path, {**_open_part(place, endpoint), "secret": endpoint.secret}, private=True)
 
 
-def remove_secret(path: Path, place: RankPlace, meeting: Endpoint) -> None:
+def conceal(path: Path, place: RankPlace, endpoint: Endpoint) -> None:
     """Takes the secret out of the file once all ranks have read it: a run's files may be read by whom the umask allows.
 
     Raises RunError: the file cannot be written.
     """
-    write_json(path, _open_part(place, meeting))
+    write_json(path, _open_part(place, endpoint))
 
 
-def _open_part(place: RankPlace, meeting: Endpoint) -> dict[str, str | int]:
-    content: dict[str, str | int] = {"address": meeting.address, "port": meeting.port, "token": place.token}
+def _open_part(place: RankPlace, endpoint: Endpoint) -> dict[str, str | int]:
+    content: dict[str, str | int] = {"address": endpoint.address, "port": endpoint.port, "token": place.token}
     return {"format": FORMAT, "version": VERSION, **content}
 
 
@@ -79,7 +79,7 @@ def await_address(path: Path, place: RankPlace, wait_s: float, pause: Callable[[
 
     Args:
         wait_s: for so long. Shared file systems show new files late (NFS: up to 60 s by default).
-        pause: waits N seconds, between two looks.
+        pause: waits between two looks, so many seconds.
 
     Raises RunError: nothing was published in time.
     """
@@ -129,14 +129,14 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
     return str(address) if _is_reachable(str(address)) else _routed_address()
 
 
-def gloo_interface(single_machine: bool, planned: str | None, meeting: Endpoint) -> str:
+def gloo_interface(single_machine: bool, planned: str | None, endpoint: Endpoint) -> str:
     """The network interface at which Gloo of this rank listens: loopback if there are no other machines.
 
     Raises RunError: no interface leads to rank 0.
     """
     if planned is not None and not single_machine:
         return planned
-    return _interface_towards(meeting.address, meeting.port)
+    return _interface_towards(endpoint.address, endpoint.port)
 
 
 def _address_of(interface: str) -> str:
