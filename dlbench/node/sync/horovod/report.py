@@ -175,7 +175,7 @@ class TuningWatch:
         return self._settled_step is not None
 
     def look(self, steps: int) -> None:
-        """Reads what the log has got since, after so many steps of the run."""
+        """Reads what the log has got since, after this many steps of the run."""
         if self.has_settled or not self._log.exists():
             return
         size = self._log.stat().st_size
