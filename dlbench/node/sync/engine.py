@@ -32,7 +32,7 @@ class MessageSpan:
     number: int
     """Of the messages of its step, from 0, in the order of sending."""
     ready_ns: int
-    """Its last gradient was there; the start, where the engine does not tell."""
+    """Its last gradient was there; the start, where the engine does not say."""
     start_ns: int
     end_ns: int
     num_bytes: int
@@ -89,7 +89,7 @@ class Engine:
         """Begins or ends to watch messages closely; called by all ranks between two warm-up steps."""
 
     def message_spans(self) -> list[MessageSpan]:
-        """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot tell."""
+        """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot know."""
         return []
 
     def exchange_result(self) -> ExchangeResult | None:

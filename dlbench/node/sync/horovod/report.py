@@ -137,9 +137,8 @@ class TuningRow:
 
 
 def parse_log(text: str) -> tuple[TuningRow, ...]:
-    """The complete rows of a log; a row that is still being written is left out.
-
-    Horovod writes a blank after one comma of its rows, but not of its header.
+    """The complete rows of a log; a row that is still being written is left out. Horovod writes a blank after one comma
+    of its rows, but not of its header.
     """
     lines = text[: text.rfind("\n") + 1].splitlines()
     rows = []
@@ -176,7 +175,7 @@ class TuningWatch:
         return self._settled_step is not None
 
     def look(self, steps: int) -> None:
-        """Reads what the log has got since, after so many steps of the run."""
+        """Reads what the log has got since, after this many steps of the run."""
         if self.has_settled or not self._log.exists():
             return
         size = self._log.stat().st_size
