@@ -480,7 +480,7 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
 
     Args:
         global_batch: samples of one step over all ranks.
-        to_quality: whether training is to reach a target; else only a batch beyond the table is told of.
+        to_quality: whether training is to reach a target; else only a batch beyond the table is noted.
     """
     place = train.optimizer.place(global_batch)
     if place is None or place.where == "row" or not (to_quality or place.where == "beyond"):

@@ -45,7 +45,7 @@ class MlperfRules:
     usage: str
     ruleset: str
     benchmark: str
-    quality_key: str  # The event that tells a quality.
+    quality_key: str  # The event that holds a quality.
     init_min: int  # Minutes that init_start to init_stop may take at most (open division).
     most_error: float | None = None
     """The quality that one evaluation has to reach, where the rule set asks for an error."""
@@ -431,7 +431,7 @@ DataSpec = Annotated[ImageData | TextData | DensityData, Field(discriminator="fo
 
 
 def _of_this_site() -> Iterator[type[Model]]:
-    """Networks of the folders in DLBENCH_PATH: a module beside the workload file of the same name holds its `Model`.
+    """Networks of the folders in DLBENCH_PATH: a module next to the workload file of the same name holds its `Model`.
 
     Raises:
         UserError: a module cannot be loaded.

@@ -60,7 +60,7 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
                 meter.add(outputs, moved, loss)
     finally:
         model.train()
-    return meter.combine(context.engine.gather(meter.told()))
+    return meter.combine(context.engine.gather(meter.sums()))
 
 
 class Pauses:
@@ -115,7 +115,7 @@ class Pauses:
         return ends
 
     def check_preemption(self, done: int, spent_s: float) -> None:
-        """After `done` steps, where training stands still: stops all ranks if any was told to.
+        """After `done` steps, where training stands still: stops all ranks if any was asked to.
 
         Raises StoppedEarlyError: it was; where the run keeps checkpoints one is written.
         """
@@ -217,7 +217,7 @@ LOOKS_IN_WARNING = 4
 
 
 class StoppedEarlyError(Exception):
-    """Training ended after `step` because it was told to; all ranks raise it after the same step."""
+    """Training ended after `step` because it was asked to; all ranks raise it after the same step."""
 
     def __init__(self, step: int, checkpoint: str | None) -> None:
         super().__init__(f"stopped after step {step}")

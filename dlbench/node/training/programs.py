@@ -83,7 +83,7 @@ class Compilation:
 
         Args:
             model: in training mode, on its device; nothing is hooked to it yet.
-            batch_of: so many samples, on the device.
+            batch_of: N samples, on the device.
         """
         budget = self._train.activation_budget
         if budget is None:
@@ -118,7 +118,7 @@ class Compilation:
             model: in training mode, on its device.
             wrapped: as the engine has it.
             loss_of: forward pass and loss of `model`.
-            batch_of: so many samples, on the device.
+            batch_of: N samples, on the device.
         """
         began = time.monotonic()
         self._compile(model)

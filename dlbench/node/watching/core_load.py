@@ -62,7 +62,7 @@ class CoreLoad:
         else:
             self._pressure_s = None
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What rank 0 needs of it, plain Python."""
         found: dict[str, Any] = {"window_s": self._window_s, "own_s": self._own_s}
         if self._sees_node:
@@ -162,16 +162,16 @@ class Seated(Protocol):
 
 
 def node_loads(
-    told: Sequence[Mapping[str, Any]], ranks: Sequence[Seated], node_ranks: Sequence[int]
+    summaries: Sequence[Mapping[str, Any]], ranks: Sequence[Seated], node_ranks: Sequence[int]
 ) -> tuple[NodeLoad, ...]:
     """The load of each node's cores; cores of a node are all that its ranks may run on.
 
     Args:
-        told: `CoreLoad.told` of every rank.
+        summaries: `CoreLoad.summary` of every rank.
         ranks: every rank, in the same order.
     """
     nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
-    for number, rank, one in zip(node_ranks, ranks, told, strict=True):
+    for number, rank, one in zip(node_ranks, ranks, summaries, strict=True):
         nodes.setdefault(number, []).append((rank, one))
     found = []
     for number, members in sorted(nodes.items()):
