@@ -352,8 +352,7 @@ class _Data(Spec):
         "of the data set in the order of storage.",
     )
     cache: Literal["any", "cold", "warm"] = Field(
-        "any",
-        description="Page cache when training begins: as it is, emptied of the data set, or filled with it.",
+        "any", description="Page cache when training begins: as it is, emptied of the data set, or filled with it."
     )
     on_bad_sample: Literal["stop", "skip"] = Field("stop", description="What an unreadable sample does to the run.")
 
