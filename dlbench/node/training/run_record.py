@@ -27,7 +27,6 @@ from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set
 from dlbench.node.devices import rank_gpu, together
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
-from dlbench.node.sync.horovod.report import with_tuning_cost
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.instruments import watch_result
@@ -167,6 +166,10 @@ def make_record(
     reference = everyone[0]["environment"]
     watched = [item["watch"] for item in everyone]
     exchange = with_layers_noted(plan, state.schedule, exchange)
+    if exchange is not None and exchange.autotune is not None:  # of Horovod, which other ranks need not load
+        from dlbench.node.sync.horovod.report import with_tuning_cost
+
+        exchange = with_tuning_cost(exchange, seen.step_s)
     described = state.source.describe()
     memory = state.memory.result([item["memory"] for item in everyone]) if state.memory else None
     noise = None
@@ -188,7 +191,7 @@ def make_record(
             "ranks": ranks,
             "checks": checks,
             "settings": settings,
-            "exchange": with_tuning_cost(exchange, seen.step_s),
+            "exchange": exchange,
             "nccl": together([item["nccl"] for item in everyone]),
             "watch": watch_result(plan, state.schedule, watched, ranks),
             "load": node_loads([item["load"] for item in watched], ranks, [rank.node_rank for rank in ranks]),
