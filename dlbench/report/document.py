@@ -237,6 +237,7 @@ class Document:
                 title=before.title,
                 columns=tuple(dict.fromkeys((*before.columns, *where, *sheet.names))),
                 rows=(*before.rows, *({**where, **row} for row in records)),
+                units={**before.units, **sheet.units()},
             )
         return found
 

@@ -320,6 +320,15 @@ class Sheet(Generic[R]):
         """Columns for programs; empty: there is no table for them."""
         return tuple(name for column in self.columns for name in column.names)
 
+    def units(self) -> dict[str, str]:
+        """Units of the columns for programs that hold estimates."""
+        found: dict[str, str] = {}
+        for column in self.columns:
+            values = (column.value(row) for row in self.rows if self.is_data(row)) if column.name else ()
+            unit = next((value.unit for value in values if isinstance(value, Estimate) and value.unit), "")
+            found |= dict.fromkeys(column.names, unit) if unit else {}
+        return found
+
     def records(self) -> list[dict[str, Datum]]:
         """Rows for programs, by column name."""
         named = [column for column in self.columns if column.name]
@@ -385,6 +394,8 @@ class NamedTable:
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[dict[str, Datum], ...] = field(default=())
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Of the columns that hold estimates, e.g. `s`, `fraction`, `images/s`."""
 
 
 def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:

@@ -214,7 +214,7 @@ def _epochs(
             exchange = SampleExchange(
                 order.ownership, rank, store, batches_per_epoch=order.batches_per_epoch, address="127.0.0.1"
             )
-            exchange.meet(gather)
+            exchange.connect(gather)
             order.on_batch = exchange.dealt
             reader = AwaitingReader(reader, store, patience_s=60)
     audit = ReadAudit(order, num_samples=SAMPLES, ranks=RANKS, labels=None)

@@ -303,11 +303,6 @@ class Ledger:
         self._taken = 0
         self.epochs = EpochLedger()
 
-    def take(self, fetched: Iterator[Fetched]) -> Batch | None:
-        """The next batch; None at the end of the pass. Errors as of `next`."""
-        item = self.next(fetched)
-        return None if item is None else item.batch
-
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
         """The next batch with what is known of its reading; None at the end of the pass.
 
@@ -633,9 +628,9 @@ class EvaluationSource:
         Raises UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
         """
         self._iterator = self._begin_pass()
-        while (batch := self._ledger.take(self._iterator)) is not None:
-            if batch:
-                yield batch
+        while (item := self._ledger.next(self._iterator)) is not None:
+            if item.batch:
+                yield item.batch
 
     def close(self) -> None:
         iterator, self._iterator = self._iterator, None

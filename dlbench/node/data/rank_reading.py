@@ -202,7 +202,7 @@ class RankReading:
         """Whether each epoch begins with a cold cache, so that nothing may be read ahead across its border."""
         return self._data.cache == "cold"
 
-    def rest(self) -> None:
+    def between_epochs(self) -> None:
         """Between two epochs, where each begins cold: empties the cache anew, when no rank reads any more."""
         assert self._cache is not None
         self._ranks.barrier()
@@ -263,8 +263,8 @@ class RankReading:
         )
 
 
-class EpochRest:
-    """The rest between two epochs where each begins with a cold page cache, called by the training loop."""
+class EpochBoundary:
+    """The border of two epochs where each begins with a cold page cache, crossed by the training loop."""
 
     def __init__(self, reading: RankReading, source: BatchSource) -> None:
         self._reading, self._source = reading, source
@@ -274,9 +274,9 @@ class EpochRest:
         """Whether an epoch has ended; the same on all ranks after the same step."""
         return self._source.is_between_epochs
 
-    def take(self) -> None:
+    def cross(self) -> None:
         """Empties the cache; afterwards readers begin with the next epoch."""
-        self._reading.rest()
+        self._reading.between_epochs()
         self._source.begin_epoch()
 
 

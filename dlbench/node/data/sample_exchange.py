@@ -85,7 +85,7 @@ class Counted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class ExchangeEndpoint:
     """What an exchange of samples needs of the run around it."""
 
     store: SampleStore  # holds this rank's samples of the epoch in which training begins, and nothing else
@@ -143,7 +143,7 @@ class SampleExchange:
             raise RunError(f"samples cannot be exchanged: {address}: {error.strerror or error}") from None
         self._thread = threading.Thread(target=self._work, name="sample exchange", daemon=True)
 
-    def meet(self, gather: Callable[[Any], list[Any]]) -> None:
+    def connect(self, gather: Callable[[Any], list[Any]]) -> None:
         """Tells all ranks where this one listens, and begins; called by all of them."""
         own = [*self._listener.getsockname(), secrets.token_hex(SECRET_BYTES // 2)]
         everyone = gather(own)

@@ -140,16 +140,13 @@ class HeldOrder(ShardedOrder):
     Raises UserError: the samples of a rank do not fill one batch.
     """
 
-    def __init__(
-        self, ownership: Ownership, *, batch_size: int, rank: int, drop_last: bool = True, start: Position | None = None
-    ) -> None:
+    def __init__(self, ownership: Ownership, *, batch_size: int, rank: int, start: Position | None = None) -> None:
         super().__init__(
             ownership.num_samples,
             batch_size=batch_size,
             rank=rank,
             world_size=ownership.ranks,
             seed=ownership.seed,
-            drop_last=drop_last,
             start=start,
         )
         self.ownership = ownership

@@ -21,7 +21,7 @@ from dlbench.node.data.rank_reading import RankReading, planned_readers
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import SampleReader
 from dlbench.node.data.reader_trials import Readers
-from dlbench.node.data.sample_exchange import AwaitingReader, Meeting, SampleExchange
+from dlbench.node.data.sample_exchange import AwaitingReader, ExchangeEndpoint, SampleExchange
 from dlbench.node.data.sharding import HeldOrder, Position, ShardedOrder
 from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
@@ -43,13 +43,11 @@ def build_source(
     rank: int,
     world_size: int,
     seed: int,
-    drop_last: bool = True,
     start: Position | None = None,
     start_batch: int = 0,
-    pin_memory: bool = False,
     counts: bool = False,
     staged: StagedData | None = None,
-    meeting: Meeting | None = None,
+    endpoint: ExchangeEndpoint | None = None,
     lister: Lister = ALONE,
     reading: RankReading | None = None,
     num_parts: int = 1,
@@ -59,9 +57,9 @@ def build_source(
 
     The same seed gives the same samples in the same order and with the same augmentation, whatever the number of
     loader processes.
-    `drop_last`: see `ShardedOrder`. `start`: where to begin in the data set, for a run that continues another.
+    `start`: where to begin in the data set, for a run that continues another.
     `start_batch`: the same for synthetic data, batches of this rank. `counts`: hand out volumes as counts, of which the
-    device takes the logarithm. `staged`: what of the data set is on this node; None: nothing. `meeting`: how samples
+    device takes the logarithm. `staged`: what of the data set is on this node; None: nothing. `endpoint`: how samples
     are exchanged; needed for partial shuffling over several ranks, where all of them call this at the same time.
     `lister`: through which the ranks of a node list the data set once; all of them must open the same. `num_parts`: in
     which each batch is computed. `reading`: settles readers and page cache with the other ranks; None: as the
@@ -70,6 +68,8 @@ def build_source(
     Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU. UserError:
     the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
+    # Without page-locked memory a copy to the GPU cannot run alongside computation.
+    on_gpu = device is not None and device.type == "cuda"
     if data_spec.is_synthetic:
         return SyntheticSource(
             model_spec,
@@ -78,7 +78,7 @@ def build_source(
             rank=rank,
             seed=seed,
             start_batch=start_batch,
-            pin_memory=pin_memory,
+            pin_memory=on_gpu,
             counts=counts,
             device=_device_of_samples(data_spec, device),
         )
@@ -89,7 +89,7 @@ def build_source(
     ownership = ownership_for(data_spec, reader.num_samples, world_size, seed=seed)
     order: ShardedOrder
     if ownership is not None:
-        order = HeldOrder(ownership, batch_size=batch_size, rank=rank, drop_last=drop_last, start=start)
+        order = HeldOrder(ownership, batch_size=batch_size, rank=rank, start=start)
     else:
         order = ShardedOrder(
             reader.num_samples,
@@ -97,7 +97,6 @@ def build_source(
             rank=rank,
             world_size=world_size,
             seed=seed,
-            drop_last=drop_last,
             start=start,
         )
     audit = ReadAudit(
@@ -106,7 +105,7 @@ def build_source(
     readers = planned_readers(data_spec) if reading is None else reading.settle(reader, order, batch_size)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
-        exchange, reader = _exchange(order, reader, data_spec, rank, meeting, start or Position())
+        exchange, reader = _exchange(order, reader, data_spec, rank, endpoint, start or Position())
     try:
         return LoadedSource(
             reader,
@@ -115,7 +114,7 @@ def build_source(
             prefetch_batches=max(1, readers.prefetch_batches),
             on_bad_sample=data_spec.on_bad_sample,
             # What a GPU decodes is read on the host first, and its length is not known beforehand.
-            pin_memory=pin_memory and data_spec.reader == "dlbench",
+            pin_memory=on_gpu and data_spec.reader == "dlbench",
             in_slots=data_spec.reader == "dlbench",
             is_held=data_spec.staging == "shard",
             audit=audit,
@@ -130,30 +129,35 @@ def build_source(
 
 
 def _exchange(
-    order: HeldOrder, reader: SampleReader, data_spec: DataSpec, rank: int, meeting: Meeting | None, start: Position
+    order: HeldOrder,
+    reader: SampleReader,
+    data: DataSpec,
+    rank: int,
+    endpoint: ExchangeEndpoint | None,
+    start: Position,
 ) -> tuple[SampleExchange, SampleReader]:
     """The exchange, begun, and a reader that waits for what it brings."""
     if reader.num_bytes(0) == 0:
         raise UserError(
-            f"data.shuffle {data_spec.shuffle}: of this data every rank holds all in memory, so there is nothing to "
+            f"data.shuffle {data.shuffle}: of this data every rank holds all in memory, so there is nothing to "
             "exchange; set data.shuffle to global or local"
         )
-    assert meeting is not None  # a plan with partial shuffling has staging shard
+    assert endpoint is not None  # a plan with partial shuffling has staging shard
     exchange = SampleExchange(
         order.ownership,
         rank,
-        meeting.store,
+        endpoint.store,
         batches_per_epoch=order.batches_per_epoch,
-        address=meeting.address,
+        address=endpoint.address,
         first_epoch=start.epoch,
     )
     try:
-        exchange.meet(meeting.gather)
+        exchange.connect(endpoint.gather)
     except BaseException:
         exchange.close()
         raise
     order.on_batch = exchange.dealt
-    return exchange, AwaitingReader(reader, meeting.store, patience_s=meeting.patience_s)
+    return exchange, AwaitingReader(reader, endpoint.store, patience_s=endpoint.patience_s)
 
 
 def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister: Lister = ALONE) -> SampleReader:
@@ -241,6 +245,8 @@ def open_reader(
     Raises UserError: the data set is missing, empty, damaged, or does not fit the model. EnvironmentLacksError: a
     library that its form needs is not installed.
     """
+    if data_spec.format not in model_spec.formats:
+        raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
     # Each format's libraries are imported only where it is read.
     network: Any = model_spec  # has the sizes that its formats of data are read in
     if isinstance(data_spec, ImageData):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,16 +199,6 @@ def _copied(root: Path, source: Path, name: str) -> Path:
     return root / source.resolve().name if source.is_file() else root
 
 
-@dataclass
-class _Outcome:
-    """What became of staging on this node."""
-
-    error: BaseException | None = None
-    node: StagedNode | None = None
-    verified: str = ""
-    warnings: list[str] = field(default_factory=list)
-
-
 class NodeStaging:
     """Stages one node, in a thread of its own.
 
@@ -231,7 +221,10 @@ class NodeStaging:
         self._tier = plan.system.storage.tier(self._data.staging_tier)
         self._folder: StagingFolder | None = None
         self._room = Room(0, 0)
-        self._outcome = _Outcome()
+        self.error: BaseException | None = None  # why it failed
+        self._node: StagedNode | None = None
+        self._verified = ""
+        self._warnings: list[str] = []
         self._done = threading.Event()
         self._begun = time.monotonic()
         self.tally = Tally()
@@ -253,32 +246,28 @@ class NodeStaging:
             self.close()
 
     @property
-    def error(self) -> BaseException | None:
-        return self._outcome.error
-
-    @property
     def moved(self) -> list[Moved]:
         return self.tally.moved
 
     def status(self) -> dict[str, Any]:
         """How far it is, ready for JSON."""
-        outcome, tally = self._outcome, self.tally
+        tally = self.tally
         is_done = self._done.is_set()
         return {
             "done": is_done,
             "copied": tally.copied + tally.reused,
             "needed": tally.needed,
             "beats": tally.copied + tally.reused + tally.looked,
-            "error": str(outcome.error) or type(outcome.error).__name__ if is_done and outcome.error else None,
+            "error": str(self.error) or type(self.error).__name__ if is_done and self.error else None,
             "folder": str(self._folder.path) if is_done and self._folder is not None else "",
-            "verified": outcome.verified,
-            "warnings": outcome.warnings,
-            "node": outcome.node.model_dump(mode="json") if is_done and outcome.node is not None else None,
+            "verified": self._verified,
+            "warnings": self._warnings,
+            "node": self._node.model_dump(mode="json") if is_done and self._node is not None else None,
         }
 
     def finished(self) -> tuple[StagedNode | None, list[str]]:
         """What there is to say after training: the node, lazy's figures included, and warnings."""
-        node, folder = self._outcome.node, self._folder
+        node, folder = self._node, self._folder
         if node is None or folder is None:
             return None, []
         warnings: list[str] = []
@@ -316,7 +305,7 @@ class NodeStaging:
             if folder is not None:
                 # A full disk is left as it was found; what a kept folder has else is taken up by the next run.
                 folder.close(keep=not is_full)
-            self._outcome.error = explained
+            self.error = explained
         finally:
             self._done.set()
 
@@ -335,12 +324,12 @@ class NodeStaging:
         place = tier_path(self._tier, data.staging_tier, os.environ, self._host)
         self._folder = StagingFolder(place, data.staging_tier, self._identity(), keep=data.keep_staged, host=self._host)
         if self._folder.warning:
-            self._outcome.warnings.append(self._folder.warning)
+            self._warnings.append(self._folder.warning)
         kinds = {"replicate": self._replicate, "shard": self._shard, "lazy": self._lazy}
         kinds[data.staging]()
         tally = self.tally
         self._folder.reserve(0)
-        self._outcome.node = StagedNode(
+        self._node = StagedNode(
             node_rank=self._node_rank,
             host=self._host,
             path=str(self._folder.path),
@@ -375,7 +364,7 @@ class NodeStaging:
             tally=self.tally,
             require=self._require,
         )
-        self._outcome.verified = found.verified
+        self._verified = found.verified
 
     def _shard(self) -> None:
         assert self._folder is not None
@@ -423,7 +412,7 @@ class NodeStaging:
                     one.close()
         finally:
             reader.close()
-        self._outcome.verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
+        self._verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
 
     def _lazy(self) -> None:
         assert self._folder is not None
@@ -453,7 +442,7 @@ class NodeStaging:
                 (folder.path / _CHOICE).unlink()
         store.folder.mkdir(exist_ok=True)
         Keeping(folder.path).begin()
-        self._outcome.verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
+        self._verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
 
     def _choose(self, sizes: Sequence[int], capacity: int) -> None:
         import numpy as np
@@ -464,7 +453,7 @@ class NodeStaging:
             np.asarray(sizes, dtype=np.int64), capacity, seed=self._plan.workload.train.seed, block=block_of(path)
         )
         (path / _CHOICE).write_bytes(np.packbits(kept).tobytes())
-        self._outcome.warnings.append(
+        self._warnings.append(
             f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes holds {int(kept.sum()):,} of "
             f"{len(kept):,} samples on each node; the others are read from the source in each epoch"
         )

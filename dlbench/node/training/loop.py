@@ -162,22 +162,22 @@ class TrainingLoop:
 
     def _ends_after(self, done: int) -> bool:
         """Evaluations, checkpoints, the emptying of caches and the collection of garbage, outside of steps' times."""
-        rest, schedule = self._state.rest, self._schedule
-        rests = rest is not None and done < schedule.end and rest.is_due
+        boundary, schedule = self._state.boundary, self._schedule
+        crosses = boundary is not None and done < schedule.end and boundary.is_due
         pauses = self._pauses is not None and (schedule.stops(done) or schedule.ends_epoch(done))
         collects = (
             self._is_measuring and done < schedule.end and done - schedule.first - self._collected >= self._stands_every
         )
-        stops = rests or collects or (pauses and schedule.stops(done))
+        stops = crosses or collects or (pauses and schedule.stops(done))
         if stops:  # the end of an epoch is only noted; the device need not be waited for
             self._drain()
             self._context.watch.leave_step()
             self._collected = done - schedule.first
         with self._garbage.between_steps() if stops else nullcontext():
             ends = pauses and self._pauses is not None and self._pauses(done, self._result.spent_ns / 1e9)
-            if rest is not None and rests and not ends:
+            if boundary is not None and crosses and not ends:
                 with self._context.watch.pause("cold cache"):
-                    rest.take()
+                    boundary.cross()
             if stops and not ends and self._pauses is not None:
                 self._pauses.check_preemption(done, self._result.spent_ns / 1e9)
         if stops:

@@ -20,8 +20,8 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource, EvaluationSource
 from dlbench.node.data.one_lister import Lister
-from dlbench.node.data.rank_reading import EpochRest, RankReading
-from dlbench.node.data.sample_exchange import Meeting
+from dlbench.node.data.rank_reading import EpochBoundary, RankReading
+from dlbench.node.data.sample_exchange import ExchangeEndpoint
 from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
@@ -70,7 +70,7 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
 PATIENCE = 0.8
-"""Of the time after which a rank counts as stalled, waited for a sample of another rank: so that its name is told."""
+"""Of the time after which a rank counts as stalled, waited for a sample of another rank: so that it can be named."""
 
 
 def train(context: RankContext) -> Record | None:
@@ -138,7 +138,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
 
     Args:
         context: its engine is started already.
-        timer: told of the end of the backward pass, where the engine knows it.
+        timer: marks the end of the backward pass, where the engine knows it.
         resume_from: a checkpoint, or a folder with some, in place of the plan's.
 
     Raises UserError: the data set is not what the plan needs, or what it resumes from does not fit.
@@ -243,7 +243,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             noise=noise,
             fault=fault,
             host=host,
-            rest=EpochRest(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
+            boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
             memory=memory,
             compilation=compilation,
             graphs=graphs,
@@ -351,9 +351,9 @@ def _open_training(
     data, train = plan.workload.data, plan.workload.train
     # With another global batch, steps before are counted as if they had been taken with this one.
     first = round(progress.samples / plan.global_batch) if progress else 0
-    meeting = None
+    endpoint = None
     if staging is not None and data.staging == "shard" and place.size > 1:
-        meeting = Meeting(
+        endpoint = ExchangeEndpoint(
             store=staging.data.store(place.rank),
             address=own_address(place.num_nodes == 1, plan.system.launch.interface),
             gather=context.engine.gather,
@@ -372,10 +372,8 @@ def _open_training(
         start=progress.position if progress else None,
         start_batch=first,
         staged=staging.data if staging is not None else None,
-        meeting=meeting,
+        endpoint=endpoint,
         lister=_lister_for(context, "training"),
-        # Without page-locked memory a copy to the GPU cannot run beside computation.
-        pin_memory=context.on_gpu,
         counts=context.on_gpu,
         reading=reading,
         num_parts=train.gradient_accumulation,

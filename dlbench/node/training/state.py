@@ -22,7 +22,7 @@ from torch import nn
 
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.data.rank_reading import EpochRest, RankReading
+from dlbench.node.data.rank_reading import EpochBoundary, RankReading
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.build import Batch, Loss
 from dlbench.node.models.kernels import Kernels
@@ -60,7 +60,7 @@ class TrainState:
     noise: NoiseProbe | None
     fault: InjectedFault | None
     host: HostUpdate | None  # Updates parameters; None where the device does.
-    rest: EpochRest | None  # What happens between two epochs, where something does.
+    boundary: EpochBoundary | None  # What happens between two epochs, where something does.
     memory: ActivationMemory | None  # How activations are treated; None where they are left to autograd.
     compilation: Compilation | None
     graphs: NetworkGraphs | None  # The network's CUDA graphs; None where nothing is captured.

@@ -29,9 +29,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from dlbench.costs import overlap
-from dlbench.costs.collectives import Layout
 from dlbench.costs.lines import fit_line
 from dlbench.costs.predictions import features
+from dlbench.costs.schedules import Layout
 from dlbench.errors import UserError
 from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent

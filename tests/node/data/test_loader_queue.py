@@ -34,7 +34,7 @@ def test_a_batch_without_room_in_shared_memory_ends_the_rank_and_not_its_patienc
     queue.join_thread()
     assert received[4].lacks is None
     with pytest.raises(EnvironmentLacksError) as caught:
-        Ledger(loader_workers=1).take(iter([received[3]]))
+        Ledger(loader_workers=1).next(iter([received[3]]))
     assert FULL in str(caught.value)
     assert "--shm-size" in str(caught.value)
     assert FULL in capfd.readouterr().err  # all of it, for the log

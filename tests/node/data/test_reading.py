@@ -24,7 +24,7 @@ from dlbench.node.data import rank_reading as cache
 from dlbench.node.data import reader_trials as trials
 from dlbench.node.data import reading_rate as rate
 from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
-from dlbench.node.data.rank_reading import EpochRest, NodeCache, RankReading, planned_readers
+from dlbench.node.data.rank_reading import EpochBoundary, NodeCache, RankReading, planned_readers
 from dlbench.node.data.reader import Raw, Sample, SampleReader
 from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
@@ -231,11 +231,11 @@ def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, wor
     readers = reading.settle(data, order, 4)
     assert (cached_pages(data.files()).share or 0) <= FEW
     source = LoadedSource(data, order, loader_workers=readers.loader_workers, on_bad_sample="stop", epoch_by_epoch=True)
-    rest, taken, shares = EpochRest(reading, source), [], []
+    boundary, taken, shares = EpochBoundary(reading, source), [], []
     for number in range(7):
-        assert rest.is_due == (number > 0 and number % 2 == 0)
-        if rest.is_due and number < 6:  # the last time nobody rests, and it goes on all the same
-            rest.take()
+        assert boundary.is_due == (number > 0 and number % 2 == 0)
+        if boundary.is_due and number < 6:  # the last time nobody rests, and it goes on all the same
+            boundary.cross()
         if number in (2, 4) and not workers:
             shares.append(cached_pages(data.files()).share)
         taken.append(next(source))

@@ -63,7 +63,7 @@ class Ranks:
             return gather
 
         with ThreadPoolExecutor(ownership.ranks) as pool:
-            list(pool.map(lambda rank: self.all[rank].meet(gather_of(rank)), ranks))
+            list(pool.map(lambda rank: self.all[rank].connect(gather_of(rank)), ranks))
 
     @property
     def secret(self) -> bytes:

@@ -146,7 +146,7 @@ def test_full_shared_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(
         EnvironmentLacksError, match=r"No space left on device \(28\); /dev/shm may be full: .*shm-size"
     ):
-        Ledger(loader_workers=1).take(iter([no_room(caught.value)]))
+        Ledger(loader_workers=1).next(iter([no_room(caught.value)]))
 
 
 class Runtime:

@@ -1,0 +1,183 @@
+"""Runs as pandas frames, for people's own analysis: `dlbench.open("runs").points()`.
+
+Tables are those that `dlbench report --format csv` writes, made by the same code; steps, messages and telemetry are
+the raw rows of a run. `frame.attrs["units"]` holds the unit of each column that has one, e.g. ``{"step_s": "s"}``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlbench.errors import UserError, nearest
+from dlbench.perfetto.rows import Notes, SpanSource, sample_rows
+from dlbench.perfetto.run import Selection, TraceRun, read_trace_run
+from dlbench.records.rows.spans import EXCHANGE
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run, scan
+from dlbench.report.table import NamedTable
+from dlbench.views.scaling_report import assemble, document_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_UNITS = (
+    (r"_ns$", "ns"),
+    (r"bytes_per_s$", "bytes/s"),
+    (r"bytes$", "bytes"),
+    (r"_w$", "W"),
+    (r"_j$", "J"),
+    (r"_hz$", "Hz"),
+    (r"_mhz$", "MHz"),
+    (r"_c$", "°C"),
+    (r"(_fraction|_share|\.busy|_busy)$", "fraction"),
+    (r"_h$", "h"),
+    (r"_per_s$", "1/s"),
+    (r"_s$", "s"),
+)
+"""Units by the end of a column's name, where the table itself does not say (docs/formats.md)."""
+
+
+def unit_of(column: str) -> str:
+    """The unit that a column's name says, e.g. `s` of `step_s`, also of the ends of its interval; empty: none."""
+    name = re.sub(r"_(low|high)$", "", column)
+    return next((unit for end, unit in _UNITS if re.search(end, name)), "")
+
+
+class Runs:
+    """Every run of training below some folders. Nothing is kept open; frames are made when they are asked for.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+
+    def __init__(self, *folders: str | os.PathLike[str]) -> None:
+        first, *more = map(Path, folders)
+        self._scan = scan(first, *more)
+
+    @cached_property
+    def _tables(self) -> dict[str, NamedTable]:
+        return document_of(assemble(self._scan)).tables()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `table` takes."""
+        return tuple(self._tables)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table of the report, as ``dlbench report --format csv --table NAME`` writes it.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        if name not in self._tables:
+            raise UserError(f"table {name!r}: {nearest(name, self.names)}")
+        return self._frame(list(self._tables[name].rows), self._tables[name].columns, self._tables[name].units)
+
+    def runs(self) -> pd.DataFrame:
+        """One row per run, those without figures too (`state`, `failure_reason`)."""
+        return self.table("runs")
+
+    def points(self) -> pd.DataFrame:
+        """One row per group of comparable runs and rank count: medians with their intervals (`_low`, `_high`)."""
+        return self.table("points")
+
+    def steps(self, run: str) -> pd.DataFrame:
+        """One row per rank and step of run id `run`: `start_ns` on the clock of node 0, phases, samples, loss.
+
+        Columns as in docs/formats.md, "rank-NNNN.steps"; warm-up steps have `warmup`.
+
+        Raises:
+            UserError: there is no such run.
+            IncompleteDataError: a step file is missing or damaged.
+        """
+        traced, notes = self._traced(run)
+        return self._joined(self._steps(traced, notes), notes)
+
+    def messages(self, run: str) -> pd.DataFrame:
+        """One row per all-reduce message of a traced run (`--trace`); empty where none was recorded.
+
+        `start_ns` is on the clock of node 0; `queued_ns`: how long it was ready before it started.
+
+        Raises:
+            UserError: there is no such run.
+            IncompleteDataError: see `steps`.
+        """
+        traced, notes = self._traced(run)
+        return self._joined(self._messages(traced, notes), notes)
+
+    def telemetry(self, run: str) -> pd.DataFrame:
+        """One row per node and sample of a watched run, one column per sampled field; NaN: not read at that time.
+
+        Raises:
+            UserError: there is no such run.
+            IncompleteDataError: see `steps`.
+        """
+        traced, notes = self._traced(run)
+        return self._joined(self._telemetry(traced, notes), notes)
+
+    def _traced(self, run_id: str) -> tuple[TraceRun, Notes]:
+        found: dict[str, Run] = {run.plan.run_id: run for run in self._scan.runs}
+        if run_id not in found:
+            raise UserError(f"run {run_id!r}: {nearest(run_id, found)}")
+        notes = Notes()
+        ranks = tuple(range(found[run_id].plan.layout.ranks))
+        return read_trace_run(found[run_id], Selection(ranks=ranks), notes)[0], notes
+
+    def _steps(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
+        for rank in run.selection.ranks:
+            clock, file = run.clock_of(rank), read_steps(run.folder.steps(rank))
+            notes.torn(file.torn_bytes)
+            columns = {str(name): file.steps[name] for name in file.steps.dtype.names or ()}
+            columns |= {"start_ns": clock.align(columns["start_ns"]), "warmup": columns["warmup"] != 0}
+            yield {"rank": rank, "node": clock.node, "host": clock.host, **columns}
+
+    def _messages(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
+        for rank in run.selection.ranks:
+            if not run.has_spans_of(rank, notes):
+                continue
+            clock = run.clock_of(rank)
+            for spans in SpanSource(run.folder.spans(rank), clock, notes).batches({}):
+                kept = spans.rows["lane"] == EXCHANGE
+                rows, start = spans.rows[kept], spans.start[kept]
+                names = [spans.names[number] for number in rows["name"]]
+                columns = {"rank": rank, "node": clock.node, "host": clock.host, "step": rows["step"], "name": names}
+                columns |= {"track": rows["track"], "start_ns": start, "duration_ns": spans.end[kept] - start}
+                yield columns | {"queued_ns": start - spans.ready[kept], "num_bytes": rows["num_bytes"]}
+
+    def _telemetry(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
+        for node in run.nodes:
+            if not run.has_samples_of(node, notes):
+                continue
+            clock = run.clocks[node]
+            for rows in notes.guarded(sample_rows(run.folder.samples(node), clock, notes)):
+                yield {"node": node, "host": clock.host, "time_ns": rows.time, **rows.values}
+
+    def _joined(self, parts: Iterator[dict[str, Any]], notes: Notes) -> pd.DataFrame:
+        import pandas as pd
+
+        frames = [pd.DataFrame(part) for part in parts]
+        frame = self._frame(pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())
+        frame.attrs["notes"] = [*notes.sentences, *notes.problems]
+        return frame
+
+    def _frame(self, content: Any, columns: Any = None, units: Any = None) -> pd.DataFrame:
+        import pandas as pd
+
+        frame = pd.DataFrame(content, columns=columns)
+        known = {name: (units or {}).get(name) or unit_of(str(name)) for name in frame.columns}
+        frame.attrs["units"] = {name: unit for name, unit in known.items() if unit}
+        return frame
+
+
+def open_runs(*folders: str | os.PathLike[str]) -> Runs:
+    """Every run of training below some folders, see `Runs`; `dlbench.open`.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    return Runs(*folders)
