@@ -85,9 +85,9 @@ def main(arguments: list[str]) -> int:
         return int(failure.exit_code)
     finally:
         if sampler is not None:
-            told = sampler.problem
+            known = sampler.problem
             sampler.stop()
-            if sampler.problem and sampler.problem != told:  # too late for the record
+            if sampler.problem and sampler.problem != known:  # too late for the record
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
     progress.enter("done", exit_code=int(code) if code is ExitCode.REQUEUE else 0)
     return int(code)

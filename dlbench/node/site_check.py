@@ -279,7 +279,7 @@ def _load(looked: Path) -> SeenLoad | None:
     time.sleep(LOOK_S)
     counter.measuring(False)
     looked.touch()
-    load = counter.told()
+    load = counter.summary()
     busy = load["node"]["busy_s"]
     if not busy:
         return None

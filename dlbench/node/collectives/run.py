@@ -94,7 +94,7 @@ class CommRun:
             raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
         load.measuring(False)
         seats = self._seats(control)
-        loads = control.gather("load of the cores", [self._place.node_rank, load.told()])
+        loads = control.gather("load of the cores", [self._place.node_rank, load.summary()])
         self._deadline.begin("end of the run")
         lineup.stop()
         control.stop()
