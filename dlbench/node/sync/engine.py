@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.groups import Communicators
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu, Setting
 from dlbench.specs.plan import RunPlan
+
+if TYPE_CHECKING:
+    from dlbench.node.sync.groups import Communicators  # which an engine of one rank does without
 
 
 @dataclass(frozen=True, kw_only=True)
