@@ -272,10 +272,7 @@ class ActivationMemory:
         blocks = f"{len(plan.blocks)} blocks: {decided}"
         found = [
             Setting(
-                key="train.recompute",
-                requested=self._train.recompute,
-                effective=self._train.recompute,
-                evidence=blocks,
+                key="train.recompute", requested=self._train.recompute, effective=self._train.recompute, evidence=blocks
             ),
             Setting(
                 key="train.swap",

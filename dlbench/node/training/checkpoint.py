@@ -65,11 +65,7 @@ class Progress:
 
 
 def write_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    trained: Mapping[str, Any],
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, trained: Mapping[str, Any]
 ) -> None:
     """Writes one checkpoint as a whole, or nothing.
 

@@ -132,11 +132,7 @@ class Pauses:
     def _look(self, done: int, train_s: float) -> bool:
         assert self._source is not None
         plan, schedule = self._plan, self._schedule
-        place: dict[str, Any] = {
-            "epoch": schedule.epoch(done),
-            "step": done,
-            "samples": done * schedule.global_batch,
-        }
+        place: dict[str, Any] = {"epoch": schedule.epoch(done), "step": done, "samples": done * schedule.global_batch}
         self._events.add("eval_start", **place)
         start = time.monotonic()
         average_statistics(self._state.model, self._context.engine)

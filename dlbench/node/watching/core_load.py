@@ -51,10 +51,7 @@ class CoreLoad:
             return
         self._window_s += now.time_s - since.time_s
         self._own_s += now.own_s - since.own_s
-        for counted, after, before in (
-            (self._busy, now.busy, since.busy),
-            (self._steal, now.steal, since.steal),
-        ):
+        for counted, after, before in ((self._busy, now.busy, since.busy), (self._steal, now.steal, since.steal)):
             # The kernel's count of a core may step back where it was off (proc(5)).
             counted.update({core: max(0, value - before.get(core, value)) for core, value in after.items()})
         if self._pressure_s is not None and now.pressure_s is not None and since.pressure_s is not None:

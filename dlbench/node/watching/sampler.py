@@ -152,12 +152,7 @@ class Sampler:
         if self._opening is not None:
             self._opening.join(_OPENING_S)
         points, problem = self._follower.finish() if self._follower is not None else ((), "")
-        seen: dict[str, Any] = {
-            "num_samples": 0,
-            "period_s": order.period_s,
-            "late_median_s": 0.0,
-            "late_max_s": 0.0,
-        }
+        seen: dict[str, Any] = {"num_samples": 0, "period_s": order.period_s, "late_median_s": 0.0, "late_max_s": 0.0}
         if self._sampling is not None:
             try:
                 self._sampling.flush()
