@@ -583,14 +583,14 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
         seconds(baseline),
         work=_work(point, baseline, table),
         names=CAUSES,
-        beside=(EXCHANGE_PHASE, *COMPUTE_PARTS, *inputs),
+        more=(EXCHANGE_PHASE, *COMPUTE_PARTS, *inputs),
         is_baseline=point.is_baseline,
     )
     consists = {"compute": COMPUTE_PARTS, "input": inputs}
 
     def share(part: Part) -> CauseShare:
         return CauseShare(
-            parts=tuple(found.beside[name] for name in consists.get(part.name, ())),
+            parts=tuple(found.more[name] for name in consists.get(part.name, ())),
             name=part.name,
             seconds=part.seconds,
             ideal_seconds=part.ideal_seconds,
@@ -605,7 +605,7 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     lost = by_definition(0.0, len(own), "fraction") if point.is_baseline else complement(point.efficiency)
     return Account(
         causes=tuple(map(share, found.parts)),
-        exchange_phase=found.beside[EXCHANGE_PHASE],
+        exchange_phase=found.more[EXCHANGE_PHASE],
         whole=dataclasses.replace(share(found.whole), lost=lost),
     )
 
