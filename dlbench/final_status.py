@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 
 VARIABLE = "DLBENCH_STATUS_FD"  # Tells a rank the descriptor of the memory.
 
-STEP, TIME = b"@step@", b"@time@"  # Stand in the text for what is noted beside it.
+STEP, TIME = b"@step@", b"@time@"  # Stand in the text for what is noted next to it.
 
 _EPOCH_S = time.time() - time.monotonic()
 _SIZE = 1 << 16
@@ -59,11 +59,11 @@ class FinalStatus:
     @classmethod
     def found(cls, variables: MutableMapping[str, str]) -> FinalStatus | None:
         """That of this process's supervisor; None without one. No program that this one starts will find it."""
-        told = variables.pop(VARIABLE, "")
+        number = variables.pop(VARIABLE, "")
         with suppress(OSError, ValueError):
-            if told.isdigit() and os.readlink(f"/proc/self/fd/{told}").startswith(f"/memfd:{_NAME}"):
-                os.set_inheritable(int(told), False)
-                return cls(int(told))
+            if number.isdigit() and os.readlink(f"/proc/self/fd/{number}").startswith(f"/memfd:{_NAME}"):
+                os.set_inheritable(int(number), False)
+                return cls(int(number))
         return None
 
     def step(self, number: int) -> None:

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 ENDED_MARK = "DLBENCH-ENDED "
+"""Begins the line in which a supervisor reports to the launcher how its rank ended."""
 LAUNCHER = "launcher"  # Stands behind that in place of a rank's number.
-"""Begins the line in which a supervisor tells the launcher how its rank ended."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the place of POSIX shared memory, not a temporary file)
 
@@ -93,7 +93,7 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
     `find`: tells those that still live. `grace_s`: seconds between SIGTERM and SIGKILL; with none there is no SIGTERM.
     `look`: called between two looks; for collecting exit codes.
     """
-    told: set[int] = set()
+    asked: set[int] = set()
     files: set[int] = set()
     kill_at = time.monotonic() + grace_s
     while left := find():
@@ -104,9 +104,9 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
         if now >= kill_at:
             _send(left, signal.SIGKILL)
         else:
-            _send(left - told, signal.SIGTERM)
-            _send(left - told, signal.SIGCONT)
-            told |= left
+            _send(left - asked, signal.SIGTERM)
+            _send(left - asked, signal.SIGCONT)
+            asked |= left
         look()
         time.sleep(_LOOK_S)
         look()

@@ -125,7 +125,6 @@ class Supervisor:
         return environment
 
     def _become_program(self, environment: dict[str, str], supervisor: int, mask: set[int]) -> NoReturn:
-        """In the child."""
         try:
             process_tree.end_with_parent(signal.SIGKILL, supervisor)
             os.setsid()

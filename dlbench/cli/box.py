@@ -13,7 +13,6 @@ _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=Fal
 
 
 def _many(name: str, field: str, words: str) -> Callable[..., Any]:
-    """An option that may be given again and again."""
     return click.option(name, field, multiple=True, metavar="TEXT", help=f"{words} Repeatable.")
 
 

@@ -117,10 +117,10 @@ def _note_withheld(lines: Sequence[str]) -> None:
     if len(earlier) > 1:
         lines = [*(one for one in lines if one not in earlier), f"{len(earlier)} runs, the first {earlier[0]}"]
     context = click.get_current_context(silent=True)
-    told: set[str] = set() if context is None else context.find_root().meta.setdefault("dlbench.withheld", set())
+    noted: set[str] = set() if context is None else context.find_root().meta.setdefault("dlbench.withheld", set())
     for line in lines:
-        if line not in told:
-            told.add(line)
+        if line not in noted:
+            noted.add(line)
             click.echo(f"note: {cleaned(line)}", err=True)
 
 

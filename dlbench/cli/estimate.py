@@ -23,7 +23,6 @@ from dlbench.units import format_number, format_seconds
 
 
 def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """A number above zero."""
     if text is None:
         return None
     try:
@@ -125,8 +124,8 @@ def estimate(
         _refuse_others(of_rate, "runs tell their own speed; it belongs to WORKLOAD --throughput")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
-        told = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
-        _estimate_runs(tuple(map(Path, what)), where, {**told, **_costs(price, budget)}, as_json)
+        fields = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
+        _estimate_runs(tuple(map(Path, what)), where, {**fields, **_costs(price, budget)}, as_json)
         return
     if len(what) > 1 or Path(what[0]).is_dir():
         raise UserError(
@@ -214,12 +213,12 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[s
     emit(document, "json" if as_json else "text", None, full=True)
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    told = [one for group in found.groups if (one := group.of(TimeToTrain))]
-    if not told:
+    times = [one for group in found.groups if (one := group.of(TimeToTrain))]
+    if not times:
         click.echo(f"dlbench: {named(runs)}: no run has figures of speed; dlbench report says why", err=True)
-    if found.damaged or not told:
+    if found.damaged or not times:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if not all(answer.is_met for one in told for answer in one.answers):
+    if not all(answer.is_met for one in times for answer in one.answers):
         sys.exit(int(ExitCode.REGRESSION))
 
 
@@ -230,7 +229,6 @@ def _refuse_others(options: Mapping[str, object], why: str) -> None:
 
 
 def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -> None:
-    """An option that would act on nothing is a misunderstanding."""
     if per_rank and ranks is None:
         raise UserError("--per-rank: needs the number of ranks: give --ranks")
     for name, value in (("--ranks", ranks), ("--efficiency", efficiency)):
@@ -305,7 +303,7 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     """Tell what the Slurm jobs of RUNS (default: runs) cost: node-hours asked for, held and wasted, queue wait, memory,
     energy, by point and by result.
 
-    Slurm is asked once for all jobs that have ended, and its answer kept beside each run (accounting.json), because it
+    Slurm is asked once for all jobs that have ended, and its answer kept with each run (accounting.json), because it
     forgets. Without accounting, squeue knows a job's times for some minutes; what the runs' own records tell (start,
     measured steps, the rest) stands beside.
 

@@ -90,7 +90,6 @@ def metrics(
 
 
 def _statement_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What both formats ask a person."""
     options = (
         click.argument("run", type=click.Path(path_type=Path)),
         OUTPUT,

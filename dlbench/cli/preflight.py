@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dlbench.specs.launch import SlurmSpec
 
 MAX_NODES_SHOWN = 8
-"""Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
+"""Nodes in the table, those that failed first: it fits on a screen of 24 lines next to what stands above it."""
 
 MAX_LINES = 24  # Of a terminal's usual size.
 
@@ -141,8 +141,8 @@ def _finding_lines(one: Finding) -> list[str]:
     import textwrap
 
     head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
-    told = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
-    lines = textwrap.wrap(told, 80, initial_indent=head, subsequent_indent=" " * 22, break_on_hyphens=False)
+    words = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
+    lines = textwrap.wrap(words, 80, initial_indent=head, subsequent_indent=" " * 22, break_on_hyphens=False)
     return lines[:3] or [head]
 
 

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from dlbench.jobs.local import Outcome
     from dlbench.jobs.processes import OnProgress
 
-WINDOW_S = 10.0  # The throughput of the live line is that of so many seconds; less than a report needs, as it is none.
+WINDOW_S = 10.0  # Window of the live line's throughput; shorter than a report needs, as it is none.
 
 DRAWN_PER_S = 1.0  # The line is drawn on the cores that the ranks compute on.
 
-WIDE = 110  # Columns of a terminal that has room for a bar beside the words.
+WIDE = 110  # Columns of a terminal that has room for a bar next to the words.
 
 _MEASURING = "measuring"
 
 
-class Course:
+class SeriesProgress:
     """What a launcher knows of a series: how long runs took, and how far the one that runs is. Seconds of `clock`.
 
-    Runs begin and end in one thread; another one tells how far they are.
+    Runs begin and end in one thread; another one reports how far they are.
     """
 
     def __init__(self, plans: Sequence[LaunchPlan], clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,8 +61,8 @@ class Course:
             self._steps.clear()
             self._of, self._stage = 0, ""
 
-    def tell(self, number: int, of: int, stage: str) -> None:
-        """The run is at step (or point) `number` of `of`; what is told after the last run has ended is late."""
+    def report(self, number: int, of: int, stage: str) -> None:
+        """The run is at step (or point) `number` of `of`; what is reported after the last run has ended is late."""
         with self._lock:
             if self.num_done == len(self._plans):
                 return
@@ -90,7 +90,6 @@ class Course:
         return self._rate_since(self._steps[0]) if self._steps else None
 
     def _rate_since(self, begin: tuple[float, int]) -> float | None:
-        """Steps per second from one time and step on to the last that was told."""
         (first, low), (last, high) = begin, self._steps[-1]
         return (high - low) / (last - first) if last > first and high > low else None
 
@@ -166,39 +165,39 @@ class Lines:
 
     def __init__(self, plans: Sequence[LaunchPlan]) -> None:
         self._plans = plans
-        self.course = Course(plans)
+        self.progress = SeriesProgress(plans)
 
     def begin(self, plan: LaunchPlan) -> OnProgress:
         """The start of a run."""
-        if self.course.num_done == 0:
+        if self.progress.num_done == 0:
             count = f"{len(self._plans)} run{'s' * (len(self._plans) > 1)}"
             self._say(f"{count} of {_what(plan)}, series {_series(plan).id}")
-        self.course.begin()
-        return self.course.tell
+        self.progress.begin()
+        return self.progress.report
 
     def end(self, plan: LaunchPlan, outcome: Outcome) -> None:
         """The end of a run."""
-        took = self.course.end()
+        took = self.progress.end()
         self._say(self._ended(plan, outcome, took), is_bad=bool(outcome.detail))
 
     def _ended(self, plan: LaunchPlan, outcome: Outcome, took: float) -> str:
-        head = f"[{self.course.num_done}/{len(self._plans)}] {self._place(plan)}"
+        head = f"[{self.progress.num_done}/{len(self._plans)}] {self._place(plan)}"
         if outcome.detail:
             how = "INTERRUPTED" if outcome.exit_code is ExitCode.REQUEUE else "FAILED"
             return f"{head}: {how} after {format_seconds(took)}: {outcome.detail}"
         rate = outcome.throughput
-        told = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
-        told += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
-        left = self.course.left_s(is_between=True)
-        is_last = self.course.num_done == len(self._plans)
+        shown = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
+        shown += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
+        left = self.progress.left_s(is_between=True)
+        is_last = self.progress.num_done == len(self._plans)
         later = "" if left is None or is_last else f"; about {_roughly(left)} left"
-        return f"{head}: {', '.join(told)}{later}"
+        return f"{head}: {', '.join(shown)}{later}"
 
     def _place(self, plan: LaunchPlan) -> str:
-        """What tells a run from the others of its series."""
-        told = describe_plan(plan).removeprefix(f"{_what(plan)}, ").rpartition(", repeat ")[0]
+        """What distinguishes a run from the others of its series."""
+        words = describe_plan(plan).removeprefix(f"{_what(plan)}, ").rpartition(", repeat ")[0]
         series = _series(plan)
-        return told if series.repeats == 1 else f"{told}, repeat {series.repeat + 1}"
+        return words if series.repeats == 1 else f"{words}, repeat {series.repeat + 1}"
 
     def _say(self, text: str, *, is_bad: bool = False) -> None:
         click.echo(text, err=True)
@@ -214,26 +213,26 @@ class Bar(Lines):
 
     def begin(self, plan: LaunchPlan) -> OnProgress:
         """The start of a run."""
-        told = super().begin(plan)
+        report = super().begin(plan)
         self._show(plan)
 
-        def tell(number: int, of: int, stage: str) -> None:
-            told(number, of, stage)
+        def show(number: int, of: int, stage: str) -> None:
+            report(number, of, stage)
             self._show(plan, number / of if of else 0.0)
 
-        return tell
+        return show
 
     def _show(self, plan: LaunchPlan, share: float = 0.0) -> None:
         from rich.markup import escape
 
-        number = self.course.num_done + 1
-        text = f"[{number}/{len(self._plans)}] {self._place(plan)}: {self.course.now(plan)}"
+        number = self.progress.num_done + 1
+        text = f"[{number}/{len(self._plans)}] {self._place(plan)}: {self.progress.now(plan)}"
         self._bar.update(self._task, description=escape(cleaned(text)), completed=number - 1 + 0.99 * min(1.0, share))
 
     def _say(self, text: str, *, is_bad: bool = False) -> None:
         from rich.text import Text
 
-        self._bar.update(self._task, completed=self.course.num_done)
+        self._bar.update(self._task, completed=self.progress.num_done)
         self._bar.console.print(Text(cleaned(text), style="red" if is_bad else ""), soft_wrap=True)
 
 
@@ -251,7 +250,7 @@ def _series(plan: LaunchPlan) -> SeriesSpec | CommSeries:
 
 @contextmanager
 def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[Lines]:
-    """What is told of a series while it runs, on standard error; `bar` on a terminal."""
+    """What is said of a series while it runs, on standard error; `bar` on a terminal."""
     if not bar:
         yield Lines(plans)
         return

@@ -142,8 +142,8 @@ def _tell_comparison(request: Request, found: Scan) -> None:
     if request.sides:
         lines = [clean(line) for line in paired_lines(found)]
     else:
-        told = _decomposition(found) if request.decompose else _watch_cost(found) if request.watch_cost else []
-        lines = [part for line in told for part in _wrapped(clean(line), WIDTH)]
+        said = _decomposition(found) if request.decompose else _watch_cost(found) if request.watch_cost else []
+        lines = [part for line in said for part in _wrapped(clean(line), WIDTH)]
     for line in lines:
         click.echo(line)
 
@@ -237,12 +237,12 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     on_gpu = has_gpu()
     for plan in plans:
         folder = RunFolder(out.absolute() / plan.run_id)
-        told = ""
+        more = ""
         if isinstance(plan, RunPlan):
             least_s = sum(plan.measure.wanted_seconds(on_gpu=on_gpu))
             lasting = f", steps last at least {format_seconds(least_s)}" if least_s else ""
-            told = f", {shared.precision_words(plan)}, batch {plan.workload.train.batch_per_rank} per rank{lasting}"
-        click.echo(f"# {shared.describe_plan(plan)}{told}")
+            more = f", {shared.precision_words(plan)}, batch {plan.workload.train.batch_per_rank} per rank{lasting}"
+        click.echo(f"# {shared.describe_plan(plan)}{more}")
         if plan.system.launch.launcher == "local":
             times = "once" if plan.layout.ranks == 1 else f"{plan.layout.ranks} times"
             click.echo(f"# {times}, each rank with its own DLBENCH_RANK:")
@@ -279,15 +279,15 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
         # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does; nohup asks for the contrary.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    with progress(plans, bar=bar) as told:
+    with progress(plans, bar=bar) as lines:
         for plan in plans:
-            outcome = _run_one(plan, root, told)
+            outcome = _run_one(plan, root, lines)
             valid += outcome.exit_code is ExitCode.OK
             missed += not outcome.reached
             if outcome.exit_code is not ExitCode.OK:
                 worst = outcome.exit_code if worst is ExitCode.OK else worst
                 # What the machine lacks for one run it lacks for the next.
-                # Nor does it go on after it was told to stop.
+                # Nor does it go on after it was asked to stop.
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE, ExitCode.REQUEUE):
                     break
     then = f"; next: {following}" if valid and following else ""
@@ -296,7 +296,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     return worst
 
 
-def _run_one(plan: LaunchPlan, root: Path, told: Lines) -> Outcome:
+def _run_one(plan: LaunchPlan, root: Path, lines: Lines) -> Outcome:
     """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series.
 
     Raises `KeyboardInterrupt`: passed on.
@@ -305,7 +305,7 @@ def _run_one(plan: LaunchPlan, root: Path, told: Lines) -> Outcome:
     from dlbench.jobs.local import Outcome
     from dlbench.records.folder import create
 
-    on_progress = told.begin(plan)
+    on_progress = lines.begin(plan)
     try:
         outcome = local.run(plan, create(root, plan), on_progress)
     except DlbenchError as error:
@@ -313,7 +313,7 @@ def _run_one(plan: LaunchPlan, root: Path, told: Lines) -> Outcome:
     except OSError as error:
         code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
         outcome = Outcome(exit_code=code, detail=os_error_words(error))
-    told.end(plan, outcome)
+    lines.end(plan, outcome)
     return outcome
 
 

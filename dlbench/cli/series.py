@@ -79,7 +79,6 @@ def _comments(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _summary(campaign: Campaign) -> list[str]:
-    """Series, table of jobs, cost, precision, order."""
     from dlbench.cli.options import precision_words
     from dlbench.specs.collectives import CommPlan
     from dlbench.specs.plan import RunPlan
@@ -165,7 +164,6 @@ def _counted(count: int, what: str) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as columns; numbers to the right."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(cell.isdigit() for cell in column[1:]) for column in columns]
@@ -265,7 +263,6 @@ def _left(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) 
 
 
 def _say_reopened(series: str, out: Path, done: Reopened) -> None:
-    """What becomes of runs whose jobs ended without them."""
     if never := done.runs - len(done.begun):
         whose = "its job" if never == 1 else "their job"
         _say(f"series {series}: {_counted(never, 'run')} never began before {whose} ended, and will be submitted again")

@@ -46,7 +46,7 @@ class Setting:
 
 def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Layers) -> Iterator[Setting]:
     """The keys of a decided specification in their order. `content`: its values, as in JSON."""
-    told: set[tuple[str, ...]] = set()
+    seen: set[tuple[str, ...]] = set()
     for key in keys_of(model, content):
         path = key.path
         value: Any = content
@@ -55,9 +55,9 @@ def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Laye
             if value is None and depth + 1 < len(path):  # a section that is left out
                 path = path[: depth + 1]
                 break
-        if path in told:
+        if path in seen:
             continue
-        told.add(path)
+        seen.add(path)
         yield _left_out(model, path) if path != key.path else _setting(key, value, layers)
 
 
@@ -291,7 +291,6 @@ _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
 
 
 def _explained(made: BaseModel, content: dict[str, Any], layers: Layers, presets: list[str]) -> Iterator[str]:
-    """The page as lines."""
     width = max(60, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
     yield from _wrapped(": ".join(dict.fromkeys((content["name"], content["title"]))), width)
     if "preset" in content:

@@ -164,7 +164,6 @@ def _by_lines(stream: TextIO | None) -> bool:
 
 
 def _encoding(stream: TextIO | None) -> str:
-    """The stream's; UTF-8 for ASCII, as click has it."""
     name = "utf-8" if stream is None else stream.encoding
     return "utf-8" if codecs.lookup(name).name == "ascii" else name
 
@@ -220,8 +219,8 @@ def ending_of(error: BaseException) -> Ending:
         )
     if isinstance(error, RecursionError):
         return Ending(code=ExitCode.INCOMPLETE, line=_one_line(f"something is nested too deeply{_place(error)}"))
-    told = "".join(traceback.format_exception(error))
-    return Ending(code=ExitCode.DEFECT, line=f"{told}dlbench: this is a defect of dlbench")
+    trace = "".join(traceback.format_exception(error))
+    return Ending(code=ExitCode.DEFECT, line=f"{trace}dlbench: this is a defect of dlbench")
 
 
 def os_error_words(error: OSError) -> str:
@@ -247,7 +246,6 @@ def _of_exit(error: SystemExit) -> Ending:
 
 
 def _words_of_click(error: click.ClickException) -> str:
-    """Usage, hint and error, as click shows them."""
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = {name for param in error.ctx.command.params for name in param.opts}
         use = next((use for names, use in GUESSES if error.option_name in names.split()), "")

@@ -74,7 +74,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     plans = _on_nodes(shared.expand_request(request), options)
     for one in shared.systems_of(plans):
         require_scheduler(one, options["out"], "dlbench run")
-    campaign = campaign_from(plans, options)  # what it refuses is told alone
+    campaign = campaign_from(plans, options)  # what it refuses is said alone
     shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
     shared.require_ranks_needs(plans, is_dry=options["dry_run"])

@@ -111,12 +111,12 @@ def _format_of(output: Path, asked: FormatName | None) -> FormatName:
     Raises `UserError`: the name tells none, or another one.
     """
     name = output.name.lower()
-    told = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
-    if told is None and asked is None:
+    by_name = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
+    if by_name is None and asked is None:
         raise UserError(f"-o {output}: the name tells no format; end it in {', '.join(SUFFIXES)}, or give --format")
-    if told is not None and asked is not None and told != asked:
+    if by_name is not None and asked is not None and by_name != asked:
         raise UserError(f"-o {output}: --format {asked} and the name's ending exclude each other")
-    return told or asked or "perfetto"
+    return by_name or asked or "perfetto"
 
 
 def _require(chosen: FormatName) -> None:

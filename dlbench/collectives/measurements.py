@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dlbench.costs.collectives import Layout
-from dlbench.costs.link_fit import fit_line
+from dlbench.costs.lines import fit_line
 from dlbench.costs.predictions import bus_factor
+from dlbench.costs.schedules import Layout
 from dlbench.reading.comparability import digest_of, system_content
 from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.specs.base import Precision

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlbench.collectives.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, fusion_line, ranges_of
-from dlbench.costs.collectives import Layout
-from dlbench.costs.link_fit import fit_line
+from dlbench.costs.lines import fit_line
 from dlbench.costs.predictions import crossovers, features, predict
+from dlbench.costs.schedules import Layout
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Precision
 from dlbench.specs.collectives import (

@@ -24,8 +24,8 @@ from dlbench.collectives.measurements import (
     why_not,
 )
 from dlbench.collectives.predictions import Prediction, Predictions
-from dlbench.costs.collectives import Layout, RankCounts, counts
 from dlbench.costs.predictions import bus_factor
+from dlbench.costs.schedules import Layout, RankCounts, counts
 from dlbench.reading.comparability import Condition, differing_settings, unique_labels
 from dlbench.reading.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.doubts import Doubt, merged

@@ -143,10 +143,8 @@ def _straight(team: Team, span: Span, *, sends_own: bool, reduce: bool) -> list[
 
 
 def parameter_server(team: Team, span: Span, shards: int) -> list[Step]:
-    """Two steps: each server adds up its shard of the span and sends the sum to all.
-
-    Servers stand on the first `shards` ranks, beside the worker there (co-located): what a server's own worker adds
-    does not travel.
+    """Two steps: each server adds up its shard of the span and sends the sum to all. Servers stand on the first
+    `shards` ranks, beside the worker there (co-located): what a server's own worker adds does not travel.
     """
     p, i = team.size, team.index
     if p == 1:
@@ -306,9 +304,8 @@ def recursive_doubling(team: Team, span: Span) -> list[Step]:
 
 
 def halving_doubling(team: Team, span: Span) -> list[Step]:
-    """Rabenseifner's allreduce: 2 log2 p steps, 2 (p - 1) / p of the span sent. For a power of two of ranks.
-
-    Neighbours exchange the largest halves, so that these stay inside groups.
+    """Rabenseifner's allreduce: 2 log2 p steps, 2 (p - 1) / p of the span sent. For a power of two of ranks. Neighbours
+    exchange the largest halves, so that these stay inside groups.
     """
     p, low, high = team.size, 0, team.size
     scatter: list[Step] = []
@@ -356,9 +353,8 @@ def _around(span: Span, parts: int, start: int, length: int) -> list[Span]:
 
 
 def halving_reduce_scatter(team: Team, span: Span) -> list[Step]:
-    """log2 p steps, (p - 1) / p of the span sent, for a power of two of ranks; others fold.
-
-    A member that takes over a surplus one works for both of their parts, and sends its part back at the end.
+    """log2 p steps, (p - 1) / p of the span sent, for a power of two of ranks; others fold. A member that takes over a
+    surplus one works for both of their parts, and sends its part back at the end.
     """
     partner = team.rank(_partner(team))
     own = span.part(team.size, team.index - team.index % 2)
@@ -367,9 +363,8 @@ def halving_reduce_scatter(team: Team, span: Span) -> list[Step]:
 
 
 def doubling_all_gather(team: Team, span: Span) -> list[Step]:
-    """log2 p steps, (p - 1) / p of the span sent, for a power of two of ranks; others fold.
-
-    A surplus member gives its part away at the start and gets all others at the end.
+    """log2 p steps, (p - 1) / p of the span sent, for a power of two of ranks; others fold. A surplus member gives its
+    part away at the start and gets all others at the end.
     """
     p, partner = team.size, team.rank(_partner(team))
     surplus_index = team.index - team.index % 2

@@ -26,10 +26,8 @@ SMALLEST_RESIDUAL = 1e-4
 
 
 def non_negative(rows: Array, target: Array) -> Array:
-    """The x >= 0 with the least |rows x - target|^2. Columns of zeros get 0.
-
-    Of two columns, which ranks fit as well, it is found here: ranks do without scipy.
-    `rows`: (points, costs). `target`: (points,).
+    """The x >= 0 with the least |rows x - target|^2. Columns of zeros get 0. Of two columns, which ranks fit as well,
+    it is found here: ranks do without scipy. `rows`: (points, costs). `target`: (points,).
     """
     import numpy as np
 

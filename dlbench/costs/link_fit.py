@@ -25,9 +25,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dlbench.costs.collectives import Layout
-from dlbench.costs.lines import fit_line, reweighted
+from dlbench.costs.lines import reweighted
 from dlbench.costs.predictions import ONE_LINK, Load, Sharing, summarise, whole_elements
+from dlbench.costs.schedules import Layout
 from dlbench.errors import UserError
 from dlbench.specs.collectives import (
     Collective,
@@ -35,7 +35,6 @@ from dlbench.specs.collectives import (
     LargestHeldOut,
     Level,
     LevelName,
-    LineCost,
     NetworkModel,
     Piece,
     Residual,
@@ -50,17 +49,6 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
     Indices = npt.NDArray[np.int64]
 
-
-__all__ = [
-    "LineCost",
-    "Observation",
-    "Sharing",
-    "choose_sharing",
-    "fit_line",
-    "fit_network",
-    "held_out",
-    "hold_out_largest",
-]
 
 CLEAR_GAIN = 10.0
 MOST_BREAKS = 3
@@ -323,9 +311,8 @@ def _with_gamma(table: LoadTable, fit: CostFit, points: Mask) -> CostFit:
 
 
 def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Mask) -> CostFit:
-    """The fit with the best break more at a level, if that is clearly better; else the same fit.
-
-    Breaks stand at sizes that messages have: first one an octave is tried, then those around the best of them.
+    """The fit with the best break more at a level, if that is clearly better; else the same fit. Breaks stand at sizes
+    that messages have: first one an octave is tried, then those around the best of them.
     """
     sizes = table.sizes(level)
     octaves: dict[int, float] = {math.floor(math.log2(size)): size for size in sizes[:-1].tolist()}

@@ -120,9 +120,8 @@ def best_exposed(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCos
 
 
 def hybrid_threshold(flat: LineCost, grouped: LineCost) -> int | None:
-    """Message size in bytes from which on the flat exchange is no slower than the grouped one.
-
-    0 where it never is slower; None where there is no such size: the grouped one is faster for all large messages.
+    """Message size in bytes from which on the flat exchange is no slower than the grouped one. 0 where it never is
+    slower; None where there is no such size: the grouped one is faster for all large messages.
     """
     startup, per_byte = flat.startup_s - grouped.startup_s, flat.per_byte_s - grouped.per_byte_s
     if per_byte > 0 or (per_byte == 0 and startup > 0):

@@ -21,8 +21,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from dlbench.costs.algorithms import Schedule, Transfer, power_below
-from dlbench.costs.collectives import Layout
-from dlbench.costs.schedules import pipeline_chunks, schedule
+from dlbench.costs.schedules import Layout, pipeline_chunks, schedule
 from dlbench.errors import UserError
 from dlbench.specs.collectives import Collective, Level, LevelName, NetworkModel
 
@@ -31,9 +30,8 @@ GRID_PER_OCTAVE = 4
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md).
-
-    Bytes are those of each rank's whole buffer: for all-gather the output, for reduce-scatter the input.
+    """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md). Bytes are those of each
+    rank's whole buffer: for all-gather the output, for reduce-scatter the input.
     """
     if collective == "broadcast":
         return 1.0
@@ -42,7 +40,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def whole_elements(num_bytes: int, element_bytes: int) -> int:
-    """Elements of so many bytes. Raises `UserError`: less than nothing, or no whole number of elements."""
+    """Elements of this many bytes. Raises `UserError`: less than nothing, or no whole number of elements."""
     if num_bytes < 0 or num_bytes % element_bytes:
         raise UserError(f"{num_bytes} bytes are no whole number of elements of {element_bytes} bytes")
     return num_bytes // element_bytes
@@ -122,9 +120,8 @@ def features(
     element_bytes: int = 4,
     shards: int | None = None,
 ) -> Features:
-    """How often each cost of the network counts in a prediction; arguments and errors as `predict`.
-
-    The network decides which port or link is the most loaded of a step, and which piece a message belongs to.
+    """How often each cost of the network counts in a prediction; arguments and errors as `predict`. The network decides
+    which port or link is the most loaded of a step, and which piece a message belongs to.
     """
     elements = whole_elements(num_bytes, element_bytes)
     starts: dict[tuple[LevelName, int], float] = {}
@@ -242,7 +239,7 @@ class Sharing:
 
 
 ONE_LINK = Sharing()
-"""One network adapter a node, and ports of their own inside it."""
+"""One network adapter per node, and ports of their own inside it."""
 
 
 @dataclass(frozen=True)
@@ -283,9 +280,9 @@ def summarise(
     shards: int | None = None,
     sharing: Sharing = ONE_LINK,
 ) -> Summary:
-    """The loads of a collective of so many elements.
+    """The loads of a collective of this many elements.
 
-    From one element a rank on, parts count as exact fractions of the vector, so that one summary serves all such
+    From one element per rank on, parts count as exact fractions of the vector, so that one summary serves all such
     sizes; below, empty parts matter and the schedule is taken as it is. Summaries are kept.
 
     Raises `UserError`: as `schedule`.

@@ -19,12 +19,15 @@ Buffers:
 
 The phases that algorithms are made of, with their sources, are in `schedules_ring`, `schedules_halving` and
 `schedules_tree`. Every algorithm takes any number of ranks and elements.
+
+Steps, messages and bytes of collectives, counted from their schedules.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dlbench.costs.algorithms import (
     Schedule,
@@ -145,7 +148,7 @@ def invalid(collective: Collective, algorithm: str, ranks: int, *, group_size: i
 def pipeline_chunks(collective: Collective, algorithm: str, ranks: int, elements: int) -> int:
     """In how many chunks double-binary-tree and chain send their vectors; 1 for all other algorithms.
 
-    The optimum of a pipeline of so many links is sqrt((links - 1) n beta / alpha) chunks of a message of n bytes. As
+    The optimum of a pipeline of this many links is sqrt((links - 1) n beta / alpha) chunks of a message of n bytes. As
     alpha and beta are not known here, the time of `CHUNK_ELEMENTS` elements is taken for a start-up; the number is
     rounded down to a power of two, and at most `MOST_CHUNKS`. It depends on these arguments alone: all ranks cut alike.
     """
@@ -161,7 +164,6 @@ def pipeline_chunks(collective: Collective, algorithm: str, ranks: int, elements
 
 def _hierarchical(rank: int, ranks: int, group_size: int, span: Span) -> list[Step]:
     """Reduce-scatter in the group, all-reduce across groups of ranks of one place, all-gather in the group; all rings.
-
     Horovod's hierarchical and torus all-reduce (2D ring, Mikami et al. 2018).
     """
     group, place = divmod(rank, group_size)
@@ -188,3 +190,67 @@ def _leader(rank: int, ranks: int, group_size: int, span: Span) -> list[Step]:
         *scatter_from_first(inside, span),
         *ring_all_gather(inside, span),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How ranks are grouped: rank r is in group r // group_size (ranks of a node, as launchers number them)."""
+
+    ranks: int
+    group_size: int
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.group_size < 1:
+            raise ValueError(f"{self.ranks} ranks in groups of {self.group_size}: both are at least 1")
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.ranks // self.group_size)
+
+    def group(self, rank: int) -> int:
+        return rank // self.group_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCounts:
+    """What one rank does in one collective."""
+
+    steps: int
+    """Steps of its schedule, those without a message of its own included: equal on all ranks."""
+    messages: int
+    """Messages it sends."""
+    bytes_sent: int
+    """Bytes it sends."""
+    bytes_across: int
+    """Those of them that leave its group."""
+
+
+def counts(
+    collective: Collective,
+    algorithm: str,
+    layout: Layout,
+    elements: int,
+    element_bytes: int,
+    *,
+    shards: int | None = None,
+) -> tuple[RankCounts, ...]:
+    """Counts of every rank, from the schedules. `collective`: which collective. `algorithm`: one of
+    `ALGORITHMS[collective]`. `layout`: ranks and groups. `elements`: of the vector. `element_bytes`: bytes of an
+    element. `shards`: servers of parameter-server; none: every rank is one. Raises `UserError`: as `schedule`.
+    """
+    result = []
+    for rank in range(layout.ranks):
+        steps = schedule(
+            collective, algorithm, rank, layout.ranks, elements, group_size=layout.group_size, shards=shards
+        )
+        sends = [send for step in steps for send in step.sends]
+        across = [send for send in sends if layout.group(send.peer) != layout.group(rank)]
+        result.append(
+            RankCounts(
+                steps=len(steps),
+                messages=len(sends),
+                bytes_sent=sum(send.count for send in sends) * element_bytes,
+                bytes_across=sum(send.count for send in across) * element_bytes,
+            )
+        )
+    return tuple(result)

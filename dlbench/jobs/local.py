@@ -148,8 +148,8 @@ def _is_news(done: LaunchedRun, ending: Ending, cause: RankStatus | None) -> boo
 def _code(done: LaunchedRun) -> ExitCode:
     """Of the first cause; a run that a signal or the launcher ended failed."""
     cause = first_cause(done.statuses)
-    told = done.failure is not None and done.failure.rank is not None
-    code = None if cause is None or (told and cause.failure != "stalled") else cause.exit_code
+    is_known = done.failure is not None and done.failure.rank is not None
+    code = None if cause is None or (is_known and cause.failure != "stalled") else cause.exit_code
     return ExitCode(code) if code in {int(known) for known in ExitCode} - {0} else ExitCode.RUN_FAILED
 
 
@@ -198,7 +198,7 @@ def require_precision(plan: RunPlan) -> None:
 def product_rate() -> float | None:
     """FLOP/s of a product of two fp32 matrices on one core of this machine; None where numpy does not answer.
 
-    Training does not reach it: what needs so many FLOPs takes at least as long as they do at this rate.
+    Training does not reach it: FLOPs take at least as long as they do at this rate.
     """
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "VECLIB_MAXIMUM")}
     try:
@@ -218,11 +218,11 @@ def product_rate() -> float | None:
 MARGIN_S = 60.0
 """Beyond the time after which ranks end themselves: from their first status to their watchdogs they import torch."""
 
-_LOOK_S = 5.0  # How often statuses are looked at; rank 0 tells how far it is about as often.
+_LOOK_S = 5.0  # How often statuses are looked at; rank 0 reports its step about as often.
 
 
 class HangDetector:
-    """How long no rank of a run has given a sign of life: written a status, or told the launcher how far it is.
+    """How long no rank of a run has given a sign of life: written a status, or reported its step to the launcher.
 
     `plan`: says after what time without progress a rank ends itself.
     """
@@ -235,7 +235,7 @@ class HangDetector:
         self._next_look = 0.0
 
     def progressed(self) -> None:
-        """Rank 0 told something; called from another thread."""
+        """Rank 0 reported something; called from another thread."""
         self._since = max(self._since, time.monotonic())
 
     def reason(self) -> str:
@@ -308,11 +308,11 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     is_local = plan.system.launch.launcher == "local"
     memory, hang = MemoryKills(), HangDetector(folder, plan)
 
-    def told(step: int, of: int, stage: str) -> None:
+    def report(step: int, of: int, stage: str) -> None:
         hang.progressed()
         on_progress(step, of, stage)
 
-    ranks = RankProcesses(told, token, launcher=_program(plan))
+    ranks = RankProcesses(report, token, launcher=_program(plan))
     environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
     # An allocation made with --export=NONE has it, and the srun of mpirun would keep everything from other nodes.
     environment.pop("SLURM_EXPORT_ENV", None)
@@ -321,7 +321,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
         def check() -> None:
             interruption.check()
             if interruption.takes_stop():
-                ranks.tell(signal.SIGUSR1)
+                ranks.send_signal(signal.SIGUSR1)
 
         try:
             _start(ranks, plan, folder, environment, token)

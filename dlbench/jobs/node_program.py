@@ -130,11 +130,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _failed(code: int, said: bytes, who: str) -> DlbenchError:
-    """The error that the program ended with."""
     lines = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if line.startswith(_PREFIX)), "")
-    if told:
-        return _KINDS.get(code, RunError)(told.removeprefix(_PREFIX))
+    own_words = next((line for line in reversed(lines) if line.startswith(_PREFIX)), "")
+    if own_words:
+        return _KINDS.get(code, RunError)(own_words.removeprefix(_PREFIX))
     how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     last = f": {lines[-1][:300]}" if lines else ""
     return RunError(f"{who} {how}{last}")

@@ -4,7 +4,7 @@ Each is a supervisor (dlbench.supervisor), which ends what its program started. 
 together, and what holds when a supervisor itself was killed: whatever carries the launch's token is ended.
 
 Ctrl-C, SIGTERM and SIGHUP are asked for where it suits, and never in the middle of cleaning up. SIGUSR1 is no
-interruption: ranks are told to stop in good order.
+interruption: ranks are asked to stop in good order.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def interrupted_by_signals() -> Iterator[None]:
 KEPT_LINES = 60
 """Last lines of a process's output that the launcher keeps: a full disk takes its log, mpirun ends with a page."""
 
-_MAX_WORDS = 300  # Characters of the last words that are told.
+_MAX_WORDS = 300  # Characters of the last words that are said.
 
 _OWN_WORDS = "dlbench: error: "
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
@@ -141,7 +141,7 @@ class Ending:
     at: str  # When that was seen: UTC, ISO 8601.
     words: str = ""  # What it said last of its failure; empty if it said nothing.
     log: str = ""  # Name of its log; empty where that holds nothing.
-    out_of_memory: str = ""  # What the kernel's counters prove of a process that was killed for want of memory.
+    out_of_memory: str = ""  # What the kernel's counters prove of a process that was killed for lack of memory.
 
     @property
     def by_signal(self) -> bool:
@@ -157,8 +157,8 @@ class Ending:
         how = f"by signal {signal_name(-self.code)}" if self.by_signal else f"with exit code {self.code}"
         if -self.code in _SENT:
             return f"{who} was the first to end, {how}"
-        told = f": {self.words}" if self.words else ""
-        return f"{who} was the first to end, {how}{told}" + (f" (see {self.log})" if self.log else "")
+        words = f": {self.words}" if self.words else ""
+        return f"{who} was the first to end, {how}{words}" + (f" (see {self.log})" if self.log else "")
 
 
 def signal_name(number: int) -> str:
@@ -177,7 +177,7 @@ def names_a_cause(lines: Sequence[str]) -> bool:
 def last_words(lines: Sequence[str]) -> str:
     """What a process's last lines say of why it ended, as one line; empty if they say nothing.
 
-    An error that dlbench tells, else an exception, else what mpirun or srun says, else the last line that is of no
+    An error that dlbench says, else an exception, else what mpirun or srun says, else the last line that is of no
     warning.
     """
     bare = _without_warnings([LABEL.sub("", line) for line in lines])
@@ -187,7 +187,7 @@ def last_words(lines: Sequence[str]) -> str:
     own = [line.removeprefix(_OWN_WORDS) for line in said if line.startswith(_OWN_WORDS)]
     raised = [line for line in said if _EXCEPTION.match(line)]
     launcher = [line for line in said if _LAUNCHER_WORDS.match(line)]
-    # The first of dlbench's and a launcher's own words is the cause: the rest tells what it led to.
+    # The first of dlbench's and a launcher's own words is the cause: the rest is what it led to.
     fatal = [line for line in launcher if ": fatal: " in line]
     words = next(iter([*own[:1], *raised[-1:], *fatal[:1], *launcher[:1], *said[-1:]]), "")
     if words.startswith("ModuleNotFoundError:"):
@@ -222,7 +222,7 @@ GRACE_S = 10.0  # How long the other ranks may take to end by themselves after o
 
 END_S = 3.5  # How long supervisors have between SIGTERM and SIGKILL; they need less, as their own grace is shorter.
 
-_KEPT_BYTES = 2000  # Of a line of a rank's output that is kept beside its log.
+_KEPT_BYTES = 2000  # Of a line of a rank's output that is kept with its log.
 
 POLL_S = 0.1  # How often the launcher looks; it shares the cores with the ranks.
 
@@ -252,7 +252,7 @@ class RankProcesses:
         self._last_lines: list[deque[str]] = []
         self._first_failure: tuple[int, float] | None = None
         self._ended: list[tuple[float, int, int]] = []
-        """What supervisors told: when a rank ended, which, and with what code (negative: the signal)."""
+        """What supervisors reported: when a rank ended, which, and with what code (negative: the signal)."""
         self.stopped: set[int] = set()
         """Processes of the run that were stopped (state T) when the first failed, or when they were given up."""
 
@@ -290,8 +290,8 @@ class RankProcesses:
             for line in pipe:
                 if line.startswith(PROGRESS_MARK.encode()):
                     with suppress(ValueError, KeyError):
-                        told = json.loads(line[len(PROGRESS_MARK) :])
-                        self._on_progress(int(told["step"]), int(told["of"]), str(told["stage"]))
+                        progress = json.loads(line[len(PROGRESS_MARK) :])
+                        self._on_progress(int(progress["step"]), int(progress["of"]), str(progress["stage"]))
                     continue
                 # The rank may have died in the middle of a line.
                 text, mark, told_end = line.partition(process_tree.ENDED_MARK.encode())
@@ -334,7 +334,7 @@ class RankProcesses:
                 next_look = time.monotonic() + FOLDER_POLL_S
             time.sleep(POLL_S)
 
-    def tell(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Sends a signal to the supervisors, which pass it on."""
         for process in self._processes:
             if process.poll() is None:
@@ -377,18 +377,18 @@ class RankProcesses:
         """Of several that were found ended within one look, the one that a signal ended."""
         return min(failed, key=lambda index: self._processes[index].returncode >= 0)
 
-    def first_ending(self, log: Callable[[int], Path], told: tuple[int, int] | None = None) -> Ending | None:
+    def first_ending(self, log: Callable[[int], Path], killed: tuple[int, int] | None = None) -> Ending | None:
         """How the rank that failed first ended; None if none did.
 
-        `log`: the log of a process. `told`: rank and signal by what the launcher's own program says, for ranks whose
+        `log`: the log of a process. `killed`: rank and signal by what the launcher's own program says, for ranks whose
         supervisor was killed with them.
         """
         ends = self._ends()
         if not ends:
             return None
         at, index, code = ends[0]
-        if told is not None and told[0] not in {rank for _, rank, _ in self._ended}:
-            return self._ending(told[0], -told[1], at, log)
+        if killed is not None and killed[0] not in {rank for _, rank, _ in self._ended}:
+            return self._ending(killed[0], -killed[1], at, log)
         if code > 0 and not names_a_cause(self._lines_of(index)):
             # One that lost the cause may end sooner than the cause itself, or by a clock that is behind.
             named = [end for end in ends if end[2] > 0 and names_a_cause(self._lines_of(end[1]))]
@@ -400,14 +400,15 @@ class RankProcesses:
     def _ends(self) -> list[tuple[float, int, int]]:
         """When ranks ended that did not end well, which, and with what code, by time.
 
-        As their supervisors told; what is seen of the processes counts if they told nothing, or were killed themselves.
+        As their supervisors reported; what is seen of the processes counts if they reported nothing, or were killed
+        themselves.
         """
         failed = [index for index, p in enumerate(self._processes) if p.returncode]
         if not failed:
             return []
         first, at = self._first_failure or (self._cause(failed), wall_time())
-        told = {rank for _, rank, _ in self._ended}
-        if self._ended and (self._processes[first].returncode >= 0 or first in told):
+        reported = {rank for _, rank, _ in self._ended}
+        if self._ended and (self._processes[first].returncode >= 0 or first in reported):
             return sorted(self._ended)
         ordered = [first, *(index for index in failed if index != first)]
         return [(at, index, self._processes[index].returncode) for index in ordered]

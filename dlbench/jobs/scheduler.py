@@ -64,7 +64,7 @@ class QueuedJob:
     reason: str = ""  # Why it waits, the scheduler's word.
     advice: str = ""  # What the reason means, and what to do; empty where it will start by itself.
     is_stuck: bool = False  # It never starts as it was asked for.
-    starts: str = ""  # When the scheduler expects it to start, its local time; empty where it does not tell.
+    starts: str = ""  # When the scheduler expects it to start, its local time; empty where it does not say.
     comment: str = ""
     folder: str = ""  # Its working directory.
 
@@ -158,19 +158,19 @@ class Scheduler(Protocol):
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
         """This user's jobs in few calls, however many they are.
 
-        `job_ids`: jobs that are asked for where the queue has forgotten them, too. `users`: whose jobs beside this
-        user's. `clusters`: as of `clusters`, asked beside those of the ids; where there is neither, the one here.
+        `job_ids`: jobs that are asked for where the queue has forgotten them, too. `users`: whose jobs besides this
+        user's. `clusters`: as of `clusters`, asked besides those of the ids; where there is neither, the one here.
         """
 
     def script(self, job_id: str) -> str:
-        """The script of a job that waits or runs, as the scheduler keeps it; empty if it does not tell."""
+        """The script of a job that waits or runs, as the scheduler keeps it; empty if it does not say."""
 
     def cancel(self, job_ids: Sequence[str]) -> str:
         """Cancels jobs; returns what the scheduler said against it, empty if nothing."""
 
 
 Log = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}/slurm-[A-Za-z0-9._-]{1,100}\.out$")]
-"""A file in the folder of a run beside this one: what is named here is printed."""
+"""A file in the folder of a run next to this one: what is named here is printed."""
 
 
 class Submission(Spec):

@@ -63,11 +63,11 @@ INTERNAL = re.compile(
 def capture(
     problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
 ) -> dict[str, str]:
-    """What shapes a run's speed, by name; a thing that cannot be told is left out.
+    """What shapes a run's speed, by name; a thing that is not known is left out.
 
     `problems`: gets a line for each thing that could not even be asked: no fact is worth a finished run. `variables`:
     environment of the process. Bytes that are not UTF-8 become escapes. `withheld`: names of variables that are not to
-    be written down, beside those that look like secrets.
+    be written down, besides those that look like secrets.
     """
     facts: dict[str, str] = {}
     for name, call in _facts(variables, withheld):
@@ -81,7 +81,6 @@ def capture(
 def _facts(
     variables: Mapping[str, str], withheld: Collection[str]
 ) -> Iterable[tuple[str, Callable[[], dict[str, str]]]]:
-    """What is asked, and how; each may fail alone."""
     yield from (
         (name, partial(_fact, name, call))
         for name, call in (
@@ -181,13 +180,12 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def _image() -> str:
-    """SHA-256 of the image that this Python came in."""
     found = unpacked()
     return "" if found is None else found.sha256
 
 
 def _container(variables: Mapping[str, str]) -> dict[str, str]:
-    """What the rank runs in, as its launch tells it (dlbench.jobs.scripts.containers)."""
+    """What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers)."""
     return {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
 
 
@@ -216,7 +214,6 @@ def _mpi_library() -> str:
 
 
 def _gpus() -> dict[str, str]:
-    """GPU names and driver by NVML, where there is one; read-only."""
     facts: dict[str, str] = {}
     with nvml_session() as nvml:
         if nvml is None:

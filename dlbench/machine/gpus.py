@@ -34,7 +34,7 @@ def nvidia_buses(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def place_of(bus: str, root: Path = Path("/")) -> tuple[int | None, frozenset[int]]:
-    """NUMA node of a PCI device and the processors beside it (Linux, Documentation/ABI/testing/sysfs-bus-pci)."""
+    """NUMA node of a PCI device and the processors next to it (Linux, Documentation/ABI/testing/sysfs-bus-pci)."""
     device = root / "sys/bus/pci/devices" / bus
     node = _text(device / "numa_node")
     if not node.isdecimal():  # -1: the firmware does not say
@@ -43,7 +43,7 @@ def place_of(bus: str, root: Path = Path("/")) -> tuple[int | None, frozenset[in
 
 
 def numa_nodes_of(cores: Sequence[int], root: Path = Path("/")) -> tuple[int, ...]:
-    """NUMA nodes that hold these processors; none where the machine does not tell."""
+    """NUMA nodes that hold these processors; none where the machine does not say."""
     nodes = set()
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         if cpu_list(_text(folder / "cpulist")).intersection(cores):
@@ -93,7 +93,7 @@ class Gpu:
     uuid: str  # ``GPU-...``, or ``MIG-...`` for a slice.
     pci_bus_id: str  # As /sys has it: ``0000:1b:00.0``; a slice has its board's. Empty where not known.
     numa_node: int | None  # None where the machine has one memory, or does not say.
-    cores: frozenset[int]  # Processors beside it; empty where not known.
+    cores: frozenset[int]  # Processors next to it; empty where not known.
 
     @property
     def is_slice(self) -> bool:
@@ -197,11 +197,11 @@ def gpu_trouble(uuid: str, wait_s: float = 5.0) -> str:
 
     Asked on a thread of its own for `wait_s` seconds at most: a driver may wait for a GPU that is gone.
     """
-    told: list[str] = []
-    asking = threading.Thread(target=lambda: told.append(_trouble(uuid)), daemon=True)
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(_trouble(uuid)), daemon=True)
     asking.start()
     asking.join(wait_s)
-    return told[0] if told else f"nothing within {wait_s:.0f} s"
+    return answers[0] if answers else f"nothing within {wait_s:.0f} s"
 
 
 def _trouble(uuid: str) -> str:
@@ -220,7 +220,6 @@ def _names_uuids(environment: Mapping[str, str]) -> bool:
 
 
 def _boards(nvml: ModuleType, root: Path) -> Iterator[tuple[Gpu, list[Gpu]]]:
-    """Each GPU by PCI bus, with its MIG slices."""
     found = []
     for number in range(int(nvml.nvmlDeviceGetCount())):
         handle = nvml.nvmlDeviceGetHandleByIndex(number)

@@ -339,7 +339,7 @@ def _mean_frequency() -> Values:
 def _memory_readings(root: Path) -> list[Reading]:
     """Memory in use and page cache.
 
-    Not by psutil, which says zero where the kernel does not tell the page cache.
+    Not by psutil, which says zero where the kernel does not say.
     """
     path = root / "proc/meminfo"
 

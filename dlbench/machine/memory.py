@@ -21,12 +21,12 @@ _RESET_PEAK = "5"  # What clear_refs takes for it (proc(5), since Linux 4.0).
 
 
 def resident_bytes() -> int | None:
-    """Resident now (VmRSS); None where the kernel does not tell."""
+    """Resident now (VmRSS); None where the kernel does not say."""
     return _kilobytes(_STATUS, "VmRSS")
 
 
 def peak_resident_bytes() -> int | None:
-    """The peak since the process began or `reset_peak` (VmHWM); None where the kernel does not tell."""
+    """The peak since the process began or `reset_peak` (VmHWM); None where the kernel does not say."""
     return _kilobytes(_STATUS, "VmHWM")
 
 
@@ -40,7 +40,7 @@ def reset_peak() -> bool:
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
-    """Bytes of a line ``name: number kB``; None where nobody tells."""
+    """Bytes of a line ``name: number kB``; None where nobody says."""
     try:
         lines = read_text(path, _MAX_FILE).splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
@@ -57,7 +57,7 @@ def lies_in_memory(folder: Path, root: Path = Path("/")) -> bool:
 
 
 def memory_room(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still put into memory; page cache counts as free. None where nobody tells.
+    """Bytes that this process may still put into memory; page cache counts as free. None where nobody says.
 
     `root` is where `proc` and the mounted hierarchies are.
     """
@@ -120,7 +120,7 @@ class MemoryKills:
         return "memory.events", "memory.max", "memory.events"
 
     def _count(self) -> int | None:
-        """Processes of the own group that were killed so far; None where the kernel does not tell."""
+        """Processes of the own group that were killed so far; None where the kernel does not say."""
         if self._group is None:
             return None
         with suppress(ReadingFailedError):

@@ -44,7 +44,7 @@ def _unescaped(text: str) -> str:
 
 
 def file_system_of(folder: Path, root: Path = Path("/")) -> str:
-    """Kind of a folder's file system by its mount; empty where nobody tells. `root` is where `proc` is."""
+    """Kind of a folder's file system by its mount; empty where nobody says. `root` is where `proc` is."""
     try:
         real = folder.resolve(strict=True)
         number = _device(real)

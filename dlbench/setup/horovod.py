@@ -6,7 +6,7 @@ pip or given as a file, checked against a pinned SHA-256, patched (`PATCHES`), b
 where it is found and with NCCL and CUDA where torch is built for them and both are found, and the wheel is kept outside
 the checkout under a key of everything that shapes the binary: the next install takes seconds.
 
-What is installed and whether it works is told by `dlbench.setup.probes`, not here.
+What is installed and whether it works is reported by `dlbench.setup.probes`, not here.
 
 One of the patches is for the timeline: HOROVOD_TIMELINE makes Horovod ready to write one, and operations on GPUs take
 that for writing. Rank 0, the coordinator, then waits on the host for each message's gradients and for its end
@@ -162,9 +162,8 @@ def _without_gpu_switches(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _link_libraries(facts: Mapping[str, str | None], folder: Path) -> dict[str, str]:
-    """Links by the names that linkers look for, to libraries that pip installs under others; and where they are.
-
-    At run time the names with numbers count: torch, imported first, has loaded these very libraries.
+    """Links by the names that linkers look for, to libraries that pip installs under others; and where they are. At run
+    time the names with numbers count: torch, imported first, has loaded these very libraries.
     """
     if not facts.get("nccl"):
         return {}
@@ -302,9 +301,8 @@ def _compile(
     say: Callable[[str], None],
     rewrite: Callable[[str], None] | None,
 ) -> None:
-    """Runs the build; the whole output goes to `log`.
-
-    How far it is goes to `rewrite` every second, or without one to `say` every ten seconds.
+    """Runs the build; the whole output goes to `log`. How far it is goes to `rewrite` every second, or without one to
+    `say` every ten seconds.
     """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
     command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(source.parent / "wheels"), str(source)]
@@ -426,7 +424,7 @@ class Patch:
 
 
 _READBACK = """
-// Added by dlbench's build: the values in force, which no other interface tells.
+// Added by dlbench's build: the values in force, which no other interface gives.
 long long horovod_effective_fusion_threshold_bytes() {
   if (!horovod_global.initialization_done) {
     return -1;

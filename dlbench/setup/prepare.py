@@ -51,7 +51,7 @@ def prepare(
 ) -> int:
     """Makes the folder; returns its bytes.
 
-    `folder`: where to; it must not exist, or be empty. `chosen`: sets of packages beside the core's. `with_horovod`:
+    `folder`: where to; it must not exist, or be empty. `chosen`: sets of packages besides the core's. `with_horovod`:
     whether the wheel of Horovod for this Python, torch and toolchain comes with it. `data`: a folder of data sets that
     comes with it. `say`: gets a line for each step.
     Raises `UserError`: the folder is not empty or lies in the data, or a set of packages is not known. `RunError`: pip
@@ -111,8 +111,8 @@ def _pip(*words: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", *words]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
-        told = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise RunError(f"pip {words[0]} ended with {done.returncode}: {told[-1].strip() if told else 'without a word'}")
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise RunError(f"pip {words[0]} ended with {done.returncode}: {said[-1].strip() if said else 'without a word'}")
 
 
 def _write_script(folder: Path, what: str, *, with_horovod: bool) -> None:

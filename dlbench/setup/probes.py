@@ -120,7 +120,6 @@ def _cores() -> Finding:
 
 
 def _cgroup_cores() -> float | None:
-    """Cores that the cgroup's quota allows, None without a quota."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -195,7 +194,7 @@ def _horovod() -> Iterable[Finding]:
 
 
 def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Finding]:
-    """What a Horovod beside a torch for CUDA lacks."""
+    """What a Horovod next to a torch for CUDA lacks."""
     if not answer["nccl"]:
         lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
         came = not isinstance(lacks, str)

@@ -60,15 +60,15 @@ def refusal(plan: LaunchPlan) -> DlbenchError | None:
             return EnvironmentLacksError(f"{who} is not installed in {where['prefix']}; remedy: {remedy}{instead}")
     if not isinstance(plan, RunPlan) or plan.engine.name != "horovod":
         return None
-    told = _horovod(python)
-    if told is None:
+    build = _horovod(python)
+    if build is None:
         return None
     exchange = plan.sync.exchange
-    return HorovodBuild(gloo=told["gloo"], mpi=told["mpi"], nccl=told["nccl"]).refusal(
+    return HorovodBuild(gloo=build["gloo"], mpi=build["mpi"], nccl=build["nccl"]).refusal(
         use_mpi=plan.system.launch.by_mpi,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        on_gpu=bool(told["torch_cuda"] or told["torch_hip"])
+        on_gpu=bool(build["torch_cuda"] or build["torch_hip"])
         and (has_gpu() if plan.system.scheduler == "none" else plan.system.node.gpus > 0),
         exchange=exchange if exchange.startswith("horovod-") else "flat",
     )

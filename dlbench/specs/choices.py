@@ -105,7 +105,7 @@ class WorkloadFile:
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> Layers:
-        """Base and preset, merged. Raises `UserError`: no such preset; the nearest right names are told."""
+        """Base and preset, merged. Raises `UserError`: no such preset; the nearest right names are named."""
         name = preset or self.default_preset
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")

@@ -42,7 +42,7 @@ def find(kind: Kind, name: str) -> Path:
 
     A text with a slash or ending in ``.yaml``/``.yml`` is a path, anything else a name.
 
-    Raises `UserError`: nothing is there; the nearest right names are told.
+    Raises `UserError`: nothing is there; the nearest right names are named.
     """
     if os.sep in name or name.endswith((".yaml", ".yml")):
         path = Path(name)

@@ -22,7 +22,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class Layers:
     """Nested settings merged layer by layer.
 
-    `values` is the result so far; `origin(path)` tells who set a key.
+    `values` is the result so far; `origin(path)` says who set a key.
     """
 
     def __init__(self, base: str, prefix: str = "") -> None:
@@ -66,7 +66,7 @@ class Layers:
 def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:
     """The merged settings as a checked specification.
 
-    `elsewhere`: keys that options take beside those of the model; named where a wrong one resembles them.
+    `elsewhere`: keys that options take besides those of the model; named where a wrong one resembles them.
     Raises `UserError`: one line, naming the layer, the key and what would be right.
     """
     try:

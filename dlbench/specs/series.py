@@ -209,8 +209,8 @@ def acting_part(plan: RunPlan) -> dict[str, Any]:
     system = content["system"]
     for key in ("name", "title", "node"):
         del system[key]
-    told = (*OF_SRUN, "cpus_per_task", "cpus_per_gpu", "gpu_request", "hint", "threads_per_core")
-    system["slurm"] = {key: system["slurm"][key] for key in told}
+    stated = (*OF_SRUN, "cpus_per_task", "cpus_per_gpu", "gpu_request", "hint", "threads_per_core")
+    system["slurm"] = {key: system["slurm"][key] for key in stated}
     del system["storage"]["shared_title"]
     system["launch"]["oversubscribe_yield"] = plan.yields
     layout = plan.layout
@@ -264,7 +264,7 @@ def option_of(request: Request) -> str:
 
 
 def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
-    """All runs of a request in the order in which they should run, each beside its variants.
+    """All runs of a request in the order in which they should run, each next to its variants.
 
     Every second repeat has the variants in the opposite order: a drift of the machine falls on all of them alike.
 

@@ -62,7 +62,7 @@ def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
 def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple[Array, Array]:
     """Standard error of the difference of two means, and its degrees of freedom (Welch, Biometrika 34, 1947).
 
-    Of sides of different size the error is that of a pooled variance where that is larger: next to a large side, five
+    Of sides of unlike many runs the error is that of a pooled variance where that is larger: next to a large side, five
     runs that happen to lie close make Welch's own too small, and a test at 1 % fails in 3 to 5 % of cases where noise
     is one-sided or the machine has two states (`make bench AREA=truth.gate`). Of equally many runs both are the same.
 
@@ -81,7 +81,7 @@ def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple
 
 
 def student_p(t: float, freedom: float) -> float:
-    """Two-sided p of Student's t with `df` degrees of freedom."""
+    """Two-sided p of Student's t with this many degrees of freedom."""
     return 2 * student_tail(abs(t), freedom)
 
 

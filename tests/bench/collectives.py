@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dlbench.costs.collectives import Layout, counts
-from dlbench.costs.link_fit import Observation, Sharing, choose_sharing, fit_network
-from dlbench.costs.predictions import predict
+from dlbench.costs.link_fit import Observation, choose_sharing, fit_network
+from dlbench.costs.predictions import Sharing, predict
+from dlbench.costs.schedules import Layout, counts
 from dlbench.jobs.box.box import Box
 from dlbench.records.comm import CommRun, scan_comm
 from tests.bench.figures import FOLDER, Figure, median_interval

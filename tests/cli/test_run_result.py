@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.cli.progress import Bar, Course, Lines
+from dlbench.cli.progress import Bar, Lines, SeriesProgress
 from dlbench.errors import ExitCode
 from dlbench.jobs import local
 from dlbench.jobs.local import Outcome, verdict
@@ -160,15 +160,15 @@ class Clock:
 def test_the_live_line_tells_the_rate_and_what_is_left() -> None:
     made = plans(points=(1, 2), repeats=2)
     clock = Clock()
-    course = Course(made, clock)
+    course = SeriesProgress(made, clock)
     course.begin()
     assert course.now(made[0]) == "starting"
     clock.now = 5
-    course.tell(1, 100, "warm-up")
+    course.report(1, 100, "warm-up")
     assert course.now(made[0]) == "warm-up"
     for second in range(6, 17):
         clock.now = second
-        course.tell(10 * (second - 5), 210, "measuring")
+        course.report(10 * (second - 5), 210, "measuring")
     # Ten steps of four samples a second; 100 steps are left, and three runs of 26 s each.
     assert course.now(made[0]) == "step 110 of 210, 40.0 images/s, 10 s left; all: 88 s"
     clock.now = 30
@@ -188,20 +188,20 @@ def test_the_live_line_tells_the_rate_and_what_is_left() -> None:
 def test_a_run_to_accuracy_may_end_sooner() -> None:
     made = quality_plans(points=(1,), repeats=1)
     clock = Clock()
-    course = Course(made, clock)
+    course = SeriesProgress(made, clock)
     for second in range(3):
         clock.now = second
-        course.tell(second * 5, 25, "measuring")
+        course.report(second * 5, 25, "measuring")
     assert course.now(made[0]).endswith(", at most 3 s left")
 
 
 def test_points_of_collectives_take_unequally_long() -> None:
     made = comm_plans(repeats=2)
     clock = Clock()
-    course = Course(made, clock)
-    course.tell(1, 40, "measuring")
+    course = SeriesProgress(made, clock)
+    course.report(1, 40, "measuring")
     clock.now = 1
-    course.tell(30, 40, "all-reduce ring 1 MiB")
+    course.report(30, 40, "all-reduce ring 1 MiB")
     assert course.now(made[0]) == "point 30 of 40 (all-reduce ring 1 MiB)"
 
 

@@ -30,8 +30,8 @@ from dlbench.collectives.measurements import (
 )
 from dlbench.collectives.predictions import Wanted, predict_all
 from dlbench.collectives.report import assemble, contenders, fusion_text, group_doubts, same_messages
-from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict
+from dlbench.costs.schedules import Layout
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.records.comm import read_network, scan_comm
 from dlbench.specs.collectives import FittedRange, LargestHeldOut, LineCost, NetworkModel, SizeBias

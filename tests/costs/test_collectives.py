@@ -11,19 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.costs.collectives import Layout, closed_form, counts
-from dlbench.costs.link_fit import Observation, Sharing, choose_sharing, fit_line, fit_network, held_out
+from dlbench.costs.lines import fit_line
+from dlbench.costs.link_fit import Observation, choose_sharing, fit_network, held_out
 from dlbench.costs.predictions import (
+    Sharing,
     bus_factor,
     crossovers,
     features,
     predict,
     recommend,
 )
-from dlbench.costs.schedules import pipeline_chunks
+from dlbench.costs.schedules import Layout, counts, pipeline_chunks
 from dlbench.errors import UserError
 from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
-from tests.support.closed_forms import closed_form_bytes, closed_form_steps, ring_doubling_crossover
+from tests.support.closed_forms import closed_form, closed_form_bytes, closed_form_steps, ring_doubling_crossover
 
 ALLREDUCE = ALGORITHMS["allreduce"]
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]

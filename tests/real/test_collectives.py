@@ -17,8 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.costs.collectives import Layout, counts
-from dlbench.costs.schedules import Step, Transfer
+from dlbench.costs.schedules import Layout, Step, Transfer, counts
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scripts.launch import local_environments, rank_environment
 from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs, check

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.costs.collectives import Layout, counts
+from dlbench.costs.schedules import Layout, counts
 from dlbench.jobs.box.box import Box
 from dlbench.records.comm import scan_comm
 from dlbench.records.scan import scan

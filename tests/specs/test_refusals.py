@@ -94,7 +94,7 @@ def test_every_key_refuses_in_words_that_lead_on(section: str) -> None:
 
 def _specifications() -> list[type[Spec]]:
     """Of all files: those that people write, and those that dlbench writes and may find damaged."""
-    for room in ("gate.baseline", "history.archive", "jobs.campaign.series_file", "jobs.submission", "records.scan"):
+    for room in ("gate.baseline", "history.archive", "jobs.campaign.series_file", "jobs.scheduler", "records.scan"):
         importlib.import_module(f"dlbench.{room}")
     importlib.import_module("dlbench.records.preflight")
     found, rest = [], [Spec]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.collectives.measurements import layout_of
-from dlbench.costs.collectives import counts
 from dlbench.costs.predictions import predict
+from dlbench.costs.schedules import counts
 from dlbench.records.comm import CommPoint, CommRecord, CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create

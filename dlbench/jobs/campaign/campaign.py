@@ -125,7 +125,6 @@ def _limit(every: Sequence[float]) -> str:
 
 
 def _groups(plans: Sequence[LaunchPlan], packing: Packing) -> list[list[LaunchPlan]]:
-    """Runs that ask for the same things."""
     groups: dict[Hashable, list[LaunchPlan]] = {}
     for plan in plans:
         groups.setdefault(group_of(plan, packing), []).append(plan)
@@ -164,7 +163,6 @@ def _within(group: Sequence[LaunchPlan], given: Mapping[str, float]) -> Iterator
 
 
 def _units(group: Sequence[LaunchPlan]) -> Iterator[Sequence[LaunchPlan]]:
-    """Runs one by one, those of a comparison by pairs."""
     size = 2 if isinstance(group[0], RunPlan) and group[0].series.side else 1
     return _parts(group, size)
 
@@ -175,7 +173,6 @@ def _parts(group: Sequence[LaunchPlan], size: int) -> Iterator[Sequence[LaunchPl
 
 
 def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
-    """Refuses pairs of a comparison that would not share their nodes."""
     for one, other in pairwise(plans):
         if not (isinstance(one, RunPlan) and isinstance(other, RunPlan) and one.series.side):
             return
@@ -193,7 +190,7 @@ def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
 MARGIN = 1.5  # On the longest earlier run: what is stopped is lost, what is left over is not charged.
 
 START_S = 60.0
-"""Given to each run beside that: its record begins when rank 0 has started, after modules and the launcher."""
+"""Given to each run besides that: its record begins when rank 0 has started, after modules and the launcher."""
 
 MOST_READ = 500  # Earlier runs that are looked at, by name the last: each costs a file.
 
@@ -232,8 +229,6 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class _Earlier:
-    """How long an earlier run took."""
-
     total_s: float
     steps: int  # 0: not known, or not to be scaled.
     step_s: float
@@ -263,7 +258,6 @@ def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = Non
 
 
 def _is_set(plan: LaunchPlan) -> bool:
-    """Whether the command line sets its time limit."""
     series = plan.series if isinstance(plan, RunPlan) else None
     sides = () if series is None else (series.axes, *series.sides.values())
     return any("system.slurm.time_limit" in settings for settings in (plan.overrides, *sides))

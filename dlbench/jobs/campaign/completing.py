@@ -225,7 +225,6 @@ def folders_of(root: Path, job: Job) -> list[RunFolder]:
 
 
 def _folder(root: Path, plan: LaunchPlan, made: list[RunFolder]) -> RunFolder:
-    """One of them, added to `made` if it was not there."""
     folder = RunFolder(root / plan.run_id)
     if not folder.path.exists():
         made.append(create(root, plan))
@@ -478,7 +477,7 @@ def feed(
     scheduler: Scheduler,
     check: Callable[[], None],
     on_submitted: Callable[[Submitted], None],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     max_jobs: int | None = None,
     every_s: float = EVERY_S,
 ) -> SubmissionStatus:
@@ -492,7 +491,7 @@ def feed(
     Raises `UserError` or `RefusedError` or `StuckError`: as of `complete`. `DoubtError`: the scheduler said neither yes
     nor no `MOST_DOUBTS` times, and no more jobs were taken.
     """
-    pause, told, doubts, submitted = every_s, "", 0, -1
+    pause, notified, doubts, submitted = every_s, "", 0, -1
     while True:
         why = ""
         try:
@@ -514,9 +513,9 @@ def feed(
         submitted = now.submitted
         pause = min(2 * pause, max(MOST_S, every_s)) if why else every_s
         words = f"series {series_id}: {now.text}; waiting for the queue" + (f": {why}" if why else "")
-        if words != told:
-            tell(words)
-            told = words
+        if words != notified:
+            notify(words)
+            notified = words
         sleep(pause, check)
 
 

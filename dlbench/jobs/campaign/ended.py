@@ -173,8 +173,8 @@ def _is_element(scheduler: Scheduler, job_id: str, folder: Path) -> bool:
         return False
 
 
-def _is_same(told: str, folder: Path) -> bool:
-    return told == str(folder) or os.path.realpath(told) == os.path.realpath(folder)
+def _is_same(known: str, folder: Path) -> bool:
+    return known == str(folder) or os.path.realpath(known) == os.path.realpath(folder)
 
 
 def _cancel(scheduler: Scheduler, job_ids: Sequence[str], root: Path) -> None:
@@ -204,12 +204,10 @@ class Reopened:
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting:
-    """A run without a record."""
-
     run_id: str
     job_id: str  # Of an element of an array its own.
     log: Path | None  # Of its job, if that wrote anything, and so began.
-    has_begun: bool  # Something lies in its folder beside what a submission wrote, and Slurm's log.
+    has_begun: bool  # Something lies in its folder besides what a submission wrote, and Slurm's log.
 
 
 def reopen(
@@ -249,7 +247,6 @@ def reopen(
 
 
 def _unfinished(root: Path, now: SubmissionStatus, number: int) -> list[_Waiting]:
-    """The runs of a job that have no record."""
     found = []
     for run_id in now.series.jobs[number].runs:
         folder = RunFolder(root / run_id)
@@ -266,7 +263,7 @@ def _unfinished(root: Path, now: SubmissionStatus, number: int) -> list[_Waiting
 def _end(queue: Queue, one: _Waiting) -> Literal["cut off", "cancelled", ""]:
     """How the job of a run ended without it; empty where it goes on, or nobody knows.
 
-    Of a job that the scheduler has forgotten its log tells: it must have begun.
+    Of a job that the scheduler has forgotten its log says: it must have begun.
     """
     jobs = queue.of(one.job_id)
     if not jobs:

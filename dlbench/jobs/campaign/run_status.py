@@ -75,21 +75,21 @@ class Watch:
         found, problems = run_statuses(read)
         if problems:
             raise IncompleteDataError(problems[0])
-        told = {one.run_id: one for one in found}
-        self._recorded |= {run.plan.run_id: told[run.plan.run_id] for run in read if run.recorded is not None}
+        by_id = {one.run_id: one for one in found}
+        self._recorded |= {run.plan.run_id: by_id[run.plan.run_id] for run in read if run.recorded is not None}
         open_runs = [run_id for run_id in left if run_id not in self._recorded]
-        ended = {run_id for run_id in open_runs if run_id in told and told[run_id].ahead == "nothing"}
+        ended = {run_id for run_id in open_runs if run_id in by_id and by_id[run_id].ahead == "nothing"}
         # Where a run was never submitted, or nobody knows, whoever submits the series is looked for apart.
         unknown = {
             run_id
             for run_id in open_runs
-            if run_id not in told or (not told[run_id].job and told[run_id].state == "incomplete")
+            if run_id not in by_id or (not by_id[run_id].job and by_id[run_id].state == "incomplete")
         }
         is_settled = (ended & self._ended | unknown).issuperset(open_runs)
         self._ended = ended
         return Outcome(
             submission=now,
-            runs={**self._recorded, **told},
+            runs={**self._recorded, **by_id},
             is_over=is_settled and not (now.submitted < now.total and is_held(self._root, self._id)),
         )
 
@@ -102,30 +102,30 @@ def wait(
     root: Path,
     series_id: str,
     check: Callable[[], None],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     timeout_s: float,
     every_s: float = EVERY_S,
 ) -> Outcome:
     """Waits for a series; returns how it stands when it is over, or after the time.
 
-    `check`: called twice a second; what it raises is passed on. `tell`: told how the series stands, when that changes.
-    `timeout_s`: seconds at most. `every_s`: seconds between two looks, of which each asks the scheduler once.
+    `check`: called twice a second; what it raises is passed on. `notify`: called with how the series stands, when that
+    changes. `timeout_s`: seconds at most. `every_s`: seconds between two looks, of which each asks the scheduler once.
     Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
     """
     end = time.monotonic() + timeout_s
-    watch, pause, told = Watch(root, series_id), min(_FIRST_S, every_s), ""
+    watch, pause, notified = Watch(root, series_id), min(_FIRST_S, every_s), ""
     while True:
         now = watch.look()
         if now.is_over or time.monotonic() >= end:
             return now
-        if now.text != told:
-            told = now.text
-            tell(told)
+        if now.text != notified:
+            notified = now.text
+            notify(notified)
         sleep(min(pause, max(end - time.monotonic(), 0.0)), check)
         pause = min(2 * pause, every_s)
 
 
-# Of a run that says itself that it failed, worth saying beside that.
+# Of a run that says itself that it failed, worth saying besides that.
 _TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 
 Ahead = Literal["nothing", "comes", "unknown"]
@@ -187,48 +187,47 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
     if submission is None:
         return _not_submitted(run)
     job = submission.job_id
-    told = next(iter(queue.of(submission.reference)), None)
+    queued = next(iter(queue.of(submission.reference)), None)
 
-    def ahead_of(told: QueuedJob, state: str, detail: str) -> RunStatus:
+    def ahead_of(queued: QueuedJob, state: str, detail: str) -> RunStatus:
         """Of a job that has not ended."""
-        ahead: Ahead = "nothing" if told.is_stuck else "comes"
-        known = {"reason": told.reason, "starts": told.starts, "detail": detail.strip()}
+        ahead: Ahead = "nothing" if queued.is_stuck else "comes"
+        known = {"reason": queued.reason, "starts": queued.starts, "detail": detail.strip()}
         return RunStatus(run_id=run_id, state=state, job=job, ahead=ahead, **known)
 
     def over(detail: str, state: str = state, ahead: Ahead = "nothing") -> RunStatus:
         return RunStatus(run_id=run_id, state=state, job=job, detail=detail, ahead=ahead)
 
-    if told is None:
+    if queued is None:
         if state != "incomplete":
             return over(detail)
         return over(f"{_unlisted(submission, queue)}; {detail}", ahead="unknown" if queue.unanswered else "nothing")
-    expected = _expected(run, submission, told)
-    if state == "failed" and told.phase == "waiting":
+    expected = _expected(run, submission, queued)
+    if state == "failed" and queued.phase == "waiting":
         # What failed was an earlier attempt: a job that waits has none that is under way.
-        return ahead_of(told, told.state, f"its job was requeued {expected}".strip() + f"; {detail}")
-    if state == "failed" and told.state == "CANCELLED":
-        return over(f"{detail}; job {job} was cancelled; {_resume(run, told)} submits it again")
-    if state == "failed" and told.state in _TOLD_CAUSES:
-        return over(f"{detail}; job {job} ended as {told.state}")
-    if state == "interrupted" and told.phase != "over":
-        return ahead_of(told, state, f"{detail}; its job was requeued: {told.state} {expected}")
+        return ahead_of(queued, queued.state, f"its job was requeued {expected}".strip() + f"; {detail}")
+    if state == "failed" and queued.state == "CANCELLED":
+        return over(f"{detail}; job {job} was cancelled; {_resume(run, queued)} submits it again")
+    if state == "failed" and queued.state in _TOLD_CAUSES:
+        return over(f"{detail}; job {job} ended as {queued.state}")
+    if state == "interrupted" and queued.phase != "over":
+        return ahead_of(queued, state, f"{detail}; its job was requeued: {queued.state} {expected}")
     if state != "incomplete":
         return over(detail)
-    if told.phase != "over":
-        return ahead_of(told, told.state, expected)
+    if queued.phase != "over":
+        return ahead_of(queued, queued.state, expected)
     # Of a script that failed by itself, its log says more.
-    if told.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
-        why = f"job {job} ended as {told.state} before this run began; {_resume(run, told)} submits it again"
+    if queued.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
+        why = f"job {job} ended as {queued.state} before this run began; {_resume(run, queued)} submits it again"
         return over(why, "failed")
     log = f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
-    why = f"job {job} ended as {told.state} without a record; {detail}; {log}"
-    return over(why + (f"; {_resume(run, told)} submits it again" if told.state == "CANCELLED" else ""), "failed")
+    why = f"job {job} ended as {queued.state} without a record; {detail}; {log}"
+    return over(why + (f"; {_resume(run, queued)} submits it again" if queued.state == "CANCELLED" else ""), "failed")
 
 
-def _resume(run: LaunchedRun, told: QueuedJob) -> str:
-    """The command that submits a run again."""
+def _resume(run: LaunchedRun, queued: QueuedJob) -> str:
     assert isinstance(run.plan, RunPlan | CommPlan)
-    words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (told.state == "CANCELLED")]
+    words = ["dlbench", "submit", "--resume", run.plan.series.id, *["--cancelled"] * (queued.state == "CANCELLED")]
     return shlex.join([*words, "--out", str(run.folder.path.parent)])
 
 
@@ -247,7 +246,6 @@ def _not_submitted(run: LaunchedRun) -> RunStatus:
 
 
 def _unlisted(submission: Submission, queue: Queue) -> str:
-    """Why nothing is known of a job."""
     job = submission.job_id
     if queue.unanswered:
         return f"Slurm did not say what became of job {job} ({queue.unanswered})"
@@ -258,11 +256,11 @@ def _unlisted(submission: Submission, queue: Queue) -> str:
     return f"Slurm no longer knows job {job}"
 
 
-def _expected(run: LaunchedRun, submission: Submission, told: QueuedJob) -> str:
+def _expected(run: LaunchedRun, submission: Submission, queued: QueuedJob) -> str:
     """What a job that has not ended is about."""
-    if told.phase == "waiting":
-        parts = [f"({told.reason})"] * bool(told.reason) + [told.advice] * bool(told.advice)
-        parts += [f"expected start {told.starts}"] * bool(told.starts)
+    if queued.phase == "waiting":
+        parts = [f"({queued.reason})"] * bool(queued.reason) + [queued.advice] * bool(queued.advice)
+        parts += [f"expected start {queued.starts}"] * bool(queued.starts)
         return " ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
     vanished = [status for status in run.statuses if status.source == "supervisor"]
     if vanished:  # e.g. with the daemon of Slurm's that started them, which Slurm itself does not notice
@@ -273,7 +271,7 @@ def _expected(run: LaunchedRun, submission: Submission, told: QueuedJob) -> str:
             f"no rank has said anything yet; the {len(submission.runs)} runs of job {submission.job_id} go one after "
             "the other"
         )
-    return told.advice
+    return queued.advice
 
 
 def _left_by_all(statuses: Sequence[RankStatus]) -> str:
@@ -289,8 +287,8 @@ def _lives(status: RankStatus) -> bool:
     try:
         process = psutil.Process(status.pid)
         # A process that began after the rank's last word only has its number.
-        told = datetime.fromisoformat(status.updated).timestamp()
-        return bool(process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= told + 60)
+        last_sign = datetime.fromisoformat(status.updated).timestamp()
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= last_sign + 60)
     except psutil.NoSuchProcess:
         return False
     except (psutil.Error, ValueError):

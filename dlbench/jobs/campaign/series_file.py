@@ -88,7 +88,7 @@ def standings(root: Path) -> tuple[list[SubmissionStatus], list[str]]:
         try:
             found.append(submission_status(root, path.stem))
         except WithheldError:
-            continue  # so are its runs, of which that is told
+            continue  # so are its runs, of which that is said
         except IncompleteDataError as error:
             problems.append(str(error))
     return found, problems

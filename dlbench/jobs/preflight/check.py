@@ -76,7 +76,7 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
 
 
 def _backends(system: SystemSpec) -> Any:
-    """All that a run on this system could exchange by; what is not installed there is told by the ranks."""
+    """All that a run on this system could exchange by; what is not installed there is said by the ranks."""
     by_mpi = ("mpi",) if system.launch.by_mpi else ()
     return ("nccl" if system.node.gpus else "gloo", *by_mpi, "horovod")
 
@@ -150,7 +150,7 @@ def submit_preflight(job: Job, folder: PreflightFolder) -> str:
 
 
 def wait(
-    job_id: str, folder: PreflightFolder, timeout_s: float, check: Callable[[], None], tell: Callable[[str], None]
+    job_id: str, folder: PreflightFolder, timeout_s: float, check: Callable[[], None], notify: Callable[[str], None]
 ) -> Waited:
     """Waits until the job has ended; cancels it after `timeout_s`, and where `check` raises.
 
@@ -170,7 +170,7 @@ def wait(
                     time.sleep(POLL_S / 5)
                 break
             if (now := f"{state} ({reason})" if reason else state) != before:
-                tell(now)
+                notify(now)
                 before = now
             if time.monotonic() - begun > timeout_s:
                 Slurm().cancel([job_id])
@@ -336,7 +336,7 @@ class Asked:
     starts_job: bool = True  # Off: nothing is submitted or started.
 
 
-def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:
+def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
     """Looks, and writes what it found into the folder, which is made.
 
     `folder`: absolute; not there yet. `tell`: told what happens now, a line each.
@@ -351,7 +351,7 @@ def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Calla
     except OSError as error:
         raise refused(error, f"{folder.path}: cannot be made: {error.strerror or error}") from None
     write_atomic(folder.run.plan, plan.to_json())
-    report = _on_slurm(plan, folder, asked, tell) if on_slurm else _here(plan, folder, asked, tell)
+    report = _on_slurm(plan, folder, asked, notify) if on_slurm else _here(plan, folder, asked, notify)
     write_json(folder.report, report.model_dump(mode="json"))
     return report
 
@@ -361,7 +361,7 @@ def _report(plan: CommPlan, **found: object) -> PreflightReport:
     return PreflightReport.model_validate({**content, "dlbench_version": plan.dlbench_version, "exit_code": 0, **found})
 
 
-def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:
+def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
     job = job_of(plan)
     write_script(job, folder, sys.executable)
     static = (*static_findings(plan), trial(job, folder, job_environment([plan])))
@@ -370,7 +370,9 @@ def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Calla
         return _report(plan, static=static, exit_code=int(ExitCode.ENVIRONMENT if lacks else ExitCode.OK))
     job_id = submit_preflight(job, folder)
     with Interruption() as interruption:
-        waited = wait(job_id, folder, asked.timeout_s, interruption.check, lambda state: tell(f"job {job_id}: {state}"))
+        waited = wait(
+            job_id, folder, asked.timeout_s, interruption.check, lambda state: notify(f"job {job_id}: {state}")
+        )
     if waited.end != "ended":
         finding, code = _given_up(job_id, waited, folder)
         nodes = judge(plan, folder, _hosts(folder)) if waited.end == "running" else ()
@@ -385,9 +387,9 @@ def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Calla
         )
     ran = Finding(subject="job", state="ok", found=f"{job_id} ended after {format_seconds(waited.seconds)}")
     # The look never ends badly by itself: what the script ended with is that of the part before it, or of the exchange.
-    told = _script_failed(folder)
-    if told and not any(folder.begun(rank).exists() for rank in range(plan.layout.ranks)):
-        ran = Finding(subject="job", state="wrong", found=f"{job_id} reached no node's rank: {told}")
+    why = _script_failed(folder)
+    if why and not any(folder.begun(rank).exists() for rank in range(plan.layout.ranks)):
+        ran = Finding(subject="job", state="wrong", found=f"{job_id} reached no node's rank: {why}")
         return _report(plan, static=static, job_id=job_id, job=(ran,), exit_code=int(ExitCode.ENVIRONMENT))
     return _judged(plan, folder, static=static, job_id=job_id, before=(ran,), hosts=_hosts(folder))
 
@@ -426,12 +428,12 @@ def _hosts(folder: PreflightFolder) -> list[str]:
     return []
 
 
-def _here(plan: CommPlan, folder: PreflightFolder, asked: Asked, tell: Callable[[str], None]) -> PreflightReport:
+def _here(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
     if not asked.starts_job:
         return _report(plan)
     for rank in range(plan.layout.ranks):
         folder.begun(rank).touch()
-    tell(f"{plan.layout.ranks} rank{'s' * (plan.layout.ranks > 1)} on this machine")
+    notify(f"{plan.layout.ranks} rank{'s' * (plan.layout.ranks > 1)} on this machine")
     before: tuple[Finding, ...] = ()
     try:
         look_here(plan, folder, asked.timeout_s)

@@ -198,8 +198,8 @@ def _partitions_of(plan: LaunchPlan, known: Mapping[str, Mapping[str, str]]) -> 
     names = asked.split(",")
     missing = [name for name in names if name not in known]
     if missing:
-        told = f"slurm.partition: {nearest(missing[0], known)}"
-        return [], _finding("partition", "wrong", f"there is none of the name {missing[0]}", told)
+        remedy = f"slurm.partition: {nearest(missing[0], known)}"
+        return [], _finding("partition", "wrong", f"there is none of the name {missing[0]}", remedy)
     return names, None
 
 
@@ -268,9 +268,9 @@ def _sharing(*, exclusive: bool, said: str) -> Iterator[Finding]:
 
 def _of_nodes(plan: LaunchPlan, nodes: Sequence[SlurmNode], partition: Mapping[str, str]) -> Iterator[Finding]:
     slurm = plan.system.slurm
-    fitting, told = _with_features(nodes, slurm.constraint)
-    if told is not None:
-        yield told
+    fitting, finding = _with_features(nodes, slurm.constraint)
+    if finding is not None:
+        yield finding
     if not fitting:
         return
     usable = [node for node in fitting if node.is_usable]
@@ -290,7 +290,6 @@ def _of_nodes(plan: LaunchPlan, nodes: Sequence[SlurmNode], partition: Mapping[s
 
 
 def _with_features(nodes: Sequence[SlurmNode], constraint: str | None) -> tuple[list[SlurmNode], Finding | None]:
-    """The nodes that a constraint leaves."""
     if constraint is None:
         return list(nodes), None
     if not re.fullmatch(r"[\w.:+-]+([|&][\w.:+-]+)*", constraint) or ("|" in constraint and "&" in constraint):

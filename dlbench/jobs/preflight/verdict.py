@@ -51,7 +51,6 @@ def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tupl
 
 
 def _seen(folder: PreflightFolder, rank: int) -> SeenRank | str:
-    """What a rank saw, or why it could not say."""
     try:
         return SeenRank.model_validate(read_json(folder.rank(rank), MAX_JSON))
     except FileNotFoundError:
@@ -93,7 +92,6 @@ def _host(
 
 
 def _common(seen: Sequence[SeenRank]) -> dict[str, str]:
-    """The version of each library that most ranks have."""
     found: dict[str, Counter[str]] = {}
     for one in seen:
         for name, version in one.versions.items():
@@ -179,7 +177,6 @@ def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, 
 
 
 def _all_alike(run: CommRun, blamed: Mapping[str, str]) -> bool:
-    """Whether all hosts fail: then it is no single host's fault."""
     return len(blamed) == run.plan.layout.nodes
 
 

@@ -161,7 +161,6 @@ def _mounts(plan: LaunchPlan, folder: RunFolder) -> list[str]:
 
 
 def _inputs(plan: LaunchPlan) -> list[str]:
-    """Files and folders that the plan names, for reading."""
     if not isinstance(plan, RunPlan):
         return []
     data = plan.workload.data.model_dump()
@@ -171,7 +170,6 @@ def _inputs(plan: LaunchPlan) -> list[str]:
 
 
 def _scratch(plan: LaunchPlan) -> list[str]:
-    """Folders of the nodes that samples are staged to."""
     data = plan.workload.data if isinstance(plan, RunPlan) else None
     if data is None or data.staging == "none":
         return []

@@ -144,7 +144,6 @@ def threading_options(plan: LaunchPlan) -> list[str]:
 
 
 def _resources(plan: LaunchPlan) -> list[str]:
-    """GPUs, other generic resources and memory."""
     slurm = plan.system.slurm
     typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     count = plan.system.node.gpus if slurm.gpu_count == "node" else plan.layout.ranks_per_node
@@ -365,7 +364,6 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
 
 
 def _what(job: Job) -> str:
-    """What a job runs, in words."""
     plan = job.shape
     assert isinstance(plan, RunPlan | CommPlan)
     if len(job.plans) == 1:
@@ -376,7 +374,6 @@ def _what(job: Job) -> str:
 
 
 def _swept(job: Job) -> str:
-    """Keys that are swept, with their values in this job; empty where none is."""
     values: dict[str, list[str]] = {}
     for plan in job.plans:
         for key, value in plan.series.axes.items() if isinstance(plan, RunPlan) else ():
@@ -385,7 +382,6 @@ def _swept(job: Job) -> str:
 
 
 def _sides(job: Job) -> list[dict[str, str]]:
-    """Sides of a comparison, with what they set."""
     words = {plan.series.side: side_words(plan) for plan in job.plans if isinstance(plan, RunPlan) and plan.series.side}
     return [{"name": side, "words": words[side]} for side in sorted(words)]
 
@@ -411,7 +407,7 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
             "plan": plan,
             "is_part": is_part,
             "variables": rank_environment(plan),
-            # In place of the shell: the process that the script tells is the launcher.
+            # In place of the shell: the process that the script signals is the launcher.
             "command": ("exec " if job.passes_warning_on else "")
             + " ".join(word_of_shell(word, variables | containers.variables_of(word)) for word in words),
         }
@@ -426,7 +422,6 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
 
 
 def _name(plan: LaunchPlan, others: Sequence[Mapping[str, object]]) -> str:
-    """A function's: by the side of a comparison, else by a number."""
     name = f"start_{plan.series.side}" if isinstance(plan, RunPlan) and plan.series.side else ""
     return name if name and all(name != other["name"] for other in others) else f"start_{len(others) + 1}"
 
@@ -488,10 +483,10 @@ def told_options(job: Job, folder: RunFolder, comment: str = "") -> dict[str, li
 
     Arguments as of `sbatch_arguments`.
     """
-    told = [(option, directive(option)) for option in _options(job, folder, comment)]
+    stated = [(option, directive(option)) for option in _options(job, folder, comment)]
     return {
-        "directives": [line for _, line in told if line],
-        "arguments": [option for option, line in told if not line],
+        "directives": [line for _, line in stated if line],
+        "arguments": [option for option, line in stated if not line],
     }
 
 

@@ -1,7 +1,7 @@
 """What Slurm's accounting says of runs: queue wait, node-hours, memory, energy. One call of sacct for a cluster's jobs.
 
 Where there is no accounting, squeue still knows a job's times for some minutes after its end (slurm.conf(5),
-MinJobAge). What was told once is kept beside the run, in `accounting.json`.
+MinJobAge). What was said once is kept with the run, in `accounting.json`.
 
 Slurm counts the energy of whole nodes by the plugin of `AcctGatherEnergyType` (RAPL, IPMI, XCC, pm_counters); that is
 the job's own only where it has its nodes to itself (sacct(1), ConsumedEnergy).
@@ -100,10 +100,10 @@ def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = 
     else:
         wheres: list[list[str]] = [[]] * ("" in places) + [[f"--clusters={named}"]] * bool(named)
         asked = ["--noheader", "--array", "--states=all", f"--user={owners}"]
-        told = [_squeue([*asked, *where, _FORMAT]) for where in wheres]
+        answers = [_squeue([*asked, *where, _FORMAT]) for where in wheres]
         queued = Queue(
-            jobs={job_id: job for one in told for job_id, job in one.jobs.items()},
-            unanswered="; ".join(one.unanswered for one in told if one.unanswered),
+            jobs={job_id: job for one in answers for job_id, job in one.jobs.items()},
+            unanswered="; ".join(one.unanswered for one in answers if one.unanswered),
         )
     missing: dict[str, list[str]] = {}
     for job in job_ids:
@@ -305,16 +305,16 @@ def accounting_of(runs: Iterable[LaunchedRun]) -> Told:
 
 def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
     """The runs with what Slurm says of them, which is kept in their folders; and why there is nothing, by run id."""
-    told = accounting_of(runs)
+    answer = accounting_of(runs)
     found = []
     for run in runs:
-        new = told.accounting.get(run.plan.run_id)
+        new = answer.accounting.get(run.plan.run_id)
         if run.accounting is None and new is not None:
             with suppress(RunError):  # somebody else's runs, or a full disk: it is asked again
                 write_accounting(run.folder, new)
             run = replace(run, accounting=new)
         found.append(run)
-    return found, told.why_not
+    return found, answer.why_not
 
 
 def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
@@ -322,7 +322,7 @@ def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> 
 
     slurmctld tells accounting of an end with a delay: for some seconds it is asked again.
 
-    `pause`: waits so many seconds.
+    `pause`: waits that many seconds.
     """
     for wait_s in SETTLING_S:
         if wait_s:
@@ -338,10 +338,10 @@ def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[st
 
     What a rank or a sampler counted is of that attempt.
     """
-    told = accounting_of(runs)
+    answer = accounting_of(runs)
     joules: dict[str, float] = {}
-    why = dict(told.why_not)
-    for run_id, one in told.accounting.items():
+    why = dict(answer.why_not)
+    for run_id, one in answer.accounting.items():
         is_alone = len(one.attempts) == 1
         energy = one.energy_j if is_alone else one.steps[-1].energy_j if one.steps else None
         if energy is not None:
@@ -363,7 +363,6 @@ class _Answer:
 
 
 def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
-    """One call, where an argument can hold all ids."""
     size = MAX_IDS // (1 + max(map(len, jobs)))
     parts = [_ask(jobs[start : start + size], cluster) for start in range(0, len(jobs), size)]
     rows = {job: lines for part in parts for job, lines in part.rows.items()}
@@ -382,7 +381,6 @@ def _ask(jobs: Sequence[str], cluster: str) -> _Answer:
 
 
 def _lines(command: list[str]) -> tuple[list[str], str]:
-    """What a program of Slurm says, and why it says nothing."""
     name = command[0]
     if shutil.which(name) is None:
         return [], f"{name} is not on PATH"
@@ -411,7 +409,6 @@ def _by_job(lines: Iterable[str], names: Sequence[str]) -> dict[str, list[dict[s
 
 
 def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounting | str:
-    """What is known of a run, or why nothing is."""
     begin = datetime.fromisoformat(submission.submitted).timestamp() - _SKEW_S
     rows = [row for row in answer.rows.get(submission.job_id, []) if (_seconds(row["End"]) or begin) >= begin]
     own = [row for row in rows if row["JobID"] == submission.job_id]
@@ -451,16 +448,15 @@ def _job_energy(own: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, st
     `own`: rows of the job itself, one an attempt.
     """
     ran = [row for row in own if _started(row) is not None and _started(row) != _seconds(row["End"])]
-    told = [joules for row in ran if (joules := _energy(row)) is not None]
-    if told:
-        return sum(told) if len(told) == len(ran) else None
+    counted = [joules for row in ran if (joules := _energy(row)) is not None]
+    if counted:
+        return sum(counted) if len(counted) == len(ran) else None
     # Steps of one job count the same nodes.
     most = max((joules for row in rows if (joules := _energy(row)) is not None), default=None)
     return most if len(ran) == 1 else None
 
 
 def _not_measured(accounting: RunAccounting, answer: _Answer, no_energy: str) -> dict[str, str]:
-    """Why a figure is not there, by its name."""
     if accounting.never_started:
         no_start = f"job {accounting.job_id} ended before it was started"
         return dict.fromkeys(("waited_s", "max_rss_bytes", "energy_j"), no_start)

@@ -128,9 +128,8 @@ def gloo_barrier(group: dist.ProcessGroup) -> None:
 
 
 class GlooTransport(Transport):
-    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions.
-
-    The group's own timeout is that of every wait.
+    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions. The group's own timeout
+    is that of every wait.
     """
 
     carrier = "torch-gloo"
@@ -156,9 +155,8 @@ class GlooTransport(Transport):
 
 
 class NcclTransport(Transport):
-    """Point-to-point messages of NCCL, all of a step in one group call: NCCL knows neither tags nor order.
-
-    Waiting orders the stream, not the host; who measures must synchronise.
+    """Point-to-point messages of NCCL, all of a step in one group call: NCCL knows neither tags nor order. Waiting
+    orders the stream, not the host; who measures must synchronise.
     """
 
     carrier = "torch-nccl"
@@ -184,7 +182,7 @@ _POLLS = 256
 def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -> Any:
     """The module `mpi4py.MPI`, initialised; it is finalised by `stop_mpi` alone.
 
-    `place`: this rank, as the launcher told. `launcher`: of the plan. Outside of an MPI launcher MPI would start each
+    `place`: this rank, as the launcher says. `launcher`: of the plan. Outside of an MPI launcher MPI would start each
     rank as a world of its own. `many_threads`: whether another library calls MPI from a thread of its own. Raises
     `EnvironmentLacksError`: no mpi4py, no MPI library, or MPI sees other ranks than planned.
     """

@@ -26,7 +26,6 @@ from dlbench.errors import RunError
 
 class Group(Protocol):
     """A communicator. All its ranks make every call in the same order; it returns when this rank's part is done.
-
     Vectors are one-dimensional, contiguous and of a floating type; sums are not divided by the number of ranks.
     """
 
@@ -65,9 +64,8 @@ class Communicators(Protocol):
     """Whether the library knows no reduce to one rank and its groups sum on every rank instead."""
 
     def group(self, ranks: Sequence[int]) -> Group | None:
-        """A group of some ranks, ascending; None where this rank is not among them.
-
-        All ranks of the run make all groups, in the same order.
+        """A group of some ranks, ascending; None where this rank is not among them. All ranks of the run make all
+        groups, in the same order.
         """
 
     def broadcast_parameters(self, model: nn.Module) -> None:

@@ -99,9 +99,8 @@ class Clock:
         return 0.0
 
     def anchor(self) -> None:
-        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step.
-
-        Called before and after some moments, it tells the rate of the device's clock, too.
+        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step. Called before and
+        after some moments, it gives the rate of the device's clock, too.
         """
 
     def monotonic_ns(self, moment: Any) -> int:
@@ -201,10 +200,8 @@ class WatchedStep:
 
 
 class BackwardWatch:
-    """The window of watched steps of one rank.
-
-    Used by an engine: `attach` once, `open` and `close` between steps, and within every step `begin`, `backward_ended`
-    and `exchange_ended`, which do nothing while the window is closed.
+    """The window of watched steps of one rank. Used by an engine: `attach` once, `open` and `close` between steps, and
+    within every step `begin`, `backward_ended` and `exchange_ended`, which do nothing while the window is closed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -295,9 +292,8 @@ class BackwardWatch:
         )
 
     def spans(self) -> list[MessageSpan]:
-        """Buckets of a closed window.
-
-        DDP hands a bucket over when its last gradient is there, so nothing is known of a wait before the start.
+        """Buckets of a closed window. DDP hands a bucket over when its last gradient is there, so nothing is known of a
+        wait before the start.
         """
         return [
             MessageSpan(

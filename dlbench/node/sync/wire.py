@@ -50,9 +50,8 @@ class WireFormat:
 
     @property
     def overflows(self) -> int:
-        """Messages of the whole run whose sum left the range of fp16 although this rank's gradients were finite.
-
-        Waits for the device. Over ranks the least counts (`OverflowCount`).
+        """Messages of the whole run whose sum left the range of fp16 although this rank's gradients were finite. Waits
+        for the device. Over ranks the least counts (`OverflowCount`).
         """
         return 0
 
@@ -130,9 +129,8 @@ def entries_to_send(elements: int, density: float) -> int:
 
 
 def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
-    """Whether a dense ring sends fewer bytes per rank than gathering so many entries of each; equal stays sparse.
-
-    2 (p-1)/p n 4 < (p-1) k 8, with p - 1 and the fraction cancelled.
+    """Whether a dense ring sends fewer bytes per rank than gathering this many entries of each; equal stays sparse. 2
+    (p-1)/p n 4 < (p-1) k 8, with p - 1 and the fraction cancelled.
     """
     return 2 * elements * VALUE_BYTES < world_size * entries * PAIR_BYTES
 
@@ -169,9 +167,8 @@ class TopkWire(WireFormat):
 
     @property
     def bytes_per_element(self) -> float:
-        """Mean over elements: 4 in a dense message, 4 p k / n in a gathered one, as in a ring of values so wide.
-
-        Before the first exchange: 4.
+        """Mean over elements: 4 in a dense message, 4 p k / n in a gathered one, as in a ring of values so wide. Before
+        the first exchange: 4.
         """
         return self._wire_bytes / self._elements if self._elements else float(VALUE_BYTES)
 

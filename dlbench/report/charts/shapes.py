@@ -88,7 +88,8 @@ def lines(
     rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(by)).encode(y=alt.Y("low:Q"), y2="high:Q")
     point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(by))
     marks = point.encode(y=alt.Y(value), tooltip=tooltips(tooltip))
-    return alt.layer(line, *([rule] if _has_intervals(rows) else []), marks)
+    has_intervals = any(row.get("low") is not None for row in rows)
+    return alt.layer(line, *([rule] if has_intervals else []), marks)
 
 
 def stacked(
@@ -131,7 +132,7 @@ def intervals(
     else:
         layers = [base.mark_point(filled=True, size=80, opacity=1, **_constant(by)).encode(**channels)]
         rule = base.mark_rule(strokeWidth=3, opacity=0.55, **_constant(by)).encode(**ends, **_colour(rows, by))
-    if _has_intervals(rows):
+    if any(row.get("low") != row.get("high") for row in rows):
         layers.insert(mark == "bar", rule)
     if reference is not None:
         line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
@@ -210,7 +211,3 @@ def _legend(kind: Any, rows: Rows, by: Series) -> Any:
     ends = {"domain": present} | ({"range": [by.colours[name] for name in present]} if kind is alt.Color else {})
     legend = alt.Legend(**{"orient": "bottom", "columns": by.columns, **by.legend}) if by.columns else None
     return kind(f"{by.field}:N", title=by.title, scale=alt.Scale(**ends), legend=legend)
-
-
-def _has_intervals(rows: Rows) -> bool:
-    return any(row.get("low") is not None for row in rows)

@@ -16,8 +16,8 @@ from rich.console import Console
 from scipy import optimize
 
 from dlbench.cli import cli
-from dlbench.costs.collectives import Layout
 from dlbench.costs.predictions import predict
+from dlbench.costs.schedules import Layout
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.reading.causes import CAUSES
 from dlbench.reading.comparability import planned_id

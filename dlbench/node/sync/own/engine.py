@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from dlbench.node.sync.own.buckets import (
     split,
 )
 from dlbench.node.sync.own.report import Account, Moments, StepMoments, exchange_settings, gradient_times
-from dlbench.node.sync.own.route import Route, RouteBuilder
+from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import Clock, clock_for
 from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult
@@ -45,9 +45,12 @@ from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS, fusion_bytes
 
+WATCHED_STEPS = MGWFBP_STEPS - 1
+"""Backward passes that own:mgwfbp takes its times from; the first pass, which sets things up, is not among them."""
+
 
 class OwnExchange(EngineOverLibrary):
-    """A library that serves all but gradients, and an `Exchanger` on top."""
+    """A library serves all but gradients; these are exchanged step by step, by hooks and a thread."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
         """One rank's, over a library that is not started yet. Raises `UserError`: the plan asks for shared memory
@@ -61,7 +64,14 @@ class OwnExchange(EngineOverLibrary):
         self._plan = plan
         self._place = place
         self._device = device
-        self._prepared: Exchanger | None = None
+        self._is_prepared = self._is_held = self._is_watched = False
+        self._steps = self._overflows = 0
+        self._watched: list[SentStep] = []
+        self._now: StepMoments | None = None
+        self._notes_gradients = True
+        self._taken: set[int] = set()
+        self._sequence: list[int] = []
+        self._fusion = "own:single" if plan.sync.fusion == "own:mgwfbp" else plan.sync.fusion_in_force
 
     def start(self) -> None:
         self._library.allow_groups()
@@ -76,105 +86,30 @@ class OwnExchange(EngineOverLibrary):
         accumulation: int = 1,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Makes groups, times messages where that is needed, makes parameters equal; model and optimizer stay plain."""
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._named = named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         require_fp32(named)
-        clock = clock_for(self._device)
+        self._sizes = [p.numel() * p.element_size() for _, p in named]
+        self._clock = clock_for(self._device)
         communicators = self._library.communicators()
         communicators.broadcast_parameters(model)
-        route = RouteBuilder(
+        self._route = RouteBuilder(
             self._plan,
             self._place,
             self._device,
             communicators=communicators,
-            clock=clock,
+            clock=self._clock,
             gather=self.gather,
             tensor_elements=[parameter.numel() for _, parameter in named],
         ).build()
-        self._prepared = Exchanger(self._plan, named, route, clock, self.gather, self._place.size)
-        return super().prepare(model, optimizer, mark_backward)
-
-    @property
-    def _exchanger(self) -> Exchanger:
-        assert self._prepared is not None
-        return self._prepared
-
-    def hold_exchange(self) -> AbstractContextManager[None]:
-        return self._exchanger.held()
-
-    def begin_backward(self) -> None:
-        self._exchanger.begin()
-
-    def watch(self, on: bool) -> None:
-        """Every step is watched anyway; those in between are kept one by one."""
-        self._exchanger.watch(on)
-
-    def message_spans(self) -> list[MessageSpan]:
-        return self._exchanger.message_spans()
-
-    def finish_exchange(self) -> None:
-        self._exchanger.finish()
-
-    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
-        super().step(update)
-        self._exchanger.arrange_anew()
-
-    def exchange_result(self) -> ExchangeResult | None:
-        """Counted in measured steps; the same on all ranks but for the times of single messages."""
-        times = self._exchanger.times_of_all_ranks()
-        return self._exchanger.account().result(times)
-
-    def settings(self) -> list[Setting]:
-        return exchange_settings(self._plan, self._library.settings(), self._exchanger.account())
-
-    def stop(self) -> None:
-        if self._prepared is not None:
-            self._prepared.stop()
-        super().stop()
-
-
-WATCHED_STEPS = MGWFBP_STEPS - 1
-"""Backward passes that own:mgwfbp takes its times from; the first pass, which sets things up, is not among them."""
-
-NamedParameters = Sequence[tuple[str, nn.Parameter]]
-
-
-class Exchanger:
-    """Exchanges gradients of some parameters, step by step: `begin`, the backward pass, `finish`, `arrange_anew`."""
-
-    def __init__(
-        self,
-        plan: RunPlan,
-        named: NamedParameters,
-        route: Route,
-        clock: Clock,
-        gather: Callable[[Any], list[Any]],
-        num_ranks: int,
-    ) -> None:
-        """Hooks the parameters, all of which need a gradient; `gather` is `Engine.gather`."""
-        self.route = route
-        self._plan = plan
-        self._named = named
-        self._sizes = [p.numel() * p.element_size() for _, p in named]
-        self._clock = clock
-        self._gather = gather
-        self._num_ranks = num_ranks
-        self._steps = 0
-        self._is_held = False
-        self._is_watched = False
-        self._watched: list[SentStep] = []
-        self._overflows = 0
-        self._now: StepMoments | None = None
-        self._notes_gradients = True
-        self._taken: set[int] = set()
-        self._sequence: list[int] = []
-        self._fusion = "own:single" if plan.sync.fusion == "own:mgwfbp" else plan.sync.fusion_in_force
         order = range(len(named) - 1, -1, -1)
         self._arrange(order, self._counts(order))
-        self._thread = ExchangeThread(clock.enter_thread, self._exchange, self._describe)
+        self._thread = ExchangeThread(self._clock.enter_thread, self._exchange, self._describe)
         for number, (_, parameter) in enumerate(named):
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(self._on_gradient, number)
             )
+        self._is_prepared = True
+        return super().prepare(model, optimizer, mark_backward)
 
     def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
         if self._fusion == "own:none":
@@ -185,12 +120,14 @@ class Exchanger:
         return at_least([self._sizes[n] for n in order], least)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
-        """Makes the messages: gradients in this order, so many in each."""
+        """Makes the messages: gradients in this order, this many in each."""
         self._messages = split(order, counts)
         parameters = [[self._named[n][1] for n in one] for one in self._messages]
-        self._buckets = fill(self.route.arena, parameters, self.route.multiple)
+        self._buckets = fill(self._route.arena, parameters, self._route.multiple)
         self._place_of = {n: (k, i) for k, one in enumerate(self._messages) for i, n in enumerate(one)}
-        self.route.wire.reset([[(self._named[n][0], self._named[n][1].numel()) for n in one] for one in self._messages])
+        self._route.wire.reset(
+            [[(self._named[n][0], self._named[n][1].numel()) for n in one] for one in self._messages]
+        )
         self._forget()
 
     def _forget(self) -> None:
@@ -198,7 +135,7 @@ class Exchanger:
         self._ways: list[Counter[str]] = [Counter() for _ in self._messages]
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_exchange(self) -> Iterator[None]:
         """Within it hooks do nothing, and autograd adds up."""
         self._is_held = True
         try:
@@ -206,7 +143,7 @@ class Exchanger:
         finally:
             self._is_held = False
 
-    def begin(self) -> None:
+    def begin_backward(self) -> None:
         """The backward pass begins: the step's clock starts."""
         count = len(self._buckets)
         for bucket in self._buckets:
@@ -244,7 +181,7 @@ class Exchanger:
             )
         message, place = self._place_of[number]
         bucket = self._buckets[message]
-        bucket.take(place, 1 / self._num_ranks)
+        bucket.take(place, 1 / self._place.size)
         self._taken.add(number)
         self._sequence.append(number)
         is_last = len(self._sequence) == len(self._named)
@@ -264,7 +201,7 @@ class Exchanger:
         assert now is not None
         with self._clock.exchanging(now.ready[message]):
             now.start[message] = self._clock.mark()
-            way = self.route.exchange(message, self._buckets[message].vector)
+            way = self._route.exchange(message, self._buckets[message].vector)
             self._ways[message][way] += 1
             now.ways[message] = way
             now.end[message] = self._clock.mark()
@@ -274,7 +211,7 @@ class Exchanger:
         some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         return f"message {message + 1} of {len(self._messages)} ({len(names)} gradients, {some})"
 
-    def finish(self) -> None:
+    def finish_exchange(self) -> None:
         """Waits for the communication thread. Gradients that the loss does not depend on count as zeros, on all ranks.
         Raises `RunError`: a message failed on this rank.
         """
@@ -317,8 +254,9 @@ class Exchanger:
         """Messages of the watched steps; after `watch(False)`."""
         return moment_spans(self._watched, self._clock)
 
-    def arrange_anew(self) -> None:
-        """After the update of a step: messages are arranged anew where enough has been seen, all in the warm-up."""
+    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+        """Afterwards messages are arranged anew where enough has been seen, all in the warm-up."""
+        super().step(update)
         if self._steps == 1:
             order = self._agreed(self._sequence)
             self._arrange(order, self._counts(order))
@@ -327,27 +265,30 @@ class Exchanger:
 
     def _merge(self) -> None:
         """Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank."""
-        assert self.route.line is not None
+        assert self._route.line is not None
         self._clock.settle()
-        slowest = [max(times) for times in zip(*self._gather(self._moments.gradients()), strict=True)]
+        slowest = [max(times) for times in zip(*self.gather(self._moments.gradients()), strict=True)]
         order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
-        counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self.route.line)
+        counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self._route.line)
         self._fusion = "own:mgwfbp"
         self._arrange(*self._agreed([order, list(counts)]))
 
     def _agreed(self, value: Any) -> Any:
         """Rank 0's, on all ranks: backward passes differ, and numbers may round differently elsewhere."""
-        return self._gather(value)[0]
+        return self.gather(value)[0]
 
-    def times_of_all_ranks(self) -> list[dict[str, float] | None]:
-        """For each rank the times of its step, as in `Account.result`; called by all ranks, after the last step."""
+    def exchange_result(self) -> ExchangeResult | None:
+        """Counted in measured steps; the same on all ranks but for the times of single messages."""
         self._clock.settle()
         own = dataclasses.asdict(self._moments.sums()) if self._moments.steps else None
-        found: list[tuple[dict[str, float] | None, int]] = self._gather((own, self.route.wire.overflows))
+        found: list[tuple[dict[str, float] | None, int]] = self.gather((own, self._route.wire.overflows))
         self._overflows = min(count for _, count in found)
-        return [times for times, _ in found]
+        return self._account().result([times for times, _ in found])
 
-    def account(self) -> Account:
+    def settings(self) -> list[Setting]:
+        return exchange_settings(self._plan, self._library.settings(), self._account())
+
+    def _account(self) -> Account:
         return Account(
             names=[name for name, _ in self._named],
             sizes=self._sizes,
@@ -355,8 +296,8 @@ class Exchanger:
             ways=self._ways,
             elements=[bucket.vector.numel() for bucket in self._buckets],
             fusion=self._fusion,
-            num_ranks=self._num_ranks,
-            route=self.route,
+            num_ranks=self._place.size,
+            route=self._route,
             moments=self._moments,
             gradient_times=self._gradient_times(),
             overflows=self._overflows,
@@ -367,8 +308,10 @@ class Exchanger:
         return self._moments.gradients() or gradient_times([one.moments for one in self._watched], self._clock)
 
     def stop(self) -> None:
-        self._thread.stop()
-        self.route.close()
+        if self._is_prepared:
+            self._thread.stop()
+            self._route.close()
+        super().stop()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,6 +341,3 @@ def moment_spans(steps: Sequence[SentStep], clock: Clock) -> list[MessageSpan]:
         for number, step in enumerate(steps)
         for place in range(len(step.num_bytes))
     ]
-
-
-"""Steps kept; enough for medians, and a long run does not fill the memory."""

@@ -16,6 +16,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import fusion_bytes
 
 WINDOW_STEPS = 200
+"""Steps kept; enough for medians, and a long run does not fill the memory."""
 
 
 @dataclass(kw_only=True)

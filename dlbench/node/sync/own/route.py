@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.collectives import Layout
 from dlbench.costs.lines import fit_line
 from dlbench.costs.overlap import hybrid_threshold
 from dlbench.costs.predictions import predict
+from dlbench.costs.schedules import Layout
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
@@ -259,11 +259,11 @@ class Method:
         raise NotImplementedError
 
     def way(self, num_bytes: float) -> str:
-        """How a vector of so many bytes goes."""
+        """How a vector of this many bytes goes."""
         return self.name
 
     def sent(self, num_bytes: float) -> Sent:
-        """What a rank sends for a vector of so many bytes."""
+        """What a rank sends for a vector of this many bytes."""
         raise NotImplementedError
 
 
@@ -273,7 +273,7 @@ class Flat(Method):
     name = "flat"
 
     def __init__(self, world: Group, group_size: int) -> None:
-        """`group_size` only tells bytes inside a group from those across."""
+        """`group_size` only gives bytes inside a group from those across."""
         self._world = world
         self._group_size = group_size
 
@@ -313,9 +313,7 @@ class Hierarchical(Method):
 
 class Leader(Method):
     """Jia et al. 2018 (arXiv 1807.11205), grouped all-reduce: reduce to the group's first rank, ring among these,
-    broadcast.
-
-    2 (g - 1) n bytes inside a group and 2 (m - 1) / m n from each leader across.
+    broadcast. 2 (g - 1) n bytes inside a group and 2 (m - 1) / m n from each leader across.
     """
 
     name = "leader"
@@ -365,14 +363,13 @@ class Hybrid(Method):
 
 SMALLEST_BYTES = 4096
 REPEATS = 5
-"""Timed samples of a size, after two messages that are not: one is cold, one tells how many make a sample."""
+"""Timed samples of a size, after two messages that are not: one is cold, one gives how many make a sample."""
 
 ELEMENT_BYTES = 4
 
 
 def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
     """Elements of the vectors to time: a factor of four apart from 4 KiB to the largest, each a multiple of `multiple`.
-
     At least two, as a line needs.
     """
     sizes = [SMALLEST_BYTES]
