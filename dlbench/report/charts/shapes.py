@@ -89,7 +89,7 @@ def lines(
     point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(by))
     marks = point.encode(y=alt.Y(value), tooltip=tooltips(tooltip))
     has_intervals = any(row.get("low") is not None for row in rows)
-    return alt.layer(line, *([rule] if has_intervals else []), marks)
+    return _layer(line, *([rule] if has_intervals else []), marks)
 
 
 def stacked(
@@ -103,7 +103,7 @@ def stacked(
     value = _channel(alt.X, x).stack("zero")
     name = _names(y, names or list(dict.fromkeys(row[y] for row in rows)), limit)
     bars = _data(rows).mark_bar(height={"band": 0.72})
-    return alt.layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
+    return _layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
 
 
 def intervals(
@@ -137,7 +137,7 @@ def intervals(
     if reference is not None:
         line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(line.encode(x=alt.X(f"{x.field}:Q")))
-    return alt.layer(*layers)
+    return _layer(*layers)
 
 
 def scatter(
@@ -166,7 +166,7 @@ def scatter(
     marks = base.mark_point(filled=True, size=size, opacity=opacity)
     if has_shapes:
         marks = marks.encode(shape=_legend(alt.Shape, rows, by))
-    return alt.layer(*([base.mark_line(strokeWidth=line)] if line else []), marks)
+    return _layer(*([base.mark_line(strokeWidth=line)] if line else []), marks)
 
 
 def _altair() -> Any:
@@ -174,6 +174,17 @@ def _altair() -> Any:
     import altair
 
     return altair
+
+
+def _layer(*layers: Any) -> Any:
+    """Layers that hold their rows themselves, to stand among others as well: altair lifts data that all of them share."""
+    alt = _altair()
+    chart = alt.layer(*layers)
+    if chart.data is not alt.Undefined:
+        for one in chart.layer:
+            one.data = chart.data
+        chart.data = alt.Undefined
+    return chart
 
 
 def _data(rows: Rows) -> Any:
