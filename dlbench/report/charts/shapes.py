@@ -177,7 +177,7 @@ def _altair() -> Any:
 
 
 def _layer(*layers: Any) -> Any:
-    """Layers that hold their rows themselves, to stand among others as well: altair lifts data that all of them share."""
+    """Layers that hold their rows themselves, to stand among others as well: altair lifts data that all share."""
     alt = _altair()
     chart = alt.layer(*layers)
     if chart.data is not alt.Undefined:
