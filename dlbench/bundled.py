@@ -2,7 +2,7 @@
 
 Folders of choices and templates are found inside an installed wheel, or in a checkout.
 
-`workloads/`, `systems/`, `slurm/` and `reports/` stand beside the package in a checkout and inside
+`workloads/`, `systems/`, `slurm/` and `reports/` stand next to the package in a checkout and inside
 it, as `_bundled/`, in a wheel (see `[tool.hatch.build.targets.wheel.force-include]`).
 """
 
@@ -63,7 +63,7 @@ def installed_files() -> str:
         found = importlib.metadata.distribution("dlbench")
         listed = found.read_text("RECORD") or ""
         if Path(str(found.locate_file("dlbench"))).resolve() != package:
-            return ""  # another one is installed beside this
+            return ""  # another one is installed next to this
     except (importlib.metadata.PackageNotFoundError, OSError):
         return ""
     own = sorted(line for line in listed.splitlines() if line.startswith("dlbench/"))

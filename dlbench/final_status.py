@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 
 VARIABLE = "DLBENCH_STATUS_FD"  # Tells a rank the descriptor of the memory.
 
-STEP, TIME = b"@step@", b"@time@"  # Stand in the text for what is noted beside it.
+STEP, TIME = b"@step@", b"@time@"  # Stand in the text for what is noted next to it.
 
 _EPOCH_S = time.time() - time.monotonic()
 _SIZE = 1 << 16

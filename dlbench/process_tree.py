@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 ENDED_MARK = "DLBENCH-ENDED "
+"""Begins the line in which a supervisor reports to the launcher how its rank ended."""
 LAUNCHER = "launcher"  # Stands behind that in place of a rank's number.
-"""Begins the line in which a supervisor tells the launcher how its rank ended."""
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the place of POSIX shared memory, not a temporary file)
 

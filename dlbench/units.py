@@ -105,7 +105,7 @@ def seconds_parts(seconds: float) -> tuple[str, str]:
 
 
 def clock_text(seconds: float, largest: float) -> str:
-    """``4 min 05 s``, or ``1 h 08 min`` where the largest of the numbers beside it has hours."""
+    """``4 min 05 s``, or ``1 h 08 min`` where the largest of the numbers next to it has hours."""
     sign = "-" if round(seconds) < 0 else ""
     if round(largest) >= 3600:
         hours, minutes = divmod(round(abs(seconds) / 60), 60)

@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frames": BASE | {"records", "report", "perfetto", "views"},
     "node.models": NODE_FLOOR,
     "node.devices": NODE_FLOOR | {"node.ranks"},
-    "node.data": NODE_FLOOR | {"node.models", "node.preflight", "node.local_sockets"},
+    "node.data": NODE_FLOOR | {"node.models", "node.rank_checks", "node.local_sockets"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets", "node.devices"},
     "node.memory": NODE_FLOOR | {"node.models", "node.data"},
     "node.training": NODE_FLOOR
@@ -84,12 +84,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.garbage": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},
     "node.failures": NODE_FLOOR | {"node.ranks"},
-    "node.preflight": NODE_FLOOR | {"node.ranks"},
+    "node.rank_checks": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
     "node.site_check": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.preflight", "node.rendezvous", "node.watching", "node.devices"},
+    | {"node.ranks", "node.cores", "node.rank_checks", "node.rendezvous", "node.watching", "node.devices"},
     "node.__main__": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.failures", "node.preflight"}
+    | {"node.ranks", "node.cores", "node.failures", "node.rank_checks"}
     | {"node.sync", "node.watching", "node.training", "node.collectives", "node.devices"},
     "node.memory_profile": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.models", "node.memory", "node.training", "node.devices"},

@@ -303,7 +303,7 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     """Tell what the Slurm jobs of RUNS (default: runs) cost: node-hours asked for, held and wasted, queue wait, memory,
     energy, by point and by result.
 
-    Slurm is asked once for all jobs that have ended, and its answer kept beside each run (accounting.json), because it
+    Slurm is asked once for all jobs that have ended, and its answer kept with each run (accounting.json), because it
     forgets. Without accounting, squeue knows a job's times for some minutes; what the runs' own records tell (start,
     measured steps, the rest) stands beside.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dlbench.specs.launch import SlurmSpec
 
 MAX_NODES_SHOWN = 8
-"""Nodes in the table, those that failed first: it fits on a screen of 24 lines beside what stands above it."""
+"""Nodes in the table, those that failed first: it fits on a screen of 24 lines next to what stands above it."""
 
 MAX_LINES = 24  # Of a terminal's usual size.
 

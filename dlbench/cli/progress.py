@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from dlbench.jobs.local import Outcome
     from dlbench.jobs.processes import OnProgress
 
-WINDOW_S = 10.0  # The throughput of the live line is that of so many seconds; less than a report needs, as it is none.
+WINDOW_S = 10.0  # Window of the live line's throughput; shorter than a report needs, as it is none.
 
 DRAWN_PER_S = 1.0  # The line is drawn on the cores that the ranks compute on.
 
-WIDE = 110  # Columns of a terminal that has room for a bar beside the words.
+WIDE = 110  # Columns of a terminal that has room for a bar next to the words.
 
 _MEASURING = "measuring"
 

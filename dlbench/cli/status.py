@@ -382,7 +382,7 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
 
     SERIES is the name of a series in --out, or a folder of its runs.
 
-    What Slurm's accounting says of its jobs is kept beside the runs (accounting.json), because it forgets.
+    What Slurm's accounting says of its jobs is kept with the runs (accounting.json), because it forgets.
 
     Ends with 0 if all its runs are valid, with 3 if one is not, and with 124 after the time-out, which cancels nothing.
 
@@ -413,7 +413,7 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
 
 
 def _keep_accounting(root: Path, now: Outcome, check: Callable[[], None]) -> None:
-    """Writes what Slurm says of the jobs beside their runs: many sites delete it after some time."""
+    """Writes what Slurm says of the jobs next to their runs: many sites delete it after some time."""
     from dlbench.jobs.campaign.completing import sleep
     from dlbench.jobs.slurm.accounting import settled_accounting
 

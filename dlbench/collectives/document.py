@@ -41,7 +41,18 @@ from dlbench.report.document import (
     warnings_cell,
     without_figures,
 )
-from dlbench.report.table import Cell, Column, NamedTable, Pivot, Sheet, cell_of, named_table, text_sheet, times_cell
+from dlbench.report.table import (
+    Cell,
+    Column,
+    NamedTable,
+    Pivot,
+    Sheet,
+    cell_of,
+    columns_of,
+    named_table,
+    text_sheet,
+    times_cell,
+)
 from dlbench.report.wording import basis_text, figure_text, interval_text, optional, percent, runs_text, value_text
 from dlbench.specs.collectives import LineCost
 from dlbench.stats.estimates import Estimate
@@ -66,8 +77,7 @@ def points_of(series: Series) -> list[Point]:
 
 
 _POINTS: tuple[Column[Point], ...] = (
-    Column("carrier", "", lambda one: one.series.carrier),
-    Column("algorithm", "", lambda one: one.series.algorithm),
+    *columns_of(Series, "carrier", "algorithm", of=lambda one: one.series),
     Column("num_bytes", "Size", lambda one: one.at.num_bytes, unit="bytes", is_brief=True),
     Column("time_s", "Time, median", lambda one: one.at.time, has_interval=True, is_brief=True),
     Column("algbw_gb_per_s", "algbw, GB/s", lambda one: one.at.algbw, has_interval=True),
@@ -182,15 +192,7 @@ def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
     return Sheet(name="crossovers", title="Where the lead changes", columns=columns, rows=group.crossovers)
 
 
-_RATIOS: tuple[Column[Ratio], ...] = (
-    Column("num_bytes", "", lambda one: one.num_bytes),
-    Column("own", "", lambda one: one.own),
-    Column("library", "", lambda one: one.library),
-    Column("speed", "", lambda one: one.speed, has_interval=True),
-    Column("runs", "", lambda one: one.speed.n),
-    Column("interval", "", lambda one: one.speed.kind),
-    Column("paired", "", lambda one: one.paired),
-)
+_RATIOS = columns_of(Ratio, "num_bytes", "own", "library", "speed", "runs=speed.n", "interval=speed.kind", "paired")
 
 
 def ratio_sheet(group: GroupReport, own: str, *, is_shown: bool) -> Sheet[Ratio]:

@@ -40,7 +40,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def whole_elements(num_bytes: int, element_bytes: int) -> int:
-    """Elements of so many bytes. Raises `UserError`: less than nothing, or no whole number of elements."""
+    """Elements of this many bytes. Raises `UserError`: less than nothing, or no whole number of elements."""
     if num_bytes < 0 or num_bytes % element_bytes:
         raise UserError(f"{num_bytes} bytes are no whole number of elements of {element_bytes} bytes")
     return num_bytes // element_bytes
@@ -239,7 +239,7 @@ class Sharing:
 
 
 ONE_LINK = Sharing()
-"""One network adapter a node, and ports of their own inside it."""
+"""One network adapter per node, and ports of their own inside it."""
 
 
 @dataclass(frozen=True)
@@ -280,9 +280,9 @@ def summarise(
     shards: int | None = None,
     sharing: Sharing = ONE_LINK,
 ) -> Summary:
-    """The loads of a collective of so many elements.
+    """The loads of a collective of this many elements.
 
-    From one element a rank on, parts count as exact fractions of the vector, so that one summary serves all such
+    From one element per rank on, parts count as exact fractions of the vector, so that one summary serves all such
     sizes; below, empty parts matter and the schedule is taken as it is. Summaries are kept.
 
     Raises `UserError`: as `schedule`.

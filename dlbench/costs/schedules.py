@@ -148,7 +148,7 @@ def invalid(collective: Collective, algorithm: str, ranks: int, *, group_size: i
 def pipeline_chunks(collective: Collective, algorithm: str, ranks: int, elements: int) -> int:
     """In how many chunks double-binary-tree and chain send their vectors; 1 for all other algorithms.
 
-    The optimum of a pipeline of so many links is sqrt((links - 1) n beta / alpha) chunks of a message of n bytes. As
+    The optimum of a pipeline of this many links is sqrt((links - 1) n beta / alpha) chunks of a message of n bytes. As
     alpha and beta are not known here, the time of `CHUNK_ELEMENTS` elements is taken for a start-up; the number is
     rounded down to a power of two, and at most `MOST_CHUNKS`. It depends on these arguments alone: all ranks cut alike.
     """

@@ -29,7 +29,7 @@ Status = Literal["fits", "impossible", "unexplained"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a stated time is worth beside a throughput and an amount of training."""
+    """What a stated time is worth besides a throughput and an amount of training."""
 
     status: Status
     """fits; impossible: the time is too short for that throughput; unexplained: time is left over, which training at

@@ -32,8 +32,8 @@ class Peak:
 
 
 def datasheet_peak(device: str, precision: str) -> Peak | None:
-    """The stated peak of a GPU, or None where no data sheet tells one: then it must be given. `device`: name as torch
-    or NVML tells it, e.g. NVIDIA A100-SXM4-40GB. `precision`: fp32, tf32, bf16 or fp16.
+    """The stated peak of a GPU, or None where no data sheet gives one: then it must be given. `device`: name as torch
+    or NVML gives it, e.g. NVIDIA A100-SXM4-40GB. `precision`: fp32, tf32, bf16 or fp16.
     """
     sheet = sheet_of(device)
     if sheet is None or precision not in sheet.tflops:
@@ -82,7 +82,7 @@ class Sheet:
 
     product: str
     names: str
-    """Regular expression of the whole name that NVML or torch tells, without NVIDIA, Tesla and AMD."""
+    """Regular expression of the whole name that NVML or torch gives, without NVIDIA, Tesla and AMD."""
     tflops: dict[str, float]
     """Dense, 1e12 operations a second, by precision."""
     memory_tb_per_s: float | None
@@ -201,7 +201,7 @@ _AMBIGUOUS: tuple[tuple[str, str], ...] = (
 
 
 def sheet_of(device: str) -> Sheet | None:
-    """The product of a GPU, by the name that NVML or torch tells; None where the table has none of that name. `device`:
+    """The product of a GPU, by the name that NVML or torch gives; None where the table has none of that name. `device`:
     e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
     """
     name = _plain(device)

@@ -63,12 +63,6 @@ class Manifest:
     files_sha256: str = ""  # SHA-256 over the list of files; equal for equal sets
 
 
-def write_manifest(folder: Path, *, kind: str, made_with: MadeWith, counts: Mapping[str, int]) -> Manifest:
-    """Digests every file below a folder and writes its manifest."""
-    files = describe_files(folder, skip=lambda name: name in (NAME, FILES_NAME))
-    return save_manifest(folder, kind=kind, made_with=made_with, counts=counts, files=files)
-
-
 def save_manifest(
     folder: Path,
     *,
@@ -142,20 +136,6 @@ def read_files(folder: Path) -> Iterator[FileEntry]:
             raise UserError(f"{path}: altered (SHA-256 differs from that in {NAME})")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(folder, error) from None
-
-
-def verify_manifest(folder: Path, on_file: Callable[[FileEntry], None] | None = None) -> list[str]:
-    """Reads every file of a prepared data set; returns one line for each that is missing or altered, none if whole.
-
-    Raises UserError: the folder has no manifest, or a damaged one.
-    """
-    found = []
-    for entry in read_files(folder):
-        if (fault := verify_file(folder, entry)) is not None:
-            found.append(fault)
-        if on_file is not None:
-            on_file(entry)
-    return found
 
 
 def verify_file(folder: Path, entry: FileEntry) -> str | None:

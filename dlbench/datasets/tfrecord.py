@@ -259,7 +259,11 @@ _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
 def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | NDArray[Any]]:
-    """As `decode_example`, but lists of bytes are views into the payload: nothing is copied."""
+    """The features of one Example by name: a list of views of bytes, or an array (n,) of float32 or of int64.
+
+    Nothing is copied. A feature without content is an empty list, for its kind is not known.
+    Raises ValueError: it is no Example; the message says what does not fit.
+    """
     found: dict[str, list[memoryview] | NDArray[Any]] = {}
     for features in _fields(memoryview(payload), 1):
         for entry in _fields(features, 1):
@@ -271,16 +275,6 @@ def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | N
             except UnicodeDecodeError:
                 raise ValueError(f"Example: a feature's name is not UTF-8: {name!r}") from None
     return found
-
-
-def decode_example(payload: bytes | memoryview) -> dict[str, list[bytes] | NDArray[Any]]:
-    """The features of one Example by name: a list of bytes, or an array (n,) of float32 or of int64.
-
-    A feature without content is an empty list, for its kind is not known.
-    Raises ValueError: it is no Example; the message says what does not fit.
-    """
-    views = example_views(payload)
-    return {name: [bytes(v) for v in value] if isinstance(value, list) else value for name, value in views.items()}
 
 
 def encode_example(

@@ -222,7 +222,7 @@ def verify_images(
     """Decodes every image of a tree or of shards wholly, in all splits of the folder.
 
     Shards are also compared with the checksums in the manifest of the folder or of the one above, if there is one;
-    TFRecords carry checksums of their own. For other files there is `verify_manifest`. `folder`: an image set, or a
+    TFRecords carry checksums of their own. `folder`: an image set, or a
     folder of the splits `train` and `validation`. `on_progress`: given the number of images seen, and of all.
     `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: given one line for each image that
     is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over. Returns one line

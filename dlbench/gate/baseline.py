@@ -89,9 +89,8 @@ def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], op
     Raises:
         UserError: no point has them, or a file does not know such a property.
     """
-    points = [_side_point(point) for point in baseline.points]
-    chosen = at_where(points, where, name, option)
-    return Side(name=name, points=tuple(points[number] for number in chosen), left_out=(), damaged=())
+    points = at_where(list(map(_side_point, baseline.points)), where, name, option)
+    return Side(name=name, points=tuple(points), left_out=(), damaged=())
 
 
 def _side_point(point: BaselinePoint) -> SidePoint:

@@ -318,7 +318,7 @@ def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -
     """
     found: dict[int, float] = {}
     for floor in floors:
-        meant = [points[number] for number in at_where(points, floor.where, name, "--at-least")]
+        meant = at_where(points, floor.where, name, "--at-least")
         held = [point for point in meant if point.sample_unit == floor.sample_unit]
         if not held:
             unit = meant[0].sample_unit

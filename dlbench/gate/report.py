@@ -472,11 +472,7 @@ def _spacing(a: Sequence[SideRun], b: Sequence[SideRun], sessions: Mapping[str, 
     if gap <= max(spans, default=0.0):
         return ""
     days = gap / DAY_S
-    far = (
-        f"{days:.0f} days apart"
-        if days >= 2
-        else f"{gap / 3600:.0f} hours apart"
-        if gap >= 7200
-        else "one after the other"
-    )
+    far = f"{gap / 3600:.0f} hours apart" if gap >= 7200 else "one after the other"
+    if days >= 2:
+        far = f"{days:.0f} days apart"
     return f"The sides were run {far}: a drift of the machine in between counts as a difference; {advice}"

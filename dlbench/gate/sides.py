@@ -343,23 +343,22 @@ class Side:
     damaged: tuple[str, ...]
 
 
-def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, option: str) -> list[int]:
-    """Places of the points with these registered properties; the name of the side and the option are for errors.
+def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, option: str) -> list[SidePoint]:
+    """The points with these registered properties; the name of the side and the option are for errors.
 
     Raises:
         UserError: no point has them, or there is no such property.
     """
-    found = list(range(len(points)))
+    found = list(points)
     for key, wanted in where.items():
         if key not in TITLES:
             raise UserError(f"{option} {key}: points have no such property; {nearest(key, TITLES)}")
-        known = [{**point.content.registered, "ranks": str(point.ranks), "nodes": str(point.nodes)} for point in points]
-        values = [known[i].get(key, "") for i in found]
+        known = [{**one.content.registered, "ranks": str(one.ranks), "nodes": str(one.nodes)} for one in found]
+        values = [properties.get(key, "") for properties in known]
         if wanted not in values:
-            raise UserError(
-                f"{option} {key}={wanted}: no point of {name} has it; {nearest(wanted, filter(None, values))}"
-            )
-        found = [i for i, value in zip(found, values, strict=True) if value == wanted]
+            there = nearest(wanted, filter(None, values))
+            raise UserError(f"{option} {key}={wanted}: no point of {name} has it; {there}")
+        found = [point for point, value in zip(found, values, strict=True) if value == wanted]
     return found
 
 

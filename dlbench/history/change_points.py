@@ -160,16 +160,9 @@ def change_points(
 ) -> list[ChangePoint]:
     """All change points of a history, oldest first; equal values give equal change points.
 
-    Args:
-        values: one positive, finite value for each night, oldest first, any unit.
-        evidence: least Bayes factor.
-        min_effect: least relative difference of the levels, upwards; downwards, its inverse.
-
-    Returns:
-        Nothing for fewer than `MIN_NIGHTS` nights.
-
-    Raises:
-        ValueError: a value is not positive and finite.
+    Values are positive and finite, one for each night, oldest first, in any unit; fewer than `MIN_NIGHTS` have none.
+    The levels must differ by `min_effect` (relative) upwards, or by its inverse downwards. Raises `ValueError`: a value
+    is not positive and finite.
     """
     return _described(values, detect(values, evidence=evidence, min_effect=min_effect))
 
@@ -294,13 +287,8 @@ def detect_together(histories: Sequence[Sequence[float]], *, evidence: float = M
 def newest(values: Sequence[float], last: Segment | None = None, *, histories: int = 1) -> Newest | None:
     """What the newest nights say that are too few for a change point.
 
-    Args:
-        values: as `change_points` takes them.
-        last: the last segment; None: all nights.
-        histories: how many are followed together, for `wait_for`.
-
-    Returns:
-        None where fewer than `MIN_SEGMENT` nights of the segment lie before the newest.
+    Values are those of `change_points`, of its last segment or of all nights; `histories`, how many are followed
+    together, counts for `wait_for`. None where fewer than `MIN_SEGMENT` nights of the segment lie before the newest.
     """
     import numpy as np
 
@@ -374,11 +362,8 @@ def _usual(logs: Array) -> tuple[float, float]:
 def _drawn_in(logs: Array, most: float = math.inf) -> Array:
     """Nights around their median in robust standard deviations, odd ones drawn in; zeros where all are equal.
 
-    A night is odd by the median of the nights around it, of which `ODD_NIGHTS` in a row do not decide.
-
-    Args:
-        logs: at least 2 `ODD_NIGHTS` + 1.
-        most: what lies beyond, on either side of the median of all, is drawn in, too.
+    A night is odd by the median of the nights around it, of which `ODD_NIGHTS` in a row do not decide; there are at
+    least 2 `ODD_NIGHTS` + 1. What lies beyond `most`, on either side of the median of all, is drawn in, too.
     """
     import numpy as np
 
@@ -402,11 +387,9 @@ class _Changes:
     """
 
     def __init__(self, shapes: Array, variance: float = _STEP) -> None:
-        """Sums that are the same for all nights.
+        """Sums that are the same for all nights; `variance` is that of the prior of a column's height, in scatters'.
 
-        Args:
-            shapes: m x k x n: m changes of n nights, each of k columns that are added to the level, from 0 to 1.
-            variance: of the prior of a column's height, in units of the scatter's.
+        Shapes are m x k x n: m changes of n nights, each of k columns that are added to the level, from 0 to 1.
         """
         import numpy as np
 
@@ -435,11 +418,7 @@ class _Changes:
         return np.asarray(((1 + r * r) * whole - r * lagged - r * r * ends) / (1 - r * r))
 
     def log_factors(self, nights: Array) -> Array:
-        """Logarithms of the Bayes factors of the m changes.
-
-        Args:
-            nights: n values, as `_drawn_in` makes them.
-        """
+        """Logarithms of the Bayes factors of the m changes, of n nights as `_drawn_in` makes them."""
         import numpy as np
 
         half = (len(nights) - 1) / 2

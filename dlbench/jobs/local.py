@@ -198,7 +198,7 @@ def require_precision(plan: RunPlan) -> None:
 def product_rate() -> float | None:
     """FLOP/s of a product of two fp32 matrices on one core of this machine; None where numpy does not answer.
 
-    Training does not reach it: what needs so many FLOPs takes at least as long as they do at this rate.
+    Training does not reach it: FLOPs take at least as long as they do at this rate.
     """
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "BLIS", "VECLIB_MAXIMUM")}
     try:

@@ -141,7 +141,7 @@ class Ending:
     at: str  # When that was seen: UTC, ISO 8601.
     words: str = ""  # What it said last of its failure; empty if it said nothing.
     log: str = ""  # Name of its log; empty where that holds nothing.
-    out_of_memory: str = ""  # What the kernel's counters prove of a process that was killed for want of memory.
+    out_of_memory: str = ""  # What the kernel's counters prove of a process that was killed for lack of memory.
 
     @property
     def by_signal(self) -> bool:
@@ -222,7 +222,7 @@ GRACE_S = 10.0  # How long the other ranks may take to end by themselves after o
 
 END_S = 3.5  # How long supervisors have between SIGTERM and SIGKILL; they need less, as their own grace is shorter.
 
-_KEPT_BYTES = 2000  # Of a line of a rank's output that is kept beside its log.
+_KEPT_BYTES = 2000  # Of a line of a rank's output that is kept with its log.
 
 POLL_S = 0.1  # How often the launcher looks; it shares the cores with the ranks.
 

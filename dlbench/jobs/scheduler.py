@@ -158,8 +158,8 @@ class Scheduler(Protocol):
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
         """This user's jobs in few calls, however many they are.
 
-        `job_ids`: jobs that are asked for where the queue has forgotten them, too. `users`: whose jobs beside this
-        user's. `clusters`: as of `clusters`, asked beside those of the ids; where there is neither, the one here.
+        `job_ids`: jobs that are asked for where the queue has forgotten them, too. `users`: whose jobs besides this
+        user's. `clusters`: as of `clusters`, asked besides those of the ids; where there is neither, the one here.
         """
 
     def script(self, job_id: str) -> str:
@@ -170,7 +170,7 @@ class Scheduler(Protocol):
 
 
 Log = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}/slurm-[A-Za-z0-9._-]{1,100}\.out$")]
-"""A file in the folder of a run beside this one: what is named here is printed."""
+"""A file in the folder of a run next to this one: what is named here is printed."""
 
 
 class Submission(Spec):

@@ -18,7 +18,7 @@ MAX_DRIFT_PPM = 500
 The clock moves on while a message travels. Allowing for it adds a thousandth to the bound, and makes it hold.
 """
 
-WIDE = 10  # A point of the line whose bound is so many times the narrowest one makes the line worse, not better.
+WIDE = 10  # A point whose bound is this many times the narrowest one makes the line worse, not better.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ def _cuda_homes(major: str, packages: Path | None, environment: Mapping[str, str
     named = [environment[name] for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH") if environment.get(name)]
     yield from map(Path, named)
     if on_path := shutil.which("nvcc", path=environment.get("PATH", "")):
-        # Distributions put a link there; what belongs to the compiler lies beside the file itself.
+        # Distributions put a link there; what belongs to the compiler lies next to the file itself.
         yield Path(on_path).resolve().parent.parent
     yield root / "usr/local/cuda"
     if packages is not None:

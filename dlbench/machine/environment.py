@@ -67,7 +67,7 @@ def capture(
 
     `problems`: gets a line for each thing that could not even be asked: no fact is worth a finished run. `variables`:
     environment of the process. Bytes that are not UTF-8 become escapes. `withheld`: names of variables that are not to
-    be written down, beside those that look like secrets.
+    be written down, besides those that look like secrets.
     """
     facts: dict[str, str] = {}
     for name, call in _facts(variables, withheld):

@@ -34,7 +34,7 @@ def nvidia_buses(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def place_of(bus: str, root: Path = Path("/")) -> tuple[int | None, frozenset[int]]:
-    """NUMA node of a PCI device and the processors beside it (Linux, Documentation/ABI/testing/sysfs-bus-pci)."""
+    """NUMA node of a PCI device and the processors next to it (Linux, Documentation/ABI/testing/sysfs-bus-pci)."""
     device = root / "sys/bus/pci/devices" / bus
     node = _text(device / "numa_node")
     if not node.isdecimal():  # -1: the firmware does not say
@@ -93,7 +93,7 @@ class Gpu:
     uuid: str  # ``GPU-...``, or ``MIG-...`` for a slice.
     pci_bus_id: str  # As /sys has it: ``0000:1b:00.0``; a slice has its board's. Empty where not known.
     numa_node: int | None  # None where the machine has one memory, or does not say.
-    cores: frozenset[int]  # Processors beside it; empty where not known.
+    cores: frozenset[int]  # Processors next to it; empty where not known.
 
     @property
     def is_slice(self) -> bool:

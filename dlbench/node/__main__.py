@@ -19,7 +19,7 @@ from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
 from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
-from dlbench.node.preflight import require_machine, require_version  # noqa: E402
+from dlbench.node.rank_checks import require_machine, require_version  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
@@ -85,9 +85,9 @@ def main(arguments: list[str]) -> int:
         return int(failure.exit_code)
     finally:
         if sampler is not None:
-            told = sampler.problem
+            known = sampler.problem
             sampler.stop()
-            if sampler.problem and sampler.problem != told:  # too late for the record
+            if sampler.problem and sampler.problem != known:  # too late for the record
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
     progress.enter("done", exit_code=int(code) if code is ExitCode.REQUEUE else 0)
     return int(code)

@@ -51,7 +51,7 @@ def _read_siblings(cpu: int) -> str:
 
 
 def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBinding:
-    """Pins this process as planned, beside its GPU, and sets what libraries read at import: threads, order of GPUs.
+    """Pins this process as planned, next to its GPU, and sets what libraries read at import: threads, order of GPUs.
 
     Must run before numpy, torch or Horovod are imported. Whether a mask that the launcher gave is this rank's own shows
     only when ranks have met: see `settle`.
@@ -118,14 +118,14 @@ def _seats_by_gpu(place: RankPlace, root: Path) -> tuple[int | None, list[Gpu]]:
 
 
 def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> list[tuple[int, ...]]:
-    """Gives each rank of a node so many cores of its own, those beside its GPU first.
+    """Gives each rank of a node N cores of its own, those next to its GPU first.
 
-    Ranks with the same cores beside them share these evenly where they do not suffice, and take the rest from what the
+    Ranks with the same cores next to them share these evenly where they do not suffice, and take the rest from what the
     others leave over.
 
     Args:
         cores: those that ranks may use, in the order in which they are dealt; at least `wanted` for each rank.
-        near: for each rank, the processors beside its GPU: sets that are equal or disjoint; empty where not known.
+        near: for each rank, the processors next to its GPU: sets that are equal or disjoint; empty where not known.
 
     Returns:
         For each rank its cores.
@@ -133,10 +133,10 @@ def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> 
     left = list(cores)
     dealt: list[list[int]] = [[] for _ in near]
     groups: dict[frozenset[int], list[int]] = {}
-    for rank, beside in enumerate(near):
-        groups.setdefault(frozenset(beside), []).append(rank)
-    for beside, ranks in groups.items():
-        own = [core for core in left if core in beside]
+    for rank, close in enumerate(near):
+        groups.setdefault(frozenset(close), []).append(rank)
+    for close, ranks in groups.items():
+        own = [core for core in left if core in close]
         share, more = divmod(len(own), len(ranks))
         for place, rank in enumerate(ranks):
             take = min(wanted, share + (place < more))
@@ -183,7 +183,7 @@ def _unbound(plan: LaunchPlan, allowed: int, there: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """The cores of one rank, as the others are told of them."""
+    """The cores of one rank, as the others know them."""
 
     rank: int
     host: str

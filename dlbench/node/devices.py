@@ -59,12 +59,12 @@ _SLICE = " MIG "  # In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB 
 
 
 def rank_gpu(
-    device: torch.device, told: Gpu | None = None, environment: Mapping[str, str] = os.environ
+    device: torch.device, by_nvml: Gpu | None = None, environment: Mapping[str, str] = os.environ
 ) -> RankGpu | None:
     """The GPU of this rank as CUDA has it; None on a CPU.
 
     Args:
-        told: what NVML said before torch was imported; believed where CUDA says nothing against it.
+        by_nvml: what NVML said before torch was imported; believed where CUDA says nothing against it.
     """
     if device.type != "cuda":
         return None
@@ -73,10 +73,10 @@ def rank_gpu(
     uuid = named if named.upper()[:4] in ("GPU-", "MIG-") else f"GPU-{named}"
     is_slice = _SLICE in properties.name
     slices = slices_listed(environment.get(VISIBLE))
-    if is_slice and (slices or (told is not None and told.is_slice)):
+    if is_slice and (slices or (by_nvml is not None and by_nvml.is_slice)):
         # What CUDA's runtime calls a slice depends on the driver: its own UUID, or that of the board.
-        uuid = slices[0] if slices else told.uuid if told is not None else uuid
-    known = told if told is not None and (told.uuid == uuid or not told.uuid) else None
+        uuid = slices[0] if slices else by_nvml.uuid if by_nvml is not None else uuid
+    known = by_nvml if by_nvml is not None and (by_nvml.uuid == uuid or not by_nvml.uuid) else None
     bus = known.pci_bus_id if known is not None else _bus(properties)
     numa = known.numa_node if known is not None else place_of(bus)[0] if bus else None
     return RankGpu(
@@ -90,7 +90,7 @@ def rank_gpu(
 
 
 def _bus(properties: Any) -> str:
-    """A PCI address from what torch tells of it, from 2.7 on; empty before."""
+    """A PCI address from what torch says of it, from 2.7 on; empty before."""
     parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     if any(not isinstance(part, int) for part in parts):
         return ""
@@ -118,8 +118,8 @@ def require_own_gpu(
     """
     if place.size == 1 or gpu is None:
         return
-    told = [place.rank, place.host, gpu.uuid, gpu.pci_bus_id or ""]
-    require_distinct([(int(rank), str(host), str(uuid), str(bus)) for rank, host, uuid, bus in gather(told)], by_nccl)
+    own = [place.rank, place.host, gpu.uuid, gpu.pci_bus_id or ""]
+    require_distinct([(int(rank), str(host), str(uuid), str(bus)) for rank, host, uuid, bus in gather(own)], by_nccl)
 
 
 def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) -> None:
@@ -213,8 +213,8 @@ class NcclLog:
         """Deletes the log; of a rank that fails, NCCL's warnings go to its own log before."""
         if self._folder is None:
             return
-        if failed and (told := self.read()):
-            for line in told["warnings"]:
+        if failed and (found := self.read()):
+            for line in found["warnings"]:
                 print(f"NCCL WARN {line}", file=sys.stderr, flush=True)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
@@ -269,9 +269,9 @@ def way_of(text: str) -> str:
     return "/".join(part for part in text.strip().split("/") if not re.fullmatch(r"\d+(\(\d+\))?", part))
 
 
-def together(told: Sequence[dict[str, Any] | None]) -> NcclTransport | None:
+def together(ranks: Sequence[dict[str, Any] | None]) -> NcclTransport | None:
     """What the logs of all ranks say together; None where no rank has one. Numbers of connections add up."""
-    logs = [NcclTransport.model_validate(one) for one in told if one is not None]
+    logs = [NcclTransport.model_validate(one) for one in ranks if one is not None]
     if not logs:
         return None
     ways: Counter[str] = Counter()

@@ -42,7 +42,7 @@ _PEER = re.compile(
     r"Connection (?:reset|closed|refused|was likely closed)|Broken pipe|connection was closed|Socket Timeout"
     r"|[Tt]imed out waiting|Read error \[|Write error \[|Horovod has been shut down|ncclRemoteError|remote process exit"
     r"|another rank is gone|Application timeout caused pair closure|Stop_waiting response is expected"
-    r"|failed to recv, got 0 bytes|[Cc]onnectFullMesh failed|Wait timeout|aborted because .* peer",
+    r"|failed to recv, got 0 bytes|[Cc]onnectFullMesh failed|Wait timeout|aborted because .* peer"
 )
 _UNLOADABLE = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
 _DEVICE_FAULT = re.compile(

@@ -40,7 +40,7 @@ class RankPlace:
     num_nodes: int
     host: str
     token: str  # The same for all ranks of one start of the run, different for the next start.
-    switch: str = ""  # The switches above its node from the root, as Slurm tells them; empty where it tells none.
+    switch: str = ""  # The switches above its node from the root, as Slurm gives them; empty where it gives none.
 
 
 def switch_of(variables: Mapping[str, str]) -> str:

@@ -48,7 +48,7 @@ _SOMEWHERE = ("192.0.2.1", 9)  # An address of nobody (RFC 5737), for asking whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeetingPlace:
+class Endpoint:
     """Where rank 0 listens, and what it wants to hear first."""
 
     address: str  # IPv4.
@@ -56,27 +56,25 @@ class MeetingPlace:
     secret: str  # Chosen by rank 0 at random for this start.
 
 
-def publish(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
+def publish(path: Path, place: RankPlace, endpoint: Endpoint) -> None:
     """Says where rank 0 listens, to its own user alone. Raises RunError: the file cannot be written."""
-    write_json(path, {**_open_part(place, meeting), "secret": meeting.secret}, private=True)
+    write_json(path, {**_open_part(place, endpoint), "secret": endpoint.secret}, private=True)
 
 
-def conceal(path: Path, place: RankPlace, meeting: MeetingPlace) -> None:
+def conceal(path: Path, place: RankPlace, endpoint: Endpoint) -> None:
     """Takes the secret out of the file once all ranks have read it: a run's files may be read by whom the umask allows.
 
     Raises RunError: the file cannot be written.
     """
-    write_json(path, _open_part(place, meeting))
+    write_json(path, _open_part(place, endpoint))
 
 
-def _open_part(place: RankPlace, meeting: MeetingPlace) -> dict[str, str | int]:
-    content: dict[str, str | int] = {"address": meeting.address, "port": meeting.port, "token": place.token}
+def _open_part(place: RankPlace, endpoint: Endpoint) -> dict[str, str | int]:
+    content: dict[str, str | int] = {"address": endpoint.address, "port": endpoint.port, "token": place.token}
     return {"format": FORMAT, "version": VERSION, **content}
 
 
-def await_address(
-    path: Path, place: RankPlace, wait_s: float, pause: Callable[[float], None] = time.sleep
-) -> MeetingPlace:
+def await_address(path: Path, place: RankPlace, wait_s: float, pause: Callable[[float], None] = time.sleep) -> Endpoint:
     """Where rank 0 listens, as soon as it has published it for this start.
 
     Args:
@@ -93,9 +91,7 @@ def await_address(
         except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
             content = None
         if isinstance(content, dict) and content.get("token") == place.token and "secret" in content:
-            return MeetingPlace(
-                address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"])
-            )
+            return Endpoint(address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"]))
         pause(next(pauses))
     raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
@@ -133,14 +129,14 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
     return str(address) if _is_reachable(str(address)) else _routed_address()
 
 
-def gloo_interface(single_machine: bool, planned: str | None, meeting: MeetingPlace) -> str:
+def gloo_interface(single_machine: bool, planned: str | None, endpoint: Endpoint) -> str:
     """The network interface at which Gloo of this rank listens: loopback if there are no other machines.
 
     Raises RunError: no interface leads to rank 0.
     """
     if planned is not None and not single_machine:
         return planned
-    return _interface_towards(meeting.address, meeting.port)
+    return _interface_towards(endpoint.address, endpoint.port)
 
 
 def _address_of(interface: str) -> str:

@@ -26,7 +26,7 @@ from dlbench.machine.clock_offset import estimate
 from dlbench.machine.gpus import gpus_of_node
 from dlbench.machine.storage import file_system_of
 from dlbench.node.cores import CoreBinding, bind
-from dlbench.node.preflight import require_machine
+from dlbench.node.rank_checks import require_machine
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.node.rendezvous import own_address
 from dlbench.node.watching.clocks import FORMAT, MAX_BYTES, ClockServer, compare, publish
@@ -279,7 +279,7 @@ def _load(looked: Path) -> SeenLoad | None:
     time.sleep(LOOK_S)
     counter.measuring(False)
     looked.touch()
-    load = counter.told()
+    load = counter.summary()
     busy = load["node"]["busy_s"]
     if not busy:
         return None

@@ -6,7 +6,7 @@ pip or given as a file, checked against a pinned SHA-256, patched (`PATCHES`), b
 where it is found and with NCCL and CUDA where torch is built for them and both are found, and the wheel is kept outside
 the checkout under a key of everything that shapes the binary: the next install takes seconds.
 
-What is installed and whether it works is told by `dlbench.setup.probes`, not here.
+What is installed and whether it works is reported by `dlbench.setup.probes`, not here.
 
 One of the patches is for the timeline: HOROVOD_TIMELINE makes Horovod ready to write one, and operations on GPUs take
 that for writing. Rank 0, the coordinator, then waits on the host for each message's gradients and for its end
@@ -424,7 +424,7 @@ class Patch:
 
 
 _READBACK = """
-// Added by dlbench's build: the values in force, which no other interface tells.
+// Added by dlbench's build: the values in force, which no other interface gives.
 long long horovod_effective_fusion_threshold_bytes() {
   if (!horovod_global.initialization_done) {
     return -1;

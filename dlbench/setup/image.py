@@ -1,8 +1,8 @@
-"""The environment of a Python as one file, FILE.tar, .tar.zst or .sqsh, with its description beside it.
+"""The environment of a Python as one file, FILE.tar, .tar.zst or .sqsh, with its description next to it.
 
-It lies in `env/`, with the interpreter of a virtual one: Python finds its library beside itself, so that it can be
+It lies in `env/`, with the interpreter of a virtual one: Python finds its library next to itself, so that it can be
 moved, and nothing has to be written where it is unpacked. Links are relative, and programs in `env/bin` find their
-Python beside them. Nothing is left out but what no module can be loaded from: packages installed for the interpreter,
+Python next to them. Nothing is left out but what no module can be loaded from: packages installed for the interpreter,
 which a virtual environment does not see, and conda's other environments and its store of packages.
 """
 
@@ -212,7 +212,7 @@ def _paths(path: Path, name: str, found: Survey, contents: Contents) -> Entry | 
 
 
 def _program(path: Path, name: str, found: Survey) -> Entry:
-    """A program of the environment: one that names its Python by a path finds it beside itself."""
+    """A program of the environment: one that names its Python by a path finds it next to itself."""
     content = read_bytes(path, _SCRIPT_BYTES)
     first, _, rest = content.partition(b"\n")
     own = os.fsencode(found.prefix / "bin") + b"/python"
@@ -232,7 +232,7 @@ def _checkout(package: Path, name: str) -> Iterator[Entry]:
 
 
 def _interpreter(found: Survey) -> Iterator[Entry]:
-    """The program, its standard library, and the shared libraries beside that."""
+    """The program, its standard library, and the shared libraries next to that."""
     yield Entry(
         name=f"{ENV}/bin/{found.base_executable.name}",
         path=found.base_executable,
@@ -292,7 +292,7 @@ class _Hashed:
 
 
 def pack(found: Survey, file: Path, say: Callable[[str], None]) -> ImageDescription:
-    """Writes the image of a Python, and its description beside it; returns the latter.
+    """Writes the image of a Python, and its description next to it; returns the latter.
 
     `file`: the image; its name says its kind.
     Raises `UserError`: the name is of no kind, or a file of the environment cannot be read. `EnvironmentLacksError`:

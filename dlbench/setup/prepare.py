@@ -51,7 +51,7 @@ def prepare(
 ) -> int:
     """Makes the folder; returns its bytes.
 
-    `folder`: where to; it must not exist, or be empty. `chosen`: sets of packages beside the core's. `with_horovod`:
+    `folder`: where to; it must not exist, or be empty. `chosen`: sets of packages besides the core's. `with_horovod`:
     whether the wheel of Horovod for this Python, torch and toolchain comes with it. `data`: a folder of data sets that
     comes with it. `say`: gets a line for each step.
     Raises `UserError`: the folder is not empty or lies in the data, or a set of packages is not known. `RunError`: pip

@@ -194,7 +194,7 @@ def _horovod() -> Iterable[Finding]:
 
 
 def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Finding]:
-    """What a Horovod beside a torch for CUDA lacks."""
+    """What a Horovod next to a torch for CUDA lacks."""
     if not answer["nccl"]:
         lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
         came = not isinstance(lacks, str)

@@ -62,7 +62,7 @@ FromText = BeforeValidator(
 
 @dataclass(frozen=True)
 class Form:
-    """Stands beside a pattern in a type: what a text of it is, in words, as the end of `must be`."""
+    """Stands next to a pattern in a type: what a text of it is, in words, as the end of `must be`."""
 
     words: str
 

@@ -35,7 +35,7 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
 """dlbench's own algorithms, executed message by message."""
 
 BACKENDS = ("gloo", "mpi", "nccl", "horovod")
-"""Libraries whose own collectives are timed beside them, as references."""
+"""Libraries whose own collectives are timed next to them, as references."""
 
 LIBRARY = "library"
 """What a point calls the algorithm of a library, which chooses it itself."""
@@ -184,7 +184,7 @@ class Level(Spec):
         return self
 
     def piece(self, num_bytes: float) -> Piece:
-        """The piece for a message of so many bytes."""
+        """The piece for a message of this many bytes."""
         return next(p for p in self.pieces if p.up_to_bytes is None or num_bytes <= p.up_to_bytes)
 
     def time(self, num_bytes: float) -> float:
@@ -205,7 +205,7 @@ class LineCost(Spec):
     )
 
     def time(self, num_bytes: float) -> float:
-        """Seconds for a vector of so many bytes."""
+        """Seconds for a vector of this many bytes."""
         return self.startup_s + num_bytes * self.per_byte_s
 
 
@@ -345,19 +345,19 @@ class NetworkModel(Spec):
         return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])
 
     def why_withheld(self, ranks: int, sizes: Iterable[float]) -> str:
-        """Why messages of such sizes (bytes) are not predicted at so many ranks; empty where they are.
+        """Why messages of such sizes (bytes) are not predicted at this many ranks; empty where they are.
 
         Beyond the fitted rank counts the same fit must have foretold the largest of them from the others, to within
         `TOLERATED_MISS` or the runs' scatter.
         """
-        told = self.largest_held_out
+        held = self.largest_held_out
         if self.fitted_over is None or ranks <= self.fitted_over.ranks[-1]:
             return ""
-        if told is None:
+        if held is None:
             return (
                 "the smaller rank counts do not foretell the largest one, so nothing shows how far a fit holds beyond"
             )
-        near = {min(told.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1.0, size)))) for size in sizes}
+        near = {min(held.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1.0, size)))) for size in sizes}
         missed = [
             one
             for one in near
@@ -368,6 +368,6 @@ class NetworkModel(Spec):
             return ""
         worst = max(missed, key=lambda one: abs(math.log(one.ratio)))
         return (
-            f"fitted without {told.ranks} ranks, the model misses them by {100 * abs(worst.ratio - 1):.0f} % at "
+            f"fitted without {held.ranks} ranks, the model misses them by {100 * abs(worst.ratio - 1):.0f} % at "
             f"{format_bytes(worst.num_bytes)}"
         )

@@ -52,7 +52,7 @@ class ImageSpec(Spec):
 
 
 class ImageDescription(Spec):
-    """`FILE.json` beside an image: what is in it."""
+    """`FILE.json` next to an image: what is in it."""
 
     format: Literal["dlbench.image"] = Field("dlbench.image", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")

@@ -25,7 +25,7 @@ class EngineKind:
     thread: str = "the engine"
     """What takes core time from the backward pass."""
     package: str = ""
-    """What ranks import for it beside torch."""
+    """What ranks import for it besides torch."""
     overlaps_compiled: bool = False
     """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
     capture_passes: int = 3

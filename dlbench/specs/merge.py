@@ -66,7 +66,7 @@ class Layers:
 def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:
     """The merged settings as a checked specification.
 
-    `elsewhere`: keys that options take beside those of the model; named where a wrong one resembles them.
+    `elsewhere`: keys that options take besides those of the model; named where a wrong one resembles them.
     Raises `UserError`: one line, naming the layer, the key and what would be right.
     """
     try:

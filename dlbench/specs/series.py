@@ -264,7 +264,7 @@ def option_of(request: Request) -> str:
 
 
 def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
-    """All runs of a request in the order in which they should run, each beside its variants.
+    """All runs of a request in the order in which they should run, each next to its variants.
 
     Every second repeat has the variants in the opposite order: a drift of the machine falls on all of them alike.
 

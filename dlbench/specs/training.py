@@ -101,8 +101,7 @@ class OptimizerSpec(Spec):
     )
     learning_rate: Positive = Field(description="Peak learning rate, after warm-up, before scaling.")
     learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
-        "none",
-        description="Scale the learning rate with the global batch, with its root, or by learning_rate_table.",
+        "none", description="Scale the learning rate with the global batch, with its root, or by learning_rate_table."
     )
     reference_batch: Count | None = Field(
         None, description="Global batch that learning_rate belongs to, samples; for learning_rate_scaling."
@@ -171,8 +170,7 @@ class ScheduleSpec(Spec):
         "constant", description="Form of the decay."
     )
     decay_from: Literal["warmup", "start"] = Field(
-        "warmup",
-        description="Whether the decay counts from the warm-up's end, or beneath it from step 0.",
+        "warmup", description="Whether the decay counts from the warm-up's end, or beneath it from step 0."
     )
     power: Positive = Field(2.0, description="Power of the polynomial.")
     end_learning_rate: NonNegative = Field(0.0, description="Learning rate when the decay ends; not scaled.")
@@ -397,8 +395,7 @@ class QualitySpec(Spec):
     max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
     max_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
     starts_from: Literal["random", "checkpoint"] = Field(
-        "random",
-        description="checkpoint: --to-accuracy needs checkpoint.initialize_from.",
+        "random", description="checkpoint: --to-accuracy needs checkpoint.initialize_from."
     )
     stop_at_target: Flag = Field(True, description="End at the first evaluation that meets the target.")
 
@@ -480,7 +477,7 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
 
     Args:
         global_batch: samples of one step over all ranks.
-        to_quality: whether training is to reach a target; else only a batch beyond the table is told of.
+        to_quality: whether training is to reach a target; else only a batch beyond the table is noted.
     """
     place = train.optimizer.place(global_batch)
     if place is None or place.where == "row" or not (to_quality or place.where == "beyond"):

@@ -45,7 +45,7 @@ class MlperfRules:
     usage: str
     ruleset: str
     benchmark: str
-    quality_key: str  # The event that tells a quality.
+    quality_key: str  # The event that holds a quality.
     init_min: int  # Minutes that init_start to init_stop may take at most (open division).
     most_error: float | None = None
     """The quality that one evaluation has to reach, where the rule set asks for an error."""
@@ -352,8 +352,7 @@ class _Data(Spec):
         "of the data set in the order of storage.",
     )
     cache: Literal["any", "cold", "warm"] = Field(
-        "any",
-        description="Page cache when training begins: as it is, emptied of the data set, or filled with it.",
+        "any", description="Page cache when training begins: as it is, emptied of the data set, or filled with it."
     )
     on_bad_sample: Literal["stop", "skip"] = Field("stop", description="What an unreadable sample does to the run.")
 
@@ -431,7 +430,7 @@ DataSpec = Annotated[ImageData | TextData | DensityData, Field(discriminator="fo
 
 
 def _of_this_site() -> Iterator[type[Model]]:
-    """Networks of the folders in DLBENCH_PATH: a module beside the workload file of the same name holds its `Model`.
+    """Networks of the folders in DLBENCH_PATH: a module next to the workload file of the same name holds its `Model`.
 
     Raises:
         UserError: a module cannot be loaded.

@@ -71,7 +71,7 @@ def interval_of_difference(a: Array, b: Array, level: float = LEVEL) -> tuple[Ar
 
 
 _EXACT_PAIRS = 400
-"""Up to so many pairs of runs the distribution of rank sums is counted; beyond it is as good as normal."""
+"""Up to this many pairs of runs the distribution of rank sums is counted; beyond it is as good as normal."""
 
 
 def range_level(n: int) -> float:

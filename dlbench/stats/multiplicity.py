@@ -62,7 +62,7 @@ def welch_p(a: Sequence[float], b: Sequence[float]) -> float:
 def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple[Array, Array]:
     """Standard error of the difference of two means, and its degrees of freedom (Welch, Biometrika 34, 1947).
 
-    Of sides of unlike many runs the error is that of a pooled variance where that is larger: beside a large side, five
+    Of sides of unlike many runs the error is that of a pooled variance where that is larger: next to a large side, five
     runs that happen to lie close make Welch's own too small, and a test at 1 % fails in 3 to 5 % of cases where noise
     is one-sided or the machine has two states (`make bench AREA=truth.gate`). Of equally many runs both are the same.
 
@@ -81,7 +81,7 @@ def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple
 
 
 def student_p(t: float, freedom: float) -> float:
-    """Two-sided p of Student's t with so many degrees of freedom."""
+    """Two-sided p of Student's t with this many degrees of freedom."""
     return 2 * student_tail(abs(t), freedom)
 
 
@@ -131,7 +131,7 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 def pooled_freedom(count: int, pairs: float) -> int:
     """Degrees of freedom of the mean of sample variances of log ratios that all have the same baseline.
 
-    4 (n - 1) / (1 + 3/m) by Satterthwaite (Biometrics Bulletin 2, 1946): more settings do not tell more of the noise of
+    4 (n - 1) / (1 + 3/m) by Satterthwaite (Biometrics Bulletin 2, 1946): more settings do not say more of the noise of
     the baseline, which is half of each variance.
 
     `count`: m, how many variances. `pairs`: n, pairs of runs behind each; their mean where they differ.

@@ -59,9 +59,9 @@ def in_all(first: Iterable[RunKey], *others: Iterable[RunKey]) -> list[RunKey]:
 
 
 ENOUGH_PAIRS = 5
-"""So many pairs carry an interval of their own, however many runs have no partner."""
+"""This many pairs carry an interval of their own, however many runs have no partner."""
 ENOUGH_SHARE = 0.8
-"""Of the smaller side: with fewer pairs than `ENOUGH_PAIRS`, so many of its runs must have a partner. Both sides of
+"""Of the smaller side: with fewer pairs than `ENOUGH_PAIRS`, this many of its runs must have a partner. Both sides of
 five repeats that lost different runs still pair; sides that share a block by chance do not."""
 
 
@@ -107,7 +107,7 @@ LEAST_RUNS = 3
 
 
 def stretch(runs: int) -> float:
-    """By how much deviations of resamples of so many runs (two or more) are stretched."""
+    """By how much deviations of resamples of this many runs (two or more) are stretched."""
     return student_quantile(0.975, runs - 1) / NormalDist().inv_cdf(0.975) * math.sqrt(runs / (runs - 1))
 
 

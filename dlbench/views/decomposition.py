@@ -42,7 +42,7 @@ from dlbench.report.wording import (
     repeat_text,
     value_text,
 )
-from dlbench.specs.plan import Variant
+from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.series import MIN_WATCH_REPEATS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, Placed, geometric_mean_estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey, in_all
@@ -92,8 +92,8 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decomposition:
-    """One scaling point of one series."""
+class SeriesPoint:
+    """One scaling point of one series with control runs."""
 
     series: str = field(metadata=column("Series", limit=64))
     workload: str = field(metadata=column("Workload", limit=64))
@@ -101,9 +101,28 @@ class Decomposition:
     engine: str
     exchanged_by: str
     """The engine in words, with dlbench's own buckets where it has them."""
-    scaling: str
     ranks: int
     nodes: int
+
+
+def series_facts(plan: RunPlan) -> dict[str, Any]:
+    """The fields of `SeriesPoint`."""
+    return {
+        "series": plan.series.id,
+        "workload": plan.workload.name,
+        "preset": plan.workload.preset,
+        "engine": plan.engine.name,
+        "exchanged_by": engine_title(plan),
+        "ranks": plan.layout.ranks,
+        "nodes": plan.layout.nodes,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decomposition(SeriesPoint):
+    """What the steps of one scaling point consist of."""
+
+    scaling: str
     step_s: Estimate | None = field(metadata=column("Step"))
     """The plain step, mean over ranks and steps, geometric mean over runs; None where no plain run has figures."""
     differences: tuple[Difference, ...]
@@ -144,16 +163,9 @@ def _point(found: Twins) -> Decomposition:
         for variant, by_repeat in found.runs.items()
         if by_repeat
     }
-    plan = found.plan
     return Decomposition(
-        series=plan.series.id,
-        workload=plan.workload.name,
-        preset=plan.workload.preset,
-        engine=plan.engine.name,
-        exchanged_by=engine_title(plan),
-        scaling=plan.series.scaling,
-        ranks=plan.layout.ranks,
-        nodes=plan.layout.nodes,
+        **series_facts(found.plan),
+        scaling=found.plan.series.scaling,
         step_s=geometric_mean_estimate({k: _whole(one) for k, one in plain.items()}, "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
@@ -342,12 +354,9 @@ def _verdict(one: Difference) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredCost:
-    """What monitoring cost at one scaling point of one series."""
+class MeasuredCost(SeriesPoint):
+    """What monitoring cost at one scaling point."""
 
-    series: str
-    ranks: int
-    nodes: int
     watched: tuple[Run, ...]
     """Monitored runs with figures, by repeat."""
     overhead: WatchOverhead | None
@@ -385,11 +394,9 @@ def _cost(found: Twins) -> MeasuredCost:
     else:
         first = f": {found.missing[0]}" if found.missing else ""
         why = f"{len(pairs)} of {MIN_WATCH_REPEATS} pairs of runs that an interval needs have figures{first}"
-    layout, watched = found.plan.layout, found.runs["plain"]
+    watched = found.runs["plain"]
     return MeasuredCost(
-        series=found.plan.series.id,
-        ranks=layout.ranks,
-        nodes=layout.nodes,
+        **series_facts(found.plan),
         watched=tuple(watched[key][0] for key in sorted(watched)),
         overhead=overhead,
         why=why,

@@ -186,21 +186,12 @@ class _Side:
         }
         self.energy_of: Kind | Literal[""] = ""
         self.energies: dict[RunKey, float] = {}
+        known = [(key, readings.by_run.get(run.plan.run_id)) for key, run in self.runs.items()]
         for kind in ("GPUs", "processors"):
+            joules = {key: one.energy.energy_per_sample_j(kind) for key, one in known if one and one.energy}
             if not self.energies:
-                self.energies = _energies(self.runs, readings, kind)
+                self.energies = {key: value for key, value in joules.items() if value}
                 self.energy_of = kind if self.energies else ""
-
-
-def _energies(runs: Mapping[RunKey, Run], readings: MachineReadings, kind: Kind) -> dict[RunKey, float]:
-    """Joules per sample of the runs whose samples were read and hold this kind."""
-    found = {}
-    for key, run in runs.items():
-        reading = readings.by_run.get(run.plan.run_id)
-        joules = None if reading is None or reading.energy is None else reading.energy.energy_per_sample_j(kind)
-        if joules:
-            found[key] = joules
-    return found
 
 
 def _row(side: _Side, base: _Side) -> PrecisionRow:

@@ -23,9 +23,10 @@ from dlbench.report.wording import basis_text, figure_text, percent, repeat_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey, in_all
+from dlbench.views.decomposition import SeriesPoint, series_facts
 from dlbench.views.model import Report
 from dlbench.views.reading import WARM_SHARE, storage_share
-from dlbench.views.view import ReportSource, ReportView, engine_title, place_of
+from dlbench.views.view import ReportSource, ReportView, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
@@ -71,18 +72,10 @@ class TierRuns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stalls:
-    """One scaling point of one series of `dlbench io --tiers`."""
+class Stalls(SeriesPoint):
+    """Where steps wait for input at one scaling point of `dlbench io --tiers`."""
 
-    series: str
-    workload: str
-    preset: str
-    engine: str
-    exchanged_by: str
-    """The engine in words, with dlbench's own buckets where it has them."""
     sample_unit: str
-    ranks: int
-    nodes: int
     tiers: tuple[TierRuns, ...]
     """Kinds of runs with figures, in the order synthetic, cached, cold."""
     ceiling: Estimate | None
@@ -130,14 +123,8 @@ def _point(found: Twins) -> Stalls:
     has_parts = any(part.seconds is not None for part in parts)
     whole = {key: _step_s(kinds[whole_is][key]) for key in repeats} if has_parts else {}
     return Stalls(
-        series=plan.series.id,
-        workload=plan.workload.name,
-        preset=plan.workload.preset,
-        engine=plan.engine.name,
-        exchanged_by=engine_title(plan),
+        **series_facts(plan),
         sample_unit=plan.workload.sample_unit,
-        ranks=plan.layout.ranks,
-        nodes=plan.layout.nodes,
         tiers=tiers,
         ceiling=next((one.rate for one in tiers if one.tier == "synthetic"), None),
         parts=parts,
@@ -260,7 +247,7 @@ def _parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
         name="stalls",
         title="Where a step waits for input",
         columns=(
-            *_of_point("series", "workload"),
+            *_of_point("series=series", "workload=workload"),
             *columns_of(StallPart, "name", title, "seconds", "share", of=part),
             *columns_of(Stalls, "share_of=whole_is", "pairs", of=itemgetter(0)),
             *columns_of(StallPart, "why", of=part),
@@ -287,7 +274,7 @@ def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
     return Sheet(
         name="stall-runs",
         title="The same plan with synthetic data, a warm and a cold page cache",
-        columns=(*_of_point("series"), *columns_of(TierRuns, *picks, of=itemgetter(1))),
+        columns=(*_of_point("series=series"), *columns_of(TierRuns, *picks, of=itemgetter(1))),
         rows=[(point, tier) for point in found for tier in point.tiers],
         caption=RUNS_CAPTION,
         in_terminal=True,

@@ -19,12 +19,13 @@ import pytest
 from dlbench.datasets.making import catalogue
 from dlbench.datasets.making.catalogue import DatasetRequest, Paired, plan_build
 from dlbench.datasets.making.production import Journal, produce
-from dlbench.datasets.manifest import read_files, read_manifest, verify_manifest
+from dlbench.datasets.manifest import read_files, read_manifest
 from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.datasets.verification import verify
 from dlbench.errors import UserError
 from tests.conftest import Cli
+from tests.support.datasets import verify_manifest
 from tests.support.noise_recipe import Noise
 from tests.support.paths import ROOT
 
@@ -450,7 +451,7 @@ def test_demo_is_made_once_with_both_splits(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_demo_names_old_and_foreign_folders_before_making_anything(cli: Cli, tmp_path: Path) -> None:
-    from dlbench.datasets.manifest import write_manifest
+    from tests.support.datasets import write_manifest
 
     (tmp_path / "old" / "text").mkdir(parents=True)
     write_manifest(tmp_path / "old" / "text", kind="demo-text", made_with={"version": 1}, counts={})

@@ -23,10 +23,11 @@ from dlbench.datasets.making.catalogue import DemoData, prepare_demo_data
 from dlbench.datasets.making.image_recipes import PHOTOS, Photo, photo_path
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.making.text_recipes import topic_sentences
-from dlbench.datasets.manifest import describe_files, read_manifest, verify_manifest, write_manifest
+from dlbench.datasets.manifest import describe_files, read_manifest
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, Vocabulary, load_vocabulary, read_corpus, save_corpus
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import EnvironmentLacksError, MachineError, UserError
+from tests.support.datasets import verify_manifest, write_manifest
 from tests.support.noise_recipe import Noise
 from tests.support.paths import DATA
 

@@ -28,10 +28,8 @@ from dlbench.datasets.making.image_recipes import (
     PackRecipe,
     PhotoRecipe,
     class_labels,
-    index_foreign,
 )
 from dlbench.datasets.making.production import Part, produce
-from dlbench.datasets.manifest import verify_manifest
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.datasets.verification import verify_images
 from dlbench.errors import MachineError, UserError
@@ -41,6 +39,7 @@ from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BadSampleError, SampleReader
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.specs.workload import ResNetModel
+from tests.support.datasets import verify_manifest
 from tests.support.jpeg_files import encode, write_tree
 
 Image = pytest.importorskip("PIL.Image")
@@ -131,7 +130,7 @@ def test_scanning_finds_what_the_index_says(tree: Path, tmp_path: Path, containe
     # Only TFRecords have room for the names of the classes.
     assert scanned.classes == (shards.classes if container == "tfrecord" else ("0", "1", "2"))
     assert any("counts from 1" in r or "count from 1" in r for r in scanned.remarks) == (container == "tfrecord")
-    assert index_foreign(tmp_path / "shards" / "train") == 15
+    image_shards.save_index(scanned.index, tmp_path / "shards" / "train")
     assert open_image_set(tmp_path / "shards" / "train").sha256 == scanned.sha256
 
 
@@ -286,7 +285,10 @@ def test_archives_that_lead_elsewhere_are_refused_and_never_followed(what: str, 
     folder.mkdir()
     archive(folder / "a.tar", *pair("0"), (name, b"", about), ("a.cls", b"1", {}), *pair("1"))
     before = sorted(tmp_path.rglob("*"))
-    opening: tuple[Callable[[], object], ...] = (lambda: open_image_set(folder), lambda: index_foreign(folder))
+    opening: tuple[Callable[[], object], ...] = (
+        lambda: open_image_set(folder),
+        lambda: image_shards.scan_shards(folder),
+    )
     packing = PackRecipe(train=folder)
     for call in (*opening, lambda: produce(packing, tmp_path / "packed")):
         with pytest.raises(UserError, match=reason) as raised:

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.datasets.making.production import PARTIAL, Journal, produce
-from dlbench.datasets.manifest import FILES_NAME, NAME, read_files, read_manifest, verify_manifest
+from dlbench.datasets.manifest import FILES_NAME, NAME, read_files, read_manifest
 from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
+from tests.support.datasets import verify_manifest
 from tests.support.noise_recipe import Noise
 from tests.support.paths import ROOT
 

@@ -30,20 +30,14 @@ from dlbench.datasets.making.text_recipes import (
     train_vocabulary,
 )
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, load_vocabulary, read_corpus, save_corpus
-from dlbench.datasets.text.pretraining_samples import (
-    Masking,
-    SampleMaker,
-    SampleRule,
-    mask_tokens,
-    most_frequent_share,
-    num_predictions,
-)
+from dlbench.datasets.text.pretraining_samples import Masking, SampleMaker, SampleRule, mask_tokens, num_predictions
 from dlbench.datasets.verification import verify_text
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.reader import BadSampleError, BatchReader
 from dlbench.node.data.text import PretrainingHdf5Reader, TextReader, open_text
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.specs.workload import BertModel, TextData
+from tests.support.datasets import most_frequent_share
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("tokenizers")

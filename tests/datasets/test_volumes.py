@@ -34,7 +34,6 @@ from dlbench.datasets.making.density_recipe import (
 )
 from dlbench.datasets.tfrecord import (
     RecordWriter,
-    decode_example,
     encode_example,
     gunzip,
     masked_crc32c,
@@ -55,6 +54,7 @@ from dlbench.errors import UserError
 from dlbench.node.data.density import VolumeReader, network_input, open_density
 from dlbench.node.data.reader import BadSampleError
 from dlbench.specs.workload import CosmoFlowModel
+from tests.support.datasets import decode_example
 
 h5py = pytest.importorskip("h5py")
 google_crc32c = pytest.importorskip("google_crc32c")

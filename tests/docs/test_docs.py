@@ -366,7 +366,7 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/node/training/run_record.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
         ("dlbench/views/systems.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
-        ("dlbench/node/models/metrics.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
+        ("dlbench/node/models/build.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
         ("dlbench/datasets/volumes.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
         ("dlbench/datasets/recognition.py", r'^    "([a-z-]+)": "[a-z-]+",$', "formats.md"),
     ],

@@ -393,7 +393,7 @@ def test_the_worst_node_bounds_the_cost() -> None:
     assert found is not None
     # Node 1: ranks 2 and 3 measured for 8 and 7 s.
     assert (found.low, found.value, found.high) == (0.0, pytest.approx(0.05 / 7), pytest.approx(0.05 / 7))
-    assert "of 3 nodes 2 told theirs, node 1 has the largest share" in found.evidence
+    assert "of 3 nodes 2 gave theirs, node 1 has the largest share" in found.evidence
     assert accounted_overhead(WatchSpec(), nodes[2:], ranks) is None
     assert accounted_overhead(WatchSpec(sampler=False, window_steps=0), [], ranks) is None
 

@@ -9,7 +9,7 @@ Two exceptions:
 - what nobody saves (`input_saved` is False) is gone after the block's forward pass, unless the block is recomputed
   from it or others use it.
 
-Inner boundaries are saved or not like everything else. Those that are not saved are held while the two units beside
+Inner boundaries are saved or not like everything else. Those that are not saved are held while the two units next to
 them run.
 
 **Moments**: what a unit holds for a while (workspace, gradients) counts while its own pass runs, and only then. So a
@@ -40,16 +40,16 @@ class BlockCost:
     """Of `input_bytes`: what is held after the forward pass (before it has left, if it moves) and again until its
     backward pass is done."""
     own_bytes: int
-    """What its forward pass saves beside its boundaries, held until it has left or its backward pass is done; 0 where
+    """What its forward pass saves besides its boundaries, held until it has left or its backward pass is done; 0 where
     it is recomputed."""
     forward_bytes: int
-    """Room that its forward pass needs beside its input, its output included."""
+    """Room that its forward pass needs besides its input, its output included."""
     moved_bytes: int
     """What leaves the device after its forward pass, and comes back; 0: nothing moves."""
     freed_bytes: int
     """What is freed when that has left, and has to find room again."""
     backward_bytes: int
-    """Room that its backward pass needs beside `own_bytes` and `kept_bytes`, recomputing included."""
+    """Room that its backward pass needs besides `own_bytes` and `kept_bytes`, recomputing included."""
     gradient_bytes: int
     """Gradients of its parameters, which stay."""
     gradients_before_bytes: int

@@ -2,7 +2,7 @@
 capacity and batch.
 
 Other batches are not measured: `scaled` takes times and activations in proportion to the samples, and the state as it
-is. Times per sample often fall with the batch, so that larger batches may turn out faster than told, smaller ones
+is. Times per sample often fall with the batch, so that larger batches may turn out faster than predicted, smaller ones
 slower; bytes are exact where every activation has the batch as one of its dimensions.
 """
 
@@ -69,7 +69,7 @@ def plan_blocks(
 
     `chain`: the chain, as measured. `rates`: of transfers; None where swap is False. `capacity_bytes`: what a pass may
     hold. `recompute`: whether blocks may be recomputed. `swap`: whether blocks may move. `starts`: units with which
-    blocks begin; None: the planner chooses. `known`: plans to begin with, beside its own; with the same units.
+    blocks begin; None: the planner chooses. `known`: plans to begin with, besides its own; with the same units.
     `effort`: how many blocks it may simulate. Raises `DoesNotFitError`: no plan fits; it names the smallest capacity
     that would do; `ValueError`: to swap without rates.
     """

@@ -2,7 +2,7 @@
 
 When all swap-outs have ended, a block's forward and backward pass find held what earlier blocks leave on the device,
 whatever the order of events (`dlbench.costs.memory.simulator`). So a plan fits just when each block finds its room
-beside that sum, and of two ways to treat the first units the one that leaves less is never the worse one. Times count
+besides that sum, and of two ways to treat the first units the one that leaves less is never the worse one. Times count
 here by a price: recomputing at its length, moving at `price` times the length of its transfer.
 
 The search for a plan begins with every method that treats all blocks alike, with those where as many of the first, the
@@ -223,7 +223,7 @@ def best_found(
 
     `chain`: the chain. `rates`: of transfers; None where no decision moves anything. `capacity_bytes`: what a pass may
     hold. `decisions`: those that blocks may have. `starts`: units with which blocks begin; None: the search chooses.
-    `known`: plans to begin with, beside its own. `effort`: blocks that are simulated at most.
+    `known`: plans to begin with, besides its own. `effort`: blocks that are simulated at most.
     """
     return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 
@@ -316,7 +316,7 @@ class _Search:
                 yield found[0]
 
     def _shortest(self, order: Sequence[int], decision: Decision) -> Blocks:
-        """So many of the first blocks in this order as a plan needs to fit; all where that is not enough."""
+        """This many of the first blocks in this order as a plan needs to fit; all where that is not enough."""
 
         def plan(count: int) -> Blocks:
             some: list[Decision] = ["keep"] * len(order)

@@ -38,7 +38,7 @@ goes, and the gradients of the head's parameters stay.
 3. It starts when its transfer has ended; recomputing comes first.
 4. At its end all of that, its `own_bytes` and its `kept_bytes` go, but for the `gradient_bytes` of its parameters.
 
-What is before the chain takes `after_bytes`, and the optimizer's update `update_bytes`, beside all gradients.
+What is before the chain takes `after_bytes`, and the optimizer's update `update_bytes`, besides all gradients.
 
 Whether a plan fits does not depend on times: waiting lets every swap-out end, and what is issued beyond a block leaves
 it its room. Where it does not fit, the simulator goes on as if there was room.
@@ -47,7 +47,7 @@ it its room. Where it does not fit, the simulator goes on as if there was room.
 pass, not earlier, and starts a forward pass only when at most one swap-out is not finished: two blocks' buffers do.
 `blocking` (offload) computes nothing during a transfer, in both directions.
 
-**Computing beside transfers** takes `drag` seconds longer for each second in which any transfer runs; from 1 on it
+**Computing during transfers** takes `drag` seconds longer for each second in which any transfer runs; from 1 on it
 stands still meanwhile. A pass ends when computing and all transfers have ended.
 """
 
@@ -114,7 +114,7 @@ class Setting:
     turn_bytes: int
     turn_gradient_bytes: int
     last_bytes: int
-    """The most that is held after the chain's backward pass: beside all gradients, by what is before it, or in the
+    """The most that is held after the chain's backward pass: besides all gradients, by what is before it, or in the
     update."""
     before_s: float
     turn_s: float
@@ -191,7 +191,7 @@ class Pass:
 
 @dataclass
 class Trace:
-    """What a simulated pass tells beside its totals."""
+    """What a simulated pass gives besides its totals."""
 
     operations: list[Operation] = field(default_factory=list)
     changes: list[tuple[float, int]] = field(default_factory=list)
@@ -315,13 +315,13 @@ def backward(
         trace.changes += [(out.end, -out.freed) for out in done.outs[: way.pending]]
 
 
-def stretched(seconds: float, beside: float, drag: float) -> float:
-    """How long computing takes that alone takes `seconds`, where transfers run for the next `beside` seconds."""
+def stretched(seconds: float, transfers_s: float, drag: float) -> float:
+    """How long computing takes that alone takes `seconds`, where transfers run for the next `transfers_s` seconds."""
     if seconds <= 0:
         return 0.0
-    if seconds <= beside * (1 - drag):
+    if seconds <= transfers_s * (1 - drag):
         return seconds / (1 - drag)
-    return seconds + beside * drag
+    return seconds + transfers_s * drag
 
 
 class _WayBack:
@@ -360,13 +360,13 @@ class _WayBack:
 
     def compute(self, kind: Kind, block: int | None, seconds: float) -> None:
         done, start = self._done, self._done.clock
-        beside = max(done.out_free, self._in_free) - start
-        done.clock += seconds if beside <= 0 else stretched(seconds, beside, self._setting.drag)
+        transfers_s = max(done.out_free, self._in_free) - start
+        done.clock += seconds if transfers_s <= 0 else stretched(seconds, transfers_s, self._setting.drag)
         if self._trace:
             self._trace.add("compute", kind, block, start, done.clock)
 
     def take(self, count: int) -> None:
-        """Holds so many bytes more from now on."""
+        """Holds this many bytes more from now on."""
         done = self._done
         done.held += count
         done.peak = max(done.peak, done.held)
@@ -374,7 +374,7 @@ class _WayBack:
             self._trace.changes.append((done.clock, count))
 
     def free(self, count: int, when: float) -> None:
-        """Holds so many bytes less."""
+        """Holds this many bytes less."""
         self._done.held -= count
         if self._trace:
             self._trace.changes.append((when, -count))
@@ -438,7 +438,7 @@ class _WayBack:
             done.out_free = done.outs[-1].end if done.outs else 0.0
 
     def make_room(self, count: int) -> None:
-        """Holds so many bytes more, as soon as swap-outs leave room for them."""
+        """Holds this many bytes more, as soon as swap-outs leave room for them."""
         done = self._done
         while done.oldest < self.pending and (
             done.outs[done.oldest].end <= done.clock or done.held + count > self._setting.budget

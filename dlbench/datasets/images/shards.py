@@ -30,7 +30,7 @@ import resource
 import tarfile
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -122,13 +122,11 @@ def scan_shards(
     *,
     classes: Sequence[str] | None = None,
     first_label: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> ShardIndex:
     """Reads the headers of all shards of a folder.
 
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
-    `progress`: given the number of shards read, and of all, after each.
     Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
     import numpy as np
@@ -138,7 +136,7 @@ def scan_shards(
         raise UserError(f"{str(folder)!r} holds no shards; expected *.tar, *.tfrecord or *-00000-of-01024")
     container, names = found
     tables, sizes, synsets = [], [], dict[int, str]()
-    for number, name in enumerate(names):
+    for name in names:
         path = folder / name
         try:
             tables.append(_scan_tar(path) if container == "tar" else _scan_records(path, synsets))
@@ -147,8 +145,6 @@ def scan_shards(
             raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
         except (ValueError, OverflowError, tarfile.TarError) as error:
             raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
-        if progress is not None:
-            progress(number + 1, len(names))
     labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
     if not len(labels):
         raise UserError(f"{str(folder)!r}: the shards hold no image")

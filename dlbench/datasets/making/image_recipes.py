@@ -20,7 +20,7 @@ import importlib.util
 import io
 import math
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -33,7 +33,6 @@ from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.images.shards import (
     FILENAME,
     IMAGE,
-    INDEX,
     LABEL,
     LABEL_SUFFIX,
     SYNSET,
@@ -45,7 +44,7 @@ from dlbench.datasets.images.shards import (
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
-from dlbench.errors import EnvironmentLacksError, UserError, refused
+from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -118,20 +117,6 @@ def index_split(folder: Path, container: Container, classes: Sequence[str]) -> N
     Raises UserError: a shard is damaged. OSError: the index cannot be written.
     """
     save_index(scan_shards(folder, classes=classes, first_label=FIRST_LABEL[container]), folder)
-
-
-def index_foreign(folder: Path, progress: Callable[[int, int], None] | None = None) -> int:
-    """Writes the index of shards that dlbench did not write, so that opening them need not read all headers.
-
-    Returns the number of samples.
-    Raises UserError: a shard is damaged or not of a known form, or the folder cannot be written.
-    """
-    index = scan_shards(folder, progress=progress)
-    try:
-        save_index(index, folder)
-    except OSError as error:
-        raise refused(error, f"{str(folder / INDEX)!r}: cannot be written: {error.strerror}", UserError) from None
-    return len(index.labels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ class Equipment:
         accounts: with accounting, of every user; the first is the default. Without any there is one, `box`.
         qos: with accounting, a name and words of sacctmgr each, such as ``high Priority=100 Preempt=normal``; every
             user may use each, and `normal` is always there.
-        users: of this machine, who may use the box beside root.
+        users: of this machine, who may use the box besides root.
         private_jobs: whether users see only their own jobs.
         pfs: rate of a throttled file system, such as ``10MB/s``, that all nodes share in the box's folder.
     """
@@ -207,7 +207,7 @@ def _gres(word: str) -> Gres:
 
 MAX_NODES = 8
 CONTROLLER_HOST = "boxctl"
-NODE_INTERFACE = "eth0"  # The name of the one interface, beside `lo`, that every node has.
+NODE_INTERFACE = "eth0"  # The name of the one interface, besides `lo`, that every node has.
 SLURMD_PORT = 6818  # Every node has a network of its own, so all can use Slurm's usual port.
 SUBNETS = IPv4Network("198.18.0.0/15")  # Set aside for benchmarks of network equipment (RFC 2544): no site routes it.
 SUBNET_PREFIX = 28
@@ -302,7 +302,7 @@ class BoxPlan:
         )
 
     def output(self, role: str) -> Path:
-        """What one daemon (`munged`, `slurmctld` or `slurmd.<node>`) says; Slurm's have a log with times beside it."""
+        """What one daemon (`munged`, `slurmctld` or `slurmd.<node>`) says; Slurm's have a log with times next to it."""
         return self.folder / "log" / f"{role}.out"
 
     def folders(self) -> list[Path]:
@@ -561,7 +561,7 @@ def mariadbd_argv(plan: BoxPlan) -> list[str]:
 
 
 def slurmdbd_argv(plan: BoxPlan) -> list[str]:
-    """The command line of slurmdbd; its configuration is found beside slurm.conf."""
+    """The command line of slurmdbd; its configuration is found next to slurm.conf."""
     command = ["env", f"SLURM_CONF={plan.conf}", f"MYSQL_UNIX_PORT={database_socket(plan)}", "slurmdbd", "-D"]
     return in_own_mounts(plan, CONTROLLER_HOST, command)
 

@@ -190,7 +190,7 @@ def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
 MARGIN = 1.5  # On the longest earlier run: what is stopped is lost, what is left over is not charged.
 
 START_S = 60.0
-"""Given to each run beside that: its record begins when rank 0 has started, after modules and the launcher."""
+"""Given to each run besides that: its record begins when rank 0 has started, after modules and the launcher."""
 
 MOST_READ = 500  # Earlier runs that are looked at, by name the last: each costs a file.
 

@@ -207,7 +207,7 @@ class _Waiting:
     run_id: str
     job_id: str  # Of an element of an array its own.
     log: Path | None  # Of its job, if that wrote anything, and so began.
-    has_begun: bool  # Something lies in its folder beside what a submission wrote, and Slurm's log.
+    has_begun: bool  # Something lies in its folder besides what a submission wrote, and Slurm's log.
 
 
 def reopen(

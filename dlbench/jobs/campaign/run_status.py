@@ -125,7 +125,7 @@ def wait(
         pause = min(2 * pause, every_s)
 
 
-# Of a run that says itself that it failed, worth saying beside that.
+# Of a run that says itself that it failed, worth saying besides that.
 _TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 
 Ahead = Literal["nothing", "comes", "unknown"]

@@ -24,7 +24,7 @@ IMAGES_FOLDER = "dlbench_images"
 """The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
 
 IMAGE_STEP = "dlbench-image"
-"""What accounting calls the step that holds the images on the nodes, beside those of the runs."""
+"""What accounting calls the step that holds the images on the nodes, besides those of the runs."""
 
 
 def image_values(job: Job) -> dict[str, object]:
@@ -97,7 +97,7 @@ class Job:
     time_limit: str
     """What sbatch is asked for, as Slurm writes it: of all runs, in an array of each."""
     array_limit: int | None = None
-    """None: one allocation for all. Else an array, of which so many run at a time at most; 0: any number."""
+    """None: one allocation for all. Else an array, of which that many run at a time at most; 0: any number."""
 
     @property
     def is_array(self) -> bool:

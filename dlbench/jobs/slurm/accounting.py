@@ -1,7 +1,7 @@
 """What Slurm's accounting says of runs: queue wait, node-hours, memory, energy. One call of sacct for a cluster's jobs.
 
 Where there is no accounting, squeue still knows a job's times for some minutes after its end (slurm.conf(5),
-MinJobAge). What was said once is kept beside the run, in `accounting.json`.
+MinJobAge). What was said once is kept with the run, in `accounting.json`.
 
 Slurm counts the energy of whole nodes by the plugin of `AcctGatherEnergyType` (RAPL, IPMI, XCC, pm_counters); that is
 the job's own only where it has its nodes to itself (sacct(1), ConsumedEnergy).
@@ -322,7 +322,7 @@ def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> 
 
     slurmctld tells accounting of an end with a delay: for some seconds it is asked again.
 
-    `pause`: waits so many seconds.
+    `pause`: waits that many seconds.
     """
     for wait_s in SETTLING_S:
         if wait_s:

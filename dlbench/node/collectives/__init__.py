@@ -1,1 +1,1 @@
-"""The collective benchmark: schedules executed message by message, and libraries' own collectives beside them."""
+"""The collective benchmark: schedules executed message by message, and libraries' own collectives next to them."""

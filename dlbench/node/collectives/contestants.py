@@ -40,7 +40,7 @@ class Contestant:
     algorithm: str
     carrier: str
     counters: Counters | None = None
-    """What it sent; None for libraries, which do not tell."""
+    """What it sent; None for libraries, which do not say."""
     is_in_place: bool
     """Whether it works on what the operation before left, in `Vectors.data`; otherwise it reads `Vectors.given`."""
 
@@ -56,7 +56,7 @@ class Contestant:
         """
 
     def run(self, times: int) -> None:
-        """The collective, so many times back to back: this is timed. Raises `RunError`: it failed, and nothing can be
+        """The collective, this many times back to back: this is timed. Raises `RunError`: it failed, and nothing can be
         done with it any more.
         """
         raise NotImplementedError

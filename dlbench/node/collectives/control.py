@@ -30,7 +30,7 @@ def first_line(error: BaseException) -> str:
 
 
 class Control:
-    """A gloo group over all ranks. Every call names what it is for: ranks that differ are told so and do not hang."""
+    """A gloo group over all ranks. Every call names what it is for: ranks that differ learn it and do not hang."""
 
     def __init__(self, place: RankPlace, timeout_s: float, meeting_s: float) -> None:
         """`meeting_s` is the longest wait until all ranks have met, `timeout_s` any later one, seconds."""

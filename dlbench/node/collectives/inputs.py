@@ -79,9 +79,9 @@ class Inputs:
     def tolerance(self) -> float:
         """Largest relative error of a right result.
 
-        0 where sums are exact. Otherwise ranks x u, u the type's unit round-off: (ranks - 1) u bounds a sum of so many
-        positive terms in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), and u its
-        rounding of the inputs.
+        0 where sums are exact. Otherwise ranks x u, u the type's unit round-off: (ranks - 1) u bounds a sum of this
+        many positive terms in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), and u
+        its rounding of the inputs.
         """
         if not self.is_sum or self.ranks * self._largest <= EXACT[self.dtype]:
             return 0.0
@@ -94,8 +94,8 @@ class Inputs:
 
     @property
     def longest_chain(self) -> int | None:
-        """Most sums back to back in one buffer, 1 or more: what more would make could not be told from a wrong result.
-        Limits are the largest number of the type and the rounding of all of them. None: any number.
+        """Most sums back to back in one buffer, 1 or more: what more would make could not be distinguished from a wrong
+        result. Limits are the largest number of the type and the rounding of all of them. None: any number.
         """
         if not self.is_sum or self.ranks == 1:
             return None
@@ -127,7 +127,7 @@ class Inputs:
             data[first : first + count] = given[first : first + count]
 
     def expected(self, chained: int = 1) -> list[Expected]:
-        """What must be where in the end: after so many operations, each on the result of the one before."""
+        """What must be where in the end: after this many operations, each on the result of the one before."""
         n, p, r = self.elements, self.ranks, self.rank
         if self.collective == "broadcast":
             return [Expected(0, 0, n, self.table(0))]
@@ -142,7 +142,7 @@ class Inputs:
         return [Expected(first, first, count, total)]
 
     def tolerance_of(self, chained: int) -> float:
-        """`tolerance` after so many operations, each on the result of the one before."""
+        """`tolerance` after this many operations, each on the result of the one before."""
         return self.tolerance if chained == 1 or not self.is_sum else chained * self._rounding
 
     def wanted(self, part: Expected) -> Iterator[tuple[int, torch.Tensor]]:

@@ -39,10 +39,10 @@ from dlbench.specs.collectives import CommPlan
 from dlbench.specs.engine import HorovodSettings
 
 HOROVOD_RENDEZVOUS = "rendezvous-horovod.json"
-"""Where rank 0 says where Horovod's own ranks meet, beside the run's other files."""
+"""Where rank 0 says where Horovod's own ranks meet, next to the run's other files."""
 
 _TRIAL_ELEMENTS = 4
-"""Elements a rank of the first, untimed call of a library: it shows whether the library can do it at all."""
+"""Elements per rank of the first, untimed call of a library: it shows whether the library can do it at all."""
 
 
 class Lineup:

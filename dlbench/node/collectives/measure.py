@@ -23,7 +23,7 @@ from dlbench.units import format_bytes
 _TRIALS = 3
 """Samples of each number of operations that is tried."""
 _COLD = 20
-"""So many times as long as a sample need be, the first operation is no short one, however cold it was."""
+"""This many times as long as a sample need be, the first operation is no short one, however cold it was."""
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Measurement:
     def _sample(
         self, contestant: Contestant, size: _Size, operations: int, what: str, clock: HostSampleClock | None = None
     ) -> tuple[int, int]:
-        """So many operations from fresh inputs: this rank's start, and its time for all of them, nanoseconds."""
+        """This many operations from fresh inputs: this rank's start, and its time for all of them, nanoseconds."""
         self._beat(what)
         size.inputs.reset(size.vectors.data, size.vectors.given)
         if contestant.counters is not None:

@@ -72,7 +72,7 @@ class CommRun:
         control = Control(self._place, comm.timeout_s, plan.stall_timeout_s * rendezvous.PATIENCE)
         control.start(self._folder, plan.system.launch.interface)
         gpu = rank_gpu(self._device, self._binding.gpu)
-        require_own_gpu(gpu, self._place, lambda told: control.gather("GPUs", told), by_nccl=gpu is not None)
+        require_own_gpu(gpu, self._place, lambda found: control.gather("GPUs", found), by_nccl=gpu is not None)
         self._deadline.start()
         lineup = Lineup(plan, self._folder, self._place, self._device, control)
         clock = lineup.stream_clock()
@@ -94,7 +94,7 @@ class CommRun:
             raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
         load.measuring(False)
         seats = self._seats(control)
-        loads = control.gather("load of the cores", [self._place.node_rank, load.told()])
+        loads = control.gather("load of the cores", [self._place.node_rank, load.summary()])
         self._deadline.begin("end of the run")
         lineup.stop()
         control.stop()
@@ -104,10 +104,10 @@ class CommRun:
 
     def _seats(self, control: Control) -> list[Seat]:
         own = self._binding
-        told = control.gather("hosts and cores", [self._place.host, list(own.cores), own.threads, own.pinned])
+        gathered = control.gather("hosts and cores", [self._place.host, list(own.cores), own.threads, own.pinned])
         return [
             Seat(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
-            for rank, (host, cores, threads, pinned) in enumerate(told)
+            for rank, (host, cores, threads, pinned) in enumerate(gathered)
         ]
 
     def _all_sizes(self, measurement: Measurement, contestants: Sequence[Contestant], total: int) -> list[CommPoint]:
@@ -140,7 +140,7 @@ class CommRun:
             device=f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
             group_size=self._plan.group_size,
             points=tuple(points),
-            load=node_loads([told for _, told in loads], seats, [node_rank for node_rank, _ in loads]),
+            load=node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
             not_measured=tuple(not_measured),
             warnings=(*self._binding.warnings, *settle(seats).warnings, *warnings, *problems),
             environment=found,

@@ -182,7 +182,7 @@ _POLLS = 256
 def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -> Any:
     """The module `mpi4py.MPI`, initialised; it is finalised by `stop_mpi` alone.
 
-    `place`: this rank, as the launcher told. `launcher`: of the plan. Outside of an MPI launcher MPI would start each
+    `place`: this rank, as the launcher says. `launcher`: of the plan. Outside of an MPI launcher MPI would start each
     rank as a world of its own. `many_threads`: whether another library calls MPI from a thread of its own. Raises
     `EnvironmentLacksError`: no mpi4py, no MPI library, or MPI sees other ranks than planned.
     """

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.reader import Fetched, Forms
-from dlbench.node.preflight import SHARED_MEMORY
+from dlbench.node.rank_checks import SHARED_MEMORY
 from dlbench.units import format_bytes
 
 _REMEDY = f"{SHARED_MEMORY} may be full: make it larger (containers: --shm-size), or lower data.loader_workers"

@@ -245,6 +245,8 @@ def open_reader(
     Raises UserError: the data set is missing, empty, damaged, or does not fit the model. EnvironmentLacksError: a
     library that its form needs is not installed.
     """
+    if data_spec.format not in model_spec.formats:
+        raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
     # Each format's libraries are imported only where it is read.
     network: Any = model_spec  # has the sizes that its formats of data are read in
     if isinstance(data_spec, ImageData):

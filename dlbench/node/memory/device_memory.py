@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -49,24 +49,8 @@ class Held:
         return self.peak - self.begin
 
 
-class PeakMeter(Protocol):
-    """Surrounds a pass; `mark` begins the next interval and ends the one before."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def mark(self, name: str) -> None:
-        """From here to the next mark is the interval of that name; each name once."""
-
-    def held(self) -> dict[str, Held]:
-        """Every interval by its name, after the pass."""
-
-
-class NoPeaks:
-    """Measures nothing: for the passes that are timed."""
+class PeakMeter:
+    """Surrounds a pass; `mark` begins the next interval and ends the one before. This one measures nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,14 +61,14 @@ class NoPeaks:
         return None
 
     def mark(self, name: str) -> None:
-        """Nothing."""
+        """From here to the next mark is the interval of that name; each name once."""
 
     def held(self) -> dict[str, Held]:
-        """Nothing."""
+        """Every interval by its name, after the pass."""
         return {}
 
 
-class CpuPeaks(NoPeaks):
+class CpuPeaks(PeakMeter):
     """Every allocation of a CPU tensor, as torch's profiler reports it.
 
     Raises EnvironmentLacksError: this torch was built without its profiler.
@@ -149,7 +133,7 @@ class CpuPeaks(NoPeaks):
         return found
 
 
-class CudaPeaks(NoPeaks):
+class CudaPeaks(PeakMeter):
     """Counters of torch's caching allocator."""
 
     def __init__(self, device: torch.device) -> None:

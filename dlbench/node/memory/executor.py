@@ -170,10 +170,6 @@ class OutOfCore:
             **seconds,
         }
 
-    def block_bytes(self) -> list[BlockBytes]:
-        """Bytes of each block, of the last pass that counted them."""
-        return list(self._room.seen)
-
     def watch(self, watching: bool) -> None:
         """Between two steps: begins or ends noting operations of passes. Watched passes wait for nothing more."""
         self._watch.set(watching)

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,36 +110,14 @@ def _around(name: str) -> Iterator[str]:
     yield ""
 
 
-class HostParameters(Protocol):
-    """Parameters as the host updates them, and how gradients come to it."""
+class HostParameters:
+    """Parameters as the host updates them, and how gradients come to it.
+
+    On a CPU, as here, these are the network's own memory, and nothing is copied.
+    """
 
     tensors: dict[nn.Parameter, nn.Parameter]  # what the host's optimizer works on, by parameter
-    num_bytes: int  # held by the host for copies
-    text: str  # where the host works, in words
-
-    def enter_thread(self) -> None:
-        """Called once on the updating thread."""
-
-    def mark(self) -> Any:
-        """This moment of the computation: what was ordered before it is done before gradients are read."""
-
-    def send(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], since: Any) -> Any:
-        """Begins to bring gradients to the host, after the moment `since`; what `receive` wants."""
-
-    def receive(self, sent: Any) -> list[Tensor | None]:
-        """The gradients, on the host."""
-
-    def give_back(self, parameters: Sequence[nn.Parameter]) -> Any:
-        """Begins to bring updated parameters to the device; what `join` wants."""
-
-    def join(self, given: Any) -> None:
-        """What is ordered from now on comes after that."""
-
-
-class SameMemory:
-    """On a CPU the host's parameters are the network's own memory, and nothing is copied."""
-
-    num_bytes = 0
+    num_bytes = 0  # held by the host for copies
     text = "on a CPU host and device share memory, so that nothing is spared: only the overlap is tried"
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -147,51 +125,30 @@ class SameMemory:
         self.tensors = {p: nn.Parameter(p.detach()) for p in parameters}
 
     def enter_thread(self) -> None:
-        pass
-
-    def mark(self) -> None:
-        return None
-
-    def send(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], since: None) -> Any:
-        return gradients
-
-    def receive(self, sent: Any) -> list[Tensor | None]:
-        return list(sent)
-
-    def give_back(self, parameters: Sequence[nn.Parameter]) -> None:
-        return None
-
-    def join(self, given: None) -> None:
-        pass
-
-
-class Lanes(Protocol):
-    """Streams of a device: where copies run alongside the computation."""
-
-    def enter_thread(self) -> None:
         """Called once on the updating thread."""
 
     def mark(self) -> Any:
-        """This moment of the lane in force; of the computation outside of `out` and `back`."""
+        """This moment of the computation: what was ordered before it is done before gradients are read."""
+        return None
 
-    def out(self, since: Any) -> AbstractContextManager[object]:
-        """Within it copies leave the device, after the moment `since`."""
+    def send(self, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None], since: Any) -> Any:
+        """Begins to bring gradients to the host, after the moment `since`; what `receive` wants."""
+        return gradients
 
-    def back(self) -> AbstractContextManager[object]:
-        """Within it copies come to the device."""
+    def receive(self, sent: Any) -> list[Tensor | None]:
+        """The gradients, on the host."""
+        return list(sent)
 
-    def wait(self, moment: Any) -> None:
-        """Returns when what was ordered before a moment is done."""
+    def give_back(self, parameters: Sequence[nn.Parameter]) -> Any:
+        """Begins to bring updated parameters to the device; what `join` wants."""
+        return None
 
-    def join(self, moment: Any) -> None:
-        """The computation goes on after a moment."""
-
-    def host_buffer(self, num: int, dtype: torch.dtype) -> Tensor:
-        """Memory of the host that the device can copy to and from by itself, (num,)."""
+    def join(self, given: Any) -> None:
+        """What is ordered from now on comes after that."""
 
 
 class CudaLanes:
-    """Two streams of a GPU, one a direction."""
+    """Two streams of a GPU, one a direction, where copies run alongside the computation."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -202,11 +159,13 @@ class CudaLanes:
         torch.cuda.set_device(self._device)
 
     def mark(self) -> torch.cuda.Event:
+        """This moment of the lane in force; of the computation outside of `out` and `back`."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def out(self, since: torch.cuda.Event) -> AbstractContextManager[object]:
+        """Within it copies leave the device, after the moment `since`."""
         self._out.wait_event(since)
         return torch.cuda.stream(self._out)
 
@@ -223,7 +182,7 @@ class CudaLanes:
         return torch.empty(num, dtype=dtype, pin_memory=True)
 
 
-class HostCopies:
+class HostCopies(HostParameters):
     """Copies of all parameters and room for their gradients, on the host; each in one piece of memory per type.
 
     A piece each, because locking pages takes milliseconds a call however few they are.
@@ -231,9 +190,9 @@ class HostCopies:
 
     text = "gradients were copied to page-locked memory and parameters back, each on a stream of its own"
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lanes: Lanes) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], lanes: CudaLanes) -> None:
         self._lanes = lanes
-        self.tensors: dict[nn.Parameter, nn.Parameter] = {}
+        self.tensors = {}
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self.num_bytes = 0
         by_type: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -293,7 +252,7 @@ def host_parameters(parameters: Iterable[nn.Parameter], device: torch.device) ->
     """Parameters as the host updates them next to a device."""
     if device.type == "cuda":
         return HostCopies(parameters, CudaLanes(device))
-    return SameMemory(parameters)
+    return HostParameters(parameters)
 
 
 class _Group:

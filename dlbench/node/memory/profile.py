@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlbench.node.memory.cut import UnitModule
-from dlbench.node.memory.device_memory import Held, NoPeaks, PeakMeter, peaks_on
+from dlbench.node.memory.device_memory import Held, PeakMeter, peaks_on
 from dlbench.node.memory.saved import (
     HeldByOthers,
     Packed,
@@ -368,7 +368,7 @@ class ChainProfile:
     ) -> list[_MeasuredPass]:
         begun, passages = time.monotonic(), list[_MeasuredPass]()
         while len(passages) < most and (len(passages) < LEAST_PASSES or time.monotonic() - begun < LONG_S):
-            passages.append(self._pass(links, loss_of, batch, NoPeaks(), counts=False))
+            passages.append(self._pass(links, loss_of, batch, PeakMeter(), counts=False))
         return passages
 
     def _pass(

@@ -123,33 +123,8 @@ class Slots:
         self._free.setdefault(size, []).append(offset)
 
 
-class Calls(Protocol):
+class Calls:
     """What of torch's CUDA interface is needed; tests stand in for it."""
-
-    def new_stream(self, device: torch.device) -> Any:
-        """A stream next to the one that computes."""
-
-    def new_event(self, timing: bool) -> Any:
-        """An event, with its time or without."""
-
-    def current_stream(self, device: torch.device) -> Any:
-        """The stream on which work is ordered now."""
-
-    def on(self, stream: Any) -> AbstractContextManager[object]:
-        """Within it, work is ordered on this stream."""
-
-    def synchronize(self, device: torch.device) -> None:
-        """Waits for the device."""
-
-    def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Page-locked memory, uint8."""
-
-    def on_device(self, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """Memory of the device, uint8."""
-
-
-class TorchCalls:
-    """torch.cuda."""
 
     def new_stream(self, device: torch.device) -> Any:
         return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -161,6 +136,7 @@ class TorchCalls:
         return torch.cuda.current_stream(device)
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
+        """Within it, work is ordered on this stream."""
         return cast("AbstractContextManager[object]", torch.cuda.stream(stream))
 
     def synchronize(self, device: torch.device) -> None:
@@ -197,7 +173,7 @@ class PinnedTier:
     def __init__(self, device: torch.device, reserve_bytes: int, rank: int = 0, calls: Calls | None = None) -> None:
         self._device = device
         self._rank = rank
-        self._calls: Calls = calls or TorchCalls()
+        self._calls = calls or Calls()
         self._out, self._in = self._calls.new_stream(device), self._calls.new_stream(device)
         self._pools: list[tuple[torch.Tensor, Slots]] = []
         self._read: dict[tuple[int, int], Any] = {}

@@ -1,6 +1,6 @@
 """What the torch half of a network is: a `Network`; and what is asked of any: its loss, its quality, its multiply-adds.
 
-A meter holds the sums of one rank. What it tells is plain Python, so that any engine can gather it; `combine` makes
+A meter holds the sums of one rank. Its `sums` are plain Python, so that any engine can gather it; `combine` makes
 one result of all ranks' sums, in which every sample (masked token, parameter) weighs the same, wherever it was counted.
 """
 
@@ -73,7 +73,7 @@ class Meter:
         self._hits, self._weight = self._hits + hits.double(), self._weight + weight.double()
         self._loss, self._samples = self._loss + loss.double() * num, self._samples + num
 
-    def told(self) -> dict[str, Any]:
+    def sums(self) -> dict[str, Any]:
         """The sums as plain Python; waits for the device."""
         return {
             "hits": float(self._hits),

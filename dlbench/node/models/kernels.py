@@ -1,4 +1,4 @@
-"""What decides, beside the precision, which kernels compute: cuDNN's search, order of weights, mask, fused update."""
+"""What decides, besides the precision, which kernels compute: cuDNN's search, order of weights, mask, fused update."""
 
 from __future__ import annotations
 

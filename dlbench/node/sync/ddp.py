@@ -85,7 +85,7 @@ class DdpEngine(Engine):
         self._store = store = meet(self._address_file, self._place, self._interface, patience)
         by_nccl = self._backend == "nccl"
         # Before NCCL starts: of two ranks on one GPU it says a bus number, if anything.
-        require_own_gpu(self._gpu, self._place, lambda told: store.of_node("gpu", told, self._place), by_nccl=by_nccl)
+        require_own_gpu(self._gpu, self._place, lambda found: store.of_node("gpu", found, self._place), by_nccl=by_nccl)
         dist.init_process_group(
             self._backend,
             store=store,
@@ -416,7 +416,7 @@ class WatchedHook:
 
 
 def _kept_share(bucket: GradBucket) -> Callable[[], Sequence[torch.Tensor]]:
-    """What tells later whether this rank's share of a bucket, which its own sum overwrites, was finite."""
+    """What shows later whether this rank's share of a bucket, which its own sum overwrites, was finite."""
     gradients = [p.grad for p in bucket.parameters() if p.grad is not None]
     places = {view.data_ptr() for view in bucket.gradients()}
     if not any(gradient.data_ptr() in places for gradient in gradients):

@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.groups import Communicators
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu, Setting
 from dlbench.specs.plan import RunPlan
+
+if TYPE_CHECKING:
+    from dlbench.node.sync.groups import Communicators  # which an engine of one rank does without
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class MessageSpan:
     number: int
     """Of the messages of its step, from 0, in the order of sending."""
     ready_ns: int
-    """Its last gradient was there; the start, where the engine does not tell."""
+    """Its last gradient was there; the start, where the engine does not say."""
     start_ns: int
     end_ns: int
     num_bytes: int
@@ -89,7 +91,7 @@ class Engine:
         """Begins or ends to watch messages closely; called by all ranks between two warm-up steps."""
 
     def message_spans(self) -> list[MessageSpan]:
-        """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot tell."""
+        """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot know."""
         return []
 
     def exchange_result(self) -> ExchangeResult | None:

@@ -33,7 +33,7 @@ from torch._C._distributed_c10d import Store
 from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
-from dlbench.node.rendezvous import MeetingPlace
+from dlbench.node.rendezvous import Endpoint
 
 MAX_BODY_BYTES = 16 * 2**20
 """Of one request: addresses of some ten thousand ranks."""
@@ -242,10 +242,10 @@ _ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
 _PAUSES_S = (0.05, 0.5, 2.0)
 """Before a question is asked once more."""
 _SLACK_S = 60.0
-"""How long rank 0 may take to answer, beside the time it was asked to wait."""
+"""How long rank 0 may take to answer, besides the time it was asked to wait."""
 
 
-def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> MeetingPlace:
+def open_endpoint(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> Endpoint:
     """Where all ranks meet: on rank 0 made and published, on the others waited for.
 
     `path`: `rendezvous.json` of the run. `place`: this rank. `interface`: the planned network interface; None: the one
@@ -259,18 +259,18 @@ def open_meeting(path: Path, place: RankPlace, interface: str | None, wait_s: fl
         server = KeyServer(address)  # its thread keeps it
     except OSError as error:
         raise RunError(f"rank 0 cannot listen at {address}: {error.strerror or error}") from None
-    meeting = MeetingPlace(address=address, port=server.port, secret=server.secret)
-    rendezvous.publish(path, place, meeting)
-    return meeting
+    endpoint = Endpoint(address=address, port=server.port, secret=server.secret)
+    rendezvous.publish(path, place, endpoint)
+    return endpoint
 
 
 def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.timedelta) -> RunStore:
-    """The store of this run, once all ranks are there; Gloo and NCCL are told what goes with it. `path`: as
-    `open_meeting`. `place`: this rank. `interface`: as `open_meeting`. `timeout`: the longest wait for the other ranks,
-    and for a key later on. Raises `RunError`: as `open_meeting`, or not all ranks came.
+    """The store of this run, once all ranks are there; Gloo and NCCL learn it what goes with it. `path`: as
+    `open_endpoint`. `place`: this rank. `interface`: as `open_endpoint`. `timeout`: the longest wait for the other
+    ranks, and for a key later on. Raises `RunError`: as `open_endpoint`, or not all ranks came.
     """
-    meeting = open_meeting(path, place, interface, timeout.total_seconds())
-    store = RunStore(meeting, timeout)
+    endpoint = open_endpoint(path, place, interface, timeout.total_seconds())
+    store = RunStore(endpoint, timeout)
     try:
         if store.add(_ARRIVED, 1) == place.size:
             store.set(_COMPLETE, "1")
@@ -278,9 +278,9 @@ def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.
     except RuntimeError as error:
         raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {error}") from None
     if place.rank == 0:
-        rendezvous.conceal(path, place, meeting)
+        rendezvous.conceal(path, place, endpoint)
     # For Gloo alone: NCCL finds the fast network itself, under DDP as under Horovod.
-    os.environ["GLOO_SOCKET_IFNAME"] = rendezvous.gloo_interface(place.num_nodes == 1, interface, meeting)
+    os.environ["GLOO_SOCKET_IFNAME"] = rendezvous.gloo_interface(place.num_nodes == 1, interface, endpoint)
     if torch.cuda.is_available():
         # NCCL's monitor would ask the store every second from every rank whether to write its flight recorder: work for
         # rank 0 while it is measured. dlbench's own watchdog ends runs that hang.
@@ -297,10 +297,10 @@ class RunStore(Store):
 
     timeout: datetime.timedelta
 
-    def __init__(self, meeting: MeetingPlace, timeout: datetime.timedelta) -> None:
+    def __init__(self, endpoint: Endpoint, timeout: datetime.timedelta) -> None:
         """`timeout` is the longest wait for a key."""
         super().__init__()
-        self._meeting = meeting
+        self._endpoint = endpoint
         self.set_timeout(timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -380,10 +380,10 @@ class RunStore(Store):
         raise AssertionError
 
     def _ask_once(self, order: dict[str, Any]) -> Any:
-        meeting = self._meeting
-        connection = http.client.HTTPConnection(meeting.address, meeting.port, timeout=LONGEST_WAIT_S + _SLACK_S)
+        endpoint = self._endpoint
+        connection = http.client.HTTPConnection(endpoint.address, endpoint.port, timeout=LONGEST_WAIT_S + _SLACK_S)
         try:
-            connection.request("POST", f"/{meeting.secret}/", json.dumps(order))
+            connection.request("POST", f"/{endpoint.secret}/", json.dumps(order))
             answer = connection.getresponse()
             content = answer.read()
         finally:

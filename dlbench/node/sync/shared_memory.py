@@ -152,7 +152,7 @@ def _receive(ranks: tuple[int, ...], index: int, name: str, timeout_s: float, ta
 
 
 class Room:
-    """The memory that ranks share, and where they meet in it. It begins with a control line a rank (its state; its
+    """The memory that ranks share, and where they meet in it. It begins with a control line per rank (its state; its
     present and its last call) and the semaphores.
     """
 
@@ -201,7 +201,7 @@ class Room:
         return torch.frombuffer(self._maps[-1], dtype=torch.uint8)
 
     def grow(self, num_bytes: int) -> int:
-        """Where so many bytes (whole pages) begin that are added at the end; the first rank adds them."""
+        """Where this many bytes (whole pages) begin that are added at the end; the first rank adds them."""
         offset, self.size = self.size, self.size + num_bytes
         if self.index == 0:
             os.ftruncate(self._fd, self.size)
@@ -277,7 +277,7 @@ class Room:
             except (BlockingIOError, PermissionError):
                 return None
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, other)
-            state, cause, _ = _STATE.unpack_from(self._control, at)  # it may have left in good order meanwhile
+            state, cause, _ = _STATE.unpack_from(self._control, at)  # it may have left properly meanwhile
         if state == RUNNING:
             return FOUND_DEAD, other
         return (FOUND_LEFT, other) if state == LEFT else (state, cause)
@@ -353,7 +353,7 @@ class SharedMemoryGroup:
         self._areas: list[tuple[int, torch.Tensor]] = []
 
     def close(self) -> None:
-        """Leaves; ranks that still wait for this one are told. Allocated vectors stay usable, but not exchangeable."""
+        """Leaves; ranks that still wait for this one learn it. Allocated vectors stay usable, but not exchangeable."""
         self._room.close()
 
     def allocate(self, num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -536,7 +536,7 @@ class SharedMemoryGroup:
         return self._typed[dtype]
 
     def _shares(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        """A share a rank, the last ones shorter or empty."""
+        """A share per rank, the last ones shorter or empty."""
         size = -(-vector.numel() // len(self.ranks))
         return [vector[size * index : size * (index + 1)] for index in range(len(self.ranks))]
 

@@ -100,7 +100,7 @@ class Clock:
 
     def anchor(self) -> None:
         """Notes how moments stand to CLOCK_MONOTONIC; waits for the device, so not within a step. Called before and
-        after some moments, it tells the rate of the device's clock, too.
+        after some moments, it gives the rate of the device's clock, too.
         """
 
     def monotonic_ns(self, moment: Any) -> int:

@@ -129,7 +129,7 @@ def entries_to_send(elements: int, density: float) -> int:
 
 
 def is_dense_cheaper(elements: int, entries: int, world_size: int) -> bool:
-    """Whether a dense ring sends fewer bytes per rank than gathering so many entries of each; equal stays sparse. 2
+    """Whether a dense ring sends fewer bytes per rank than gathering this many entries of each; equal stays sparse. 2
     (p-1)/p n 4 < (p-1) k 8, with p - 1 and the fraction cancelled.
     """
     return 2 * elements * VALUE_BYTES < world_size * entries * PAIR_BYTES

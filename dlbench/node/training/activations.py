@@ -121,7 +121,7 @@ class ActivationMemory:
         train: what was asked for.
         found: what was measured and planned.
         device: where it is.
-        open_tier: the far tier with room for so many bytes.
+        open_tier: the far tier with room for N bytes.
         allocator: how freed memory is treated, in words; None: as the C library does.
         wrap_block: applied to every block's function; None: nothing.
 
@@ -233,7 +233,7 @@ class ActivationMemory:
         }
 
     def _device_peak_bytes(self) -> int | None:
-        """What training took at most of its device; None where that cannot be told.
+        """What training took at most of its device; None where that is not known.
 
         On a CPU libraries and their code are in the process, too, and what of that is used grows with the first steps:
         so the peak counts from what is resident between two steps, when parameters and the optimizer's state are there
@@ -247,7 +247,7 @@ class ActivationMemory:
         return max(0, peak - self._resident_between) + self._held_between_steps
 
     def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
-        """What the record says, from what all ranks told; on rank 0."""
+        """What the record says, from the summaries of all ranks; on rank 0."""
         found, train = self._found, self._train
         return MemoryResult(
             recompute=train.recompute,
@@ -260,7 +260,7 @@ class ActivationMemory:
             in_core_bytes=found.in_core_bytes,
             profile_s=found.profile_s,
             checksum_share=1.0 if train.memory.verify and self._tier is not None else None,
-            ranks=tuple(RankMemory.model_validate(told) for told in everyone),
+            ranks=tuple(RankMemory.model_validate(one) for one in everyone),
             timeline=_timeline(self._spans),
         )
 
@@ -268,14 +268,11 @@ class ActivationMemory:
         """What was asked for and what is in force."""
         plan = self._found.plan
         count = {name: sum(block.decision == name for block in plan.blocks) for name in _DECIDED}
-        told = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
-        blocks = f"{len(plan.blocks)} blocks: {told}"
+        decided = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
+        blocks = f"{len(plan.blocks)} blocks: {decided}"
         found = [
             Setting(
-                key="train.recompute",
-                requested=self._train.recompute,
-                effective=self._train.recompute,
-                evidence=blocks,
+                key="train.recompute", requested=self._train.recompute, effective=self._train.recompute, evidence=blocks
             ),
             Setting(
                 key="train.swap",

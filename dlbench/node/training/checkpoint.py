@@ -52,7 +52,7 @@ Steps = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far training was, beside its tensors."""
+    """How far training was."""
 
     step: int  # Optimizer steps done.
     samples: int  # Samples trained, over all ranks.
@@ -65,11 +65,7 @@ class Progress:
 
 
 def write_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    trained: Mapping[str, Any],
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, trained: Mapping[str, Any]
 ) -> None:
     """Writes one checkpoint as a whole, or nothing.
 
@@ -112,11 +108,11 @@ def write_checkpoint(
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        # safetensors tells the operating system's reason in words alone: "... (os error 28)".
+        # safetensors gives the operating system's reason in words alone: "... (os error 28)".
         number = re.search(r"\(os error (\d+)\)", str(error))
-        told = OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
-        words = f"{path}: the checkpoint cannot be written: {why_unreadable(told)}"
-        raise refused(told, words) from None
+        reason = OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
+        words = f"{path}: the checkpoint cannot be written: {why_unreadable(reason)}"
+        raise refused(reason, words) from None
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -143,7 +139,7 @@ def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
 
 
 class Header(Spec):
-    """What a checkpoint says beside its tensors."""
+    """What a checkpoint says besides its tensors."""
 
     format: Literal["dlbench.checkpoint"]
     version: Literal[1]

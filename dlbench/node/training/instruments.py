@@ -225,12 +225,12 @@ class RankWatch:
             "spans": spans,
             "sample_bytes": samples.stat().st_size if self._sampler is not None and samples.exists() else 0,
             "problems": [text for text in problems if text],
-            "load": self._load.told(),
+            "load": self._load.summary(),
         }
 
     def close(self) -> None:
         """Keeps what is known, however the run ended; the sampler is its starter's to stop."""
-        # Moments of a window that is still open are lost: a device that failed could not tell them.
+        # Moments of a window that is still open are lost: a device that failed does not know them.
         if self._spans is not None:
             self._spans.close()
 
@@ -288,7 +288,7 @@ def accounted_overhead(
     worst = max(shares, key=lambda number: shares[number])
     evidence = (
         f"CPU time of the samplers' processes within the measured steps; of {len({r.node_rank for r in ranks})} nodes "
-        f"{len(shares)} told theirs, node {worst} has the largest share"
+        f"{len(shares)} gave theirs, node {worst} has the largest share"
     )
     return WatchOverhead(
         value=shares[worst], low=0.0, high=shares[worst], num_pairs=0, method="accounted", evidence=evidence

@@ -60,7 +60,7 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
                 meter.add(outputs, moved, loss)
     finally:
         model.train()
-    return meter.combine(context.engine.gather(meter.told()))
+    return meter.combine(context.engine.gather(meter.sums()))
 
 
 class Pauses:
@@ -115,7 +115,7 @@ class Pauses:
         return ends
 
     def check_preemption(self, done: int, spent_s: float) -> None:
-        """After `done` steps, where training stands still: stops all ranks if any was told to.
+        """After `done` steps, where training stands still: stops all ranks if any was asked to.
 
         Raises StoppedEarlyError: it was; where the run keeps checkpoints one is written.
         """
@@ -132,11 +132,7 @@ class Pauses:
     def _look(self, done: int, train_s: float) -> bool:
         assert self._source is not None
         plan, schedule = self._plan, self._schedule
-        place: dict[str, Any] = {
-            "epoch": schedule.epoch(done),
-            "step": done,
-            "samples": done * schedule.global_batch,
-        }
+        place: dict[str, Any] = {"epoch": schedule.epoch(done), "step": done, "samples": done * schedule.global_batch}
         self._events.add("eval_start", **place)
         start = time.monotonic()
         average_statistics(self._state.model, self._context.engine)
@@ -217,7 +213,7 @@ LOOKS_IN_WARNING = 4
 
 
 class StoppedEarlyError(Exception):
-    """Training ended after `step` because it was told to; all ranks raise it after the same step."""
+    """Training ended after `step` because it was asked to; all ranks raise it after the same step."""
 
     def __init__(self, step: int, checkpoint: str | None) -> None:
         super().__init__(f"stopped after step {step}")

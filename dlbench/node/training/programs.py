@@ -83,7 +83,7 @@ class Compilation:
 
         Args:
             model: in training mode, on its device; nothing is hooked to it yet.
-            batch_of: so many samples, on the device.
+            batch_of: N samples, on the device.
         """
         budget = self._train.activation_budget
         if budget is None:
@@ -118,7 +118,7 @@ class Compilation:
             model: in training mode, on its device.
             wrapped: as the engine has it.
             loss_of: forward pass and loss of `model`.
-            batch_of: so many samples, on the device.
+            batch_of: N samples, on the device.
         """
         began = time.monotonic()
         self._compile(model)
@@ -156,7 +156,7 @@ class Compilation:
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons for doubt, a sentence each."""
+        """A sentence each."""
         found = []
         late = 0 if self._at_measuring is None else _graphs() - self._at_measuring
         if late:
@@ -177,37 +177,20 @@ class Compilation:
             )
         return found
 
-    @property
-    def _effective(self) -> str:
-        """The mode, or default where torch made no CUDA graph of anything."""
-        is_graphed = self._mode != "reduce-overhead" or not _skipped() or _recorded()
-        return self._mode if is_graphed else "default"
-
-    @property
-    def _when(self) -> str:
-        if self._before_steps is None:
-            return ", in the warm-up"
-        graphs, seconds = self._before_steps
-        return f", {graphs} of them in {seconds:.1f} s before the first step"
-
-    @property
-    def _skipped_text(self) -> str:
-        if self._mode not in GRAPH_MODES:
-            return ""
-        return f"; {_recorded()} CUDA graphs recorded, {_skipped()} left out by torch"
-
     def settings(self) -> list[Setting]:
         """What was asked for and what was in force."""
         train, graphs = self._train, _graphs()
-        unit = "the network" if train.is_in_core else "each block"
-        found = [
-            Setting(
-                key="train.compile",
-                requested=train.compile,
-                effective=self._effective if graphs else "none",
-                evidence=f"torch.compile of {unit}: {graphs} graphs{self._when}{self._skipped_text}",
-            )
-        ]
+        # The mode, or default where torch made no CUDA graph of anything.
+        is_graphed = self._mode != "reduce-overhead" or not _skipped() or _recorded()
+        effective = "none" if not graphs else self._mode if is_graphed else "default"
+        evidence = f"torch.compile of {'the network' if train.is_in_core else 'each block'}: {graphs} graphs"
+        if self._before_steps is None:
+            evidence += ", in the warm-up"
+        else:
+            evidence += f", {self._before_steps[0]} of them in {self._before_steps[1]:.1f} s before the first step"
+        if self._mode in GRAPH_MODES:
+            evidence += f"; {_recorded()} CUDA graphs recorded, {_skipped()} left out by torch"
+        found = [Setting(key="train.compile", requested=train.compile, effective=effective, evidence=evidence)]
         if train.activation_budget is not None and self._budget_bytes is not None:
             import torch._functorch.config
 
@@ -388,7 +371,7 @@ class NetworkGraphs:
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons for doubt, a sentence each."""
+        """A sentence each."""
         if self._plan.layout.ranks == 1 or self._plan.sync.exchange == "none":
             return []
         return [

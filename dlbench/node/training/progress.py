@@ -125,7 +125,7 @@ class Progress:
         self._tell_now_and_then(text)
 
     def on_point(self, number: int, of: int, text: str) -> None:
-        """Point `number`, from 0, of so many of the collective benchmark begins; `text` says which."""
+        """Point `number`, from 0, of N of the collective benchmark begins; `text` says which."""
         self.step, self._total = number, of
         if self._final is not None:
             self._final.step(number)
@@ -135,7 +135,7 @@ class Progress:
         self._tell_now_and_then(text)
 
     def _ticks(self) -> None:
-        """Notes once a second that this rank lives, and tells the launcher now and then; no file in measured steps."""
+        """Notes once a second that this rank lives, and reports that now and then; no file in measured steps."""
         while True:
             time.sleep(_TICK_S)
             if self._final is not None:
@@ -144,7 +144,7 @@ class Progress:
                 self._tell(self._text)
             if self.stage == "measuring":
                 continue
-            with self._lock, suppress(RunError):  # a full disk is told by the training thread, which needs it
+            with self._lock, suppress(RunError):  # a full disk is reported by the training thread, which needs it
                 if self.stage not in ("measuring", "done", "failed"):
                     self._node.tick()
 
@@ -178,7 +178,7 @@ class Progress:
             line = PROGRESS_MARK + json.dumps({"step": self.step + 1, "of": self._total, "stage": text})
         else:
             line = f"dlbench {self._run_id}: {text}, {self._counted} {self.step + 1} of {self._total}"
-        # In one piece: two threads tell.
+        # In one piece: two threads write.
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
@@ -262,7 +262,7 @@ class NodeStatus:
         self._listener = self._listen() if self._is_first and place.local_size > 1 else None
 
     def say(self, status: RankStatus) -> None:
-        """The first rank writes; others tell it, and write a file of their own if they cannot and it counts.
+        """The first rank writes; others report to it, and write a file of their own if they cannot and it counts.
 
         Raises RunError: the file cannot be written.
         """

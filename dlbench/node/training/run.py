@@ -70,7 +70,7 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
 PATIENCE = 0.8
-"""Of the time after which a rank counts as stalled, waited for a sample of another rank: so that its name is told."""
+"""Of the time after which a rank counts as stalled, waited for a sample of another rank: so that it can be named."""
 
 
 def train(context: RankContext) -> Record | None:
@@ -138,7 +138,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
 
     Args:
         context: its engine is started already.
-        timer: told of the end of the backward pass, where the engine knows it.
+        timer: marks the end of the backward pass, where the engine knows it.
         resume_from: a checkpoint, or a folder with some, in place of the plan's.
 
     Raises UserError: the data set is not what the plan needs, or what it resumes from does not fit.

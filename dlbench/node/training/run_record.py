@@ -27,7 +27,6 @@ from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set
 from dlbench.node.devices import rank_gpu, together
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
-from dlbench.node.sync.horovod.report import with_tuning_cost
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.instruments import watch_result
@@ -43,7 +42,7 @@ from dlbench.records.data_path import ShuffleResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.memory import MemoryResult
-from dlbench.records.record import Check, NoiseScale, RankResult, Record, Setting
+from dlbench.records.record import Check, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import format_bytes, format_seconds, utc_now
@@ -155,7 +154,8 @@ def make_record(
     """
     plan = context.plan
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
-    settled = settle([_seat(plan, rank) for rank in ranks])
+    train, wanted = plan.workload.train, plan.layout.cores_per_rank
+    settled = settle([Seat(rank=r.rank, host=r.host, cores=r.cores, threads=wanted, pinned=r.pinned) for r in ranks])
     ranks = [rank.model_copy(update={"pinned": rank.rank in settled.pinned}) for rank in ranks]
     precision, reading = state.precision, state.reading
     # Training to a quality ends when it is met, everywhere after the same step.
@@ -166,8 +166,17 @@ def make_record(
     reference = everyone[0]["environment"]
     watched = [item["watch"] for item in everyone]
     exchange = with_layers_noted(plan, state.schedule, exchange)
+    if exchange is not None and exchange.autotune is not None:  # of Horovod, which other ranks need not load
+        from dlbench.node.sync.horovod.report import with_tuning_cost
+
+        exchange = with_tuning_cost(exchange, seen.step_s)
     described = state.source.describe()
     memory = state.memory.result([item["memory"] for item in everyone]) if state.memory else None
+    noise = None
+    if plan.measure.noise_scale:
+        small = train.batch_per_rank // train.gradient_accumulation
+        norms = [item["norms"] for item in everyone]
+        noise = estimate_noise_scale(norms, small_batch=small, large_batch=plan.global_batch)
     return Record.model_validate(
         {
             "run_id": plan.run_id,
@@ -182,12 +191,12 @@ def make_record(
             "ranks": ranks,
             "checks": checks,
             "settings": settings,
-            "exchange": with_tuning_cost(exchange, seen.step_s),
+            "exchange": exchange,
             "nccl": together([item["nccl"] for item in everyone]),
             "watch": watch_result(plan, state.schedule, watched, ranks),
             "load": node_loads([item["load"] for item in watched], ranks, [rank.node_rank for rank in ranks]),
             "inert": inert(settings, ranks=plan.layout.ranks),
-            "warnings": (*settled.warnings, *_warnings(plan, state, ranks, everyone, exchange, memory, context.device)),
+            "warnings": (*settled.warnings, *_warnings(context, state, ranks, everyone, exchange, memory)),
             "data": described | data_set(plan.workload.data, described),
             "staging": staging_result(plan, state.staging, everyone),
             "shuffle": shuffle.result,
@@ -206,7 +215,7 @@ def make_record(
             "layers": layers,
             "training_flops_per_sample": training_flops_per_sample(layers),
             "quality": pauses.result(),
-            "noise_scale": _noise_scale(plan, [item["norms"] for item in everyone]),
+            "noise_scale": noise,
             "events": context.events.all,
             "environment": reference,
             "environment_differences": _environment_differences(plan, everyone, reference),
@@ -214,51 +223,33 @@ def make_record(
     )
 
 
-def _seat(plan: RunPlan, rank: RankResult) -> Seat:
-    wanted = plan.layout.cores_per_rank
-    return Seat(rank=rank.rank, host=rank.host, cores=rank.cores, threads=wanted, pinned=rank.pinned)
-
-
 def _warnings(
-    plan: RunPlan,
+    context: RankContext,
     state: TrainState,
     ranks: Sequence[RankResult],
     everyone: Summaries,
     exchange: ExchangeResult | None,
     memory: MemoryResult | None,
-    device: torch.device,
 ) -> list[str]:
-    """Warnings, each a sentence."""
-    return [
+    plan = context.plan
+    found = [
         *dict.fromkeys(text for item in everyone for text in item["warnings"]),
         *dict.fromkeys(text for item in everyone if item["staging"] for text in item["staging"]["warnings"]),
-        *_compute_warnings(plan, ranks, device),
-        *exchange_warnings(exchange, is_scaled=state.precision.is_scaled),
-        *watch_warnings(plan, state.schedule, [item["watch"] for item in everyone], exchange),
-        *(state.reading.warnings() if state.reading is not None else []),
-        *memory_warnings(memory),
     ]
-
-
-def _noise_scale(plan: RunPlan, norms: list[list[list[float]]]) -> NoiseScale | None:
-    if not plan.measure.noise_scale:
-        return None
-    train = plan.workload.train
-    return estimate_noise_scale(
-        norms, small_batch=train.batch_per_rank // train.gradient_accumulation, large_batch=plan.global_batch
-    )
-
-
-def _compute_warnings(plan: RunPlan, ranks: Sequence[RankResult], device: torch.device) -> list[str]:
-    found = []
     threads = {rank.threads for rank in ranks}
     if threads != {plan.layout.cores_per_rank}:
         found.append(
             f"ranks computed with {sorted(threads)} threads, the plan says {plan.layout.cores_per_rank} cores per rank"
         )
-    if plan.measure.phases == "synchronised" and device.type == "cpu":
+    if plan.measure.phases == "synchronised" and context.device.type == "cpu":
         found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")
-    return found
+    return [
+        *found,
+        *exchange_warnings(exchange, is_scaled=state.precision.is_scaled),
+        *watch_warnings(plan, state.schedule, [item["watch"] for item in everyone], exchange),
+        *(state.reading.warnings() if state.reading is not None else []),
+        *memory_warnings(memory),
+    ]
 
 
 def _environment_differences(plan: RunPlan, everyone: Summaries, reference: dict[str, str]) -> tuple[str, ...]:

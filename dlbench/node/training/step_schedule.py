@@ -33,7 +33,7 @@ HELD_STEPS = 3
 
 _TIMED_STEPS = 4
 """Of the warm-up at least, before those in which something is watched, where seconds are wanted: the later half of them
-tells how long a step is."""
+says how long a step is."""
 
 
 @dataclass(kw_only=True)
@@ -50,8 +50,8 @@ class StepSchedule:
     window_steps: int = 0  # Warm-up steps in which layers are to be watched one by one.
     deciding_steps: int = 0
     """First steps by whose times the exchange is arranged or tuned: no layer is watched in them."""
-    warmup_s: float = 0.0  # The warm-up lasts so long at least, seconds, as far as can be told before its last steps.
-    measured_s: float = 0.0  # The measured steps last so long at least, as far as the warm-up can tell.
+    warmup_s: float = 0.0  # The warm-up lasts so long at least, seconds, as far as is known before its last steps.
+    measured_s: float = 0.0  # The measured steps last so long at least, as far as the warm-up shows.
 
     @property
     def measured(self) -> int:
@@ -237,7 +237,7 @@ class Pacing:
 
         Args:
             gather: a value of every rank, by rank.
-            expect: told the steps of the run and those of its warm-up.
+            expect: called with the steps of the run and those of its warm-up.
         """
         self._schedule, self._gather, self._expect = schedule, gather, expect
         self._is_settled = not schedule.is_timed
@@ -256,9 +256,9 @@ class Pacing:
         schedule = self._schedule
         late = step_s[len(step_s) // 2 :][-_LATE_STEPS:]
         # In the first step the host sets up, or compiles for a minute, and the device cools down: it warms nothing up.
-        told = self._gather([math.fsum(step_s[1:]), statistics.median(late)])
+        everyone = self._gather([math.fsum(step_s[1:]), statistics.median(late)])
         # All wait for the slowest of them, so times of one step differ where nothing is exchanged only.
-        spent_s, step = min(one[0] for one in told), min(one[1] for one in told)
+        spent_s, step = min(one[0] for one in everyone), min(one[1] for one in everyone)
         ahead = schedule.warmup - len(step_s)
         missing = math.ceil((schedule.warmup_s - spent_s) / step) - ahead
         if missing > 0:

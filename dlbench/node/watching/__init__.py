@@ -1,1 +1,0 @@
-"""Watching a run from beside it: see docs/architecture.md."""

@@ -32,7 +32,7 @@ def window_ranks(plan: RunPlan) -> tuple[int, ...]:
     """Ranks whose layers and messages are watched, ascending; none without a window.
 
     They are spread evenly over the run, rank 0 among them, and over the places of a node: with a fixed stride they
-    would often all be first on their node, beside its sampler.
+    would often all be first on their node, next to its sampler.
     """
     watch, ranks = plan.watch, plan.layout.ranks
     if watch is None or watch.window_steps == 0:
@@ -74,7 +74,7 @@ _STOP_S = 2.0
 
 
 def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> SamplerOrder:
-    """What the sampler of this rank's node is told.
+    """The order for the sampler of this rank's node.
 
     Args:
         plan: the run; with `watch`.
@@ -106,7 +106,6 @@ class SamplerProcess:
     """A sampler and the two pipes to it.
 
     Args:
-        order: what it is told.
         command: how it is started; for tests.
     """
 
@@ -206,7 +205,7 @@ class SamplerProcess:
         if written is None:
             self._ended(process)
         elif written < len(line):
-            self._fail("does not read what it is told, and was given up")
+            self._fail("does not read its orders, and was given up")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
         """Its exit code; None, and `problem` says so, where it does not end even when it is killed."""

@@ -198,7 +198,7 @@ def _ask(connection: socket.socket, number: int, clock: Clock) -> Exchange:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes."""
+    """Exactly N bytes."""
     data = b""
     while len(data) < size:
         more = connection.recv(size - len(data))
@@ -215,7 +215,7 @@ BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
 SHORT_ROUNDS = 20  # Exchanges in between.
 EVERY_S = 60.0
 MAX_ESTIMATES = 64  # With more of them every second one is forgotten, and the time between two doubles.
-WAIT_S = 180.0  # How long node 0's address is waited for, beside the sampling; shared file systems show new files late.
+WAIT_S = 180.0  # How long node 0's address is waited for during sampling; shared file systems show new files late.
 START_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 5.0
 
@@ -262,7 +262,7 @@ class ClockFollower:
         if place is None:
             return
         self._burst(place, BURST_ROUNDS, START_TIMEOUT_S)
-        # Directly behind the first burst another tells nothing more: no slope can be drawn between the two.
+        # Directly behind the first burst another shows nothing more: no slope can be drawn between the two.
         is_over = self._ending.is_set() and bool(self._estimates)
         retry_s = 1.0
         while not self._ending.wait(self._every_s if self._estimates else retry_s):

@@ -51,10 +51,7 @@ class CoreLoad:
             return
         self._window_s += now.time_s - since.time_s
         self._own_s += now.own_s - since.own_s
-        for counted, after, before in (
-            (self._busy, now.busy, since.busy),
-            (self._steal, now.steal, since.steal),
-        ):
+        for counted, after, before in ((self._busy, now.busy, since.busy), (self._steal, now.steal, since.steal)):
             # The kernel's count of a core may step back where it was off (proc(5)).
             counted.update({core: max(0, value - before.get(core, value)) for core, value in after.items()})
         if self._pressure_s is not None and now.pressure_s is not None and since.pressure_s is not None:
@@ -62,7 +59,7 @@ class CoreLoad:
         else:
             self._pressure_s = None
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What rank 0 needs of it, plain Python."""
         found: dict[str, Any] = {"window_s": self._window_s, "own_s": self._own_s}
         if self._sees_node:
@@ -162,16 +159,16 @@ class Seated(Protocol):
 
 
 def node_loads(
-    told: Sequence[Mapping[str, Any]], ranks: Sequence[Seated], node_ranks: Sequence[int]
+    summaries: Sequence[Mapping[str, Any]], ranks: Sequence[Seated], node_ranks: Sequence[int]
 ) -> tuple[NodeLoad, ...]:
     """The load of each node's cores; cores of a node are all that its ranks may run on.
 
     Args:
-        told: `CoreLoad.told` of every rank.
+        summaries: `CoreLoad.summary` of every rank.
         ranks: every rank, in the same order.
     """
     nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
-    for number, rank, one in zip(node_ranks, ranks, told, strict=True):
+    for number, rank, one in zip(node_ranks, ranks, summaries, strict=True):
         nodes.setdefault(number, []).append((rank, one))
     found = []
     for number, members in sorted(nodes.items()):

@@ -1,10 +1,10 @@
-"""``python -m dlbench.node.watching.sampler``: the sampler of one node, a process beside its ranks.
+"""``python -m dlbench.node.watching.sampler``: the sampler of one node, a process next to its ranks.
 
 It reads its order from standard input (`SamplerOrder`, one line) and then commands, a line of JSON each:
 `{"measuring": true}` and `false` at the edges of the measured steps, `{"finish": true}` for its account (one line on
 standard output, `records.watch.NodeWatch`), `{"stop": true}` or the end of the input to end. After its account it
 samples no longer, but node 0's goes on answering about its clock. However it ends, short of SIGKILL, what it holds is
-written; also when its rank was killed, of which the kernel tells it by SIGTERM.
+written; also when its rank was killed, which the kernel signals by SIGTERM.
 
 It loads neither torch nor numpy nor pandas, nor the plan: it shares memory and cores with what is measured.
 """
@@ -54,7 +54,7 @@ class Sampler:
         self._told: dict[str, Any] | None = None
 
     def is_orphan(self) -> bool:
-        """Whether the rank ended before the kernel was asked to tell."""
+        """Whether the rank ended before the kernel was asked to signal it."""
         return self._order.parent not in (0, os.getppid())
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class Sampler:
             self._sampling.take_due()
         except Exception as error:
             self._give_up(error)
-        # Last: what computes in Python beside a comparison makes each answer wait for the interpreter, up to 5 ms.
+        # Last: what computes in Python during a comparison makes each answer wait for the interpreter, up to 5 ms.
         self._start_clocks()
 
     def _start_clocks(self) -> None:
@@ -82,7 +82,7 @@ class Sampler:
             self._follower = ClockFollower(path, order.token)
             self._follower.start()
         else:
-            # On a thread, as a name server may take seconds to tell this node's address.
+            # On a thread, as a name server may take seconds to know this node's address.
             self._opening = threading.Thread(
                 target=self._answer_clocks, args=(path,), name="clock address", daemon=True
             )
@@ -152,12 +152,7 @@ class Sampler:
         if self._opening is not None:
             self._opening.join(_OPENING_S)
         points, problem = self._follower.finish() if self._follower is not None else ((), "")
-        seen: dict[str, Any] = {
-            "num_samples": 0,
-            "period_s": order.period_s,
-            "late_median_s": 0.0,
-            "late_max_s": 0.0,
-        }
+        seen: dict[str, Any] = {"num_samples": 0, "period_s": order.period_s, "late_median_s": 0.0, "late_max_s": 0.0}
         if self._sampling is not None:
             try:
                 self._sampling.flush()
@@ -216,7 +211,7 @@ def _wall_offset_ns() -> int:
 
 
 def _follow(sampler: Sampler, commands: Commands, output: int) -> None:
-    """Samples and obeys until it is told to stop, or the writer of the commands is gone."""
+    """Samples and obeys until it is asked to stop, or the writer of the commands is gone."""
     while True:
         due = sampler.due_ns
         line = commands.line(None if due is None else max(0.0, (due - time.monotonic_ns()) / 1e9))

@@ -60,18 +60,18 @@ def await_termination() -> int:
 
     An exception out of a signal's handler could come at any place, in the middle of writing too.
     """
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
 
     def end() -> None:
-        select.select([told], [], [])
+        select.select([readable], [], [])
         time.sleep(GRACE_S)
         os._exit(_TERMINATED)
 
     threading.Thread(target=end, name="termination", daemon=True).start()
-    return told
+    return readable
 
 
 class Commands:
@@ -108,18 +108,18 @@ class Commands:
         return line
 
 
-SLOW_EVERY = 10  # Of so many samples one reads the slow sources too.
+SLOW_EVERY = 10  # One of N samples reads the slow sources too.
 
 SPARE_ROWS = 3  # Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample.
 
 PARTS = 10
-"""Each time another of so many parts of the room is full the period doubles; the last part is divided so again.
+"""Each time another of these parts of the room is full the period doubles; the last part is divided so again.
 
 Equal parts hold equally many rows, so that the time that the file reaches over grows as 2 to their number. Halving what
 is left instead makes all levels equally long: a file of 50 kB is then full within two minutes.
 """
 
-_BLOCK_BYTES = 64  # More than a block needs beside its rows.
+_BLOCK_BYTES = 64  # What a block needs besides its rows, at most.
 
 
 class Sampling:
@@ -240,7 +240,7 @@ class Sampling:
         self._read_and_write(None, kept_bytes=0 if is_last else self._row_bytes + _BLOCK_BYTES)
 
     def _read_and_write(self, due: int | None, *, kept_bytes: int) -> tuple[int, bool]:
-        """When the reading began, and whether there was room for it beside what is kept."""
+        """When the reading began, and whether there was room for it next to what is kept."""
         begin = self._read_ns = self._clock()
         values = self._source.read(slow=self._taken % SLOW_EVERY == 0)
         self._taken += 1

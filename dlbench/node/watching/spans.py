@@ -51,7 +51,7 @@ class SpanTotals:
     """How much one rank wrote."""
 
     num_spans: int
-    dropped: int  # For want of room, or because the file could not be written.
+    dropped: int  # For lack of room, or because the file could not be written.
     num_bytes: int
 
 
@@ -174,7 +174,7 @@ class RankSpans:
         self.problem = _told(error)
         writer, self._writer = self._writer, None
         if writer is not None:
-            with contextlib.suppress(OSError):  # it was told just now
+            with contextlib.suppress(OSError):  # it was reported just now
                 writer.close()
             self._count(writer)
 
@@ -377,7 +377,7 @@ MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written o
 
 
 class ProfileWindow:
-    """One profile: `open`, `stop` and `close` between two steps. What goes wrong is told and ends no run.
+    """One profile: `open`, `stop` and `close` between two steps. What goes wrong is reported and ends no run.
 
     Args:
         path: where it goes, a Chrome trace as torch writes it.
@@ -444,7 +444,7 @@ class ProfileWindow:
                 partial.replace(self._path)
         except (OSError, RuntimeError) as error:
             self._tell("could not be written", error)
-            with contextlib.suppress(OSError):  # it was told just now
+            with contextlib.suppress(OSError):  # it was reported just now
                 partial.unlink(missing_ok=True)
 
     def _tell(self, what: str, error: Exception) -> None:

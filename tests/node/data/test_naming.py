@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dlbench.datasets.manifest import write_manifest
 from dlbench.node.data.source import data_set
 from dlbench.records.registry import data_title
 from dlbench.records.scan import read_run
+from tests.support.datasets import write_manifest
 from tests.support.run_factory import Story, constant, plans, write_run
 
 IMAGENET = {"num_samples": 1_281_167, "classes": 1000}

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.datasets.manifest import write_manifest
 from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.staging import copying
 from dlbench.datasets.staging.place import tier_path
@@ -39,6 +38,7 @@ from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from dlbench.specs.system import TierSpec
+from tests.support.datasets import write_manifest
 from tests.support.jpeg_files import write_tree
 from tests.support.leftovers import Leftovers
 from tests.support.one_rank import context_of

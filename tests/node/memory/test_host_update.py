@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dlbench.node.data.sharding import Position
-from dlbench.node.memory.host_update import GROUPS, ForwardOrder, HostCopies, HostParameters, HostUpdate, SameMemory
+from dlbench.node.memory.host_update import GROUPS, ForwardOrder, HostCopies, HostParameters, HostUpdate
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
 from dlbench.node.training.precision import Precision
@@ -101,7 +101,7 @@ class PlainLanes:
 
 def host_of(model: nn.Module, kind: str) -> HostParameters:
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return SlowHost(HostCopies(parameters, PlainLanes()) if kind == "copies" else SameMemory(parameters))  # type: ignore[return-value]
+    return SlowHost(HostCopies(parameters, PlainLanes()) if kind == "copies" else HostParameters(parameters))  # type: ignore[return-value]
 
 
 class Training:

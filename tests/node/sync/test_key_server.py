@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.node.rendezvous import LOOPBACK, MeetingPlace
+from dlbench.node.rendezvous import LOOPBACK, Endpoint
 from dlbench.node.sync.run_store import MAX_BODY_BYTES, KeyServer, RunStore
 
 SOON = datetime.timedelta(seconds=0.2)
@@ -28,8 +28,8 @@ def server() -> Iterator[KeyServer]:
 
 
 def store_of(server: KeyServer, secret: str | None = None) -> RunStore:
-    meeting = MeetingPlace(address=LOOPBACK, port=server.port, secret=secret or server.secret)
-    return RunStore(meeting, datetime.timedelta(seconds=10))
+    endpoint = Endpoint(address=LOOPBACK, port=server.port, secret=secret or server.secret)
+    return RunStore(endpoint, datetime.timedelta(seconds=10))
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_a_lost_answer_is_asked_for_again_and_nothing_is_done_twice(server: KeyS
 
         thread = threading.Thread(target=pass_on)
         thread.start()
-        meeting = MeetingPlace(address=LOOPBACK, port=relay.getsockname()[1], secret=server.secret)
-        assert RunStore(meeting, datetime.timedelta(seconds=10)).add("count", 3) == 3
+        endpoint = Endpoint(address=LOOPBACK, port=relay.getsockname()[1], secret=server.secret)
+        assert RunStore(endpoint, datetime.timedelta(seconds=10)).add("count", 3) == 3
         thread.join()
     assert store.add("count", 0) == 3

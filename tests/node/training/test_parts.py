@@ -698,7 +698,7 @@ def test_accuracy_is_the_same_however_the_samples_are_shared_out(seed: int, spli
     for rows in (slice(None, split), slice(split, None)):
         meter = Top1()
         meter.add((logits[rows],), {"label": label[rows]}, torch.tensor(float(rows == slice(None, split))))
-        parts.append(meter.told())
+        parts.append(meter.sums())
     found = Top1.combine(parts)
     assert found.value == pytest.approx(float((logits.argmax(1) == label).float().mean()))
     assert found.loss == pytest.approx(split / 20)
@@ -715,7 +715,7 @@ def test_masked_accuracy_leaves_unused_places_out() -> None:
         "masked_weights": torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]),
     }
     meter.add((logits, torch.zeros(2, 2)), batch, torch.tensor(1.0))
-    found = MaskedLmAccuracy.combine([meter.told()])
+    found = MaskedLmAccuracy.combine([meter.sums()])
     assert found.value == pytest.approx(2 / 3)
     assert found.predictor_value == pytest.approx(2 / 3)  # token 4 is two of the three
     assert not MaskedLmAccuracy.name.startswith("top")
@@ -727,9 +727,9 @@ def test_the_mean_error_and_the_mean_predictors() -> None:
     for rows in (slice(0, 1), slice(1, 6)):
         meter = MeanAbsoluteError()
         meter.add((predictions[rows],), {"target": targets[rows]}, torch.tensor(0.5))
-        parts.append(meter.told())
+        parts.append(meter.sums())
     found = MeanAbsoluteError.combine(parts)
     assert found.value == pytest.approx(float((predictions - targets).abs().mean()))
     assert found.predictor_value == pytest.approx(float((targets - targets.mean(0)).abs().mean()), rel=1e-6)
     with pytest.raises(ValueError, match="no sample"):
-        MeanAbsoluteError.combine([MeanAbsoluteError().told()])
+        MeanAbsoluteError.combine([MeanAbsoluteError().sums()])

@@ -30,7 +30,7 @@ while ticks(pid) - first < 0.3 * os.sysconf("SC_CLK_TCK") and time.monotonic() -
 load.measuring(False)
 if child:
     child.kill()
-print(json.dumps(load.told()))
+print(json.dumps(load.summary()))
 """
 """Measures until the busy loop has computed for 0.3 s, however busy this machine is."""
 
@@ -83,7 +83,7 @@ def test_windows_add_up_and_only_the_ranks_cores_count(tmp_path: Path) -> None:
         is_edge = busy in (100, 400)
         for load in (first, second):
             load.measuring(is_edge)
-    told = [first.told(), second.told()]
+    told = [first.summary(), second.summary()]
     told[0] |= {"own_s": 0.5}
     told[1] |= {"own_s": 0.25}
     (load,) = node_loads(told, [rank_result(0, (0,)), rank_result(1, (1,))], [0, 0])
@@ -99,11 +99,11 @@ def test_what_the_kernel_does_not_count_is_not_measured(tmp_path: Path) -> None:
     load = CoreLoad(sees_node=True, root=tmp_path)
     load.measuring(True)
     load.measuring(False)
-    (seen,) = node_loads([load.told()], [rank_result(0, (0,))], [0])
+    (seen,) = node_loads([load.summary()], [rank_result(0, (0,))], [0])
     assert (seen.pressure_s, seen.steal_s) == (None, 0.0)
     nothing = CoreLoad(sees_node=True, root=tmp_path / "none")
     nothing.measuring(True)
     nothing.measuring(False)
-    (seen,) = node_loads([nothing.told()], [rank_result(0, (0,))], [0])
+    (seen,) = node_loads([nothing.summary()], [rank_result(0, (0,))], [0])
     assert (seen.busy_s, seen.others_s, seen.steal_s) == (None, None, None)
     assert seen.problem.startswith("/proc/stat: ")

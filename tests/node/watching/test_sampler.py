@@ -635,7 +635,7 @@ def test_a_sampler_that_stopped_reading_never_blocks_the_rank(tmp_path: Path, st
     sampler = started(order_of(tmp_path), [sys.executable, "-c", "import time; time.sleep(3600)"])
     for _ in range(10_000):
         sampler.measuring(True)
-    assert sampler.problem == "sampler of n0: does not read what it is told, and was given up"
+    assert sampler.problem == "sampler of n0: does not read its orders, and was given up"
     assert sampler.finish() is None
     sampler.stop()
     assert sampler.pid is None

@@ -1,1 +1,1 @@
-"""Horovod as an engine, and what its library tells of the exchange."""
+"""Horovod as an engine, and what its library gives of the exchange."""

@@ -52,7 +52,7 @@ from dlbench.node.sync.horovod.report import (
     wire_of,
 )
 from dlbench.node.sync.horovod.timeline import TimelineSummary, TimelineWindow
-from dlbench.node.sync.run_store import open_meeting
+from dlbench.node.sync.run_store import open_endpoint
 from dlbench.node.sync.timing import BackwardWatch, ring_bytes
 from dlbench.node.sync.wire import CheckedFp16, OverflowCount, magnitudes
 from dlbench.records.exchange import ExchangeResult
@@ -85,7 +85,7 @@ class HorovodEngine(Engine):
         """One rank's engine.
 
         `settings`: as planned. `place`: this rank. `device`: where it computes. `use_mpi`: the launcher is an MPI one;
-        otherwise ranks meet through `address_file` and Gloo. `address_file`: where rank 0 tells its address.
+        otherwise ranks meet through `address_file` and Gloo. `address_file`: where rank 0 gives its address.
         `interface`: the network interface; None to find it. `fusion`: auto, none, or the size that messages are fused
         up to. `wire`: fp32 or fp16. `exchange`: flat, horovod-hierarchical or horovod-torus. `is_watched`: whether
         Horovod's timeline is used; not where dlbench itself exchanges and counts. `stall_timeout_s`: without progress
@@ -106,7 +106,7 @@ class HorovodEngine(Engine):
         self._is_watched = is_watched and place.size > 1
         self._why_unseen = NOT_WATCHED
         self._hvd: Any = None
-        self._meeting: rendezvous.MeetingPlace | None = None
+        self._endpoint: rendezvous.Endpoint | None = None
         self._watch = BackwardWatch(device)
         self._window: TimelineWindow | None = None
         self._summary: TimelineSummary | None = None
@@ -166,8 +166,8 @@ class HorovodEngine(Engine):
         if self._is_watched and self._place.rank == 0:
             self._window = TimelineWindow(self._watch)
         hvd.init()
-        if self._meeting is not None and self._place.rank == 0:
-            rendezvous.conceal(self._address_file, self._place, self._meeting)
+        if self._endpoint is not None and self._place.rank == 0:
+            rendezvous.conceal(self._address_file, self._place, self._endpoint)
         if self._window is not None:
             self._window.initialised()
         if hvd.size() != self._place.size or hvd.rank() != self._place.rank:
@@ -203,9 +203,9 @@ class HorovodEngine(Engine):
         os.environ |= variables
 
     def _meet(self) -> None:
-        """Gloo's rendezvous: rank 0 serves the keys, in place of Horovod's own server, and tells where."""
+        """Gloo's rendezvous: rank 0 serves the keys, in place of Horovod's own server, and gives where."""
         place = self._place
-        self._meeting = meeting = open_meeting(
+        self._endpoint = endpoint = open_endpoint(
             self._address_file, place, self._interface, self._stall_timeout_s * rendezvous.PATIENCE
         )
         os.environ |= {
@@ -218,11 +218,11 @@ class HorovodEngine(Engine):
             "HOROVOD_HOSTNAME": f"node-{place.node_rank}",
             # Horovod joins address, colon, port, slash and key to a URL. With a path in the address, the secret is the
             # path's first part, as `KeyServer` wants it, and Horovod's own port a harmless part of the key.
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{meeting.address}:{meeting.port}/{meeting.secret}/horovod",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{endpoint.address}:{endpoint.port}/{endpoint.secret}/horovod",
             "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
             # Horovod's own 30 s pass while nodes import at different speeds.
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(self._stall_timeout_s + rendezvous.GRACE_S)),
-            "HOROVOD_GLOO_IFACE": rendezvous.gloo_interface(place.num_nodes == 1, self._interface, meeting),
+            "HOROVOD_GLOO_IFACE": rendezvous.gloo_interface(place.num_nodes == 1, self._interface, endpoint),
         }
 
     def prepare(
@@ -280,7 +280,7 @@ class HorovodEngine(Engine):
         return self._window.spans() if self._window is not None else []
 
     def exchange_result(self) -> ExchangeResult | None:
-        """Messages as Horovod's timeline has them, on rank 0; the other ranks tell of overflows only."""
+        """Messages as Horovod's timeline has them, on rank 0; the other ranks report overflows only."""
         if self._place.size == 1 or self._optimizer is None:
             return None
         if not self._is_measuring:
@@ -415,7 +415,7 @@ class HorovodGroup:
         vector.copy_(self._hvd.allgather(share, name=self._name("all_gather", share), process_set=self._set))
 
     def reduce(self, vector: torch.Tensor, root: int) -> None:
-        """As in the protocol; Horovod's all-reduce, for want of a reduce."""
+        """As in the protocol; Horovod's all-reduce, for lack of a reduce."""
         self.sum(vector)
 
     def broadcast(self, vector: torch.Tensor, root: int) -> None:

@@ -175,7 +175,7 @@ class TuningWatch:
         return self._settled_step is not None
 
     def look(self, steps: int) -> None:
-        """Reads what the log has got since, after so many steps of the run."""
+        """Reads what the log has got since, after this many steps of the run."""
         if self.has_settled or not self._log.exists():
             return
         size = self._log.stat().st_size
@@ -211,12 +211,12 @@ def tuning_cost_s(step_s: Sequence[float], settled_step: int | None) -> float | 
     return max(0.0, sum(step_s[:settled_step]) - settled_step * after)
 
 
-def with_tuning_cost(exchange: ExchangeResult | None, step_s: Sequence[float]) -> ExchangeResult | None:
-    """A run's exchange with what the autotuner took from its steps."""
-    if exchange is None or exchange.autotune is None:
-        return exchange
-    cost_s = tuning_cost_s(step_s, exchange.autotune.settled_step)
-    return exchange.model_copy(update={"autotune": exchange.autotune.model_copy(update={"cost_s": cost_s})})
+def with_tuning_cost(exchange: ExchangeResult, step_s: Sequence[float]) -> ExchangeResult:
+    """The result of a run whose exchange was tuned, with what the autotuner took from its steps."""
+    tuned = exchange.autotune
+    assert tuned is not None
+    cost_s = tuning_cost_s(step_s, tuned.settled_step)
+    return exchange.model_copy(update={"autotune": tuned.model_copy(update={"cost_s": cost_s})})
 
 
 TRACES_ALWAYS = (

@@ -2,13 +2,13 @@
 
 The file is a Chrome trace. Each tensor is a process of its own (`pid`); its spans nest: `ALLREDUCE` around
 `MEMCPY_IN_FUSION_BUFFER`, the operation itself (`GLOO_ALLREDUCE`, `MPI_ALLREDUCE`, `NCCL_...`) and
-`MEMCPY_OUT_FUSION_BUFFER`; the end of `ALLREDUCE` tells type and shape of what travelled. Times are
+`MEMCPY_OUT_FUSION_BUFFER`; the end of `ALLREDUCE` gives type and shape of what travelled. Times are
 microseconds of the steady clock since Horovod's start (timeline.cc of Horovod 0.28). A dying process leaves the
 array open and may tear the last entry.
 
 Rank 0 switches it on for a few warm-up steps. Trap handled here: with HOROVOD_TIMELINE set, rank 0 has a writer thread
 that asks for work in a loop for the whole run (timeline.cc, WriterLoop of Horovod 0.28). Where this was tried it took
-92 % of an idle core and, as it yields, 0.3 % of a busy one. It is told apart by never waiting, and gets the scheduler's
+92 % of an idle core and, as it yields, 0.3 % of a busy one. It is recognised by never waiting, and gets the scheduler's
 idle class before the measured steps, so that any other thread goes first. In the window it keeps its class, because
 Horovod's own thread waits for its lock. A build in which that thread sleeps needs none of this.
 """
@@ -58,9 +58,9 @@ class FusedMessage:
     method: str
     """The operations in their order, e.g. GLOO_ALLREDUCE."""
     types: tuple[str, ...]
-    """Types of the elements that travelled, each once; empty where the file does not tell."""
+    """Types of the elements that travelled, each once; empty where the file does not say."""
     wire_bytes: int | None
-    """Bytes of the vector; None where the file does not tell."""
+    """Bytes of the vector; None where the file does not say."""
     begin_us: float
     end_us: float
 
@@ -341,7 +341,7 @@ class TimelineWindow:
         )
 
     def spans(self) -> list[MessageSpan]:
-        """Messages of all watched steps; none where the timeline cannot be set beside the monotonic clock."""
+        """Messages of all watched steps; none where the timeline cannot be compared with the monotonic clock."""
         timeline = self._gradients()
         if timeline is None:
             return []
@@ -444,7 +444,7 @@ class _Thread:
 
 
 def _threads() -> dict[int, _Thread]:
-    """Threads of this process (proc(5), schedstat and status); none where the kernel does not tell."""
+    """Threads of this process (proc(5), schedstat and status); none where the kernel does not say."""
     found = {}
     tasks = Path("/proc/self/task")
     for task in tasks.iterdir() if tasks.is_dir() else ():

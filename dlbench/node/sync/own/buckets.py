@@ -27,7 +27,7 @@ ALIGNMENT = 16
 
 
 def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """The messages: so many of each, in this order. Raises `ValueError`: the counts do not make the whole, or one is
+    """The messages: this many of each, in this order. Raises `ValueError`: the counts do not make the whole, or one is
     not positive.
     """
     if sum(counts) != len(order) or any(count < 1 for count in counts):
@@ -47,7 +47,7 @@ def all_in_one(num_tensors: int) -> tuple[int, ...]:
 
 
 def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
-    """Messages of at least so many bytes, each no longer than it must be; what is left over at the end is the last.
+    """Messages of at least this many bytes, each no longer than it must be; what is left over at the end is the last.
     `sizes`: bytes of the tensors in the order in which they are ready. `num_bytes`: least size of a message. Returns
     tensors of each message.
     """
@@ -62,7 +62,7 @@ def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
 
 
 def arena_elements(counts: Sequence[int], multiple: int) -> int:
-    """Elements that hold the buffers of tensors of so many elements, however they are put into messages."""
+    """Elements that hold the buffers of tensors of this many elements, however they are put into messages."""
     return sum(counts) + len(counts) * (multiple + ALIGNMENT)
 
 
@@ -168,7 +168,7 @@ class ExchangeThread:
         self._thread.start()
 
     def begin(self, count: int) -> None:
-        """A step of so many messages begins; the last one's are all through."""
+        """A step of this many messages begins; the last one's are all through."""
         with self._changed:
             self._handed.clear()
             self._next, self._count = 0, count

@@ -120,7 +120,7 @@ class OwnExchange(EngineOverLibrary):
         return at_least([self._sizes[n] for n in order], least)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
-        """Makes the messages: gradients in this order, so many in each."""
+        """Makes the messages: gradients in this order, this many in each."""
         self._messages = split(order, counts)
         parameters = [[self._named[n][1] for n in one] for one in self._messages]
         self._buckets = fill(self._route.arena, parameters, self._route.multiple)

@@ -259,11 +259,11 @@ class Method:
         raise NotImplementedError
 
     def way(self, num_bytes: float) -> str:
-        """How a vector of so many bytes goes."""
+        """How a vector of this many bytes goes."""
         return self.name
 
     def sent(self, num_bytes: float) -> Sent:
-        """What a rank sends for a vector of so many bytes."""
+        """What a rank sends for a vector of this many bytes."""
         raise NotImplementedError
 
 
@@ -273,7 +273,7 @@ class Flat(Method):
     name = "flat"
 
     def __init__(self, world: Group, group_size: int) -> None:
-        """`group_size` only tells bytes inside a group from those across."""
+        """`group_size` only gives bytes inside a group from those across."""
         self._world = world
         self._group_size = group_size
 
@@ -363,7 +363,7 @@ class Hybrid(Method):
 
 SMALLEST_BYTES = 4096
 REPEATS = 5
-"""Timed samples of a size, after two messages that are not: one is cold, one tells how many make a sample."""
+"""Timed samples of a size, after two messages that are not: one is cold, one gives how many make a sample."""
 
 ELEMENT_BYTES = 4
 

@@ -13,10 +13,10 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
-from dlbench.node import preflight
+from dlbench.node import rank_checks
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
-from dlbench.node.preflight import loader_bytes, needs_host_name, require_machine, require_shared_memory
+from dlbench.node.rank_checks import loader_bytes, needs_host_name, require_machine, require_shared_memory
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -37,7 +37,7 @@ def test_the_bytes_of_a_sample_are_those_of_its_tensors(workload: str) -> None:
     work = plan_of(workload, data="synthetic").workload
     batch = synthetic_batch(work.model, work.data, 3, torch.Generator())
     assert sum(tensor.nbytes for tensor in batch.values()) == 3 * work.model.sample_bytes(work.data)
-    assert len(batch) <= preflight._MAX_TENSORS
+    assert len(batch) <= rank_checks._MAX_TENSORS
 
 
 def test_index_arrays_instead_of_padding_have_room() -> None:
@@ -47,7 +47,7 @@ def test_index_arrays_instead_of_padding_have_room() -> None:
     batch["attention_mask"][0, -1] = 0
     packed = arranged(batch, model, 2)
     assert sum(tensor.nbytes for tensor in packed.values()) <= 4 * model.sample_bytes(work.data)
-    assert len(packed) <= preflight._MAX_TENSORS + 2 * preflight._INDEX_ARRAYS
+    assert len(packed) <= rank_checks._MAX_TENSORS + 2 * rank_checks._INDEX_ARRAYS
 
 
 def room(free: int, size: int) -> Callable[[Path], os.statvfs_result]:
@@ -60,9 +60,9 @@ def test_loaders_need_shared_memory_for_what_they_read_ahead(monkeypatch: pytest
     needed = loader_bytes(plan)
     # Of each process two that it reads ahead and one in use; and one on its way to a GPU.
     assert 7 * batch <= needed <= 7 * batch + 7 * 7 * 4096
-    monkeypatch.setattr(preflight.os, "statvfs", room(2 * needed + 4096, 4 * needed))
+    monkeypatch.setattr(rank_checks.os, "statvfs", room(2 * needed + 4096, 4 * needed))
     require_shared_memory(plan, PLACE)
-    monkeypatch.setattr(preflight.os, "statvfs", room(2 * needed - 4096, 4 * needed))
+    monkeypatch.setattr(rank_checks.os, "statvfs", room(2 * needed - 4096, 4 * needed))
     with pytest.raises(EnvironmentLacksError) as caught:
         require_shared_memory(plan, PLACE)
     assert str(caught.value).startswith("/dev/shm: ")

@@ -1,4 +1,4 @@
-"""What a run would die of without a word: asked before any library starts, and said with the remedy."""
+"""Conditions that abort a run silently: checked by every rank before any library starts, and said with the remedy."""
 
 from __future__ import annotations
 
