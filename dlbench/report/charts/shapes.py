@@ -116,14 +116,16 @@ def intervals(
     mark: Literal["bar", "dot"] = "bar",
     band: float = 0.72,
     limit: int = 200,
+    names: Mapping[str, Any] | None = None,
     reference: float | None = None,
 ) -> Any:
     """A bar or a dot with its interval in each row, from above.
 
-    `band`: height of a bar (share of its row). `limit`: width of the names, pixels. `reference`: a dashed line there.
+    `band`: height of a bar (share of its row). `limit`: width of the names, pixels; `names`: more of their axis, as
+    Vega-Lite has it. `reference`: a dashed line there.
     """
     alt = _altair()
-    base = _data(rows).encode(y=_names(y, [row[y] for row in rows], limit))
+    base = _data(rows).encode(y=_names(y, [row[y] for row in rows], limit, names))
     channels = {"x": _channel(alt.X, x), "tooltip": tooltips(tooltip), **_colour(rows, by)}
     ends = {"x": alt.X("low:Q"), "x2": "high:Q"}
     if mark == "bar":
@@ -200,10 +202,10 @@ def _channel(kind: Any, axis: Axis) -> Any:
     return kind(f"{axis.field}:Q", title=axis.title, axis=alt.Axis(**{"tickCount": 5, **labels, **axis.axis}), **scale)
 
 
-def _names(field: str, names: Sequence[str], limit: int) -> Any:
+def _names(field: str, names: Sequence[str], limit: int, more: Mapping[str, Any] | None = None) -> Any:
     alt = _altair()
-    axis = {"axis": alt.Axis(labelLimit=limit)} if limit else {}
-    return alt.Y(f"{field}:N", title=None, sort=list(names), **axis)
+    axis = {"title": None, **({"labelLimit": limit} if limit else {}), **(more or {})}
+    return alt.Y(f"{field}:N", sort=list(names), axis=alt.Axis(**axis))
 
 
 def _colour(rows: Rows, by: Series | str) -> dict[str, Any]:
