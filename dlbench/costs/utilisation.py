@@ -2,7 +2,7 @@
 
 MFU = FLOPs of training on one sample x samples per second / (peak of one rank x ranks), Chowdhery et al., "PaLM"
 (2022), appendix B. Only FLOPs that the model needs are counted, none that are computed again (see
-`dlbench.node.models.flops`), so MFU cannot be raised by doing work twice.
+`dlbench.node.models.build`), so MFU cannot be raised by doing work twice.
 
 Peaks of GPUs are those that their makers state. Makers print figures with structured sparsity, which no training here
 uses; where a sheet has only those, half is taken, as its footnote says. fp32 is IEEE arithmetic (on AMD's cards the

@@ -104,8 +104,14 @@ class StepEvents:
                 continue
             template, places = self._template(int(patterns[begin]), has_launches=rows.launch is not None)
             count += (end - begin) * (1 + len(places))
-            numbers = _columns(rows, took, begin, end, places)
-            texts.append(template * (end - begin) % tuple(numbers.ravel().tolist()))
+            # The numbers of the template, one step a row.
+            steps, edges = rows.steps[begin:end], rows.edges[begin:end] / 1000
+            columns = [steps, edges[:, 0], (rows.edges[begin:end, -1] - rows.edges[begin:end, 0]) / 1000, steps]
+            for place in places:
+                columns += [edges[:, place], took[begin:end, place] / 1000, steps]
+                if rows.launch is not None and PHASES[place] in LAUNCHED:
+                    columns.append(rows.launch[begin:end, LAUNCHED.index(PHASES[place])] / 1000)
+            texts.append(template * (end - begin) % tuple(np.stack(columns, axis=1).ravel().tolist()))
         return "".join(texts), count
 
     def _template(self, pattern: int, *, has_launches: bool) -> tuple[str, list[int]]:
@@ -115,19 +121,6 @@ class StepEvents:
             phases = self._late if has_launches else self._phases
             self._templates[key] = self._step[pattern & 1] + "".join(phases[n] for n in places), places
         return self._templates[key]
-
-
-def _columns(rows: StepRows, took: Times, begin: int, end: int, places: list[int]) -> Values:
-    """The numbers of a template, one step a row."""
-    steps = rows.steps[begin:end]
-    edges = rows.edges[begin:end] / 1000
-    columns = [steps, edges[:, 0], (rows.edges[begin:end, -1] - rows.edges[begin:end, 0]) / 1000, steps]
-    for place in places:
-        columns += [edges[:, place], took[begin:end, place] / 1000, steps]
-        if rows.launch is not None and PHASES[place] in LAUNCHED:
-            columns.append(rows.launch[begin:end, LAUNCHED.index(PHASES[place])] / 1000)
-    numbers: Values = np.stack(columns, axis=1)
-    return numbers
 
 
 def span_events(pid: int, spans: SpanRows, kept: np.ndarray[Any, Any]) -> Iterator[tuple[str, int, int]]:
@@ -194,7 +187,7 @@ def reason_event(pid: int, gpu: int, begin: int, end: int, mask: int, samples: i
     """An interval in which the same reasons held a GPU's clock."""
     head = f'"pid":{pid},"tid":{thread_id(COMPUTE_THREAD, gpu)},"cat":"clock reasons"'
     return (
-        f'{{"ph":"X",{head},"name":{quoted(reason_title(mask))},"ts":{begin / 1000:.3f},'
+        f'{{"ph":"X",{head},"name":{quoted(" + ".join(clock_reason_names(mask)))},"ts":{begin / 1000:.3f},'
         f'"dur":{(end - begin) / 1000:.3f},"args":{{"mask":"0x{mask:x}","samples":{samples}}}}},\n'
     )
 
@@ -331,7 +324,7 @@ class CounterSeries:
 
 @dataclass(kw_only=True)
 class HeldClock:
-    """Clock reasons of one GPU as intervals: a mask holds from the sample that told it to the next that was read."""
+    """Clock reasons of one GPU as intervals: a mask holds from the sample that showed it to the next that was read."""
 
     column: str
     gpu: int
@@ -362,8 +355,3 @@ def held_clocks(columns: Sequence[str]) -> list[HeldClock]:
     """One for each GPU whose reasons were sampled."""
     found = ((name, _REASONS.fullmatch(name)) for name in columns)
     return [HeldClock(column=name, gpu=int(match[1])) for name, match in found if match]
-
-
-def reason_title(mask: int) -> str:
-    """All reasons of a mask."""
-    return " + ".join(clock_reason_names(mask))

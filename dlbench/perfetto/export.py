@@ -177,7 +177,6 @@ class TextSink:
         self._file.write(data if self._engine is None else self._engine.compress(data))
 
     def close(self) -> None:
-        """Writes the rest; the file stays open."""
         self._flush()
         if self._engine is not None:
             self._file.write(self._engine.flush())
@@ -245,7 +244,6 @@ def _write_rank(run: TraceRun, rank: int, sink: TextSink, notes: Notes) -> None:
 
 
 def _anchor(spans: SpanRows) -> int | None:
-    """When the profiler's anchor began."""
     if ANCHOR not in spans.names:
         return None
     found = ((spans.rows["name"] == spans.names.index(ANCHOR)) & (spans.threads >= 0)).nonzero()[0]

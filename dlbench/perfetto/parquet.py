@@ -120,7 +120,6 @@ class _Table:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is held as one row group."""
         if self._num_held:
             self.writer.write_table(pa.concat_tables(self._held), row_group_size=self._num_held)
         self._held, self._num_held = [], 0

@@ -156,7 +156,6 @@ class Profile:
 
 
 def _is_complete(entry: dict[str, Any]) -> bool:
-    """Whether it is a slice with a time and a length."""
     times: tuple[Any, Any] = (entry.get("ts"), entry.get("dur"))
     return entry.get("ph") == "X" and all(type(at) in (int, float) and 0 <= at < _LARGEST_US for at in times)
 

@@ -53,7 +53,7 @@ class Notes:
             self.counts[what] += number
 
     def torn(self, num_bytes: int) -> None:
-        """A file was read that ends with so many bytes of a block that is not whole."""
+        """A file was read that ends with these bytes of an incomplete block."""
         self.count("files end in the middle of a block, as who wrote them was killed", int(num_bytes > 0))
 
     def add(self, other: Notes) -> None:
@@ -120,7 +120,7 @@ class NodeClock:
     shift_ns: int = 0
     """What to add everywhere, beyond the points."""
     bound_ns: int | None = None
-    """Largest possible error from the first thing that the node's files tell to the last comparison of clocks; what
+    """Largest possible error from the first thing in the node's files to the last comparison of clocks; what
     happened later is off by up to `MAX_DRIFT_PPM` of the time since more. None where it is unknown."""
     problem: str = ""
 
@@ -158,7 +158,7 @@ class Axis:
     zero_ns: int
     """Zero on node 0's CLOCK_MONOTONIC."""
     wall_zero_ns: int | None
-    """Zero on node 0's wall clock, nanoseconds since 1970; None where it was not told."""
+    """Zero on node 0's wall clock, nanoseconds since 1970; None where it is unknown."""
 
 
 def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest: Mapping[int, int]) -> Axis:
@@ -232,7 +232,6 @@ class StepRows:
     CPUs."""
 
     def aligned(self, clock: NodeClock) -> StepRows:
-        """The same on the axis of all nodes."""
         return replace(self, edges=clock.align(self.edges))
 
     def chosen(self, steps: tuple[int, int] | None) -> StepRows:

@@ -96,7 +96,6 @@ class TraceRun:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the run, whether shown or not."""
         return len(self.node_of)
 
     @property
@@ -105,7 +104,6 @@ class TraceRun:
         return tuple(sorted({self.node_of[rank] for rank in self.selection.ranks}))
 
     def clock_of(self, rank: int) -> NodeClock:
-        """The clock of a rank's node."""
         return self.clocks[self.node_of[rank]]
 
     def has_spans_of(self, rank: int, notes: Notes) -> bool:

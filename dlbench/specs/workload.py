@@ -1,7 +1,7 @@
 """What is trained: network and data. One `Workload` is one preset of one workload YAML, decided.
 
 A network is an object in two halves. What front ends ask of it stands here, without torch: a `Model`, whose fields are
-its keys; `FAMILIES` registers it. Its torch half is a `dlbench.node.models.network.Network`, in the module that
+its keys; `FAMILIES` registers it. Its torch half is a `dlbench.node.models.build.Network`, in the module that
 `Model.network` names. Nobody else knows one network from another.
 """
 

@@ -1,6 +1,6 @@
 """The gradient exchange of each scaling point: what ran, what its messages took, and the least they could take.
 
-Here messages are counted: the time in which at least one was under way, as rank 0 or the engine's timeline tells it, in
+Here messages are counted: the time in which at least one was under way, as rank 0 or the engine's timeline has it, in
 a window of steps. The exchange phase of the account (`dlbench.reading.causes`) is another quantity: the time of all
 ranks between the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
 
@@ -106,8 +106,8 @@ class Prediction:
     num_messages: Estimate = field(metadata=column(name="least_messages"))
     """Messages of that merging."""
     as_ran: Estimate | None = field(metadata=column(name="modelled_after_backward_s"))
-    """The model's time for the messages as they ran, to set beside the measured one, seconds per step. None where their
-    readiness was not measured."""
+    """The model's time for the messages as they ran, to compare with the measured one, seconds per step; None where
+    their readiness was not measured."""
     compute_s: float
     """Mean step of the baseline for the same samples per rank, without its exchange if it has any, seconds."""
     efficiency: Estimate = field(metadata=column(name="least_efficiency"))
@@ -348,23 +348,20 @@ def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun 
         groups = overlap.best_merge(sizes, ready, line)
         tried.append((overlap.exposed(groups, sizes, ready, line, backward), len(groups), line))
     best, num_messages, line = min(tried, key=lambda item: item[:2])
+    # The model's time for the messages as they were.
+    known = [message.ready_s for message in result.messages if message.ready_s is not None]
+    as_ran = None
+    if known and len(known) == len(result.messages):
+        sent = [message.num_bytes for message in result.messages]
+        as_ran = overlap.exposed([1] * len(sent), sent, known, line, backward)
     return _OneRun(
         line=line,
         is_fitted=not lines,
         best_s=best,
         measured_s=result.exposed_s,
         num_messages=num_messages,
-        as_ran_s=_as_ran(result.messages, line, backward),
+        as_ran_s=as_ran,
     )
-
-
-def _as_ran(messages: Sequence[Message], line: LineCost, backward_s: float) -> float | None:
-    """The model's time after the backward pass for the messages as they were."""
-    ready = [message.ready_s for message in messages if message.ready_s is not None]
-    if not messages or len(ready) < len(messages):
-        return None
-    sizes = [message.num_bytes for message in messages]
-    return overlap.exposed([1] * len(sizes), sizes, ready, line, backward_s)
 
 
 def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:

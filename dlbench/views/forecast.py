@@ -130,7 +130,7 @@ class Forecast:
 
     @property
     def same_work(self) -> tuple[Anchor, ...]:
-        """Published figures that may stand beside the measured ones."""
+        """Published figures that may stand next to the measured ones."""
         return tuple(anchor for anchor in self.anchors if not anchor.differences)
 
 
@@ -200,7 +200,7 @@ def _why_no_anchor(known: list[tuple[Reference, dict[str, tuple[str, str]]]]) ->
 def coefficients_text(law: Law) -> str:
     """Each coefficient with its interval."""
     letters = [TEXTS[name][0] for name in law.terms]
-    # Without a unit, because `ratio` is printed in so many digits as differ from 1.
+    # Without a unit, because `ratio` is printed in as many digits as differ from 1.
     texts = [figure_text(one.in_unit("")) for one in law.coefficients]
     return ", ".join(f"{letter} = {text}" for letter, text in zip(letters, texts, strict=True))
 
@@ -435,7 +435,6 @@ class ForecastView(GroupView):
 
 
 def _headline(found: Forecast) -> str:
-    """The forecast that reaches furthest, or why there is none."""
     if found.forecasts:
         last = found.forecasts[-1]
         return f"forecast, not measured: {figure_text(last.share)} efficiency at {last.ranks:,} ranks"

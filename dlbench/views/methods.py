@@ -15,7 +15,7 @@ _METHODS = {
     "Step time": "In each step the slowest rank counts. A run's step time is the median over its measured steps; p95 "
     "is their 95th percentile.",
     "Means and intervals": "The run is the experimental unit, not the step. Throughput is the geometric mean over "
-    "runs, and so is whatever else has a ratio or a difference beside it: step times, epochs, times to accuracy, "
+    "runs, and so is whatever else has a ratio or a difference next to it: step times, epochs, times to accuracy, "
     "energy per sample. Ratios and differences are those of these means. Counts, memory and shares by themselves are "
     f"medians, or means where they must sum. {INTERVALS} With two to four runs their range is printed, as (low to "
     "high), with the level that it attains, and the comparison is called insufficient; a single run has no interval. "
@@ -25,7 +25,7 @@ _METHODS = {
     "divided by the ratio of rank counts: for weak scaling (fixed batch per rank) Thr(p) / ((p/p0) Thr(p0)), for "
     "strong scaling (fixed global batch) p0 T(p0) / (p T(p)). The baseline is the smallest rank count measured, and is "
     "always named. Repeats that ran side by side are compared in pairs, so that drift of the machine cancels; a run "
-    "whose partner failed is left out, and counted beside the interval.",
+    "whose partner failed is left out, and counted next to the interval.",
     "Serial fraction": "For strong scaling, Karp and Flatt's experimentally determined serial fraction (1/S - 1/k) / "
     "(1 - 1/k) with k = p/p0 (Communications of the ACM 33(5), 1990). A fraction that grows with the rank count points "
     "to overhead of the exchange rather than to serial work.",
@@ -91,10 +91,10 @@ _METHODS = {
     "Model FLOPs utilisation": "FLOPs of training on one sample x samples per second / (ranks x peak of a rank). FLOPs "
     "are those the model needs: forward, and twice that backward, products of tensors only, nothing computed again "
     "(Chowdhery et al. 2022, appendix B). The peak is a declared number or a data sheet's, at the precision in force; "
-    "it stands beside the figure with its source.",
+    "it stands next to the figure with its source.",
     "Time to train": "Samples of the recipe over the measured throughput, and the start of the run: an estimate. It "
     "says nothing on whether the training would converge. Hours are those of all GPUs (nodes, cores, ranks) that a run "
-    "holds. Two rank counts are told apart by the ratio of their runs' times, as speed-ups are.",
+    "holds. Two rank counts are distinguished by the ratio of their runs' times, as speed-ups are.",
     "What may be compared": "Runs form one group only if workload, preset, every setting of the plan, goal, engine, "
     "precision, data source, batch, launcher, system, cores per rank and device agree. Under strong scaling the global "
     "batch must agree.",

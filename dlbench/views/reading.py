@@ -85,7 +85,6 @@ class EpochReads:
 
     @property
     def sample_bytes(self) -> float:
-        """Of all tiers."""
         return self.shared_bytes + self.local_bytes + self.memory_bytes
 
 
@@ -138,7 +137,6 @@ class ReadingPoint:
 
     @property
     def prepare_share(self) -> Estimate | None:
-        """The rest beside fetching."""
         return None if self.fetch_share is None else complement(self.fetch_share)
 
 

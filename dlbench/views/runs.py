@@ -221,7 +221,7 @@ def _registered(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunD
 
 def _settings(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunDifference]:
     found = _several_values({run.plan.run_id: _flat(run) for run in runs})
-    # What a system's file says beside the launcher explains least.
+    # What a system's file says apart from the launcher explains least.
     for key, values in sorted(found, key=lambda item: item[0].startswith("system.") and not _keeps_apart(item[0])):
         if key not in _SHOWN:
             yield _difference("setting", key, values, groups, keeps_apart=_keeps_apart(key))
@@ -383,7 +383,6 @@ def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str])
 def _matrix_sheet(
     found: Sequence[RunDifference], groups: Sequence[Group], names: Mapping[str, str]
 ) -> Sheet[tuple[RunDifference, Group]]:
-    """Keys by groups, for people only."""
     hidden = len(groups) - MAX_GROUPS
     more = f"{hidden} more groups have no column." if hidden > 0 else ""
     keys = Counter(item.key for item in found)

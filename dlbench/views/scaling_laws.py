@@ -8,7 +8,7 @@ with one or two of the terms; ideal(k) = 1 under weak scaling and 1/k under stro
 Amdahl's law under strong scaling (AFIPS 1967), and under weak scaling what a ring's bytes cost; the second what trees
 and the slowest of k ranks cost, the third start-ups of a ring or a server, the fourth what all pairs of ranks cost each
 other (Gunther's coherency, Guerrilla Capacity Planning, 2007), the last what the edge of the node costs where the
-baseline is inside one. Candidates of so few simple terms, told apart by points held out, are how Extra-P models
+baseline is inside one. Candidates of a few simple terms, distinguished by points held out, are how Extra-P models
 programs (Calotoiu et al., SC'13).
 
 A law is ruled out where the points miss it by more than the scatter of the runs explains. Of those left, the one counts
@@ -63,8 +63,8 @@ RESAMPLES = 1000
 ROUNDING = 1e-4
 """Relative misses below this are no evidence, however little the runs scatter: clocks and models are no better."""
 FACTOR = 2
-"""A forecast is made for so many times the largest measured rank count: about as far as the hindcast reached. Laws that
-no point tells apart are too far from each other at four times (simulated: `make bench AREA=truth.predictions`)."""
+"""A forecast is made for this many times the largest measured rank count: about as far as the hindcast reached. Laws
+that fit all points alike are too far apart at four times (simulated: `make bench AREA=truth.predictions`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,6 @@ class ForecastPoint:
 
     @property
     def share(self) -> Estimate:
-        """The efficiency as it is printed."""
         return Estimate(self.efficiency, self.low, self.high, LEAST_RUNS, "fit", "fraction", 0.95)
 
     @property
@@ -215,7 +214,6 @@ class _Data:
     """The same in each resample of the runs, (resamples, points); None: too few runs."""
 
     def law(self, terms: tuple[Term, ...], coefficients: Array) -> Array:
-        """Times by a law."""
         return time_at(self.scaling, terms, coefficients, self.ratios)
 
 
@@ -244,7 +242,7 @@ class Fitted:
 
 
 def usable_points(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """The points beside the baseline that one law may hold for: those on several nodes, or else those on one.
+    """The points other than the baseline that one law may hold for: those on several nodes, or else those on one.
 
     What a network between nodes costs is not in points inside one node, and what holds inside is not what holds beyond.
     """

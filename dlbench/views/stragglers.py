@@ -242,7 +242,6 @@ def _host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
 
 
 def _ratio_cell(ratio: Estimate) -> Cell:
-    """A ratio near 1 with its interval."""
     number, interval, _ = shown(ratio, 3)
     return Cell(number, interval, number=ratio.value)
 
@@ -255,7 +254,6 @@ def _verdict_text(one: HostHistory) -> str:
 
 
 def _host_charts(found: SlowNodes) -> list[Chart]:
-    """The slowest hosts over all runs, with their intervals."""
     slowest = found.hosts[:MAX_SHOWN]
     rows: Rows = [
         {

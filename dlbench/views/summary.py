@@ -86,7 +86,7 @@ def _usual(trend: Trend) -> Rating:
 
 
 _LABEL = 230
-"""Longest name in a picture of many groups, pixels: the list beside it has them whole."""
+"""Longest name in a picture of many groups, pixels: the list next to it has them whole."""
 _LEAST_ROW = 9
 _PICTURE = 600
 """Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900."""
@@ -172,7 +172,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
 _TELLING = ("preset", "engine", "scaling", "precision")
 """Conditions that a short name of a group has where groups of its workload differ in them."""
 _TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")
-"""The same where groups are else not told apart."""
+"""The same where groups are else alike."""
 
 _NO_GPU = "none"
 
@@ -214,7 +214,7 @@ def _shared(groups: Sequence[Group]) -> tuple[str, ...]:
 
 
 def short_names(groups: Sequence[Group]) -> list[str]:
-    """The workload of each group and what tells it from others of that workload; the labels, where that does not."""
+    """The workload of each group and what distinguishes it from others of that workload; labels where that fails."""
     workloads = [group.condition("workload") for group in groups]
     names = [
         _name(group, [one for one, other in zip(groups, workloads, strict=True) if other == workload])
@@ -270,7 +270,6 @@ def _card(group: Group, name: str, report: Report) -> Card:
 
 
 def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
-    """The one number, and what it is."""
     quality = group.of(Quality)
     if quality is not None:
         return quality.headline[0], (quality.headline[1],)

@@ -69,7 +69,6 @@ def _unreachable(record: Record) -> str:
 
 
 def _ranks(ranks: list[RankResult]) -> str:
-    """`rank 3`, `ranks 0, 1`, or `12 ranks`."""
     if len(ranks) > 8:
         return f"{len(ranks)} ranks"
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(str(rank.rank) for rank in ranks)}"
@@ -217,7 +216,7 @@ def _range(seconds: Sequence[float]) -> str:
 
 
 def _placement(run: Run) -> str:
-    """Where ranks and GPUs stood on their nodes; empty without GPUs, or where the machine tells nothing."""
+    """Where ranks and GPUs stood on their nodes; empty without GPUs, or where the machine reports nothing."""
     ranks = run.record.ranks if run.record is not None else ()
     gpus = [(rank.gpu, set(rank.numa_nodes)) for rank in ranks if rank.gpu is not None]
     known = [nodes == {gpu.numa_node} for gpu, nodes in gpus if gpu.numa_node is not None and nodes]

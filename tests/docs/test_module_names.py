@@ -55,19 +55,21 @@ def defined_in(path: Path) -> frozenset[str]:
             names.add(node.id)
         elif isinstance(node, ast.alias):
             names.add(node.asname or node.name)
+        elif isinstance(node, ast.Compare) and ast.unparse(node.left) == "name":  # in the module's `__getattr__`
+            names |= {one.value for one in node.comparators if isinstance(one, ast.Constant)}
     return frozenset(names)
 
 
 def is_there(name: str) -> bool:
     place, parts = ROOT, name.split(".")
-    while parts and (place / parts[0]).is_dir():
+    while parts and (place / parts[0] / "__init__.py").exists():
         place /= parts.pop(0)
     if not parts:
-        return (place / "__init__.py").exists()
+        return True
     module = place / f"{parts[0]}.py"
     if module.exists():
         return all(part in defined_in(module) for part in parts[1:])
-    return place != ROOT and (place / "__init__.py").exists() and parts[0] in defined_in(place / "__init__.py")
+    return place != ROOT and parts[0] in defined_in(place / "__init__.py")
 
 
 def test_named_modules_and_files_are_there() -> None:

@@ -8,13 +8,13 @@ e_new. With x the measured one (the account's, without waiting for stragglers):
 * e_ran above x: all costs are scaled so that e_ran is x, so that a network fitted twice as slow as it is gives the same
   forecast; what is saved is x - e_new;
 * e_ran below x: only what the model knows of can be saved: e_ran - e_new;
-* e_ran below `LEAST_EXPLAINED` of x: nothing is told.
+* e_ran below `LEAST_EXPLAINED` of x: there is no forecast.
 
 With T the mean step the forecast of the throughput is T / (T - saved) - 1. Its interval is over the draws of the
 network's costs (resampled runs of `dlbench comm`) and over the interval of x.
 
 Half of the draws are at either end of what the fit misses at the fitted rank counts next to the run's. Where the fit,
-held out, misses the largest rank count and the run has more ranks, nothing is told.
+held out, misses the largest rank count and the run has more ranks, there is none either.
 
 A flat exchange is priced by the measured line of the carrier's own all-reduce at this rank count, where there is one,
 and as a ring otherwise. Without fitted costs there is only the bound: what it would be if x were nothing.
@@ -66,7 +66,7 @@ BISECTIONS = 40
 """Halvings of a scale between 0 and 1: to the last digit that is printed, and far beyond."""
 
 Price = Callable[[float], "Array"]
-"""Seconds of a message of so many bytes of fp32 gradients: by the fitted costs, then by each draw."""
+"""Seconds of a message of that many bytes of fp32 gradients: by the fitted costs, then by each draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +173,9 @@ def _basis(
     network: NetworkModel, result: ExchangeResult, replays: tuple[_Replay, _Replay], scale: float, explained: float
 ) -> str:
     names = " and ".join(dict.fromkeys(one.priced_as for one in replays))
-    held = (
-        f"costs x {scale:.2g}, which gives the measured exchange"
-        if explained >= 1
-        else f"it explains {percent(explained, 0)} of the measured exchange"
-    )
+    held = f"it explains {percent(explained, 0)} of the measured exchange"
+    if explained >= 1:
+        held = f"costs x {scale:.2g}, which gives the measured exchange"
     return (
         f"{names} all-reduce on the fitted network of {network.system} over {network.transport}, priced for the run's "
         f"{len(result.messages)} messages; {held}"
@@ -193,7 +191,9 @@ class _Replay:
 
     def __init__(self, network: NetworkModel, result: ExchangeResult, ranks: int, way: Way) -> None:
         self._way, self._ranks = way, ranks
-        line = _measured_line(network, result, ranks, way)
+        # The line of the carrier's own all-reduce at this rank count, which a flat exchange of fp32 calls.
+        measured = (one for one in network.collectives if (one.name, one.ranks) == (f"{result.carrier} flat", ranks))
+        line = next(measured, None) if (way.exchange, way.wire) == ("flat", "fp32") else None
         self._price = _price(network, ranks, way) if line is None else _line_price(line, len(network.draws))
         self.priced_as = ALGORITHM.get(way.exchange, way.exchange) if line is None else f"measured {line.name}"
         if way.fusion == AS_IT_RAN:
@@ -240,15 +240,6 @@ def _line(price: Callable[[float], float], gradients: Sequence[float], ranks: in
         return LineCost(name="one message", startup_s=price(low), per_byte_s=0.0, ranks=ranks)
     sizes = [round(low * (high / low) ** (i / (GRID - 1))) for i in range(GRID)]
     return fit_line("merging", ranks, sizes, [price(size) for size in sizes])
-
-
-def _measured_line(network: NetworkModel, result: ExchangeResult, ranks: int, way: Way) -> LineCost | None:
-    """The line of the carrier's own all-reduce at this rank count, which a flat exchange of fp32 calls."""
-    if way.exchange != "flat" or way.wire != "fp32":
-        return None
-    return next(
-        (one for one in network.collectives if (one.name, one.ranks) == (f"{result.carrier} flat", ranks)), None
-    )
 
 
 def _line_price(line: LineCost, draws: int) -> Price:

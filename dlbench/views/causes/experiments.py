@@ -76,7 +76,6 @@ class Case:
     """Hosts that the history of all runs shows to be slow."""
 
     def part(self, name: str) -> Part:
-        """One of the causes."""
         return self.parts[CAUSES.index(name)]
 
     @property
@@ -87,12 +86,10 @@ class Case:
 
     @property
     def exchange(self) -> ExchangeResult | None:
-        """What the run says of its exchange."""
         return None if self.run.record is None else self.run.record.exchange
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether no file was read."""
         return self.run.plan.workload.data.is_synthetic
 
     @property

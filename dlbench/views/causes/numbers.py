@@ -78,7 +78,7 @@ class Verdict:
     """network-bound, straggler-bound, input-bound, ...; empty unless found or likely."""
     cause: str
     """The cause that costs most, of those that stand out if any does; at the baseline, that takes most of the step
-    beside computing. Empty where none costs anything worth explaining."""
+    apart from computing. Empty where none costs anything worth explaining."""
     bound: float | None
     """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
     experiments: tuple[NextExperiment, ...]
@@ -147,8 +147,8 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
 
 def _largest(case: Case) -> Part | None:
     if case.is_baseline:
-        beside = [part for part in case.parts if part.name != "compute"]
-        found = max(beside, key=lambda part: part.seconds.value)
+        others = [part for part in case.parts if part.name != "compute"]
+        found = max(others, key=lambda part: part.seconds.value)
         return found if found.seconds.value > 0 else None
     found = max(case.parts, key=lambda part: (_stands_out(case, part), part.lost.value))
     return found if found.lost.value > 0 else None
@@ -243,10 +243,9 @@ def _line(case: Case, finding: Finding, largest: Part | None) -> str:
     lost = case.whole.lost
     if finding == "above ideal":
         return f"{_gain(lost)} above 100 %: the baseline ran with a handicap, or its runs drifted"
-    if finding == "no loss" and not _gained(case):
-        return "nothing is lost"
     if finding in ("no loss", "small loss"):
-        return f"no loss worth explaining ({_lost(case)})"
+        is_nothing = finding == "no loss" and not _gained(case)
+        return "nothing is lost" if is_nothing else f"no loss worth explaining ({_lost(case)})"
     in_runs, is_loss = units_text(lost), lost.value >= 0
     amount = f"loss of {lost_text(lost)}" if is_loss else f"gain of {_gain(lost)}"
     if lost.low is None or lost.high is None:
@@ -278,7 +277,7 @@ def _gain(lost: Estimate) -> str:
 
 
 def _gained(case: Case) -> float:
-    """What parts gain together, where that is worth a word beside the loss, which is what the others lose less it."""
+    """What parts gain together, where that is worth a word next to the loss, which is what the others lose less it."""
     gained = -sum(part.lost.value for part in case.parts if part.lost.value < 0)
     return gained if gained >= WORTH_EXPLAINING else 0.0
 
@@ -358,13 +357,8 @@ class CauseShare(Part):
     or, where runs do not say what their readers did, of the wait and the copy. They sum to its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """The causes of a point, what two of them are part of, and their sum."""
-
-    causes: tuple[CauseShare, ...]
-    exchange_phase: Part
-    whole: CauseShare
+Account = tuple[tuple[CauseShare, ...], Part, CauseShare]
+"""The causes of a point, what two of them are part of (the exchange after the backward pass), and their sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,7 +409,6 @@ class CausePoint:
     """Ranks slowed on purpose, and what that added, seconds per step, mean over runs."""
 
     def cause(self, name: str) -> CauseShare:
-        """One of `CAUSES`."""
         return self.causes[CAUSES.index(name)]
 
     @property
@@ -449,7 +442,7 @@ class Diagnosed:
 
     watching: str
     fault: str
-    """A fault planted on purpose; empty for none."""
+    """A fault injected on purpose; empty for none."""
     watch_cost: WatchCost | None
     limits: tuple[str, ...]
     """What blurs the causes of these runs, each a sentence."""
@@ -475,7 +468,7 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
     """Where the lost percent goes.
 
     None where the table was made without causes, and for runs with something taken away on purpose: a run without
-    exchange has no exchange to blame, and is read beside the plain runs.
+    exchange has no exchange to blame, and is read next to the plain runs.
 
     Args:
         group: comparable runs.
@@ -486,7 +479,7 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
         return None
     history = slow_nodes(table)
     accounts = [_account(point, group.baseline, table) for point in group.points]
-    measured = [[share for share in one.causes if share.is_measured] for one in accounts]
+    measured = [[share for share in shares if share.is_measured] for shares, *_ in accounts]
     cells = table.figures[["group", "ranks", "nodes"]].drop_duplicates()["group"].value_counts()
     adjusted = adjusted_p(measured, int((cells > 1).sum()))
     own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
@@ -514,7 +507,8 @@ def _point(
     exclude: tuple[str, ...],
     network: NetworkModel | None,
 ) -> CausePoint:
-    causes = tuple(dataclasses.replace(share, adjusted_p=adjusted.get(share.name)) for share in account.causes)
+    shares, exchange_phase, whole = account
+    causes = tuple(dataclasses.replace(share, adjusted_p=adjusted.get(share.name)) for share in shares)
     own = [table.causes[run_id] for run_id in point.run_ids]
     runs = tuple(table.runs[run_id] for run_id in point.run_ids)
     ranks, hosts = ranking(own)
@@ -523,7 +517,7 @@ def _point(
         point=point,
         is_baseline=point.is_baseline,
         parts=causes,
-        whole=account.whole,
+        whole=whole,
         adjusted_p=adjusted,
         compute_parts=causes[CAUSES.index("compute")].parts,
         hosts=hosts,
@@ -538,8 +532,8 @@ def _point(
         verdict=diagnose(case, network),
         efficiency=point.efficiency,
         causes=causes,
-        exchange_phase=account.exchange_phase,
-        whole=account.whole,
+        exchange_phase=exchange_phase,
+        whole=whole,
         pop=_pop({table.keys[run_id]: table.causes[run_id] for run_id in point.run_ids}),
         waiting_ranks=ranks,
         waiting_hosts=hosts,
@@ -564,7 +558,6 @@ def _pop(runs: Mapping[RunKey, Causes]) -> Pop | None:
 
 
 def _account(point: Point, baseline: Point, table: RunTable) -> Account:
-    """The parts of a point against the baseline."""
     own, base = ([table.causes[run_id] for run_id in one.run_ids] for one in (point, baseline))
     both = (*own, *base)
     # Causes of which some of these runs say nothing, and why, each reason once.
@@ -590,12 +583,8 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
 
     def share(part: Part) -> CauseShare:
         return CauseShare(
+            **vars(part),
             parts=tuple(found.beside[name] for name in consists.get(part.name, ())),
-            name=part.name,
-            seconds=part.seconds,
-            ideal_seconds=part.ideal_seconds,
-            lost=part.lost,
-            p=part.p,
             is_measured=part.name not in unknown,
             not_measured=unknown.get(part.name, ()),
             notes=_notes(part.name, own),
@@ -603,11 +592,8 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
 
     # To the last bit what the efficiency is printed from.
     lost = by_definition(0.0, len(own), "fraction") if point.is_baseline else complement(point.efficiency)
-    return Account(
-        causes=tuple(map(share, found.parts)),
-        exchange_phase=found.beside[EXCHANGE_PHASE],
-        whole=dataclasses.replace(share(found.whole), lost=lost),
-    )
+    whole = dataclasses.replace(share(found.whole), lost=lost)
+    return tuple(map(share, found.parts)), found.beside[EXCHANGE_PHASE], whole
 
 
 def _work(point: Point, baseline: Point, table: RunTable) -> float:
@@ -629,7 +615,7 @@ def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
 
 
 def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, float], ...]:
-    """Ranks with a planted fault and seconds per step that it added, mean over the runs."""
+    """Ranks with an injected fault and seconds per step that it added, mean over the runs."""
     added: dict[int, float] = {}
     for run, found in zip(runs, causes, strict=True):
         assert run.record is not None

@@ -41,7 +41,7 @@ from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_of
 
 MAX_PLANTED = 8
-"""Ranks with a planted fault that are named."""
+"""Ranks with an injected fault that are named."""
 
 
 def findings(found: Diagnosed, next_step: str) -> Iterator[str]:
@@ -54,7 +54,7 @@ def findings(found: Diagnosed, next_step: str) -> Iterator[str]:
 
 
 def remarks(found: Diagnosed) -> Iterator[str]:
-    """What must be known to read the causes: what is not measured and why, planted faults, monitoring, limits."""
+    """What must be known to read the causes: what is not measured and why, injected faults, monitoring, limits."""
     for index, cause in enumerate(found.points[0].causes):
         title = CAUSE_TITLES[cause.name]
         unknown = [point for point in found.points if not point.causes[index].is_measured]
@@ -309,7 +309,7 @@ _IDEAL, _MEASURED = "#676d76", "#1769ab"
 
 _ROW = 30
 _ALONE = 900
-"""Plot width of a waterfall with no chart beside it, pixels: with its labels as wide as a page of 1400."""
+"""Plot width of a waterfall with no chart next to it, pixels: with its labels as wide as a page of 1400."""
 _ROOM_FOR_WORDS = 45.0
 """Percent: where a bar and its interval begin further left, its words stand at its right end."""
 

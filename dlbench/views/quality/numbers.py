@@ -389,7 +389,7 @@ def _median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None
 
 
 def _typical(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
-    """Of what has a ratio beside it, which is one of geometric means."""
+    """Of what has a ratio next to it, which is one of geometric means."""
     known = {key: float(value) for key, value in values.items() if value is not None}
     return typical_estimate(known, unit) if known else None
 
