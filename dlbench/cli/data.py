@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dlbench.datasets.manifest import Manifest
     from dlbench.datasets.verification import Verdict
 
-
 _LINE_EVERY_S = 10.0
 
 

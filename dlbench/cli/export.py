@@ -185,7 +185,7 @@ def _read(path: Path, output: Path | None) -> Run:
             raise UserError(f"{path}: holds {len(inside)} runs; name one of them, e.g. {path / inside[0]}")
     run = read_run(path)
     if run.record is None:
-        raise IncompleteDataError(f"{path}: {run.state}, there is no record to export: {run.story}")
+        raise IncompleteDataError(f"{path}: {run.state}, there is no record to export: {run.detail}")
     if run.record.state != "valid":
-        raise RunError(f"{path}: a sanity check failed, such a run is not exported: {run.story}")
+        raise RunError(f"{path}: a sanity check failed, such a run is not exported: {run.detail}")
     return run

@@ -178,13 +178,13 @@ class Lines:
     def end(self, plan: LaunchPlan, outcome: Outcome) -> None:
         """The end of a run."""
         took = self.progress.end()
-        self._say(self._ended(plan, outcome, took), is_bad=bool(outcome.story))
+        self._say(self._ended(plan, outcome, took), is_bad=bool(outcome.detail))
 
     def _ended(self, plan: LaunchPlan, outcome: Outcome, took: float) -> str:
         head = f"[{self.progress.num_done}/{len(self._plans)}] {self._place(plan)}"
-        if outcome.story:
+        if outcome.detail:
             how = "INTERRUPTED" if outcome.exit_code is ExitCode.REQUEUE else "FAILED"
-            return f"{head}: {how} after {format_seconds(took)}: {outcome.story}"
+            return f"{head}: {how} after {format_seconds(took)}: {outcome.detail}"
         rate = outcome.throughput
         shown = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
         shown += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]

@@ -309,10 +309,10 @@ def _run_one(plan: LaunchPlan, root: Path, lines: Lines) -> Outcome:
     try:
         outcome = local.run(plan, create(root, plan), on_progress)
     except DlbenchError as error:
-        outcome = Outcome(exit_code=error.exit_code, story=str(error))
+        outcome = Outcome(exit_code=error.exit_code, detail=str(error))
     except OSError as error:
         code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
-        outcome = Outcome(exit_code=code, story=os_error_words(error))
+        outcome = Outcome(exit_code=code, detail=os_error_words(error))
     lines.end(plan, outcome)
     return outcome
 

@@ -192,7 +192,7 @@ def schema(name: str) -> dict[str, Any]:
     Raises:
         UserError: there is none of that name.
     """
-    from dlbench.report.formats.schema import schema_of
+    from dlbench.report.formats.json import schema_of
 
     known = schemas()
     if name not in known:

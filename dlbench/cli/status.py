@@ -86,10 +86,10 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
 def _print(found: Sequence[RunStatus], series: Sequence[dict[str, Any]]) -> None:
     for one in found:
         click.echo(f"{one.state:<11} {one.run_id}" + (f"  job {one.job}" if one.job else ""))
-        if one.story:
-            click.echo(cleaned(f"            {_one_line(one.story)}"))
+        if one.detail:
+            click.echo(cleaned(f"            {_one_line(one.detail)}"))
     for row in series:
-        click.echo(f"series {row['series']}: {row['story']}")
+        click.echo(f"series {row['series']}: {row['detail']}")
     click.echo(f"{len(found)} run{'s' * (len(found) != 1)}, {sum(one.state == 'valid' for one in found)} valid")
 
 
@@ -98,7 +98,7 @@ def _row(one: RunStatus) -> dict[str, str]:
         "run_id": one.run_id,
         "state": one.state,
         "job": one.job,
-        "story": one.story,
+        "detail": one.detail,
         "reason": one.reason,
         "starts": one.starts,
     }
@@ -145,17 +145,17 @@ def _series_row(root: Path, one: SubmissionStatus, found: Mapping[str, RunStatus
     from dlbench.jobs.campaign.run_status import counted
     from dlbench.jobs.campaign.series_file import is_held
 
-    name, story = one.series.id, counted(one, found)
+    name, detail = one.series.id, counted(one, found)
     is_left = one.submitted < one.total
     is_going_on = is_left and is_held(root, name)
     if is_left:
-        story += f"; {one.text}; "
+        detail += f"; {one.text}; "
         if is_going_on:
-            story += "dlbench submits the rest now"
+            detail += "dlbench submits the rest now"
         elif one.series.owner != user_name():
-            story += f"user {one.series.owner} can submit the rest"
+            detail += f"user {one.series.owner} can submit the rest"
         else:
-            story += f"the rest: {resume_command(name, root)}"
+            detail += f"the rest: {resume_command(name, root)}"
     return {
         "series": name,
         "owner": one.series.owner,
@@ -165,7 +165,7 @@ def _series_row(root: Path, one: SubmissionStatus, found: Mapping[str, RunStatus
         "submitted": one.submitted,
         # One that the queue has no more room for is submitted later.
         "is_cut_off": bool({"missing", "unsure"} & {*one.states}) and not is_going_on and one.series.max_jobs is None,
-        "story": story,
+        "detail": detail,
     }
 
 
@@ -401,7 +401,7 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
             _keep_accounting(root, now, interruption.check)
     wanted = [run_id for job in now.submission.series.jobs for run_id in job.runs]
     for one in (now.runs[run_id] for run_id in wanted if run_id in now.runs and now.runs[run_id].state != "valid"):
-        click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.story.splitlines())}"), err=True)
+        click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.detail.splitlines())}"), err=True)
     click.echo(now.text)
     if now.submission.submitted < now.submission.total:
         click.echo(left(root, series, root), err=True)

@@ -72,7 +72,7 @@ def trace(
     notes = Notes()
     made, facts = read_trace_run(found, selection, notes)
     if found.record is None:
-        notes.problem(f"the run is {found.state}: {found.story}")
+        notes.problem(f"the run is {found.state}: {found.detail}")
     if chosen == "parquet":
         from dlbench.perfetto.parquet import counters_next_to, write_parquet
 

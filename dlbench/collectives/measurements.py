@@ -188,7 +188,7 @@ def tabulate(scan: CommScan) -> CollectiveTable:
             continue
         seen[run.plan.run_id] = run
         if run.record is None or run.state != "valid":
-            without.append(WithoutFigures(run=run, state=run.state, why=run.story))
+            without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
         elif not any(why_not(point) == "" for point in run.record.points):
             rejected = (f"{one.title}, {format_bytes(one.num_bytes)}: {one.why}" for one in _rejected([run]))
             reasons = dict.fromkeys([*rejected, *run.record.not_measured])

@@ -26,11 +26,11 @@ from dlbench.collectives.measurements import (
 from dlbench.collectives.predictions import Prediction, Predictions
 from dlbench.costs.predictions import bus_factor
 from dlbench.costs.schedules import Layout, RankCounts, counts
-from dlbench.reading.comparability import Condition, asked_apart, unique_labels
+from dlbench.reading.comparability import Condition, differing_settings, unique_labels
 from dlbench.reading.core_load import LOAD_CODES, load_doubts
 from dlbench.reading.doubts import Doubt, merged
 from dlbench.reading.environments import environment_doubts, side_by_side
-from dlbench.reading.repeats import shared_nodes, unlike_runs
+from dlbench.reading.repeats import mixed_configurations, shared_nodes
 from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
@@ -48,7 +48,7 @@ NOISY = 0.5
 
 def group_doubts(group: CollectiveGroup) -> list[Doubt]:
     """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
-    found = [*_of_layout(group), *unlike_runs({"": _environments(group.runs)}), *_noise(group.runs)]
+    found = [*_of_layout(group), *mixed_configurations({"": _environments(group.runs)}), *_noise(group.runs)]
     # Noise and the load of cores are reported once for all runs.
     found += load_doubts(_loads(group.runs))
     found += merged(
@@ -283,7 +283,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
     fits = fit_all(table)
     of_run = {id(run): group.id for group in table.groups for run in group.runs}
     without = {id(one.run): (one.state, one.why) for one in table.without}
-    asked = asked_apart([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
+    asked = differing_settings([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
     groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
     return CollectivesReport(
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),

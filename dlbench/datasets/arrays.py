@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import h5py
     from numpy.typing import NDArray
 
-
 OPEN_AT_MOST = 32  # files kept open by one process
 
 _SMALLEST_SHARE = 1 / 1100  # of its bytes that compression leaves of a dataset; gzip leaves 1/1032

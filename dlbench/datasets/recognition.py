@@ -137,7 +137,6 @@ _WANTED = {
     "density": "density volumes: files of x and y (.h5, .hdf5, .tfrecord, .tfrecord.gz, or _x.npy with _y.npy)",
 }
 
-
 _JPEG_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in image_set.SUFFIXES)
 
 

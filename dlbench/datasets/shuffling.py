@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from dlbench.specs.workload import DataSpec
 
-
 _PARTITION = 0x9A27  # with the seed, so that the partition is none of the epochs' permutations
 
 

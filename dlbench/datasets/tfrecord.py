@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
 FRAME = _HEAD.size + _TAIL.size  # bytes of a record besides its payload

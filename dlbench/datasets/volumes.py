@@ -23,18 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dlbench import pool
+from dlbench.datasets import tfrecord
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
 from dlbench.datasets.splits import is_split_name
-from dlbench.datasets.tfrecord import (
-    encode_example,
-    example_views,
-    gunzip,
-    is_gzip,
-    read_record_at,
-    read_records,
-    record_offsets,
-    unframe,
-)
 from dlbench.errors import UserError
 from dlbench.opening import open_file, read_bytes
 
@@ -177,10 +168,10 @@ class TfrecordVolumes(Volumes):
     def inspect(path: Path) -> FileShape:
         # All of the file is read, for a TFRecord has no table of contents.
         with open_file(path) as file:
-            compressed = is_gzip(file.read(12))
+            compressed = tfrecord.is_gzip(file.read(12))
         first: Volume | None = None
         number = 0
-        for payload in read_records(path, gzip=compressed):
+        for payload in tfrecord.read_records(path, gzip=compressed):
             first = decode_volume(payload) if first is None else first
             number += 1
         if first is None:
@@ -189,21 +180,21 @@ class TfrecordVolumes(Volumes):
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
-        return map(decode_volume, read_records(path))
+        return map(decode_volume, tfrecord.read_records(path))
 
     def read(self, path: Path, place: int, num: int) -> Volume:
         if num == 1:
             data = read_bytes(path, MAX_SAMPLE)
-            payloads = list(unframe(gunzip(data) if is_gzip(data[:12]) else data))
+            payloads = list(tfrecord.unframe(tfrecord.gunzip(data) if tfrecord.is_gzip(data[:12]) else data))
             if len(payloads) != 1:
                 raise ValueError(f"holds {len(payloads)} records, like the others it should hold 1")
             return decode_volume(payloads[0])
         with open_file(path) as file:
-            if not is_gzip(file.read(12)):
+            if not tfrecord.is_gzip(file.read(12)):
                 if path not in self._offsets:
-                    self._offsets[path] = record_offsets(path)
-                return decode_volume(read_record_at(file, int(self._offsets[path][place])))
-        for number, payload in enumerate(read_records(path, gzip=True)):
+                    self._offsets[path] = tfrecord.record_offsets(path)
+                return decode_volume(tfrecord.read_record_at(file, int(self._offsets[path][place])))
+        for number, payload in enumerate(tfrecord.read_records(path, gzip=True)):
             if number == place:
                 return decode_volume(payload)
         raise ValueError(f"holds fewer than {place + 1} records")
@@ -214,7 +205,7 @@ class TfrecordVolumes(Volumes):
 
 def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
     """A volume and its parameters as the payload of one record."""
-    return encode_example({"x": x.astype("<i2").tobytes(), "y": y})
+    return tfrecord.encode_example({"x": x.astype("<i2").tobytes(), "y": y})
 
 
 def decode_volume(payload: bytes | memoryview) -> Volume:
@@ -224,7 +215,7 @@ def decode_volume(payload: bytes | memoryview) -> Volume:
     """
     import numpy as np
 
-    features = example_views(payload)
+    features = tfrecord.example_views(payload)
     x, y = features.get("x"), features.get("y")
     if not isinstance(x, list) or len(x) != 1:
         raise ValueError(f"no x of bytes in it; expected {TfrecordVolumes.LAYOUT}")

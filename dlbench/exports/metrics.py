@@ -2,8 +2,8 @@
 
 The text is OpenMetrics 1.0 and the older text format of Prometheus at once, because node_exporter's textfile collector
 reads the latter only: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Names and units follow
-Prometheus' own advice (base units, the unit last). A series is a point of a report: labels hold what tells points
-apart, and nothing that grows with every run.
+Prometheus' own advice (base units, the unit last). A series is a point of a report: labels hold what distinguishes
+points, and nothing that grows with every run.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class MeasuredPoint:
     labels: Mapping[str, str]
     run_ids: tuple[str, ...]
     finished: float
-    """End of its newest run, seconds since 1970; -inf where none tells."""
+    """End of its newest run, seconds since 1970; -inf where none says."""
     figures: Mapping[str, Estimate]
-    """By name of `FIGURES`; without energy where a run tells none."""
+    """By name of `FIGURES`; without energy where a run has none."""
 
 
 def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
@@ -57,14 +57,14 @@ def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
         for point in group.points:
             runs = [table.runs[run_id] for run_id in point.run_ids]
             commits = {run.plan.tags.get("commit", "") for run in runs}
-            told = {**describe(runs[0]), "ranks": str(point.ranks), "nodes": str(point.nodes), "group": group.id}
-            told["commit"] = commits.pop() if len(commits) == 1 else ""
+            known = {**describe(runs[0]), "ranks": str(point.ranks), "nodes": str(point.nodes), "group": group.id}
+            known["commit"] = commits.pop() if len(commits) == 1 else ""
             figures = {"throughput": point.throughput, "efficiency": point.efficiency, "step": point.step}
             joules = {table.keys[one]: energies[one].get("energy_per_sample_j", 0.0) for one in point.run_ids}
             if all(joules.values()):
                 figures["energy_per_sample"] = geometric_mean_estimate(joules, "J")
             ends = [circumstances_of(run).moment for run in runs]
-            labels = {name: told[name] for name in LABELS}
+            labels = {name: known[name] for name in LABELS}
             found.append(MeasuredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
     return tuple(found)
 
@@ -90,8 +90,8 @@ def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredP
     lines += _gauge("dlbench_last_run_timestamp_seconds", "seconds", "End of the newest run", ends)
     names = ("system", "workload", "state")
     states = Counter(tuple(str(row[name]) for name in names) for row in rows)
-    told = [(dict(zip(names, key, strict=True)), count) for key, count in sorted(states.items())]
-    lines += _gauge("dlbench_runs", "", "Runs by their state; only valid ones have figures", told)
+    known = [(dict(zip(names, key, strict=True)), count) for key, count in sorted(states.items())]
+    lines += _gauge("dlbench_runs", "", "Runs by their state; only valid ones have figures", known)
     return "\n".join([*lines, "# EOF", ""])
 
 

@@ -20,8 +20,8 @@ from dlbench.reading.comparability import AFTER_INTERRUPTION, comparable_content
 from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.environments import facts, side_by_side
 from dlbench.reading.metrics import metrics_by_run
+from dlbench.reading.repeats import mixed_configurations, shared_nodes
 from dlbench.reading.repeats import named as named_values
-from dlbench.reading.repeats import shared_nodes, unlike_runs
 from dlbench.reading.selection import select
 from dlbench.reading.sessions import Circumstances, circumstances_of, sessions_of, wall_s
 from dlbench.reading.side_by_side import alike
@@ -479,7 +479,7 @@ def _refuse_unlike(runs: Sequence[Run]) -> None:
 
 def _doubts(runs: Sequence[Run]) -> Iterator[str]:
     met = {run.plan.run_id: facts(run.record) for run in runs if run.record is not None}
-    yield from (doubt.text for doubt in unlike_runs({"": met}))
+    yield from (doubt.text for doubt in mixed_configurations({"": met}))
     yield from sorted({text for run in runs if (text := shared_nodes(run.plan))})
     yield from (doubt.text for doubt in load_doubts(loads_of(runs)))
 

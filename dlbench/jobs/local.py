@@ -43,7 +43,7 @@ class Outcome:
     """What became of a run."""
 
     exit_code: ExitCode
-    story: str
+    detail: str
     """Empty if the record is valid."""
     quality: str = ""
     """What a valid run to a quality came to, in words; empty for others."""
@@ -73,23 +73,23 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
     stopped when it did. `given_up`: why the launcher ended ranks that would not have ended; empty if it did not.
     """
     if became := what_became(folder):
-        story = f"{folder.path} {became} while the run went on: its ranks were ended, and it has no result"
-        return Outcome(exit_code=ExitCode.RUN_FAILED, story=story)
+        detail = f"{folder.path} {became} while the run went on: its ranks were ended, and it has no result"
+        return Outcome(exit_code=ExitCode.RUN_FAILED, detail=detail)
     try:
         done = read_launched(folder.path)
     except DlbenchError as error:
         words = f"; {ending.text}" if ending is not None else ""
-        return Outcome(exit_code=error.exit_code, story=f"{error}{words}")
+        return Outcome(exit_code=error.exit_code, detail=f"{error}{words}")
     if done.state == "valid":
         record = done.record if isinstance(done, Run) else None
-        outcome = Outcome(exit_code=ExitCode.OK, story="", throughput=None if record is None else record.throughput)
+        outcome = Outcome(exit_code=ExitCode.OK, detail="", throughput=None if record is None else record.throughput)
         if record is None or record.quality is None:
             return outcome
         return replace(outcome, quality=_came_to(record.quality), reached=record.quality.reached)
     if done.state == "interrupted":
-        return Outcome(exit_code=ExitCode.REQUEUE, story=done.story)
+        return Outcome(exit_code=ExitCode.REQUEUE, detail=done.detail)
     if done.state == "invalid":
-        return Outcome(exit_code=ExitCode.RUN_FAILED, story=f"no figure: {done.story}")
+        return Outcome(exit_code=ExitCode.RUN_FAILED, detail=f"no figure: {done.detail}")
     if given_up:
         seen = Failure(reason=given_up, at=utc_now(), stopped=_stopped_ranks(done, stopped))
         return replace(_failed(folder, done, seen), exit_code=ExitCode.TIMEOUT)
@@ -107,8 +107,8 @@ def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> Outco
             write_failure(folder, seen.reason, rank=seen.rank, at=seen.at, stopped=seen.stopped)
         except RunError as error:
             # Told here, since `dlbench status` cannot know.
-            return Outcome(exit_code=_code(done), story=f"{done.story}; {error}")
-    return Outcome(exit_code=_code(done), story=done.story)
+            return Outcome(exit_code=_code(done), detail=f"{done.detail}; {error}")
+    return Outcome(exit_code=_code(done), detail=done.detail)
 
 
 def _seen(done: LaunchedRun, ending: Ending | None, stopped: Collection[int]) -> Failure | None:

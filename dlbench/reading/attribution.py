@@ -73,7 +73,7 @@ class Attribution:
     parts: tuple[Part, ...]
     whole: Part
     """The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency."""
-    beside: Mapping[str, Part]
+    more: Mapping[str, Part]
     """Further rows, made alike, that are no terms of the sum: what parts consist of, or are part of."""
 
 
@@ -83,7 +83,7 @@ def attribute(
     *,
     work: float,
     names: Sequence[str],
-    beside: Sequence[str] = (),
+    more: Sequence[str] = (),
     is_baseline: bool = False,
 ) -> Attribution:
     """The parts of a point against its baseline; where they are paired (`dlbench.stats.pairing`), over the pairs.
@@ -93,14 +93,14 @@ def attribute(
         baseline: those of the baseline's runs.
         work: samples per rank and step of this point / of the baseline (1 under weak scaling).
         names: the parts, in order; together they are the whole step.
-        beside: further rows of the same runs.
+        more: further rows of the same runs.
         is_baseline: nothing is lost by definition.
     """
     pairs = Pairing((), 0) if is_baseline else pairing(own, baseline)
-    mine = _Side(own, names, beside, pairs.keys or sorted(own), 1.0)
-    ideal = _Side(baseline, names, beside, pairs.keys or sorted(baseline), work)
+    mine = _Side(own, names, more, pairs.keys or sorted(own), 1.0)
+    ideal = _Side(baseline, names, more, pairs.keys or sorted(baseline), work)
     made = []
-    for place, name in enumerate((*names, *beside)):
+    for place, name in enumerate((*names, *more)):
         seconds = mine.mean * mine.shares[:, place].mean()
         lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
         if not is_baseline:
@@ -116,7 +116,7 @@ def attribute(
         )
     count = len(names)
     whole = _whole(mine, ideal, pairs, is_baseline=is_baseline)
-    return Attribution(parts=tuple(made[:count]), whole=whole, beside={one.name: one for one in made[count:]})
+    return Attribution(parts=tuple(made[:count]), whole=whole, more={one.name: one for one in made[count:]})
 
 
 def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
@@ -142,11 +142,11 @@ class _Side:
     """Steps and shares of the runs of one side; `steps` has shape (runs,), `shares` (runs, parts)."""
 
     def __init__(
-        self, times: PartTimes, names: Sequence[str], beside: Sequence[str], keys: Sequence[RunKey], work: float
+        self, times: PartTimes, names: Sequence[str], more: Sequence[str], keys: Sequence[RunKey], work: float
     ) -> None:
         import numpy as np
 
-        seconds = np.array([[times[key][name] for name in (*names, *beside)] for key in keys], dtype=float)
+        seconds = np.array([[times[key][name] for name in (*names, *more)] for key in keys], dtype=float)
         whole = seconds[:, : len(names)].sum(axis=1)
         known = {key: key for key in times}
         self.keys = [known[key] for key in keys]

@@ -197,17 +197,17 @@ def _throttled(run: Run, steps: RunSteps) -> tuple[float | None, str]:
 def _memory(run: Run) -> tuple[int | None, str]:
     """Nanoseconds of all ranks and measured steps, and how they are known; None and why where they are not."""
     assert run.record is not None
-    train, told = run.plan.workload.train, run.record.memory
+    train, memory = run.plan.workload.train, run.record.memory
     if train.activation_budget is not None:
         return None, "torch.compile recomputes within its own kernels (train.activation_budget)"
-    if told is None:
+    if memory is None:
         if train.is_in_core:
             return 0, "nothing recomputes or swaps in these runs"
         return None, "the record does not say what recomputing and swapping took"
-    ranks = sorted(one.rank for one in told.ranks)
+    ranks = sorted(one.rank for one in memory.ranks)
     if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
         return None, "not every rank says what recomputing and swapping took"
-    seconds = sum(one.recompute_s + one.swap_wait_s + one.room_wait_s for one in told.ranks)
+    seconds = sum(one.recompute_s + one.swap_wait_s + one.room_wait_s for one in memory.ranks)
     return round(seconds * 1e9), "recomputing and waiting for room or tensors, measured by every rank"
 
 

@@ -37,9 +37,9 @@ NOT_SHAPING = frozenset(
         # Words, and peak rates that figures are compared with.
         *("system.title", "system.storage.shared_title"),
         *("system.node.peak_tflops", "system.node.peak_source"),
-        # How the ranks' environment comes to the nodes; what is in it is told by its digest.
+        # How the ranks' environment comes to the nodes; its digest says what is in it.
         *("system.container.as_planned", "system.image.file", "system.image.folder", "system.image.transfer"),
-        # What a node knows a container's image again by; which it is, its digest and its name tell.
+        # What a node knows a container's image again by; its digest and its name say which it is.
         "system.container.as_planned",
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.
         *("system.slurm.account", "system.slurm.qos", "system.slurm.reservation", "system.slurm.time_limit"),
@@ -102,7 +102,7 @@ def unique_labels(groups: Sequence[Labelled]) -> list[str]:
     ]
 
 
-def asked_apart(groups: Sequence[tuple[str, LaunchPlan]]) -> list[tuple[Condition, ...]]:
+def differing_settings(groups: Sequence[tuple[str, LaunchPlan]]) -> list[tuple[Condition, ...]]:
     """What each group was asked for otherwise than others that are comparable with it; empty where none is.
 
     Args:
@@ -141,13 +141,13 @@ def repeat_id(run: Run) -> str:
     return digest_of({**_averaged_content(run), "met": {} if run.record is None else facts(run.record)})
 
 
-def told_of(run: Run) -> dict[str, str]:
+def run_facts(run: Run) -> dict[str, str]:
     """What a run was asked for of the system, and what it met, by key; equal for repeats."""
     return {**system_content(run.plan), **({} if run.record is None else facts(run.record))}
 
 
 def planned_id(run: Run) -> str:
-    """`averaged_id` without what only a record tells: finds runs that were to join a group and died."""
+    """`averaged_id` without what only a record has: finds runs that were to join a group and died."""
     content = _averaged_content(run)
     content.pop("resumed", None)
     for name in ("device", "precision"):
@@ -192,7 +192,7 @@ def _settings(value: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
             yield from _settings(inner, path)
             continue
         text = ", ".join(map(str, inner)) if isinstance(inner, list) else str(inner)
-        # A digest looks like a key, and is what tells two images apart.
+        # A digest looks like a key, and is what distinguishes two images.
         is_secret = not key.endswith("sha256") and is_secret_value(text)
         yield path, "none" if inner in (None, [], "") else "not shown" if is_secret else text
 
@@ -204,7 +204,7 @@ def comparable_content(run: Run) -> dict[str, Any]:
     measure = plan.measure.model_dump(mode="json", exclude={"stall_timeout_s"})
     if plan.series.scaling == "strong":
         del workload["train"]["batch_per_rank"]
-    # What acts in no run of that kind does not tell runs apart.
+    # What acts in no run of that kind does not distinguish runs.
     if plan.measure.until == "quality":
         del measure["measured_steps"]
     else:

@@ -183,7 +183,7 @@ def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
 
 
 def _starts(count: int, at_most: int) -> list[int]:
-    """Where equal pieces of so many things begin, the last one perhaps shorter."""
+    """Where equal pieces of `count` things begin, the last one perhaps shorter."""
     return list(range(0, count, -(-count // at_most)))
 
 

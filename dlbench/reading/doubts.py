@@ -1,4 +1,4 @@
-"""Reasons to doubt a figure: every report prints them beside it."""
+"""Reasons to doubt a figure: every report prints them next to it."""
 
 from __future__ import annotations
 

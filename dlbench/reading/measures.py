@@ -153,7 +153,7 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
 def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
     """The figures of a run that is subtracted from others of its series; or, in a sentence, why it cannot be."""
     if run.state != "valid":
-        return None, f"{run.plan.run_id} is {run.state}: {run.story}"
+        return None, f"{run.plan.run_id} is {run.state}: {run.detail}"
     if run.record is not None and run.record.goes_on:
         return None, f"{run.plan.run_id} was resumed after an interruption: no repeat of runs that ran through"
     try:
@@ -194,7 +194,7 @@ def _all_ranks(run: Run) -> RunSteps:
         some = entries[first : first + _AT_ONCE]
         numbers = None if result is None else result.numbers
         steps = _ranks_alike(run, some, numbers) if alike else None
-        # Files that differ are read one by one, which also tells what is wrong where something is.
+        # Files that differ are read one by one, which also finds what is wrong where something is.
         alike = steps is not None
         for entry in some:
             own = (
@@ -303,7 +303,7 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
         raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes behind the last whole step: copied in part?")
     if foreign := _foreign(run, reader, entry):
         raise IncompleteDataError(f"{path}: {foreign}")
-    # How many steps a run to a quality takes is not planned: the record tells it.
+    # How many steps a run to a quality takes is not planned: the record has it.
     count = len(steps["step"])
     if count != run.record.steps:
         raise IncompleteDataError(f"{path}: {count} steps, record.json says {run.record.steps}; no figure is made")
@@ -360,7 +360,7 @@ UNKNOWN_NS = -1
 """Instead of the time of a phase's kernels, where no step shows it."""
 
 REFERENCE_STEPS = 3
-"""Steps that show what the kernels of a phase take, where so many are found among the measured ones; otherwise the last
+"""Steps that show what the kernels of a phase take, where as many are found among the measured ones; otherwise the last
 ones of the warm-up, for which as many are held back."""
 
 

@@ -67,7 +67,7 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 DEFAULT_METRICS = ("step_median_s", "step_mean_s")
-"""What decides unless said otherwise: the median tells small changes apart, the mean sees stalls of a few steps."""
+"""What decides unless said otherwise: the median separates small changes, the mean sees stalls of a few steps."""
 
 
 def by_name() -> Mapping[str, Metric]:
@@ -80,7 +80,7 @@ def metrics_by_run(
 ) -> dict[str, dict[str, float]]:
     """Every metric of every run with figures: run id -> name of the metric -> value in its unit.
 
-    A metric that a run does not tell is absent: energy where nothing was sampled or too little was, time to quality
+    A metric that a run does not have is absent: energy where nothing was sampled or too little was, time to quality
     where the run had no target or did not meet it.
 
     Args:

@@ -20,7 +20,7 @@ Facts = Mapping[str, str]
 """What a run met, by key."""
 
 
-def unlike_runs(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
+def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
     """At most two serious doubts: one on averages of unlike runs, one on ratios between unlike averages.
 
     Args:

@@ -21,7 +21,7 @@ from dlbench.records.scan import Run
 
 MIN_SESSIONS = 5
 """With fewer, their scatter is hardly known: a change must be 4.7 standard errors to be found at 1 % with 80 %
-probability where five sessions tell the scatter, 5.5 where four do, and 8.0 where three do (Student's t)."""
+probability where five sessions give the scatter, 5.5 where four do, and 8.0 where three do (Student's t)."""
 PAUSE_S = 12 * 3600
 """Longer than from the runs of an evening to those of the morning after, shorter than from one night to the next."""
 LONGEST_S = 24 * 3600
@@ -29,7 +29,7 @@ LONGEST_S = 24 * 3600
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What tells the session of a run."""
+    """What the session of a run follows from."""
 
     finished: str
     """When it ended, UTC, ISO 8601."""
@@ -48,7 +48,7 @@ class Circumstances:
 
 
 def circumstances_of(run: Run) -> Circumstances:
-    """Those of a run, as its record tells them."""
+    """Those of a run, as in its record."""
     environment = {} if run.record is None else run.record.environment
     job, boot = environment.get("variable.SLURM_JOB_ID", ""), environment.get("boot_id", "")
     return Circumstances(
@@ -59,7 +59,7 @@ def circumstances_of(run: Run) -> Circumstances:
 
 
 def wall_s(run: Run) -> float | None:
-    """From the start of rank 0 to the end of the run, seconds; None where its record does not tell."""
+    """From the start of rank 0 to the end of the run, seconds; None where its record does not say."""
     if run.record is None:
         return None
     times = (run.record.started, run.record.finished)
@@ -90,6 +90,6 @@ def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:
 
 def allocations_of(runs: Iterable[Run]) -> dict[str, str]:
     """Run -> what is one look at a machine within a report: its Slurm job, or outside of one its session."""
-    told = {run.plan.run_id: circumstances_of(run) for run in runs}
-    sessions = sessions_of({run_id: one for run_id, one in told.items() if not one.job})
-    return {run_id: f"job {one.job}" if one.job else sessions[run_id] for run_id, one in told.items()}
+    known = {run.plan.run_id: circumstances_of(run) for run in runs}
+    sessions = sessions_of({run_id: one for run_id, one in known.items() if not one.job})
+    return {run_id: f"job {one.job}" if one.job else sessions[run_id] for run_id, one in known.items()}

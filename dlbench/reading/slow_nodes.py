@@ -33,10 +33,10 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_esti
 from dlbench.stats.multiplicity import benjamini_hochberg, student_tail, t_of_mean
 
 SLOW = 1 + LATE
-"""A host is slow if its own work is shown to be more than so many times that of others: 3 % is the least effect that
-dlbench promises to see."""
+"""A host is slow if its own work is shown to be more than this many times that of others: 3 % is the least effect
+that dlbench promises to see."""
 FALSE_SHARE = 0.05
-"""Of the hosts called slow so many are not, on average over many reports (false discovery rate)."""
+"""Share of the hosts called slow that are not, on average over many reports (false discovery rate)."""
 
 SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Host names that may stand in a Slurm option; nothing else is printed there."""
@@ -61,7 +61,7 @@ class HostSessions:
 
 @dataclass(frozen=True, kw_only=True)
 class HostHistory:
-    """One host over all sessions in which it ran beside other hosts."""
+    """One host over all sessions in which it ran with other hosts."""
 
     host: str
     ratio: Estimate

@@ -25,7 +25,7 @@ The work before an exchange is: optimizer and *other* of the step before, then i
 All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is shared out so
 that its sum stays.
 
-Limits: x tells who came late only if all ranks leave an exchange together. Exchanges with leaders, and engines that
+Limits: x shows who came late only if all ranks leave an exchange together. Exchanges with leaders, and engines that
 let ranks go one by one, blur W by as much as ranks leave apart. Jitter of which no rank is the cause is waiting too:
 about half of the ranks are late then, now these, now those. On a GPU x is time of the training stream.
 """

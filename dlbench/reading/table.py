@@ -1,4 +1,4 @@
-"""A scan of `runs/` becomes tables: figures of the runs that have any, and the story of those that have none."""
+"""A scan of `runs/` becomes tables: figures of the runs that have any, and the reason of those that have none."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
     damaged = list(scan.problems)
     for run in scan.runs:
         if run.state != "valid":
-            without.append(WithoutFigures(run=run, state=run.state, why=run.story))
+            without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
             continue
         one = next(loaded)
         copied = _copied(run, runs)
@@ -150,7 +150,7 @@ def _copied(run: Run, seen: dict[str, Run]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is asked for beside the figures."""
+    """What is asked for besides the figures."""
 
     causes: bool = False
     digest: bool = False
@@ -247,7 +247,7 @@ def load_runs(
 
     Args:
         runs: with valid records.
-        wanted: beside the figures.
+        wanted: besides the figures.
         processes: how many read; None: as many as pay for being started, at most one for each usable core. The results
             are the same.
 

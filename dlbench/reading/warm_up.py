@@ -1,4 +1,4 @@
-"""What a step takes beside its passes, by the warm-up of the run: known before anything is measured."""
+"""What a step takes outside its passes, by the warm-up of the run: known before anything is measured."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def beside_passes_s(run: Run) -> float | None:
     except IncompleteDataError:
         return None
     is_warm_up = steps["warmup"] != 0
-    beside = (steps["step_ns"] - steps["forward_ns"] - steps["backward_ns"])[is_warm_up][1:]
-    return float(np.median(beside)) / 1e9 if len(beside) else None
+    others = (steps["step_ns"] - steps["forward_ns"] - steps["backward_ns"])[is_warm_up][1:]
+    return float(np.median(others)) / 1e9 if len(others) else None

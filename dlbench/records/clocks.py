@@ -56,7 +56,7 @@ class ClockLine(Spec):
 
     @property
     def is_known(self) -> bool:
-        """Whether times of this node can be set beside those of node 0."""
+        """Whether times of this node can be compared with those of node 0."""
         return self.node_rank == 0 or bool(self.points)
 
     @property

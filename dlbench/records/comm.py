@@ -110,9 +110,9 @@ class CommRun(LaunchedRun):
             return ""
         points = self.record.points
         wrong = [p for p in points if p.correct is False] or [p for p in points if p.problem]
-        told = [_wrong(point) for point in wrong[:3]]
+        named = [_wrong(point) for point in wrong[:3]]
         more = [f"and {len(wrong) - 3} points more"] if len(wrong) > 3 else []
-        return "; ".join([*told, *more]) or "the record says invalid, and not why"
+        return "; ".join([*named, *more]) or "the record says invalid, and not why"
 
 
 def _wrong(point: CommPoint) -> str:

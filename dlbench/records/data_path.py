@@ -57,7 +57,7 @@ class ReadEpoch(Spec):
     cached_share: NonNegative | None = Field(
         None,
         description="Share of the data set's pages in the page cache when the epoch began; null where nobody looked or "
-        "the kernel does not tell. It is looked at before training and, with data.cache cold, before each epoch.",
+        "the kernel does not say. It is looked at before training and, with data.cache cold, before each epoch.",
     )
 
 
@@ -89,7 +89,7 @@ class ReadingResult(Spec):
     cache_in_force: Flag = Field(description="Whether the page cache was as data.cache asks.")
     cached_share: NonNegative | None = Field(
         description="Share of the data set's pages in the page cache when training began, by a sample of pages; null "
-        "where the kernel does not tell."
+        "where the kernel does not say."
     )
     epochs: tuple[ReadEpoch, ...] = Field((), description="Epoch by epoch.")
 

@@ -1,4 +1,4 @@
-"""Files that are never half there: written under a temporary name beside the target, synced, renamed."""
+"""Files that are never half there: written under a temporary name next to the target, synced, renamed."""
 
 from __future__ import annotations
 

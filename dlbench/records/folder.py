@@ -74,7 +74,7 @@ class RunFolder:
 
     @property
     def interrupted(self) -> Path:
-        """`interrupted.json`: that the run stopped in good order, because it was told to."""
+        """`interrupted.json`: that the run stopped on request."""
         return self.path / "interrupted.json"
 
     @property
@@ -83,7 +83,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def checkpoint(self, step: int) -> Path:
-        """The state of training after so many optimizer steps."""
+        """The state of training after a number of optimizer steps."""
         return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"
 
     def steps(self, rank: int) -> Path:

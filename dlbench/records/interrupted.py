@@ -1,4 +1,4 @@
-"""`interrupted.json`: a run that stopped in good order because it was told to, and attempts at the same run.
+"""`interrupted.json`: a run that stopped in good order on request, and attempts at the same run.
 
 A run that goes on after it, started anew by Slurm in the same folder, is a further attempt: what an earlier one left,
 its checkpoints excepted, lies in `attempt-NNNN/`.
@@ -34,10 +34,10 @@ class Interrupted(Spec):
     at: str = Field(description="UTC, ISO 8601.")
 
     @property
-    def story(self) -> str:
+    def detail(self) -> str:
         """One line."""
         how = f"it can go on from {self.checkpoint}" if self.checkpoint else "it kept no checkpoint, and begins anew"
-        return f"interrupted after step {self.step} of attempt {self.attempt}, as it was told by SIGUSR1; {how}"
+        return f"interrupted after step {self.step} of attempt {self.attempt}, on request (SIGUSR1); {how}"
 
 
 def attempt_of(folder: RunFolder) -> int:
@@ -56,7 +56,7 @@ def last_attempt(folder: RunFolder) -> Interrupted | None:
 
 
 def write_interrupted(folder: RunFolder, step: int, checkpoint: str | None) -> None:
-    """Says that a run stopped because it was told to.
+    """Says that a run stopped on request.
 
     Raises:
         RunError: the file cannot be written.

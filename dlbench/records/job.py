@@ -22,15 +22,15 @@ class Attempt(Spec):
     """One time that Slurm ran the job; a job that was requeued has several."""
 
     state: str = Field(description="Slurm's word, such as COMPLETED or PREEMPTED.")
-    exit_code: str | None = Field(None, description="EXIT:SIGNAL, as Slurm writes it; null: not told.")
+    exit_code: str | None = Field(None, description="EXIT:SIGNAL, as Slurm writes it; null: not reported.")
     eligible: NonNegative | None = Field(
-        None, description="From when it could have started, seconds since 1970; null: not told."
+        None, description="From when it could have started, seconds since 1970; null: not reported."
     )
     started: NonNegative | None = Field(None, description="Seconds since 1970; null: it never started.")
     ended: NonNegative = Field(description="Seconds since 1970.")
     nodes: CountOrZero = Field(description="Nodes that it held, or asked for where it never started.")
     node_list: str = Field(description="Their names, as Slurm writes them; empty: none.")
-    time_limit_s: Positive | None = Field(None, description="What it asked for, seconds; null: no limit, or not told.")
+    time_limit_s: Positive | None = Field(None, description="What it asked for, seconds; null: none, or not reported.")
     partition: str = Field("", description="Where it ran.")
     account: str = Field("", description="Who is charged.")
     qos: str = Field("", description="Its quality of service.")
@@ -47,7 +47,7 @@ class Attempt(Spec):
 
     @property
     def waited_s(self) -> float | None:
-        """In the queue, from when it could have started; None where it is not told."""
+        """In the queue, from when it could have started; None where it is not reported."""
         if self.eligible is None or self.started is None:
             return None
         return max(0.0, self.started - self.eligible)
@@ -94,8 +94,8 @@ class RunAccounting(Spec):
     @property
     def waited_s(self) -> float | None:
         """In the queue, all attempts."""
-        told = [attempt.waited_s for attempt in self.attempts if attempt.waited_s is not None]
-        return sum(told) if told else None
+        found = [attempt.waited_s for attempt in self.attempts if attempt.waited_s is not None]
+        return sum(found) if found else None
 
     @property
     def job_node_s(self) -> float:
@@ -104,7 +104,7 @@ class RunAccounting(Spec):
 
     @property
     def run_s(self) -> float | None:
-        """Elapsed time of the run itself, seconds; None where it is not told from that of the job's other runs."""
+        """Elapsed time of the run itself, seconds; None where the job's other runs are not told apart."""
         if self.steps:
             return sum(step.elapsed_s for step in self.steps)
         return sum(attempt.elapsed_s for attempt in self.attempts) if len(self.job_runs) == 1 else None
@@ -130,8 +130,8 @@ class RunAccounting(Spec):
         """Of the run's nodes while it ran; of a job that holds no other run, of the whole job."""
         if len(self.job_runs) == 1 and self.job_energy_j is not None:
             return self.job_energy_j
-        told = [step.energy_j for step in self.steps if step.energy_j is not None]
-        return sum(told) if told and len(told) == len(self.steps) else None
+        found = [step.energy_j for step in self.steps if step.energy_j is not None]
+        return sum(found) if found and len(found) == len(self.steps) else None
 
 
 def write_accounting(folder: RunFolder, accounting: RunAccounting) -> None:
@@ -150,7 +150,7 @@ LABEL = re.compile(r"^ *\d+: ", re.MULTILINE)
 """What srun --label writes before each line of a rank: its number."""
 
 _TOLD = 200
-"""Characters of a line that are told again."""
+"""Characters of a line that are quoted."""
 
 _SUPERVISOR = re.compile(r"^(?: *\d+: )?dlbench: rank (\d+) was ended by signal (\S+) at (\S+)$", re.MULTILINE)
 # E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
@@ -235,9 +235,9 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
         return None
     killed = _OUT_OF_MEMORY.search(text)
     if killed is not None and ending.words in (_NO_MEMORY, _by(signal.SIGKILL)):
-        reason = f"rank {ending.rank} was killed for want of memory: Slurm detected {killed[1]}"
+        reason = f"rank {ending.rank} was OOM-killed: Slurm detected {killed[1]}"
     elif ending.words == _NO_MEMORY:
-        reason = f"rank {ending.rank} was killed for want of memory, as Slurm says"
+        reason = f"rank {ending.rank} was OOM-killed (out of memory), as Slurm says"
     else:
         # Its status says it better; on a full disk it has none.
         own = [words for rank, words in _ERROR.findall(text) if int(rank) == ending.rank]
@@ -245,10 +245,10 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
     return Failure(reason=reason, rank=ending.rank, at=ending.at)
 
 
-def told_in_log(folder: RunFolder, run_id: str) -> str:
-    """What rank 0 told last of how far it is, e.g. ``measuring, step 40 of 100``; empty where the log has nothing.
+def progress_in_log(folder: RunFolder, run_id: str) -> str:
+    """What rank 0 reported last of its progress, e.g. ``measuring, step 40 of 100``; empty where the log has nothing.
 
-    Where rank 0 told nothing: what bash said last of the job's script, e.g. ``module: command not found``.
+    Where rank 0 reported nothing: what bash said last of the job's script, e.g. ``module: command not found``.
     """
     text = _log_of(folder)
     lines = re.findall(rf"^(?:\s*\d+: )?dlbench {re.escape(run_id)}: (.+)$", text, re.MULTILINE)
@@ -259,13 +259,13 @@ def told_in_log(folder: RunFolder, run_id: str) -> str:
 def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
     """Rank and signal of the rank that a signal ended, as mpirun or srun says it in `launch.log`; None if it says none.
 
-    Its exit code does not tell, and the other ranks may be ended before they can say what they saw.
+    Its exit code does not say, and the other ranks may be ended before they can say what they saw.
     """
     text = _text_of(folder, "launch.log")
-    told = _MPIRUN.search(text)
+    found = _MPIRUN.search(text)
     # SIGTERM is mpirun's own way to end the others.
-    if told is not None and int(told[2]) != signal.SIGTERM:
-        return int(told[1]), int(told[2])
+    if found is not None and int(found[2]) != signal.SIGTERM:
+        return int(found[1]), int(found[2])
     told_by_srun = _of_srun(text)
     number = None if told_by_srun is None else told_by_srun.number
     return (told_by_srun.rank, number) if told_by_srun is not None and number is not None else None
@@ -321,7 +321,7 @@ def _first(text: str) -> _Ending | None:
     """The rank that ended first."""
     by_srun = _of_srun(text)
     ended = [
-        _Ending(rank=int(told[1]), words=f"by signal {told[2]}", at=told[3]) for told in _SUPERVISOR.finditer(text)
+        _Ending(rank=int(found[1]), words=f"by signal {found[2]}", at=found[3]) for found in _SUPERVISOR.finditer(text)
     ]
     # A supervisor that Slurm ends a moment after its rank may still say that, later.
     same = [one for one in ended if by_srun is not None and one.rank == by_srun.rank]
@@ -334,9 +334,9 @@ def _first(text: str) -> _Ending | None:
 def _of_srun(text: str) -> _Ending | None:
     """The first rank that srun, or mpirun, says ended, before it ended the others."""
     for line in text.splitlines():
-        told = _TASKS.search(line)
-        if told is not None:
-            return _of_task(int(re.split("[,-]", told[1])[0]), told[2].strip())
+        found = _TASKS.search(line)
+        if found is not None:
+            return _of_task(int(re.split("[,-]", found[1])[0]), found[2].strip())
         noticed = _MPIRUN.search(line)
         if noticed is not None and int(noticed[2]) != signal.SIGTERM:
             number = signal.Signals(int(noticed[2]))

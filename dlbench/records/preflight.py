@@ -34,7 +34,7 @@ class SeenScratch(Spec):
 
 
 class SeenClock(Spec):
-    """A node's clock beside that of the first node."""
+    """A node's clock against that of the first node."""
 
     offset_s: float = Field(description="The first node's clock less this one's, by the time of day.")
     bound_s: NonNegative = Field(description="Largest possible error of that.")
@@ -45,7 +45,7 @@ class SeenLoad(Spec):
 
     window_s: NonNegative = Field(description="How long was looked.")
     cores: CountOrZero = Field(description="Cores of the node.")
-    others_s: NonNegative = Field(description="CPU time of processes beside dlbench's on them.")
+    others_s: NonNegative = Field(description="CPU time of processes other than dlbench's on them.")
 
 
 class SeenRank(Spec):
@@ -102,7 +102,7 @@ class PreflightReport(Spec):
 
 
 class PreflightFolder:
-    """Names of the files of a pre-flight, beside those of the run that its all-reduce is."""
+    """Names of the files of a pre-flight, besides those of the run that its all-reduce is."""
 
     def __init__(self, path: Path) -> None:
         """`path` is the folder; it need not exist."""

@@ -36,7 +36,7 @@ class Setting(Spec):
         "cannot ask for."
     )
     requested: str | int | float | bool | None = Field(description="What the plan asks for.")
-    effective: str | int | float | bool | None = Field(description="What was in force; null where it cannot be told.")
+    effective: str | int | float | bool | None = Field(description="What was in force; null where it is not known.")
     evidence: str = Field(description="How the effective value is known.")
 
     @property
@@ -50,7 +50,7 @@ class RankGpu(Spec):
 
     uuid: str = Field(description="GPU-..., or MIG-... for a slice of one.")
     pci_bus_id: str | None = Field(None, description="As /sys has it, 0000:1b:00.0; null where not known.")
-    numa_node: CountOrZero | None = Field(None, description="Its NUMA node; null where the machine does not tell.")
+    numa_node: CountOrZero | None = Field(None, description="Its NUMA node; null where the machine does not say.")
     is_slice: Flag = Field(False, description="Whether it is a MIG slice, which is no whole GPU.")
     visible: Count = Field(description="GPUs that this rank sees.")
     no_peer_access: tuple[int, ...] = Field(
@@ -65,7 +65,8 @@ class RankResult(Spec):
     node_rank: RankNumber = Field(description="Its node, from 0.")
     host: str = Field(description="Host name.")
     switch: str = Field(
-        "", description="Switches above its node from the root, root.leaf1, as Slurm tells them; empty: it tells none."
+        "",
+        description="Switches above its node from the root, root.leaf1, as Slurm reports them; empty: none.",
     )
     device: str = Field(description="Where it computed, e.g. cpu or cuda:0 (NVIDIA A100).")
     cores: tuple[int, ...] = Field(description="Cores it was bound to (those it may use, where not bound).")
@@ -265,7 +266,7 @@ class Record(Spec):
 
     @property
     def held_nodes(self) -> int:
-        """Nodes that its Slurm job held beside the run's own: idle, because a job's runs go one after the other."""
+        """Nodes that its Slurm job held besides the run's own: idle, because a job's runs go one after the other."""
         allocated = self.environment.get("variable.SLURM_JOB_NUM_NODES", "")
         used = len({rank.node_rank for rank in self.ranks})
         return max(0, int(allocated) - used) if allocated.isdecimal() else 0

@@ -87,7 +87,7 @@ def data_path(run: Run) -> str:
 
 
 THROUGHPUT = "throughput"
-"""Goal of runs that measure so many steps."""
+"""Goal of runs that measure a number of steps."""
 
 
 def goal(run: Run) -> str:
@@ -157,10 +157,10 @@ def watching(run: Run) -> str:
         return "none"
     chosen = watch.model_dump(mode="json", exclude_defaults=True)
     parts = [f"{key}={value}" for key, value in chosen.items()] or ["default"]
-    told = None if run.record is None else run.record.watch
-    if watch.sampler and told is not None:
+    recorded = None if run.record is None else run.record.watch
+    if watch.sampler and recorded is not None:
         nodes = run.plan.layout.nodes
-        missing = nodes - len(told.nodes)
+        missing = nodes - len(recorded.nodes)
         if missing:
             parts.append(f"not sampled on {missing} of {nodes} node{'s' if nodes > 1 else ''}")
     return ", ".join(parts)

@@ -1,6 +1,6 @@
 """All of `runs/` becomes a list of runs, each with its state; what is damaged is named, not dropped.
 
-Runs of the collective benchmark lie beside those of training; `dlbench.records.comm` reads them.
+Runs of the collective benchmark lie next to those of training; `dlbench.records.comm` reads them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.interrupted import Interrupted
-from dlbench.records.job import RunAccounting, seen_in_log, told_in_log
+from dlbench.records.job import RunAccounting, progress_in_log, seen_in_log
 from dlbench.records.record import RankResult, Record
-from dlbench.records.status import MAX_BYTES, Failure, RankStatus, read_statuses, told_failure
+from dlbench.records.status import MAX_BYTES, Failure, RankStatus, failure_line, read_statuses
 from dlbench.records.watch import WatchCost, WatchOverhead
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.collectives import CommPlan
@@ -53,11 +53,11 @@ class LaunchedRun:
     failure: Failure | None = None
     """Why a launcher gave up; None where none did."""
     interrupted: Interrupted | None = None
-    """That it stopped because it was told to; None where it was not."""
+    """That it stopped on request; None where it did not."""
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
-    told: str = ""
-    """How far it is by what rank 0 told last in the log of its job: between stages no status is written."""
+    progress: str = ""
+    """Its progress by what rank 0 reported last in the log of its job: between stages no status is written."""
     accounting: RunAccounting | None = None
     """What Slurm says that it took, where that is kept."""
 
@@ -76,8 +76,8 @@ class LaunchedRun:
 
     @property
     def state(self) -> RunState:
-        """Valid and invalid have a record; failed says why; incomplete was killed or still runs; interrupted was told
-        to stop, and did so in good order.
+        """Valid and invalid have a record; failed says why; incomplete was killed or still runs; interrupted was asked
+        to stop, and did so.
         """
         if self.recorded is not None:
             return self.recorded
@@ -91,21 +91,21 @@ class LaunchedRun:
         return known or any(status.stage == "failed" for status in self.statuses)
 
     @property
-    def story(self) -> str:
+    def detail(self) -> str:
         """One line: what is known of a run that has no valid record."""
         if self.recorded is not None:
             return self.objection
         if self.interrupted is not None:
-            return self.interrupted.story
+            return self.interrupted.detail
         if self._is_failed:
-            return told_failure(self.statuses, self.failure or self.seen, self.counted)
+            return failure_line(self.statuses, self.failure or self.seen, self.counted)
         if not self.statuses:
-            return "not started: no rank wrote a status" + (f"; its log says {self.told}" if self.told else "")
+            return "not started: no rank wrote a status" + (f"; its log says {self.progress}" if self.progress else "")
         last = max(self.statuses, key=lambda s: s.updated)
         return (
             f"{len(self.statuses)} of {self.plan.layout.ranks} ranks started; last seen {last.updated}: "
             f"rank {last.rank} on {last.host}, {last.stage}, {self.counted} {last.step}"
-        ) + (f"; its log says {self.told}" if self.told else "")
+        ) + (f"; its log says {self.progress}" if self.progress else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +305,7 @@ def _read(folder: RunFolder) -> Run:
         failure=failure,
         interrupted=load_file(folder.interrupted, Interrupted, MAX_BYTES) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
-        told=told_in_log(folder, plan.run_id) if record is None else "",
+        progress=progress_in_log(folder, plan.run_id) if record is None else "",
         watch_cost=watch_cost,
         accounting=read_accounting(folder, plan),
     )

@@ -24,7 +24,7 @@ from dlbench.specs.base import CountOrZero, RankNumber, Spec
 from dlbench.units import utc_now
 
 PROGRESS_MARK = "DLBENCH-PROGRESS "
-"""What the lines begin with by which rank 0 tells a launcher, on standard output, how far it is."""
+"""What the lines begin with by which rank 0 reports its progress to a launcher, on standard output."""
 
 _ROOM_BYTES = 4096
 """One block and one inode of most file systems, which is what `failure.json` takes."""
@@ -89,7 +89,7 @@ class Failure(Spec):
     format: Literal["dlbench.failure"] = Field("dlbench.failure", description="What this file is.")
     version: Literal[1] = Field(1, description="Version of the format.")
     reason: str = Field(description="What the launcher saw, in one line; empty if only what follows is known.")
-    rank: RankNumber | None = Field(None, description="The rank that ended first; null if the launcher cannot tell.")
+    rank: RankNumber | None = Field(None, description="The rank that ended first; null if the launcher does not know.")
     at: str = Field("", description="When it saw that: UTC, ISO 8601.")
     stopped: tuple[RankNumber, ...] = Field(
         (), description="Ranks that were stopped (state T of the kernel: SIGSTOP, Ctrl-Z, a debugger) at that time."
@@ -117,7 +117,7 @@ def write_failure(
 
 @contextmanager
 def room_for_failure(folder: RunFolder) -> Iterator[None]:
-    """Keeps room for `failure.json`, so that a disk which a run fills can still tell why it failed."""
+    """Keeps room for `failure.json`, so that a disk which a run fills can still say why it failed."""
     room = _room(folder)
     with suppress(OSError):  # full already: the run will say so itself
         room.write_bytes(bytes(_ROOM_BYTES))
@@ -212,7 +212,7 @@ def _likeliness(status: RankStatus) -> tuple[int, str, int]:
     return order.index(status.failure), status.failed_at or status.updated, status.rank
 
 
-def told_failure(statuses: Sequence[RankStatus], failure: Failure | None, counted: str) -> str:
+def failure_line(statuses: Sequence[RankStatus], failure: Failure | None, counted: str) -> str:
     """The line: what the launcher saw, then the cause as ranks say it, then how many ended with it.
 
     Args:

@@ -24,7 +24,7 @@ class ClockReason:
 
 
 IDLE_BIT = 0x1
-"""Nothing runs: such a sample tells nothing of the clock under load."""
+"""Nothing runs: such a sample says nothing of the clock under load."""
 
 CLOCK_REASONS = (
     ClockReason(bit=IDLE_BIT, name="gpu_idle", is_throttling=False, about="nothing runs"),

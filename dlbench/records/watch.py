@@ -40,7 +40,7 @@ class NodeWatch(Spec):
     late_max_s: NonNegative = Field(description="The same, worst.")
     cpu_s: NonNegative = Field(description="CPU time of the sampler's process, start to end, seconds.")
     measured_cpu_s: NonNegative | None = Field(
-        None, description="CPU time of the sampler's process within the measured steps; null where it was not told."
+        None, description="CPU time of the sampler's process within the measured steps; null where it is not known."
     )
     wall_s: NonNegative = Field(description="How long it ran, seconds.")
     sources: tuple[str, ...] = Field((), description="Fields that were sampled, by name.")

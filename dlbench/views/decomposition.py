@@ -24,9 +24,9 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from dlbench.reading.attribution import about_means
-from dlbench.reading.comparability import told_of
+from dlbench.reading.comparability import run_facts
 from dlbench.reading.measures import PARTS
-from dlbench.reading.repeats import unlike_runs
+from dlbench.reading.repeats import mixed_configurations
 from dlbench.reading.side_by_side import Twins, compared, twins
 from dlbench.records.scan import Run
 from dlbench.records.watch import WatchOverhead
@@ -159,7 +159,7 @@ def _point(found: Twins) -> Decomposition:
         elif variant in found.planned:
             missing.append(f"{what}: no repeat has figures both with and without it")
     facts: dict[str, dict[str, Mapping[str, str]]] = {
-        variant: {run.plan.run_id: told_of(run) for run, _ in by_repeat.values()}
+        variant: {run.plan.run_id: run_facts(run) for run, _ in by_repeat.values()}
         for variant, by_repeat in found.runs.items()
         if by_repeat
     }
@@ -169,7 +169,7 @@ def _point(found: Twins) -> Decomposition:
         step_s=geometric_mean_estimate({k: _whole(one) for k, one in plain.items()}, "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
-        doubts=tuple(doubt.text for doubt in unlike_runs(facts)),
+        doubts=tuple(doubt.text for doubt in mixed_configurations(facts)),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.doubts import Doubt, Severity, merged
 from dlbench.reading.environments import environment_doubts, facts
-from dlbench.reading.repeats import shared_nodes, unlike_runs
+from dlbench.reading.repeats import mixed_configurations, shared_nodes
 from dlbench.reading.scaling import Group
 from dlbench.reading.table import RunTable
 from dlbench.records.interrupted import last_attempt
@@ -204,7 +204,7 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
         text = f"too few for a comparison ({counts}): {remedy}"
         found.append(Doubt(code="few-repeats", severity="serious", text=text))
     # What the records of averaged runs, and of compared points, show to be unequal.
-    found += [*_cores(group.runs), *unlike_runs(of_points), *_sessions(group, table)]
+    found += [*_cores(group.runs), *mixed_configurations(of_points), *_sessions(group, table)]
     frame = table.figures[table.figures["group"] == group.id]
     noisy = frame[frame["step_cv"] > NOISY_CV]
     if len(noisy):

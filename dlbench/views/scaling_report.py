@@ -13,9 +13,9 @@ from dlbench.reading import environments, scaling
 from dlbench.reading.comparability import (
     AFTER_INTERRUPTION,
     Condition,
-    asked_apart,
     chosen_settings,
     comparable_values,
+    differing_settings,
     group_id,
     unique_labels,
 )
@@ -119,7 +119,7 @@ def assemble(
     # Control runs are no results, unless there are no others.
     results = [group for group in found if not is_control(group.sample)] or found
     control_runs = controls(scan.runs, [(group.id, group.runs) for group in results])
-    asked = asked_apart([(group_id(group.sample), group.sample.plan) for group in results])
+    asked = differing_settings([(group_id(group.sample), group.sample.plan) for group in results])
     groups = tuple(
         _group_numbers(group, found, table, views, apart) for group, apart in zip(results, asked, strict=True)
     )

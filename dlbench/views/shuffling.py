@@ -409,6 +409,7 @@ def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
         detail="run",
         line=1.5,
         size=30,
+        opacity=0.7,
     )
     last = "; ".join(f"{row.way}: {figure_text(row.final)}" for row in rows if row.final is not None)
     return finish(

@@ -15,7 +15,7 @@ from dlbench.reading.doubts import Doubt
 from dlbench.reading.table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.report.document import BaseReport, Level, Missing, Section
-from dlbench.report.formats.schema import schema_of
+from dlbench.report.formats.json import schema_of
 from dlbench.report.table import Column
 from dlbench.report.wording import place_text
 from dlbench.specs.plan import RunPlan

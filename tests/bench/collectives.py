@@ -89,7 +89,7 @@ def _await(box: Box, out: Path) -> None:
         return bool(runs) and all(run.state != "incomplete" for run in runs)
 
     wait_for(is_done, 1500)
-    failed = [run.story for run in scan_comm(out).runs if run.state != "valid"]
+    failed = [run.detail for run in scan_comm(out).runs if run.state != "valid"]
     if failed:
         raise RuntimeError(failed[0])
 

@@ -90,7 +90,7 @@ def _trained(
     runs = [run for run in scan(out).runs if run.plan.series.id == series]
     found = [run.record.quality for run in runs if run.state == "valid" and run.record is not None]
     if len(found) != len(SEEDS) or any(quality is None for quality in found):
-        raise RuntimeError(f"{series}: {[run.story for run in runs]}")
+        raise RuntimeError(f"{series}: {[run.detail for run in runs]}")
     return [quality for quality in found if quality is not None]
 
 

@@ -94,7 +94,7 @@ def _rates(runs: Sequence[Run], way: Callable[[Run], str]) -> dict[str, list[flo
     found: dict[str, list[float]] = {}
     for run in sorted(runs, key=lambda run: run.plan.series.repeat):
         if run.state != "valid":
-            raise RuntimeError(run.story)
+            raise RuntimeError(run.detail)
         found.setdefault(way(run), []).append(measure(run).throughput)
     return found
 

@@ -57,7 +57,7 @@ def _share(name: str, plain: Sequence[Run], faulty: Sequence[Run]) -> Figure:
     }
     for run in (*plain, *faulty):
         if run.state != "valid":
-            return Figure(**about, value=None, reason=run.story)
+            return Figure(**about, value=None, reason=run.detail)
     before, after = [causes_of(run) for run in plain], [causes_of(run) for run in faulty]
     # A rank that is late in every step is waited for as long as it is late: the scatter of healthy ranks, of which now
     # the one and now the other is last, is no part of that. What input and host take in healthy runs comes on top.
@@ -134,7 +134,7 @@ def _shaped_link() -> Figure:
         ratios = []
         for run in runs:
             if run.state != "valid" or run.record is None:
-                return Figure(**about, value=None, reason=run.story)
+                return Figure(**about, value=None, reason=run.detail)
             # An all-reduce of two ranks sends the whole vector through each link, both ways at once.
             wire_s = run.record.gradient_bytes / RATE_BYTES_PER_S
             ratios.append(causes_of(run).seconds["exchange"] / wire_s)

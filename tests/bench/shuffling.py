@@ -322,7 +322,7 @@ def _curves(out: Path) -> dict[str, list[list[float]]]:
     found: dict[str, list[list[float]]] = {}
     for run in sorted(scan(out).runs, key=lambda run: (run.plan.workload.data.shuffle, run.plan.workload.train.seed)):
         if run.record is None or run.record.quality is None or run.state != "valid":
-            raise RuntimeError(run.story)
+            raise RuntimeError(run.detail)
         values = [evaluation.value or 0.0 for evaluation in run.record.quality.evaluations]
         found.setdefault(run.plan.workload.data.shuffle, []).append(values)
     return found

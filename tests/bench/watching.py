@@ -57,7 +57,7 @@ def span_cost() -> Iterator[Figure]:
                 spans.add(COMPUTE, names[span], start, start + (start & 0xFFFF), step=3)
             spent.append((time.monotonic_ns() - moment) / count)
             totals = spans.close()
-            sizes.append(totals.num_bytes / totals.num_spans)
+            sizes.append(totals["bytes"] / totals["num"])
     value, low, high = median_interval(spent[1:])
     yield Figure(name="one span", value=value, low=low, high=high, n=rounds - 1, unit="ns", goal="measured")
     yield Figure(name=f"one span on disk ({len(SPAN_FIELDS)} columns)", value=sizes[-1], unit="bytes", goal="measured")

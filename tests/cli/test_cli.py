@@ -822,9 +822,9 @@ def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_pat
     assert done.returncode == 3
     rows = json.loads(done.stdout)["runs"]
     assert [row["state"] for row in rows] == ["PENDING", "RUNNING", "failed", "incomplete", "valid"]
-    assert rows[2]["story"].startswith("job 13 ended as CANCELLED without a record")
-    assert "slurm-13.out" in rows[2]["story"]
-    assert rows[3]["story"].startswith("job 14 is no longer queued, and Slurm did not say how it ended (sacct failed")
+    assert rows[2]["detail"].startswith("job 13 ended as CANCELLED without a record")
+    assert "slurm-13.out" in rows[2]["detail"]
+    assert rows[3]["detail"].startswith("job 14 is no longer queued, and Slurm did not say how it ended (sacct failed")
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 1  # one question for all jobs, and none about a run that is done
     assert f"--user={os.getuid()} " in calls[0]
@@ -860,16 +860,16 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
         assert {row["job"] for row in rows} == {"21"}
         (call,) = (tmp_path / f"calls-{state}").read_text().splitlines()
         assert f"--user={os.getuid()}" in call
-        told = rows[2]["story"]
+        told = rows[2]["detail"]
         if state == "PENDING":
             assert told == ""
         elif state == "RUNNING":
-            assert rows[1]["story"] == ""
+            assert rows[1]["detail"] == ""
             assert "the 3 runs of job 21 go one after the other" in told
         else:
             resume = f"dlbench submit --resume {waiting.series.id} --out runs submits it again"
             assert told == f"job 21 ended as TIMEOUT before this run began; {resume}"
-            told = rows[1]["story"]
+            told = rows[1]["detail"]
             assert told.startswith("job 21 ended as TIMEOUT without a record; ")
             assert f"see launch.log, and {names[0]}/slurm-21.out" in told
 

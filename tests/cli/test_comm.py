@@ -401,7 +401,7 @@ def test_both_kinds_of_run_lie_in_one_folder(cli: Cli, tmp_path: Path) -> None:
     assert ([run.plan for run in found.runs], found.problems) == (training, [])
     assert ([run.plan for run in other.runs], other.problems) == (comm, [])
     assert {run.state for run in other.runs} == {"valid"}
-    assert {run.story for run in other.runs} == {""}
+    assert {run.detail for run in other.runs} == {""}
     assert type(read_launched(other.runs[0].folder.path)) is not type(read_launched(found.runs[0].folder.path))
     done = cli("status")
     assert (done.returncode, done.stderr) == (0, "")
@@ -478,28 +478,28 @@ def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:
     folder = write_comm(tmp_path, plan, state="invalid", points=points)
     outcome = verdict(folder, "")
     told = "allreduce ring over torch-gloo of 4 KiB: wrong result, largest relative error 0.25"
-    assert (int(outcome.exit_code), outcome.story) == (3, f"no figure: {told}")
+    assert (int(outcome.exit_code), outcome.detail) == (3, f"no figure: {told}")
     many = write_comm(tmp_path / "more", plan, state="invalid", points=[{**point, "problem": "overflow"}] * 5)
-    assert read_comm_run(many.path).story.endswith("of 4 KiB: overflow; and 2 points more")
+    assert read_comm_run(many.path).detail.endswith("of 4 KiB: overflow; and 2 points more")
 
 
 def test_what_is_known_of_a_run_without_a_record(tmp_path: Path) -> None:
     one, two, three = plans(points=(2,), repeats=3, algorithms="ring", sizes="1KiB")
     untouched = create(tmp_path, one)
-    assert read_comm_run(untouched.path).story == "not started: no rank wrote a status"
+    assert read_comm_run(untouched.path).detail == "not started: no rank wrote a status"
     running = create(tmp_path, two)
     write_status(running, status(0, "n0", "measuring"))
     run = read_comm_run(running.path)
     assert run.state == "incomplete"
-    assert run.story.startswith("1 of 2 ranks started")
-    assert run.story.endswith("rank 0 on n0, measuring, point 7")
+    assert run.detail.startswith("1 of 2 ranks started")
+    assert run.detail.endswith("rank 0 on n0, measuring, point 7")
     failed = create(tmp_path, three)
     write_status(failed, status(0, "n0", "failed", "rank 1 is gone"))
     write_status(failed, status(1, "n1", "measuring"))
     write_failure(failed, "rank 1 was the first to end, by signal SIGKILL")
     run = read_comm_run(failed.path)
     assert run.state == "failed"
-    assert run.story == (
+    assert run.detail == (
         "rank 1 was the first to end, by signal SIGKILL; rank 1 on n1 vanished at point 7 or later "
         "(measuring); "
         "rank 0 on n0 failed at point 7: rank 1 is gone"
@@ -532,7 +532,7 @@ def test_mpirun_s_word_on_a_killed_rank_is_read(cli: Cli, tmp_path: Path, notice
     assert done.returncode == 3
     assert told in done.stderr
     (run,) = scan_comm(tmp_path / "runs").runs
-    assert (run.state, run.story) == ("failed", told)
+    assert (run.state, run.detail) == ("failed", told)
 
 
 def test_a_plan_that_is_none_is_refused_by_the_node(tmp_path: Path) -> None:
@@ -567,6 +567,6 @@ def test_the_login_node_path_stays_light(cli: Cli, tmp_path: Path) -> None:
 
 def test_every_form_that_was_ever_written_is_read() -> None:
     (run,) = scan_comm(FORMATS / "v1").runs
-    assert (run.state, run.story, run.plan.layout.ranks) == ("valid", "", 2)
+    assert (run.state, run.detail, run.plan.layout.ranks) == ("valid", "", 2)
     assert run.record is not None
     assert {point.algorithm for point in run.record.points} == {"ring", "direct", "library"}

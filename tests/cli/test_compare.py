@@ -426,7 +426,7 @@ def test_a_baseline_of_five_nights_finds_a_slowdown_and_not_a_night(tmp_path: Pa
 def test_a_baseline_of_one_session_says_so_and_a_history_helps(tmp_path: Path) -> None:
     old, new = nights(tmp_path / "old", [1.0]), nights(tmp_path / "new", [1.3], days=6)
     file = tmp_path / "baseline.json"
-    assert "fewer than 5 sessions do not tell" in call("baseline", old, "-o", file).output
+    assert "fewer than 5 sessions do not show" in call("baseline", old, "-o", file).output
     earlier = nights(tmp_path / "earlier", NIGHTS, days=1)
     store = tmp_path / "history"
     assert call("history", "import", earlier, "--store", store).exit_code == 0

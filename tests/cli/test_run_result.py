@@ -52,7 +52,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
         shutil.rmtree(folder.path)
         if plan.tags.get("fate") == "dead":
             write_unfinished(folder.path.parent, plan, "failed", "out of memory")
-            return Outcome(exit_code=ExitCode.RUN_FAILED, story="out of memory")
+            return Outcome(exit_code=ExitCode.RUN_FAILED, detail="out of memory")
         factor = (1 + plan.series.repeat / 100) * (1.5 if plan.workload.train.batch_per_rank == 2 else 1.0)
         exchange = 25.0 if plan.layout.ranks > 1 and plan.series.variant != "no-exchange" else 0.0
         story = Story(training=Training(values=(0.2, 0.55))) if plan.measure.until == "quality" else Story()
@@ -230,6 +230,6 @@ def test_the_bar_draws_what_the_lines_say_and_nothing_foreign() -> None:
     bar = Bar(made, drawn)
     bar.begin(made[0])(3, 9, "evaluating\x1b[31m")
     assert drawn.description == "[1/1] 1 rank: evaluating[31m"
-    bar.end(made[0], Outcome(exit_code=ExitCode.OK, story="", throughput=12.5))
+    bar.end(made[0], Outcome(exit_code=ExitCode.OK, detail="", throughput=12.5))
     assert drawn.console.printed[-1].startswith("[1/1] 1 rank: 12.5 images/s, ")
     assert isinstance(bar, Lines)

@@ -55,7 +55,7 @@ def run(plan, folder, tell):
     with open("started", "a") as file:
         file.write("1")
     print("a word of a library", file=sys.stderr)
-    return Outcome(exit_code=ExitCode.OK, story="")
+    return Outcome(exit_code=ExitCode.OK, detail="")
 
 local.run = run
 sys.argv = ["dlbench", "run", "cosmoflow", "--preset", "ci", "--engine", "single", "--data", "synthetic"]
@@ -164,7 +164,7 @@ def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exi
     return run_series
 
 
-GOOD = Outcome(exit_code=ExitCode.OK, story="")
+GOOD = Outcome(exit_code=ExitCode.OK, detail="")
 
 
 def test_a_run_whose_folder_is_gone_does_not_stop_the_series(
@@ -205,7 +205,7 @@ def test_a_full_disk_costs_no_closing_line(series: Callable[..., ExitCode], caps
 
 def test_a_bar_shows_no_terminal_sequences(series: Callable[..., ExitCode], capsys: pytest.CaptureFixture[str]) -> None:
     series(
-        lambda number, folder: Outcome(exit_code=ExitCode.RUN_FAILED, story="ev\x1b]0;pwn\x07[/red]\u202e"), bar=True
+        lambda number, folder: Outcome(exit_code=ExitCode.RUN_FAILED, detail="ev\x1b]0;pwn\x07[/red]\u202e"), bar=True
     )
     told = capsys.readouterr().err
     assert told.count("ev]0;pwn[/red]") == 3
@@ -213,7 +213,7 @@ def test_a_bar_shows_no_terminal_sequences(series: Callable[..., ExitCode], caps
 
 
 def test_lines_show_no_terminal_sequences(tmp_path: Path) -> None:
-    code = SERIES.replace('story=""', 'story="ev\\x1b]0;pwn\\x07\\u202e" + "y" * 9000')
+    code = SERIES.replace('detail=""', 'detail="ev\\x1b]0;pwn\\x07\\u202e" + "y" * 9000')
     done = shell(code.replace("ExitCode.OK", "ExitCode.RUN_FAILED"), "", tmp_path)
     assert done.returncode == 3
     told = [line for line in done.stderr.splitlines() if "FAILED" in line]

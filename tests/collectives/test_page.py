@@ -26,7 +26,7 @@ from dlbench.collectives.report import CollectivesReport, assemble
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.records.comm import scan_comm
 from dlbench.report.formats import terminal
-from dlbench.report.formats.schema import schema_of
+from dlbench.report.formats.json import schema_of
 from dlbench.report.wording import clean, figure_text, optional, value_text
 from dlbench.specs.collectives import NetworkModel
 from tests.report.test_report import PAYLOAD, Outline

@@ -287,9 +287,9 @@ def is_name_of_code(dotted: str) -> bool:
 
 
 def recorded_settings() -> set[str]:
-    """Keys that engines put into records beside those of the plan."""
+    """Keys that engines put into records besides those of the plan: the first words of rows of `settings_of`."""
     sources = (ROOT / "dlbench" / "node" / "sync").rglob("*.py")
-    return {key for source in sources for key in re.findall(r'key="([a-z_.]+)"', source.read_text(encoding="utf-8"))}
+    return {key for source in sources for key in re.findall(r'\("([a-z_.]+)", ', source.read_text(encoding="utf-8"))}
 
 
 ROOTS = {*Choices.model_fields, *SystemSpec.model_fields, "system"} - {"name", "title", "notice", "python", "about"}

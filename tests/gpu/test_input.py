@@ -17,7 +17,7 @@ from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.data.source import build_source
 from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ResNetModel
-from tests.node.data.test_slots import Numbers
+from tests.node.data.test_loader_transport import Numbers
 
 pytestmark = pytest.mark.gpu
 

@@ -612,7 +612,7 @@ def test_accounting_that_does_not_answer_is_told(root: Path, desk: Desk, monkeyp
     monkeypatch.setattr(Desk, "query", lambda *_, **__: silent)
     (one,) = wait(root, "s", QUIET, QUIET, 5, 0.01).runs.values()
     told = "job 1 is no longer queued, and Slurm did not say how it ended (sacct failed: Connection refused)"
-    assert one.story.startswith(told)
+    assert one.detail.startswith(told)
 
 
 @pytest.mark.parametrize("failed", [True, False])
@@ -629,7 +629,7 @@ def test_a_failed_run_whose_job_was_requeued_is_waited_for(root: Path, desk: Des
     now = wait(root, "s", QUIET, QUIET, 0.05, 0.01)
     assert (now.is_over, now.text) == (False, "series s: 0 of 1 run valid, 1 Q")
     (one,) = now.runs.values()
-    assert "its job was requeued" in one.story
+    assert "its job was requeued" in one.detail
     desk.set_state("F")
     assert wait(root, "s", QUIET, QUIET, 5, 0.01).text == "series s: 0 of 1 run valid, 1 failed"
 
@@ -701,7 +701,7 @@ def test_two_users_in_a_folder_of_their_group(open_root: Path, desk: Desk) -> No
 
     def read() -> None:
         found, problems = run_statuses(scan(root).runs)
-        raise RunError(f"{len(found)} {problems} {found[0].story}")
+        raise RunError(f"{len(found)} {problems} {found[0].detail}")
 
     assert as_user(65534, read).startswith(
         "RunError: 2 [] job 1 is of user root: Slurm no longer knows it, or shows it to its owner alone; "

@@ -50,8 +50,8 @@ def test_the_exit_code_does_not_depend_on_which_rank_met_the_bad_sample(tmp_path
     folder = run_of(tmp_path, own(bad), peer(1 - bad))
     outcome = verdict(folder, Ending(rank=first, code=2 if first == bad else 3, at=T3))
     assert outcome.exit_code is ExitCode.USAGE
-    assert outcome.story == f"rank {bad} on n0 failed at step 7: {BAD}; 1 other rank ended with it"
-    assert read_run(folder.path).story == outcome.story
+    assert outcome.detail == f"rank {bad} on n0 failed at step 7: {BAD}; 1 other rank ended with it"
+    assert read_run(folder.path).detail == outcome.detail
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_signal_is_the_cause_only_if_it_came_first(
     folder = run_of(tmp_path, status(0, "n0", "measuring"), own(1))
     outcome = verdict(folder, Ending(rank=0, code=-signal.SIGABRT, at=ended_at, words="terminate called"))
     assert outcome.exit_code is code
-    assert outcome.story.startswith(begins)
+    assert outcome.detail.startswith(begins)
 
 
 def test_the_kernel_s_out_of_memory_killer_is_named_only_where_its_counters_prove_it(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_the_kernel_s_out_of_memory_killer_is_named_only_where_its_counters_prov
     )
     outcome = verdict(run_of(tmp_path, peer(0), status(1, "n0", "measuring")), proven)
     assert outcome.exit_code is ExitCode.RUN_FAILED
-    assert outcome.story.startswith(proven.text)
+    assert outcome.detail.startswith(proven.text)
     # A loader process, of which the rank knows the signal alone.
     text = "a loader process of the rank ended: DataLoader worker (pid 7) is killed by signal: Killed"
     loader = status(0, "n0", "failed", text, failure="own", failed_at=T1)
     ending = Ending(rank=0, code=3, at=T2, out_of_memory="the cgroup's limit is 2 GiB (memory.max)")
-    story = verdict(run_of(tmp_path / "b", loader, peer(1)), ending).story
+    story = verdict(run_of(tmp_path / "b", loader, peer(1)), ending).detail
     assert story.startswith("the kernel's out-of-memory killer ended a process of the run's cgroup: the cgroup's limit")
     assert text in story
 
@@ -96,8 +96,8 @@ def test_a_stopped_rank_is_told_and_the_stall_is_the_exit_code(tmp_path: Path) -
     folder = run_of(tmp_path, stalled, status(1, "n0", "measuring"))
     outcome = verdict(folder, Ending(rank=0, code=124, at=T2), stopped={101})
     assert outcome.exit_code is ExitCode.TIMEOUT
-    assert outcome.story.startswith("rank 1 on n0 was stopped (state T")
-    assert read_run(folder.path).story == outcome.story
+    assert outcome.detail.startswith("rank 1 on n0 was stopped (state T")
+    assert read_run(folder.path).detail == outcome.detail
 
 
 def test_a_rank_that_dies_before_its_status_says_why_by_its_last_words(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_rank_that_dies_before_its_status_says_why_by_its_last_words(tmp_path:
     ending = Ending(rank=1, code=1, at=T1, words="FileNotFoundError: no such folder", log="rank-0001.log")
     outcome = verdict(folder, ending)
     assert outcome.exit_code is ExitCode.RUN_FAILED
-    assert outcome.story == (
+    assert outcome.detail == (
         "rank 1 was the first to end, with exit code 1: FileNotFoundError: no such folder (see rank-0001.log); "
         "1 other rank ended with it"
     )
@@ -117,14 +117,14 @@ def test_what_cannot_be_written_or_read_is_told_and_not_raised(tmp_path: Path) -
     words = "rank-0001.steps: No space left on device"
     outcome = verdict(folder, Ending(rank=1, code=3, at=T1, words=words))
     assert outcome.exit_code is ExitCode.INCOMPLETE
-    assert words in outcome.story
+    assert words in outcome.detail
     lacking = Ending(rank=1, code=5, at=T1, words=words)
     assert verdict(run_of(tmp_path / "c", status(0, "n0", "measuring")), lacking).exit_code is ExitCode.ENVIRONMENT
     damaged = run_of(tmp_path / "b")
     damaged.status(0).write_text("{")
     assert verdict(damaged, None).exit_code is ExitCode.INCOMPLETE
     gone = verdict(RunFolder(tmp_path / "gone"), None)
-    assert (gone.exit_code, "was removed or moved away while the run" in gone.story) == (ExitCode.RUN_FAILED, True)
+    assert (gone.exit_code, "was removed or moved away while the run" in gone.detail) == (ExitCode.RUN_FAILED, True)
 
 
 def test_a_disk_that_takes_not_even_the_reason_is_told_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_disk_that_takes_not_even_the_reason_is_told_with_it(tmp_path: Path, m
     folder = run_of(tmp_path, status(0, "n0", "measuring"), status(1, "n0", "measuring"))
     outcome = verdict(folder, Ending(rank=1, code=3, at=T1, words="rank-0001.steps: No space left on device"))
     assert outcome.exit_code is ExitCode.RUN_FAILED
-    assert outcome.story == (
+    assert outcome.detail == (
         "rank 1 was the first to end, with exit code 3: rank-0001.steps: No space left on device; "
         "it was on n0, at step 7 or later (measuring); 1 other rank ended with it; "
         "failure.json: cannot be written: No space left on device"
@@ -229,9 +229,9 @@ def test_a_python_without_what_ranks_need_is_told(tmp_path: Path) -> None:
     plan, folder = with_python(tmp_path, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     outcome = run(plan, folder)
     assert outcome.exit_code is ExitCode.RUN_FAILED
-    assert "with exit code 1: ModuleNotFoundError: No module named 'torch'; install 'dlbench[node]'" in outcome.story
-    assert "(see rank-000" in outcome.story
-    assert read_run(folder.path).story == outcome.story
+    assert "with exit code 1: ModuleNotFoundError: No module named 'torch'; install 'dlbench[node]'" in outcome.detail
+    assert "(see rank-000" in outcome.detail
+    assert read_run(folder.path).detail == outcome.detail
 
 
 # At one moment, so that the launcher never looks between: renameat2 with RENAME_EXCHANGE (2), from the folder (-100).
@@ -254,7 +254,7 @@ def test_ranks_whose_folder_is_taken_away_are_ended_at_once(
     plan, folder = with_python(tmp_path, f'run=$(dirname "$plan"); mkdir go && {{ {action}; }}; exec sleep 60')
     outcome = run(plan, folder)
     assert outcome.exit_code is ExitCode.RUN_FAILED
-    assert outcome.story == f"{folder.path} {words} while the run went on: its ranks were ended, and it has no result"
+    assert outcome.detail == f"{folder.path} {words} while the run went on: its ranks were ended, and it has no result"
     if (tmp_path / "victim").exists():
         assert [path.name for path in (tmp_path / "victim").iterdir()] == ["plan.json"]
 
@@ -269,8 +269,8 @@ def test_ranks_of_which_none_says_anything_any_more_are_given_up(
     write_status(folder, status(0, "n0", "measuring"))
     outcome = run(plan.model_copy(update={"measure": measure}), folder)
     assert outcome.exit_code is ExitCode.TIMEOUT
-    assert "no rank gave a sign of life for" in outcome.story
-    assert read_run(folder.path).story == outcome.story
+    assert "no rank gave a sign of life for" in outcome.detail
+    assert read_run(folder.path).detail == outcome.detail
 
 
 def test_a_rank_that_lost_the_cause_and_ended_before_it_is_not_told(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_rank_that_lost_the_cause_and_ended_before_it_is_not_told(tmp_path: Pa
         f"echo 'dlbench: error: x'; echo '{PEER_MARK}'",
     )
     plan, folder = with_python(tmp_path, f'if [ "$DLBENCH_RANK" = 1 ]; then sleep 1; {own}; else {lost}; fi; exit 3')
-    story = run(plan, folder).story
+    story = run(plan, folder).detail
     assert (
         story == "rank 1 was the first to end, with exit code 3: r.steps: No space left on device (see rank-0001.log)"
     )
@@ -287,7 +287,7 @@ def test_a_rank_that_lost_the_cause_and_ended_before_it_is_not_told(tmp_path: Pa
 
 def test_nothing_is_left_of_the_room_for_the_reason(tmp_path: Path) -> None:
     plan, folder = with_python(tmp_path, 'ls -A "$(dirname "$plan")" | grep room; exit 3')
-    assert "room" in run(plan, folder).story  # it was there meanwhile
+    assert "room" in run(plan, folder).detail  # it was there meanwhile
     assert {path.name for path in folder.path.iterdir()} == {
         *("plan.json", "failure.json", "rank-0000.log", "rank-0001.log")
     }

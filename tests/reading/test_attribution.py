@@ -39,7 +39,7 @@ def whole(run: Run) -> float:
 
 
 def account(own: Mapping[RunKey, Run], base: Mapping[RunKey, Run], work: float = 1.0) -> Attribution:
-    return attribute(own, base, work=work, names=NAMES, beside=("phase",))
+    return attribute(own, base, work=work, names=NAMES, more=("phase",))
 
 
 def share(runs: Sequence[Run], name: str) -> float:
@@ -76,14 +76,14 @@ def test_parts_are_what_the_definition_says_and_sum_to_the_headline(
     assert found.whole.seconds.value == pytest.approx(mean, rel=1e-12)
     assert math.fsum(part.lost.value for part in found.parts) == pytest.approx(1 - efficiency, abs=1e-9)
     assert math.fsum(part.seconds.value for part in found.parts) == pytest.approx(mean, rel=1e-12)
-    for part in (*found.parts, found.beside["phase"]):
+    for part in (*found.parts, found.more["phase"]):
         q, q0 = mean * share(a, part.name), work * ideal * share(b, part.name)
         assert part.seconds.value == pytest.approx(q, rel=1e-9, abs=1e-15)
         assert part.ideal_seconds == pytest.approx(q0, rel=1e-9, abs=1e-15)
         assert part.lost.value == pytest.approx((q - q0) / mean, abs=1e-9 * max(1, efficiency))
         if part.lost.low is not None and part.lost.high is not None:
             assert part.lost.low <= part.lost.value <= part.lost.high
-    phase = found.beside["phase"]
+    phase = found.more["phase"]
     assert phase.lost.value == pytest.approx(found.parts[1].lost.value + found.parts[2].lost.value, abs=1e-9)
 
 

@@ -24,9 +24,9 @@ from dlbench.reading.comparability import (
     is_shaping,
     planned_id,
     repeat_id,
-    told_of,
+    run_facts,
 )
-from dlbench.reading.repeats import unlike_runs
+from dlbench.reading.repeats import mixed_configurations
 from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
@@ -137,10 +137,10 @@ def test_software_that_was_met_unlike_is_named_on_the_first_page(tmp_path: Path)
 
 def test_doubts_say_whether_runs_are_averaged_or_compared(tmp_path: Path) -> None:
     old, new = {"kernel": "6.1", "host": "n0"}, {"kernel": "6.2", "host": "n1"}
-    assert unlike_runs({"1 rank": {"a": old, "b": old}, "2 ranks": {"c": {**old, "host": "n7"}}}) == []
-    (compared,) = unlike_runs({"1 rank": {"a": old}, "2 ranks": {"b": new}})
+    assert mixed_configurations({"1 rank": {"a": old, "b": old}, "2 ranks": {"c": {**old, "host": "n7"}}}) == []
+    (compared,) = mixed_configurations({"1 rank": {"a": old}, "2 ranks": {"b": new}})
     assert compared.text.startswith("figures are compared that did not run alike: kernel: 6.1 in 1, 6.2 in 1")
-    (averaged,) = unlike_runs({"1 rank": {"a": old, "b": new}, "2 ranks": {"c": old}})
+    (averaged,) = mixed_configurations({"1 rank": {"a": old, "b": new}, "2 ranks": {"c": old}})
     assert averaged.text == "runs that are averaged (at 1 rank) are no repeats: kernel: 6.1 in 2, 6.2 in 1"
 
 
@@ -155,9 +155,9 @@ def test_what_dlbench_sets_itself_by_the_rank_count_is_no_difference() -> None:
     places = {
         at: {at: {f"variable.{name}": value for name, value in found.items()}} for at, found in OWN_VARIABLES.items()
     }
-    assert unlike_runs(places) == []
+    assert mixed_configurations(places) == []
     places["16 ranks"]["other"] = {**places["16 ranks"]["16 ranks"], "variable.HOROVOD_GLOO_IFACE": "ib0"}
-    (doubt,) = unlike_runs(places)
+    (doubt,) = mixed_configurations(places)
     assert doubt.text == (
         "runs that are averaged (at 16 ranks) are no repeats: variable.HOROVOD_GLOO_IFACE: not set in 2, eth0 in 1, "
         "ib0 in 1"
@@ -170,7 +170,7 @@ FACTS = st.dictionaries(st.sampled_from(["kernel", "package.torch", "variable.NC
 @given(st.lists(st.lists(FACTS, min_size=1, max_size=4), min_size=1, max_size=4))
 def test_unequal_facts_are_named_and_equal_ones_are_not(cells: list[list[dict[str, str]]]) -> None:
     places = {str(i): {f"{i}.{j}": run for j, run in enumerate(runs)} for i, runs in enumerate(cells)}
-    texts = " ".join(doubt.text for doubt in unlike_runs(places))
+    texts = " ".join(doubt.text for doubt in mixed_configurations(places))
     for key in ("kernel", "package.torch", "variable.NCCL_ALGO"):
         values = {run.get(key) for runs in cells for run in runs}
         assert (f"{key}:" in texts) is (len(values) > 1)
@@ -349,7 +349,9 @@ def test_a_decomposition_of_unlike_runs_says_so(tmp_path: Path) -> None:
 def test_a_history_goes_on_over_an_upgrade_and_names_it() -> None:
     (old,), (new,) = (plans(points=(1,), repeats=1, overrides={**SLURM, **more}) for more in ({}, ASKED))
     assert group_id(_run(old, {})) == group_id(_run(new, {}))
-    assert {key for key, value in told_of(_run(old, {})).items() if told_of(_run(new, {}))[key] != value} == set(ASKED)
+    assert {key for key, value in run_facts(_run(old, {})).items() if run_facts(_run(new, {}))[key] != value} == set(
+        ASKED
+    )
 
 
 def test_settings_of_a_sweep_with_unlike_runs_say_so(tmp_path: Path) -> None:

@@ -79,11 +79,11 @@ def test_a_bad_sample_is_told_alike_whichever_rank_meets_it(cli: Cli, tmp_path: 
     # Wrong data is wrong for the second run, too.
     assert done.returncode == 2, done.stderr
     run = only_run(tmp_path / "runs")
-    assert run.story.startswith(f"rank {bad_of} on ")
-    assert "failed at step 2: " in run.story
-    assert ".jpg" in run.story
-    assert run.story.endswith("; 1 other rank ended with it")
-    assert run.story in done.stderr
+    assert run.detail.startswith(f"rank {bad_of} on ")
+    assert "failed at step 2: " in run.detail
+    assert ".jpg" in run.detail
+    assert run.detail.endswith("; 1 other rank ended with it")
+    assert run.detail in done.stderr
     (other,) = (status for status in run.statuses if status.rank != bad_of)
     assert (other.failure, other.exit_code) == ("peer", 3)
     assert len(other.reason) < 200
@@ -217,8 +217,8 @@ def test_a_full_disk_in_mid_run_is_told_with_the_rank_and_the_file(tmp_path: Pat
     assert "No space left on device" in done.stderr
     run = only_run(tmp_path / "kept")
     assert run.state == "failed"
-    assert run.story.startswith("rank ")
-    assert "No space left on device" in run.story
+    assert run.detail.startswith("rank ")
+    assert "No space left on device" in run.detail
 
 
 @pytest.mark.nightly

@@ -32,7 +32,7 @@ def only_run(root: Path) -> CommRun:
 
 
 def record_of(run: CommRun) -> CommRecord:
-    assert run.record is not None, run.story
+    assert run.record is not None, run.detail
     return run.record
 
 
@@ -52,7 +52,7 @@ def test_two_ranks_of_this_machine(cli: Cli, tmp_path: Path) -> None:
     assert [run.plan.series.repeat for run in found.runs] == [0, 1]
     for run in found.runs:
         record = record_of(run)
-        assert (run.state, run.story) == ("valid", "")
+        assert (run.state, run.detail) == ("valid", "")
         assert len(record.hosts) == 2
         assert record.not_measured == ()
         wanted = {("ring", "torch-gloo"), ("direct", "torch-gloo"), ("library", "torch-gloo")}
@@ -161,7 +161,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, launcher: st
     assert not alive(survivor)
     run = only_run(running.root)
     assert run.state == "failed"
-    assert "rank 1 was the first to end, by signal SIGKILL" in run.story
+    assert "rank 1 was the first to end, by signal SIGKILL" in run.detail
     assert run.record is None
 
 
@@ -175,8 +175,8 @@ def test_a_stopped_rank_is_noticed_within_the_timeout(tmp_path: Path) -> None:
     assert code in (3, 124)
     run = only_run(running.root)
     assert run.state == "failed"
-    assert run.story.startswith("rank 1 on ")
-    assert "was stopped (state T" in run.story
+    assert run.detail.startswith("rank 1 on ")
+    assert "was stopped (state T" in run.detail
 
 
 # A run of training is interrupted by SIGINT.
@@ -189,7 +189,7 @@ def test_interrupting_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> 
     assert code == 130
     assert "Traceback" not in errors
     assert not any(alive(pid) for pid in pids)
-    assert "interrupted" in only_run(running.root).story
+    assert "interrupted" in only_run(running.root).detail
 
 
 @pytest.mark.slurm
@@ -206,7 +206,7 @@ def test_a_job_of_two_nodes(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
         time.sleep(0.5)
         run = only_run(tmp_path / "runs")
     logs = "\n".join(path.read_text(errors="replace")[-1500:] for path in run.folder.path.glob("slurm-*.out"))
-    assert run.state == "valid", f"{run.story}\n{logs}"
+    assert run.state == "valid", f"{run.detail}\n{logs}"
     record = record_of(run)
     assert record.hosts == ("n1", "n1", "n2", "n2")
     assert record.group_size == 2

@@ -72,7 +72,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 
 def valid(run: Run) -> Record:
-    assert run.state == "valid", run.story
+    assert run.state == "valid", run.detail
     assert run.record is not None
     return run.record
 

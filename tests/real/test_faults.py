@@ -253,8 +253,8 @@ def test_ranks_end_apart_exactly_where_they_exchange_nothing(
 
 def only_record(folder: Path) -> tuple[Run, Record]:
     (run,) = scan(folder).runs
-    assert run.record is not None, run.story
-    assert run.state == "valid", run.story
+    assert run.record is not None, run.detail
+    assert run.state == "valid", run.detail
     return run, run.record
 
 

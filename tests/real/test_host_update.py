@@ -23,8 +23,8 @@ CASES = {
 
 
 def record_of(run: Run) -> Record:
-    assert run.record is not None, run.story
-    assert run.state == "valid", run.story
+    assert run.record is not None, run.detail
+    assert run.state == "valid", run.detail
     return run.record
 
 

@@ -46,7 +46,7 @@ def only_runs(folder: Path, count: int) -> list[Run]:
 
 
 def record_of(run: Run) -> Record:
-    assert run.record is not None, run.story
+    assert run.record is not None, run.detail
     return run.record
 
 
@@ -327,7 +327,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(
     assert "SIGKILL" in errors
     (run,) = only_runs(running.folder, 1)
     assert run.state == "failed"
-    assert "rank 1 was the first to end, by signal SIGKILL" in run.story
+    assert "rank 1 was the first to end, by signal SIGKILL" in run.detail
 
 
 @pytest.mark.horovod
@@ -370,7 +370,7 @@ def test_interrupting_ends_all_ranks(tmp_path: Path, demo_data: dict[str, Path],
         code, errors = running.end()
     assert "Traceback" not in errors
     (run,) = only_runs(running.folder, 1)
-    assert (run.state, run.story) == ("failed", "interrupted by the user or by a signal to dlbench")
+    assert (run.state, run.detail) == ("failed", "interrupted by the user or by a signal to dlbench")
     assert code == 130
 
 
@@ -383,8 +383,8 @@ def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path, demo_data: d
         running.end()
     (run,) = only_runs(running.folder, 1)
     assert run.state == "incomplete"
-    assert "2 of 2 ranks started" in run.story
-    assert "measuring" in run.story
+    assert "2 of 2 ranks started" in run.detail
+    assert "measuring" in run.detail
     assert run.record is None
 
 

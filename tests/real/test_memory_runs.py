@@ -36,8 +36,8 @@ def settings(folder: Path, *keys: str) -> tuple[str, ...]:
 
 def run_of(folder: Path, series: str, *words: str | Path) -> tuple[Run, Record]:
     (run,) = run_forked(*words, "--series", series, "--out", folder / "runs")
-    assert run.record is not None, run.story
-    assert run.state == "valid", run.story
+    assert run.record is not None, run.detail
+    assert run.state == "valid", run.detail
     return run, run.record
 
 

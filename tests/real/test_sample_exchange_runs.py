@@ -40,8 +40,8 @@ def run_of(cli: Cli, out: Path, series: str, density: Path, *arguments: str | Pa
 
 
 def record_of(run: Run) -> Record:
-    assert run.record is not None, run.story
-    assert run.state == "valid", run.story
+    assert run.record is not None, run.detail
+    assert run.state == "valid", run.detail
     return run.record
 
 
@@ -131,4 +131,4 @@ def test_a_resume_with_other_ranks_or_another_shuffle_at_the_end_of_an_epoch(
     ):
         refused = run_of(cli, tmp_path, series, density, *ALONE, *end, *arguments)
         assert refused.state == "failed"
-        assert words in refused.story
+        assert words in refused.detail

@@ -43,7 +43,7 @@ def test_every_algorithm_between_nodes(
 
     wait_for(is_done, BOUND_S)
     (run,) = scan_comm(tmp_path / "runs").runs
-    assert run.state == "valid", run.story
+    assert run.state == "valid", run.detail
     assert run.record is not None
     assert len(set(run.record.hosts)) == nodes
     layout = Layout(ranks=8, group_size=ranks_per_node)
@@ -76,7 +76,7 @@ def test_training_goes_by_nodes(cluster: tuple[Box, Path], tmp_path: Path, excha
     wait_for(is_done, BOUND_S)
     found = {}
     for run in scan(tmp_path / "runs").runs:
-        assert run.state == "valid", run.story
+        assert run.state == "valid", run.detail
         assert run.record is not None
         assert run.record.inert == ()
         exchange = run.record.exchange

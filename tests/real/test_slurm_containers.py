@@ -50,8 +50,8 @@ def test_ranks_of_two_nodes_train_in_a_container(cli: Cli, slurm_box: Box, tmp_p
     assert done.returncode == 0, done.stderr
     (run,) = wait_for(tmp_path / "runs", 1)
     logs = "\n".join(path.read_text(errors="replace") for path in run.folder.path.glob("*.out"))
-    assert run.record is not None, f"{run.story}\n{logs}"
-    assert run.state == "valid", run.story
+    assert run.record is not None, f"{run.detail}\n{logs}"
+    assert run.state == "valid", run.detail
     record = json.loads((run.folder.path / "record.json").read_text())
     assert record["environment"]["container.image"] == str(image)
     assert record["environment"]["container.sha256"] == hashlib.sha256(image.read_bytes()).hexdigest()

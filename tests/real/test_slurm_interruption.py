@@ -69,7 +69,7 @@ class Job:
         deadline = time.monotonic() + BOUND_S
         while not condition():
             logs = "\n".join(path.read_text(errors="replace")[-3000:] for path in self.out.rglob("slurm-*.out"))
-            assert time.monotonic() < deadline, f"{self.run.state}: {self.run.story}\n{logs}"
+            assert time.monotonic() < deadline, f"{self.run.state}: {self.run.detail}\n{logs}"
             time.sleep(0.5)
 
     def measures(self) -> bool:
@@ -86,7 +86,7 @@ class Job:
         self.until(lambda: self.run.record is not None)
         run = self.run
         assert run.record is not None
-        assert (run.state, run.record.attempt) == ("valid", 2), run.story
+        assert (run.state, run.record.attempt) == ("valid", 2), run.detail
         assert run.record.first_step > 0
         assert run.record.goes_on
         assert self.attempts() == ["attempt-0001"]

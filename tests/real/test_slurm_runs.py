@@ -48,7 +48,7 @@ def wait_for(folder: Path, count: int) -> list[Run]:
             return runs
         time.sleep(0.5)
     logs = "\n".join(p.read_text(errors="replace")[-1500:] for p in folder.rglob("slurm-*.out"))
-    pytest.fail(f"not all done within {BOUND_S} s: {[(r.state, r.story) for r in runs]}\n{logs}")
+    pytest.fail(f"not all done within {BOUND_S} s: {[(r.state, r.detail) for r in runs]}\n{logs}")
 
 
 def srun_on_both(box: Box, words: str) -> str:
@@ -95,7 +95,7 @@ def test_resnet_on_one_and_two_nodes(
     jobs = submitted.stdout.split()
     assert len(jobs) == 2
     one, two = wait_for(tmp_path / "runs", 2)
-    assert (one.state, two.state) == ("valid", "valid"), (one.story, two.story)
+    assert (one.state, two.state) == ("valid", "valid"), (one.detail, two.detail)
     assert one.record is not None
     assert two.record is not None
     assert [r.host for r in one.record.ranks] == ["n1"]
@@ -141,7 +141,7 @@ def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Pat
     )
     assert submitted.returncode == 0, submitted.stderr
     (run,) = wait_for(tmp_path / "runs", 1)
-    assert run.state == "valid", run.story
+    assert run.state == "valid", run.detail
     assert run.record is not None
     assert [(r.rank, r.node_rank, r.host) for r in run.record.ranks] == [
         (0, 0, "n1"),
@@ -236,7 +236,7 @@ def test_both_sides_of_a_comparison_run_in_one_job(cli: Cli, slurm_box: Box, tmp
     assert submitted.returncode == 0, submitted.stderr
     (job,) = submitted.stdout.split()
     runs = wait_for(tmp_path / "runs", 4)
-    assert [run.state for run in runs] == ["valid"] * 4, [run.story for run in runs]
+    assert [run.state for run in runs] == ["valid"] * 4, [run.detail for run in runs]
     assert [(run.plan.series.repeat, run.plan.series.side) for run in runs] == [(0, "a"), (0, "b"), (1, "b"), (1, "a")]
     started = [run.record.started for run in runs if run.record is not None]
     assert started == sorted(started)
@@ -310,7 +310,7 @@ def test_runs_inside_an_allocation_load_what_their_side_says(cli: Cli, slurm_box
     assert done.returncode == 0, done.stderr
     a, b = scan(tmp_path / "runs").runs
     for run, loaded in ((a, None), (b, "Ring")):
-        assert run.state == "valid", run.story
+        assert run.state == "valid", run.detail
         assert run.record is not None
         assert [r.host for r in run.record.ranks] == ["n1", "n2"]
         assert run.record.environment.get("variable.NCCL_ALGO") == loaded

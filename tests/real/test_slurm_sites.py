@@ -78,7 +78,7 @@ def test_the_system_file_decides_and_the_shell_does_not(cli: Cli, two_kinds: Box
     asked += ("--set", f"system.setup=env > {tmp_path}/seen; scontrol -o show job $SLURM_JOB_ID > {tmp_path}/job")
     asked += ("--set", "system.modules=site/1", "--set", "system.modules_init=module() { LOADEDMODULES=$2; }")
     run = submitted(cli, two_kinds, tmp_path, "--nodes", "2", *sets, *asked)
-    assert run.state == "valid", run.story
+    assert run.state == "valid", run.detail
     assert run.record is not None
     assert [rank.host for rank in run.record.ranks] == ["n1", "n2"]
     assert run.record.environment_differences == ()
@@ -168,7 +168,7 @@ def test_ranks_of_another_version_refuse_the_plan(cli: Cli, slurm_box: Box, tmp_
     setup = f"export PYTHONPATH={tmp_path}/other:$PYTHONPATH"
     run = submitted(cli, slurm_box, tmp_path, "--nodes", "1", "--set", f"system.setup={setup}")
     assert run.state == "failed"
-    assert f"has dlbench 99.0, and {dlbench.__version__} made the plan: set system.python" in run.story
+    assert f"has dlbench 99.0, and {dlbench.__version__} made the plan: set system.python" in run.detail
     assert {status.exit_code for status in run.statuses} == {5}
 
 
@@ -179,7 +179,7 @@ def test_what_setup_sets_reaches_the_ranks_of_mpirun_on_other_nodes(cli: Cli, sl
     setup = f"export {as_root} NCCL_ALGO=Ring PATH={tmp_path}/bin:$PATH"
     asked = ("--nodes", "2", "--set", f"system.setup={setup}")
     run = submitted(cli, slurm_box, tmp_path, *asked, launcher="mpirun")
-    assert run.state == "valid", run.story
+    assert run.state == "valid", run.detail
     assert run.record is not None
     assert [rank.host for rank in run.record.ranks] == ["n1", "n2"]
     assert run.record.environment["variable.NCCL_ALGO"] == "Ring"

@@ -92,8 +92,8 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
 
 
 def record_of(run: Run) -> Record:
-    assert run.record is not None, run.story
-    assert run.state == "valid", run.story
+    assert run.record is not None, run.detail
+    assert run.state == "valid", run.detail
     return run.record
 
 

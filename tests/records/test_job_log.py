@@ -38,7 +38,7 @@ def run_with(tmp_path: Path, log: str, *said: RankStatus, name: str = "slurm-1.o
     (folder.path / name).write_text(log)
     run = read_run(folder.path)
     assert run.state == ("failed" if run.seen or said else "incomplete")
-    return run.story
+    return run.detail
 
 
 def lost(rank: int) -> RankStatus:
@@ -74,9 +74,9 @@ def test_a_rank_s_own_words_are_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        (OOM + KILLED, "rank 6 was killed for want of memory: Slurm detected 1 oom-kill event(s)"),
-        (OWN_WORDS + OOM + KILLED, "rank 6 was killed for want of memory: Slurm detected 1 oom-kill event(s)"),
-        (KILLED.replace("task 6: Killed", "task 6: Out Of Memory"), "rank 6 was killed for want of memory, as Slurm"),
+        (OOM + KILLED, "rank 6 was OOM-killed: Slurm detected 1 oom-kill event(s)"),
+        (OWN_WORDS + OOM + KILLED, "rank 6 was OOM-killed: Slurm detected 1 oom-kill event(s)"),
+        (KILLED.replace("task 6: Killed", "task 6: Out Of Memory"), "rank 6 was OOM-killed (out of memory), as Slurm"),
     ],
 )
 def test_a_rank_that_ran_out_of_memory_is_told_from_its_victims(tmp_path: Path, log: str, expected: str) -> None:
@@ -132,11 +132,11 @@ def test_the_signal_is_srun_s(tmp_path: Path, log: str, expected: tuple[int, int
 
 def test_how_far_a_run_is_stands_in_its_log(tmp_path: Path) -> None:
     folder = write_unfinished(tmp_path, plans(points=(1,))[0], "measuring")
-    assert "its log" not in read_run(folder.path).story
+    assert "its log" not in read_run(folder.path).detail
     name = folder.path.name
     lines = [f"0: dlbench {name}: measuring, step {step} of 900" for step in (11, 408)]
     (folder.path / "slurm-7.out").write_text("\n".join([*lines, "1: a warning", "0: dlbench other: done", ""]))
-    assert read_run(folder.path).story.endswith("; its log says measuring, step 408 of 900")
+    assert read_run(folder.path).detail.endswith("; its log says measuring, step 408 of 900")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_what_kept_a_job_from_starting_a_rank_is_told(tmp_path: Path, log: str, 
     (plan,) = plans(points=(1,), repeats=1)
     folder = create(tmp_path, plan)
     (folder.path / "slurm-1.out").write_text(log)
-    assert expected in read_run(folder.path).story
+    assert expected in read_run(folder.path).detail
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_run_of_a_shared_job_that_started_no_rank_has_the_code_of_its_script(
     folder.launch_log.write_text(f"{log}dlbench: the run ended with exit code 7\n")
     run = read_run(folder.path)
     assert run.state == "failed"
-    assert expected in run.story
+    assert expected in run.detail
 
 
 def test_the_code_of_its_script_stands_back_where_a_rank_is_known(tmp_path: Path) -> None:

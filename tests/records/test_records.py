@@ -492,7 +492,7 @@ def test_the_states_of_runs(tmp_path: Path) -> None:
     assert found.problems == []
     assert [run.plan for run in found.runs] == [valid, invalid, failed, killed, waiting]
     assert [run.state for run in found.runs] == ["valid", "invalid", "failed", "incomplete", "incomplete"]
-    stories = [run.story for run in found.runs]
+    stories = [run.detail for run in found.runs]
     assert stories[0] == ""
     assert stories[1] == "finite loss: the loss of rank 1 is not finite"
     assert "rank 0 on node-b failed at step 7: RuntimeError: out of memory" in stories[2]
@@ -513,9 +513,9 @@ def test_who_went_without_a_word_is_named_first(tmp_path: Path) -> None:
     write_status(folder, status(2, "node-c", "failed", "connection reset by peer"))
     run = read_run(folder.path)
     assert run.state == "failed"
-    assert run.story.index("rank 1 on node-b vanished at step 7") < run.story.index("rank 0 on node-a failed")
+    assert run.detail.index("rank 1 on node-b vanished at step 7") < run.detail.index("rank 0 on node-a failed")
     write_json(folder.failure, {"reason": "rank 1 was the first to end, by signal SIGKILL"})
-    assert read_run(folder.path).story.startswith("rank 1 was the first to end, by signal SIGKILL; rank 1 on node-b")
+    assert read_run(folder.path).detail.startswith("rank 1 was the first to end, by signal SIGKILL; rank 1 on node-b")
 
 
 def test_what_a_launcher_says_of_ranks_that_never_spoke(tmp_path: Path) -> None:
@@ -523,7 +523,7 @@ def test_what_a_launcher_says_of_ranks_that_never_spoke(tmp_path: Path) -> None:
     folder = create(tmp_path, plan)
     write_json(folder.failure, {"reason": "rank 0 was the first to end, by signal SIGKILL"})
     run = read_run(folder.path)
-    assert (run.state, run.story) == ("failed", "rank 0 was the first to end, by signal SIGKILL")
+    assert (run.state, run.detail) == ("failed", "rank 0 was the first to end, by signal SIGKILL")
 
 
 def with_text(text: str) -> Callable[[Path], None]:
@@ -800,10 +800,10 @@ def test_samples_of_version_1_still_read() -> None:
         assert steps.torn_bytes == 0
         assert steps.measured["samples"].sum() == rank.samples == 3 * valid.plan.workload.train.batch_per_rank
         assert steps.measured["step_ns"].sum() / 1e9 == pytest.approx(rank.measured_s)
-    assert runs["invalid"].story.startswith("finite loss: ")
+    assert runs["invalid"].detail.startswith("finite loss: ")
     assert runs["invalid"].record is not None
     assert runs["invalid"].record.ranks[0].last_loss is None
-    story = runs["failed"].story
+    story = runs["failed"].detail
     assert story.startswith("rank 1 was the first to end, by signal SIGKILL; rank 1 on node-a vanished at step 1")
     submission = read_submission(runs["submitted"].folder)
     assert submission is not None

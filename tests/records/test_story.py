@@ -13,7 +13,7 @@ from dlbench.records import status as status_module
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run
-from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, told_failure, write_failure
+from dlbench.records.status import Failure, RankStatus, failure_line, first_cause, room_for_failure, write_failure
 from tests.support.run_factory import plans, status
 
 BAD = "'a.jpg': damaged"
@@ -36,47 +36,47 @@ def test_whoever_failed_by_itself_is_told_first_whatever_its_number(order: tuple
     cause = first_cause(ranks)
     assert cause is not None
     assert cause.rank == own
-    story = told_failure(ranks, None, "step")
+    story = failure_line(ranks, None, "step")
     assert story == f"rank {own} on n0 failed at step 7: {BAD}; 2 other ranks ended with it"
 
 
 def test_of_two_that_failed_by_themselves_the_earlier_is_told() -> None:
-    story = told_failure([failed(0, "second", "own", LATE), failed(1, "first", "own", EARLY)], None, "step")
+    story = failure_line([failed(0, "second", "own", LATE), failed(1, "first", "own", EARLY)], None, "step")
     assert story == "rank 1 on n0 failed at step 7: first; 1 other rank ended with it"
 
 
 def test_a_rank_that_the_launcher_ended_has_not_vanished() -> None:
-    story = told_failure([status(0, "n0", "measuring"), failed(1, BAD, "own")], None, "step")
+    story = failure_line([status(0, "n0", "measuring"), failed(1, BAD, "own")], None, "step")
     assert story == f"rank 1 on n0 failed at step 7: {BAD}; 1 other rank ended with it"
     seen = Failure(reason="rank 1 was the first to end, with exit code 1: no torch (see rank-0001.log)", rank=1)
-    assert told_failure([status(0, "n0", "starting")], seen, "step") == f"{seen.reason}; 1 other rank ended with it"
+    assert failure_line([status(0, "n0", "starting")], seen, "step") == f"{seen.reason}; 1 other rank ended with it"
 
 
 def test_who_went_without_a_word_comes_before_those_who_lost_it_and_the_step_may_be_old() -> None:
     ranks = [failed(0, "Connection closed", "peer"), status(1, "n1", "measuring"), failed(2, "the same", "peer")]
     told = "vanished at step 7 or later (measuring); 2 other ranks ended with it"
-    assert told_failure(ranks, None, "step") == f"rank 1 on n1 {told}"
+    assert failure_line(ranks, None, "step") == f"rank 1 on n1 {told}"
     seen = Failure(reason="rank 1 was the first to end, by signal SIGKILL", rank=1)
-    assert told_failure(ranks, seen, "step") == (
+    assert failure_line(ranks, seen, "step") == (
         f"{seen.reason}; it was on n1, at step 7 or later (measuring); 2 other ranks ended with it"
     )
 
 
 def test_a_rank_that_was_stopped_has_not_vanished() -> None:
     ranks = [failed(0, "no progress for 30 s", "stalled"), status(1, "n1", "measuring"), status(2, "n2", "measuring")]
-    story = told_failure(ranks, Failure(reason="", stopped=(2,)), "step")
+    story = failure_line(ranks, Failure(reason="", stopped=(2,)), "step")
     assert story.startswith("rank 2 on n2 was stopped (state T: SIGSTOP, Ctrl-Z or a debugger) at step 7")
     assert "rank 2 on n2 vanished" not in story
 
 
 def test_peers_alone_are_told_once() -> None:
     ranks = [failed(0, "Connection closed by peer", "peer", LATE), failed(1, "Broken pipe", "peer", EARLY)]
-    assert told_failure(ranks, None, "step") == "rank 1 on n0 failed at step 7: Broken pipe; 1 other rank ended with it"
+    assert failure_line(ranks, None, "step") == "rank 1 on n0 failed at step 7: Broken pipe; 1 other rank ended with it"
 
 
 def test_an_interruption_names_no_rank() -> None:
     ranks = [status(0, "n0", "measuring"), status(1, "n0", "measuring")]
-    assert told_failure(ranks, Failure(reason="interrupted by the user"), "step") == "interrupted by the user"
+    assert failure_line(ranks, Failure(reason="interrupted by the user"), "step") == "interrupted by the user"
 
 
 def test_files_of_before_say_nothing_of_kinds(tmp_path: Path) -> None:
@@ -86,7 +86,9 @@ def test_files_of_before_say_nothing_of_kinds(tmp_path: Path) -> None:
         old = status(rank, "n0", "failed", "KeyError").model_dump(mode="json", exclude={"failed_at", "failure"})
         write_json(folder.status(rank), old)
     write_json(folder.failure, {"reason": "rank 0 was the first to end, by signal SIGKILL"})
-    assert read_run(folder.path).story.startswith("rank 0 was the first to end, by signal SIGKILL; rank 0 on n0 failed")
+    assert read_run(folder.path).detail.startswith(
+        "rank 0 was the first to end, by signal SIGKILL; rank 0 on n0 failed"
+    )
 
 
 def test_a_full_disk_has_room_for_why_the_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,25 @@ def test_bars_and_dots_stand_in_the_order_of_rows() -> None:
     assert bars["order"]["field"] == "order"
 
 
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        lines(ROWS, Axis("time"), SERIES, {}),
+        stacked(ROWS, Axis("time"), SERIES, {}),
+        intervals(ROWS, Axis("time"), SERIES, {}, y="place"),
+        scatter(ROWS, Axis("step", "ranks"), Axis("time"), SERIES, {}),
+    ],
+    ids=["lines", "stacked", "intervals", "scatter"],
+)
+def test_layers_keep_their_rows_among_others(drawn: Any) -> None:
+    import altair
+
+    more = altair.Chart(altair.InlineData(values=[{"one": 1}])).mark_rule().encode(x="one:Q")
+    spec = spec_of(altair.layer(*drawn.layer, more))
+    rows = [spec["datasets"][layer["data"]["name"]] for layer in spec["layer"]]
+    assert [len(one) for one in rows] == [2] * len(drawn.layer) + [1]
+
+
 def test_points_may_have_lines_and_shapes() -> None:
     drawn = scatter(ROWS, Axis("step", "ranks"), Axis("time"), SERIES, {"kind": "of"}, detail="place", line=1.5)
     line, marks = spec_of(drawn)["layer"]

@@ -337,7 +337,7 @@ def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, **var
         slower = 1.2 if plan.series.side == "b" else 1.0
         drift = 1 + plan.series.repeat / 100
         write_run(folder.path.parent, plan, constant([part * slower * drift for part in TIMES]))
-        return Outcome(exit_code=ExitCode.OK, story="")
+        return Outcome(exit_code=ExitCode.OK, detail="")
 
     monkeypatch.setattr(local, "run", trained)
     words = ["run", str(WORKLOAD), "--engine", "ddp", "--out", str(out), "--series", "s", *options]

@@ -451,8 +451,8 @@ def test_variants_are_never_averaged_with_plain_runs(tmp_path: Path) -> None:
 
 
 def record_of(run: Run) -> Record:
-    assert run.record is not None, run.story
-    assert run.state == "valid", run.story
+    assert run.record is not None, run.detail
+    assert run.state == "valid", run.detail
     return run.record
 
 

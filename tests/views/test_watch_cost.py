@@ -226,9 +226,9 @@ def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, dead:
         shutil.rmtree(folder.path)
         if plan.series.position in dead:
             write_unfinished(folder.path.parent, plan, "failed", "out of memory")
-            return Outcome(exit_code=ExitCode.RUN_FAILED, story="out of memory")
+            return Outcome(exit_code=ExitCode.RUN_FAILED, detail="out of memory")
         write_twin(folder.path.parent, plan, 1.05)
-        return Outcome(exit_code=ExitCode.OK, story="")
+        return Outcome(exit_code=ExitCode.OK, detail="")
 
     monkeypatch.setattr(local, "run", trained)
     words = ["run", str(WORKLOAD), "--ranks", "2", "--engine", "ddp", "--out", str(out), *options]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
 IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
 """Images of ImageNet-2012 (Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", 2015, table 2)."""
 IMAGENET_CLASSES = 1000

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
 MAX_IMAGE = 1 << 30
 """Bytes of a file at most: a JPEG has at most 65,535 by 65,535 pixels, and none of photographs comes near this."""
 

@@ -23,7 +23,6 @@ from dlbench.errors import UserError, nearest
 if TYPE_CHECKING:
     from dlbench.datasets.images.shards import ImageSet
 
-
 KINDS = ("images", "text", "density")
 CONTAINERS = {"images": ("tree", "tar", "tfrecord"), "text": ("txt",), "density": ("hdf5", "tfrecord")}
 """The first one of each kind is the default."""

@@ -40,7 +40,6 @@ from dlbench.errors import EnvironmentLacksError
 if TYPE_CHECKING:
     from dlbench.datasets.volumes import Volume
 
-
 _THETA = 2.7255 / 2.7  # temperature of the microwave background (Fixsen 2009) in the unit of Eisenstein and Hu
 _LOG_K = (-5.0, 2.0, 1024)  # decades of the wave number over which sigma is integrated, and how many points
 

@@ -49,7 +49,6 @@ from dlbench.errors import EnvironmentLacksError, UserError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-
 Container = Literal["tar", "tfrecord"]
 SAMPLES_PER_SHARD = 1252  # ImageNet's 1,281,167 training images in 1,024 shards
 FIRST_LABEL: dict[Container, int] = {"tar": 0, "tfrecord": 1}

@@ -96,8 +96,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._path = folder / self.NAME
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self.recipe: tuple[str, MadeWith] | None = None
-        """Kind and `made_with`; none before `begin`."""
+        self.recipe: tuple[str, MadeWith] | None = None  # kind and `made_with`; none before `begin`
         self.done: dict[str, list[FileEntry]] = {}  # the files of every finished part
         self._is_ours = False
         try:

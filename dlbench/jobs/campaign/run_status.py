@@ -26,7 +26,7 @@ from dlbench.jobs.campaign.series_file import (
 from dlbench.jobs.scheduler import Queue, QueuedJob, Submission, read_submission
 from dlbench.records.comm import read_launched
 from dlbench.records.scan import LaunchedRun
-from dlbench.records.status import RankStatus, told_failure
+from dlbench.records.status import RankStatus, failure_line
 from dlbench.sharing import WithheldError
 from dlbench.specs.collectives import CommPlan
 from dlbench.specs.plan import RunPlan
@@ -138,7 +138,7 @@ class RunStatus:
     run_id: str
     state: str  # valid, invalid, failed, interrupted, incomplete, or the scheduler's word.
     job: str = ""
-    story: str = ""
+    detail: str = ""
     reason: str = ""  # Why its job waits, the scheduler's word.
     starts: str = ""  # When its job should start, the scheduler's local time.
     ahead: Ahead = "nothing"  # Whether something is still to come.
@@ -183,37 +183,37 @@ def _queues(waiting: Sequence[Submission]) -> Mapping[str, Queue]:
 
 
 def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -> RunStatus:
-    run_id, story, state = run.plan.run_id, run.story, run.state
+    run_id, detail, state = run.plan.run_id, run.detail, run.state
     if submission is None:
         return _not_submitted(run)
     job = submission.job_id
     queued = next(iter(queue.of(submission.reference)), None)
 
-    def ahead_of(queued: QueuedJob, state: str, story: str) -> RunStatus:
+    def ahead_of(queued: QueuedJob, state: str, detail: str) -> RunStatus:
         """Of a job that has not ended."""
         ahead: Ahead = "nothing" if queued.is_stuck else "comes"
-        known = {"reason": queued.reason, "starts": queued.starts, "story": story.strip()}
+        known = {"reason": queued.reason, "starts": queued.starts, "detail": detail.strip()}
         return RunStatus(run_id=run_id, state=state, job=job, ahead=ahead, **known)
 
-    def over(story: str, state: str = state, ahead: Ahead = "nothing") -> RunStatus:
-        return RunStatus(run_id=run_id, state=state, job=job, story=story, ahead=ahead)
+    def over(detail: str, state: str = state, ahead: Ahead = "nothing") -> RunStatus:
+        return RunStatus(run_id=run_id, state=state, job=job, detail=detail, ahead=ahead)
 
     if queued is None:
         if state != "incomplete":
-            return over(story)
-        return over(f"{_unlisted(submission, queue)}; {story}", ahead="unknown" if queue.unanswered else "nothing")
+            return over(detail)
+        return over(f"{_unlisted(submission, queue)}; {detail}", ahead="unknown" if queue.unanswered else "nothing")
     expected = _expected(run, submission, queued)
     if state == "failed" and queued.phase == "waiting":
         # What failed was an earlier attempt: a job that waits has none that is under way.
-        return ahead_of(queued, queued.state, f"its job was requeued {expected}".strip() + f"; {story}")
+        return ahead_of(queued, queued.state, f"its job was requeued {expected}".strip() + f"; {detail}")
     if state == "failed" and queued.state == "CANCELLED":
-        return over(f"{story}; job {job} was cancelled; {_resume(run, queued)} submits it again")
+        return over(f"{detail}; job {job} was cancelled; {_resume(run, queued)} submits it again")
     if state == "failed" and queued.state in _TOLD_CAUSES:
-        return over(f"{story}; job {job} ended as {queued.state}")
+        return over(f"{detail}; job {job} ended as {queued.state}")
     if state == "interrupted" and queued.phase != "over":
-        return ahead_of(queued, state, f"{story}; its job was requeued: {queued.state} {expected}")
+        return ahead_of(queued, state, f"{detail}; its job was requeued: {queued.state} {expected}")
     if state != "incomplete":
-        return over(story)
+        return over(detail)
     if queued.phase != "over":
         return ahead_of(queued, queued.state, expected)
     # Of a script that failed by itself, its log says more.
@@ -221,7 +221,7 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
         why = f"job {job} ended as {queued.state} before this run began; {_resume(run, queued)} submits it again"
         return over(why, "failed")
     log = f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
-    why = f"job {job} ended as {queued.state} without a record; {story}; {log}"
+    why = f"job {job} ended as {queued.state} without a record; {detail}; {log}"
     return over(why + (f"; {_resume(run, queued)} submits it again" if queued.state == "CANCELLED" else ""), "failed")
 
 
@@ -232,17 +232,17 @@ def _resume(run: LaunchedRun, queued: QueuedJob) -> str:
 
 
 def _not_submitted(run: LaunchedRun) -> RunStatus:
-    run_id, state, story = run.plan.run_id, run.state, run.story
+    run_id, state, detail = run.plan.run_id, run.state, run.detail
     if state == "incomplete" and run.folder.script.exists() and not run.statuses:
         assert isinstance(run.plan, RunPlan | CommPlan)
         if known_jobs(run.folder.path.parent, run.plan.series.id).get(run_id) == WRITTEN:
-            return RunStatus(run_id=run_id, state=state, story="its script was written, and not submitted yet")
-        story = "not started; nobody knows whether its job was submitted"
-        return RunStatus(run_id=run_id, state=state, story=story, ahead="unknown")
+            return RunStatus(run_id=run_id, state=state, detail="its script was written, and not submitted yet")
+        detail = "not started; nobody knows whether its job was submitted"
+        return RunStatus(run_id=run_id, state=state, detail=detail, ahead="unknown")
     if state == "incomplete" and (host := _left_by_all(run.statuses)):
-        story = f"none of its processes is left on {host}, and no record; {story}"
-        return RunStatus(run_id=run_id, state="failed", story=story)
-    return RunStatus(run_id=run_id, state=state, story=story, ahead="unknown" if state == "incomplete" else "nothing")
+        detail = f"none of its processes is left on {host}, and no record; {detail}"
+        return RunStatus(run_id=run_id, state="failed", detail=detail)
+    return RunStatus(run_id=run_id, state=state, detail=detail, ahead="unknown" if state == "incomplete" else "nothing")
 
 
 def _unlisted(submission: Submission, queue: Queue) -> str:
@@ -264,7 +264,7 @@ def _expected(run: LaunchedRun, submission: Submission, queued: QueuedJob) -> st
         return " ".join(parts[:1]) + "".join(f", {part}" for part in parts[1:])
     vanished = [status for status in run.statuses if status.source == "supervisor"]
     if vanished:  # e.g. with the daemon of Slurm's that started them, which Slurm itself does not notice
-        why = told_failure(vanished, None, run.counted)
+        why = failure_line(vanished, None, run.counted)
         return f"{why}, and its job goes on: if it does not end, scancel {submission.job_id} ends it"
     if submission.runs and not run.statuses:
         return (

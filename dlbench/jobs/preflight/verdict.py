@@ -166,12 +166,12 @@ def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, 
         return Finding(subject=subject, state="wrong", found=str(error)), {}
     if run.record is None:
         blamed = {status.host: status.reason for status in run.statuses if status.failure == "own" and status.reason}
-        return Finding(subject=subject, state="wrong", found=run.story), blamed if not _all_alike(run, blamed) else {}
+        return Finding(subject=subject, state="wrong", found=run.detail), blamed if not _all_alike(run, blamed) else {}
     points = [point for point in run.record.points if point.times_s]
     carriers = ", ".join(dict.fromkeys(point.carrier for point in points))
     missing = f"; not measured here: {'; '.join(run.record.not_measured)}" if run.record.not_measured else ""
     if run.record.state != "valid":
-        return Finding(subject=subject, state="wrong", found=run.story), {}
+        return Finding(subject=subject, state="wrong", found=run.detail), {}
     found = f"right sums over {plan.layout.ranks} ranks by {carriers}{_time_of(points)}{missing}"
     return Finding(subject=subject, state="ok", found=found), {}
 

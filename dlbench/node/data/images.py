@@ -21,10 +21,11 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from dlbench.datasets.images.image_set import JpegTree, open_image_set
@@ -36,10 +37,6 @@ from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import ResNetModel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)

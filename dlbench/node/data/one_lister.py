@@ -24,16 +24,15 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlbench.errors import DlbenchError, ExitCode, PeerLostError, RunError
 from dlbench.node.local_sockets import is_own_user, socket_address
 from dlbench.opening import parse_json
 from dlbench.units import format_seconds
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 _HEAD = struct.Struct("<q")
 _ALIGNED = 64
@@ -61,8 +60,6 @@ def _padding(length: int) -> bytes:
 
 
 def _described(value: Any, blocks: list[bytes | memoryview]) -> Any:
-    import numpy as np
-
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Path):
@@ -120,8 +117,6 @@ class _Reader:
         return self._expected[described["dataclass"]](**fields)
 
     def _array(self, dtype: str, shape: list[int]) -> NDArray[Any]:
-        import numpy as np
-
         kind = np.dtype(dtype)
         if kind.kind not in _KINDS:
             raise ValueError(f"arrays of {dtype}")

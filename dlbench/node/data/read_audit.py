@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlbench.datasets.shuffling import Digest
+from dlbench.node.data.reader import Fetched
 from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.records.data_path import ShuffleEpoch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from dlbench.node.data.reader import Fetched
-
 
 Summary = Mapping[str, Any]  # what `ReadAudit.summary` gives, of one rank
 NAMED = 20  # samples that are named at most

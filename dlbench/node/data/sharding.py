@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlbench.datasets.shuffling import Ownership
 from dlbench.errors import UserError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 _KNOWN_EPOCHS = 3
 

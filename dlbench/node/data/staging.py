@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.datasets.staging.copying import Moved, Tally, changed_files, disk_full_error, replicate
@@ -33,10 +36,6 @@ from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import StagingTier
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class _Staged(WrappedReader):
@@ -174,8 +173,6 @@ class StagedData:
         path = self.folder / _CHOICE
         if not path.exists():
             return None
-        import numpy as np
-
         return np.unpackbits(np.frombuffer(read_bytes(path, num + 8), np.uint8), count=num).astype(bool)
 
 
@@ -445,8 +442,6 @@ class NodeStaging:
         self._verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
 
     def _choose(self, sizes: Sequence[int], capacity: int) -> None:
-        import numpy as np
-
         assert self._folder is not None
         path = self._folder.path
         kept = choose_kept(

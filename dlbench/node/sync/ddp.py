@@ -29,7 +29,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node import rendezvous
 from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine, MessageSpan
+from dlbench.node.sync.engine import Engine, MessageSpan, settings_of
 from dlbench.node.sync.groups import TorchCommunicators, gather_over_torch
 from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.node.sync.timing import BackwardWatch, MessageInFlight, WatchedStep, covered, median, ring_bytes
@@ -215,25 +215,15 @@ class DdpEngine(Engine):
 
     def settings(self) -> list[Setting]:
         """Back-end and bucket size; the latter as DDP itself reports it."""
-        found = [
-            Setting(
-                key="engine.ddp.backend",
-                requested=None if self._settings.backend == "auto" else self._settings.backend,
-                effective=str(dist.get_backend()),
-                evidence="torch.distributed.get_backend()",
-            )
-        ]
+        asked = None if self._settings.backend == "auto" else self._settings.backend
+        how = "torch.distributed.get_backend()"
+        found = settings_of(("engine.ddp.backend", asked, str(dist.get_backend()), how))
         if self._module is not None:
             found += [self._fusion_setting(), *self._flags(self._module)]
         if self._hook is not None:
-            found.append(
-                Setting(
-                    key="sync.wire",
-                    requested=self._wire,
-                    effective=self._hook.wire_in_force if self._place.size > 1 else None,
-                    evidence=self._hook.compression_text or "the hook that DDP called for every bucket",
-                )
-            )
+            wire = self._hook.wire_in_force if self._place.size > 1 else None
+            how = self._hook.compression_text or "the hook that DDP called for every bucket"
+            found += settings_of(("sync.wire", self._wire, wire, how))
         return found
 
     def communicators(self) -> TorchCommunicators:
@@ -242,33 +232,23 @@ class DdpEngine(Engine):
     def _fusion_setting(self) -> Setting:
         assert self._module is not None
         cap = int(_logged(self._module)["bucket_cap_bytes"])
-        return Setting(
-            key="sync.fusion",
-            requested=ENGINES["ddp"].fusion if self._fusion == "auto" else self._fusion,
-            effective="none" if cap == 1 else exact_bytes(cap),
-            evidence="bucket_cap_bytes of DDP's logging data",
-        )
+        asked = ENGINES["ddp"].fusion if self._fusion == "auto" else self._fusion
+        effective, how = "none" if cap == 1 else exact_bytes(cap), "bucket_cap_bytes of DDP's logging data"
+        return settings_of(("sync.fusion", asked, effective, how))[0]
 
     def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
         """What was asked for of DDP beyond its defaults."""
-        found, asked = [], self._settings
+        found, asked = list[Setting](), self._settings
         if asked.gradient_as_bucket_view:
             seen = self._hook.seen_as_views if self._hook is not None else None
             is_view, how = module.gradient_as_bucket_view, "DDP's own flag; no bucket was watched"
             if seen is not None:
                 views, gradients = seen
                 is_view, how = views == gradients > 0, f"{views} of {gradients} gradients lay within their buckets"
-            key = "engine.ddp.gradient_as_bucket_view"
-            found.append(Setting(key=key, requested=True, effective=is_view, evidence=how))
+            found += settings_of(("engine.ddp.gradient_as_bucket_view", True, is_view, how))
         if asked.static_graph:
-            found.append(
-                Setting(
-                    key="engine.ddp.static_graph",
-                    requested=True,
-                    effective=bool(_logged(module)["static_graph"]),
-                    evidence="DDP's logging data",
-                )
-            )
+            is_static = bool(_logged(module)["static_graph"])
+            found += settings_of(("engine.ddp.static_graph", True, is_static, "DDP's logging data"))
         return found
 
     def stop(self) -> None:

@@ -44,6 +44,14 @@ class MessageSpan:
     """The operation, as in `dlbench.records.exchange.Message`."""
 
 
+Value = str | float | bool | None
+
+
+def settings_of(*rows: tuple[str, Value, Value, str]) -> list[Setting]:
+    """Settings by key, what was asked, what is in force (None: not known), and how that is known."""
+    return [Setting(key=key, requested=asked, effective=found, evidence=how) for key, asked, found, how in rows]
+
+
 class Engine:
     """One way of keeping ranks in step. Used in this order: `start`, `prepare`, the loop, `stop`."""
 
@@ -179,6 +187,5 @@ class NoSyncEngine(EngineOverLibrary):
         return super().prepare(model, optimizer, mark_backward)
 
     def settings(self) -> list[Setting]:
-        evidence = "no gradient was handed to the library; see the check of parameters"
-        none = Setting(key="sync.exchange", requested="none", effective="none", evidence=evidence)
-        return [*self._library.settings(), none]
+        how = "no gradient was handed to the library; see the check of parameters"
+        return super().settings() + settings_of(("sync.exchange", "none", "none", how))

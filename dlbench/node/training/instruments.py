@@ -217,8 +217,7 @@ class RankWatch:
             problems.append(self._sampler.problem)
         spans = None
         if self._spans is not None:
-            totals = self._spans.close()
-            spans = {"num": totals.num_spans, "dropped": totals.dropped, "bytes": totals.num_bytes}
+            spans = self._spans.close()
             problems.append(self._spans.problem and f"rank {self._place.rank}: {self._spans.problem}")
         return {
             "node": None if node is None else node.model_dump(mode="json"),

@@ -46,15 +46,6 @@ _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 """What the stages take that follow a pause, at most: the one it interrupts, "measuring" and "finishing"."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpanTotals:
-    """How much one rank wrote."""
-
-    num_spans: int
-    dropped: int  # For lack of room, or because the file could not be written.
-    num_bytes: int
-
-
 class RankSpans:
     """Spans of one rank: stages that follow each other without a gap, and single spans of the window.
 
@@ -149,8 +140,8 @@ class RankSpans:
         except OSError as error:
             self._give_up(error)
 
-    def close(self) -> SpanTotals:
-        """Ends the stage in force and the file; twice does no harm."""
+    def close(self) -> dict[str, int]:
+        """Ends the stage in force and the file, and says how much was written; twice does no harm."""
         if not self._is_closed:
             self._end_stage(self._stage)
             self._is_closed = True
@@ -159,9 +150,9 @@ class RankSpans:
             try:
                 writer.close()
             except OSError as error:
-                self.problem = _told(error)
+                self.problem = _reason(error)
             self._count(writer)
-        return SpanTotals(num_spans=self._num_spans, dropped=self._given - self._num_spans, num_bytes=self._num_bytes)
+        return {"num": self._num_spans, "dropped": self._given - self._num_spans, "bytes": self._num_bytes}
 
     def _flush(self) -> None:
         if self._writer is not None:
@@ -171,7 +162,7 @@ class RankSpans:
                 self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.problem = _told(error)
+        self.problem = _reason(error)
         writer, self._writer = self._writer, None
         if writer is not None:
             with contextlib.suppress(OSError):  # it was reported just now
@@ -182,7 +173,7 @@ class RankSpans:
         self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
 
 
-def _told(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return f"spans could not be written: {error.strerror or error}"
 
 

@@ -1,1 +1,1 @@
-"""What samplers wrote beside the ranks becomes power, clocks and energy of the measured steps."""
+"""What samplers wrote next to the ranks becomes power, clocks and energy of the measured steps."""

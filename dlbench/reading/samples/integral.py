@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Flags = npt.NDArray[np.bool_]
 
 MAX_GAP_PERIODS = 5
-"""Samples further apart than so many of their own periods are not joined."""
+"""Samples further apart than this many of their own periods are not joined."""
 
 _NEIGHBOURS = 5
 

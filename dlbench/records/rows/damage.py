@@ -1,4 +1,4 @@
-"""Which spans and samples of a run's folder are damaged: files beside the step times, which no figure needs."""
+"""Which spans and samples of a run's folder are damaged: files next to the step times, which no figure needs."""
 
 from __future__ import annotations
 

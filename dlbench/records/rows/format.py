@@ -2,8 +2,8 @@
 
 Layout: one line of JSON (the header), then blocks. A block is its head and its content, deflated (RFC 1951, without
 zlib's frame). The head is its kind (1 byte: `R` rows, `N` a note), the length of the deflated content, the CRC-32 of
-the header's line followed by that content, and the CRC-32 of these nine bytes (4 bytes each, little-endian): whoever
-reads can tell a block that is not whole yet from one that was damaged. Rows are little-endian and turned, all first
+the header's line followed by that content, and the CRC-32 of these nine bytes (4 bytes each, little-endian): a
+reader can distinguish a block that is not whole yet from a damaged one. Rows are little-endian and turned, all first
 bytes, then all second bytes, and so on; columns named in the header's `delta` hold differences to the row before in
 the same block, modulo their size. A note is JSON.
 

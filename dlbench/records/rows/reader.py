@@ -1,4 +1,4 @@
-"""Reads files of rows in compressed blocks (see `dlbench.records.rows.format`); damage is told, never read."""
+"""Reads files of rows in compressed blocks (see `dlbench.records.rows.format`); damage is reported, never read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Values = npt.NDArray[np.generic]
 
 _SIZE = HEAD.size + CHECK.size
-# Content that is turned at once when columns are read: little beside the columns, and enough to be quick.
+# Content that is turned at once when columns are read: little next to the columns, and enough to be quick.
 _TURNED_AT_ONCE = 1 << 20
 
 
@@ -210,8 +210,8 @@ class BlockReader:
         """
         if self._columns is None:
             # The many files of a run have the same columns: they are looked at once.
-            told = json.dumps([self.header.get("fields"), self.header.get("delta")])
-            self._columns = _checked_columns(told)
+            header = json.dumps([self.header.get("fields"), self.header.get("delta")])
+            self._columns = _checked_columns(header)
         if self._columns is None:
             raise IncompleteDataError(f"{self.path}: the header's `fields` or `delta` are damaged")
         return list(self._columns)
@@ -272,9 +272,9 @@ def _stretches(columns: Sequence[tuple[str, str]], names: Collection[str]) -> li
 
 
 @lru_cache(maxsize=64)
-def _checked_columns(told: str) -> tuple[tuple[str, str], ...] | None:
+def _checked_columns(header: str) -> tuple[tuple[str, str], ...] | None:
     """Columns of a header's `fields` and `delta`, as JSON; None if they are damaged."""
-    fields, delta = json.loads(told)
+    fields, delta = json.loads(header)
     if not isinstance(fields, list) or not isinstance(delta, list):
         return None
     kinds: dict[str, str] = {}

@@ -40,7 +40,7 @@ SPAN_FIELDS: tuple[tuple[str, str], ...] = (
 
 
 MAX_NAMES = 65_535
-"""Names that one file tells apart; spans of further names are called `OTHER_NAMES`."""
+"""Different names in one file; spans of further names are called `OTHER_NAMES`."""
 OTHER_NAMES = "(further names)"
 
 _SPANS_PER_BLOCK = 256
@@ -111,7 +111,7 @@ class SpanWriter:
 
     @property
     def dropped(self) -> int:
-        """Spans left out for want of room."""
+        """Spans left out for lack of space."""
         return self._blocks.dropped
 
     @property

@@ -89,7 +89,7 @@ def lines(
     point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(by))
     marks = point.encode(y=alt.Y(value), tooltip=tooltips(tooltip))
     has_intervals = any(row.get("low") is not None for row in rows)
-    return alt.layer(line, *([rule] if has_intervals else []), marks)
+    return _layer(line, *([rule] if has_intervals else []), marks)
 
 
 def stacked(
@@ -103,7 +103,7 @@ def stacked(
     value = _channel(alt.X, x).stack("zero")
     name = _names(y, names or list(dict.fromkeys(row[y] for row in rows)), limit)
     bars = _data(rows).mark_bar(height={"band": 0.72})
-    return alt.layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
+    return _layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
 
 
 def intervals(
@@ -116,14 +116,16 @@ def intervals(
     mark: Literal["bar", "dot"] = "bar",
     band: float = 0.72,
     limit: int = 200,
+    names: Mapping[str, Any] | None = None,
     reference: float | None = None,
 ) -> Any:
     """A bar or a dot with its interval in each row, from above.
 
-    `band`: height of a bar (share of its row). `limit`: width of the names, pixels. `reference`: a dashed line there.
+    `band`: height of a bar (share of its row). `limit`: width of the names, pixels; `names`: more of their axis, as
+    Vega-Lite has it. `reference`: a dashed line there.
     """
     alt = _altair()
-    base = _data(rows).encode(y=_names(y, [row[y] for row in rows], limit))
+    base = _data(rows).encode(y=_names(y, [row[y] for row in rows], limit, names))
     channels = {"x": _channel(alt.X, x), "tooltip": tooltips(tooltip), **_colour(rows, by)}
     ends = {"x": alt.X("low:Q"), "x2": "high:Q"}
     if mark == "bar":
@@ -137,7 +139,7 @@ def intervals(
     if reference is not None:
         line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
         layers.append(line.encode(x=alt.X(f"{x.field}:Q")))
-    return alt.layer(*layers)
+    return _layer(*layers)
 
 
 def scatter(
@@ -166,7 +168,7 @@ def scatter(
     marks = base.mark_point(filled=True, size=size, opacity=opacity)
     if has_shapes:
         marks = marks.encode(shape=_legend(alt.Shape, rows, by))
-    return alt.layer(*([base.mark_line(strokeWidth=line)] if line else []), marks)
+    return _layer(*([base.mark_line(strokeWidth=line)] if line else []), marks)
 
 
 def _altair() -> Any:
@@ -174,6 +176,17 @@ def _altair() -> Any:
     import altair
 
     return altair
+
+
+def _layer(*layers: Any) -> Any:
+    """Layers that hold their rows themselves, to stand among others as well: altair lifts data that all share."""
+    alt = _altair()
+    chart = alt.layer(*layers)
+    if chart.data is not alt.Undefined:
+        for one in chart.layer:
+            one.data = chart.data
+        chart.data = alt.Undefined
+    return chart
 
 
 def _data(rows: Rows) -> Any:
@@ -189,10 +202,10 @@ def _channel(kind: Any, axis: Axis) -> Any:
     return kind(f"{axis.field}:Q", title=axis.title, axis=alt.Axis(**{"tickCount": 5, **labels, **axis.axis}), **scale)
 
 
-def _names(field: str, names: Sequence[str], limit: int) -> Any:
+def _names(field: str, names: Sequence[str], limit: int, more: Mapping[str, Any] | None = None) -> Any:
     alt = _altair()
-    axis = {"axis": alt.Axis(labelLimit=limit)} if limit else {}
-    return alt.Y(f"{field}:N", title=None, sort=list(names), **axis)
+    axis = {"title": None, **({"labelLimit": limit} if limit else {}), **(more or {})}
+    return alt.Y(f"{field}:N", sort=list(names), axis=alt.Axis(**axis))
 
 
 def _colour(rows: Rows, by: Series | str) -> dict[str, Any]:

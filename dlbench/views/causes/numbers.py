@@ -576,7 +576,7 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
         seconds(baseline),
         work=_work(point, baseline, table),
         names=CAUSES,
-        beside=(EXCHANGE_PHASE, *COMPUTE_PARTS, *inputs),
+        more=(EXCHANGE_PHASE, *COMPUTE_PARTS, *inputs),
         is_baseline=point.is_baseline,
     )
     consists = {"compute": COMPUTE_PARTS, "input": inputs}
@@ -584,7 +584,7 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     def share(part: Part) -> CauseShare:
         return CauseShare(
             **vars(part),
-            parts=tuple(found.beside[name] for name in consists.get(part.name, ())),
+            parts=tuple(found.more[name] for name in consists.get(part.name, ())),
             is_measured=part.name not in unknown,
             not_measured=unknown.get(part.name, ()),
             notes=_notes(part.name, own),
@@ -593,7 +593,7 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     # To the last bit what the efficiency is printed from.
     lost = by_definition(0.0, len(own), "fraction") if point.is_baseline else complement(point.efficiency)
     whole = dataclasses.replace(share(found.whole), lost=lost)
-    return tuple(map(share, found.parts)), found.beside[EXCHANGE_PHASE], whole
+    return tuple(map(share, found.parts)), found.more[EXCHANGE_PHASE], whole
 
 
 def _work(point: Point, baseline: Point, table: RunTable) -> float:

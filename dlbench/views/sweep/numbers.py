@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
-from dlbench.reading.comparability import told_of
+from dlbench.reading.comparability import run_facts
 from dlbench.reading.core_load import load_doubts, loads_of
 from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
 from dlbench.reading.side_by_side import alike
@@ -554,7 +554,7 @@ def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) ->
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
     facts = {
-        label(found[0].plan.series.axes): {run.plan.run_id: told_of(run) for run in found}
+        label(found[0].plan.series.axes): {run.plan.run_id: run_facts(run) for run in found}
         for found in _by_setting(measured)
     }
     if averaged := averaged_unlike(facts):

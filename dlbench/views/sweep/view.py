@@ -153,7 +153,9 @@ def settings_chart(sweep: Sweep, cell: SweepCell) -> list[Chart]:
     x = ChartAxis("throughput over the baseline", format=".2~f", scale=scale, axis={"tickCount": 6})
     tooltip = {"setting": "setting", "shown": "over the baseline", "verdict": "verdict"}
     colours = Series("colour", _COLOURS, columns=0)
-    drawn = intervals(rows, x, colours, tooltip, y="setting", mark="dot", limit=220, reference=1.0)
+    keys = {"title": " / ".join(short_keys(sweep.keys)), "titleAnchor": "end", "titleAngle": 0, "titleAlign": "left"}
+    names = {**keys, "titleX": -220, "titleY": -8}
+    drawn = intervals(rows, x, colours, tooltip, y="setting", mark="dot", limit=220, names=names, reference=1.0)
     band = alt.Chart(alt.InlineData(values=[{"low": 1 - MARGIN, "high": 1 + MARGIN}]))
     shade = band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q")
     words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])

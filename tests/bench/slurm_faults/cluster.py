@@ -250,7 +250,7 @@ class Stage:
         self.until(lambda: self.runs()[0].record is not None, "a record")
         run = self.runs()[0]
         if run.state != "valid" or run.record is None or run.record.attempt != attempt:
-            raise DidNotHoldError(f"{run.state}, attempt {run.record and run.record.attempt}: {run.story}")
+            raise DidNotHoldError(f"{run.state}, attempt {run.record and run.record.attempt}: {run.detail}")
         return f"valid, attempt {attempt}, from step {run.record.first_step}"
 
 

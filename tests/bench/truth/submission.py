@@ -158,9 +158,9 @@ def _accused() -> tuple[int, int]:
                 said = {"failure": "peer", "failed_at": "2026-03-01T12:00:00.200000Z"} if rank in lost else {}
                 words = ("failed", "Connection reset by peer") if said else ("measuring", "")
                 write_status(folder, status(rank, f"n{rank // 4}", *words, **said))
-            without += not read_run(folder.path).story.startswith(f"rank {victim} ")
+            without += not read_run(folder.path).detail.startswith(f"rank {victim} ")
             log = [f"srun: error: n{victim // 4}: task {victim}: Killed", "srun: launch/slurm: Terminating StepId=1.0"]
             log += [f"srun: error: n{rank // 4}: task {rank}: Killed" for rank in others if rank not in lost]
             (folder.path / "slurm-1.out").write_text("\n".join(log), encoding="utf-8")
-            wrong += not read_run(folder.path).story.startswith(f"rank {victim} ")
+            wrong += not read_run(folder.path).detail.startswith(f"rank {victim} ")
     return wrong, without

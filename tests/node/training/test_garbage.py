@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 
 
 def record_of(run: Run) -> Record:
-    assert run.record is not None, run.story
+    assert run.record is not None, run.detail
     return run.record
 
 

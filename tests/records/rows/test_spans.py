@@ -96,8 +96,8 @@ def test_stages_follow_each_other_without_a_gap(tmp_path: Path) -> None:
     (message,) = (span for span in seen if span.lane == "exchange")
     assert (message.start_ns, message.end_ns, message.step, message.track) == (7, 9, 3, 2)
     assert (message.num_bytes, message.queued_ns) == (8, 1)
-    assert (totals.num_spans, totals.dropped) == (len(seen), 0)
-    assert totals.num_bytes == RunFolder(tmp_path).spans(0).stat().st_size
+    assert (totals["num"], totals["dropped"]) == (len(seen), 0)
+    assert totals["bytes"] == RunFolder(tmp_path).spans(0).stat().st_size
     assert SpanReader(path=RunFolder(tmp_path).spans(0)).header["rank"] == 0
 
 
@@ -117,9 +117,9 @@ def test_the_window_leaves_room_for_stages(
     totals = spans.close()
     seen = read_spans(folder.spans(0))
     assert [span.name for span in seen if span.lane == "stage"] == ["starting", "warm-up", "measuring", "finishing"]
-    assert totals.num_spans + totals.dropped == num + 4
-    assert len(seen) == totals.num_spans
-    assert folder.spans(0).stat().st_size == totals.num_bytes <= max_bytes
+    assert totals["num"] + totals["dropped"] == num + 4
+    assert len(seen) == totals["num"]
+    assert folder.spans(0).stat().st_size == totals["bytes"] <= max_bytes
 
 
 def test_spans_that_cannot_be_written_end_no_run(tmp_path: Path) -> None:
@@ -128,12 +128,12 @@ def test_spans_that_cannot_be_written_end_no_run(tmp_path: Path) -> None:
     spans.add(STAGE, "more", 0, 1)
     totals = spans.close()
     assert spans.problem == "spans could not be written: No such file or directory"
-    assert (totals.num_spans, totals.dropped, totals.num_bytes) == (0, 3, 0)
+    assert (totals["num"], totals["dropped"], totals["bytes"]) == (0, 3, 0)
     assert spans.close() == totals
     existing = RunFolder(tmp_path)
     existing.spans(0).write_bytes(b"of another run")
     other = RankSpans(plan_of(), existing, PLACE)
-    assert other.close().dropped == 1
+    assert other.close()["dropped"] == 1
     assert "File exists" in other.problem
     assert existing.spans(0).read_bytes() == b"of another run"
 
@@ -151,8 +151,8 @@ def test_a_disk_that_gets_full_is_told_with_what_it_cost(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert spans.problem == "spans could not be written: File too large"
-    assert (totals.num_spans, totals.dropped) == (1, 4)
-    assert totals.num_bytes == folder.spans(0).stat().st_size
+    assert (totals["num"], totals["dropped"]) == (1, 4)
+    assert totals["bytes"] == folder.spans(0).stat().st_size
     assert [span.name for span in read_spans(folder.spans(0))] == ["starting"]
 
 
@@ -181,8 +181,8 @@ def test_pauses_leave_room_for_the_last_stages(
     assert names == ["starting", "building", "warm-up", *["measuring", "evaluation"] * kept, "measuring", "finishing"]
     assert all(one.end_ns == other.start_ns for one, other in itertools.pairwise(seen))
     assert kept == pauses or kept > least
-    assert (totals.num_spans, totals.dropped) == (len(seen), 2 * (pauses - kept))
-    assert folder.spans(rank).stat().st_size == totals.num_bytes <= span_bytes(plan, rank)
+    assert (totals["num"], totals["dropped"]) == (len(seen), 2 * (pauses - kept))
+    assert folder.spans(rank).stat().st_size == totals["bytes"] <= span_bytes(plan, rank)
 
 
 # --- layers

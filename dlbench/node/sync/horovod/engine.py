@@ -31,7 +31,7 @@ from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine, MessageSpan
+from dlbench.node.sync.engine import Engine, MessageSpan, Value, settings_of
 from dlbench.node.sync.groups import gather_json
 from dlbench.node.sync.horovod.report import (
     NOT_READ,
@@ -350,9 +350,10 @@ class HorovodEngine(Engine):
         # Horovod reads the cycle time as a 32-bit number, which rounds 0.1 in the eighth digit.
         same = asked is not None and found is not None and math.isclose(found, asked, rel_tol=1e-6)
         effective, how = asked if same else found, READ if found is not None else NOT_READ
-        cycle = Setting(key="engine.horovod.cycle_time_ms", requested=asked, effective=effective, evidence=how)
-        how = "controller started, operations built"
-        operations = Setting(key="engine.horovod.operations", requested=None, effective=self._carrier, evidence=how)
+        cycle, operations = settings_of(
+            ("engine.horovod.cycle_time_ms", asked, effective, how),
+            ("engine.horovod.operations", None, self._carrier, "controller started, operations built"),
+        )
         if self._optimizer is None:  # dlbench itself synchronises gradients, or nobody
             return [cycle, operations]
         return [self._threshold(), cycle, *(self._seen() if self._place.size > 1 else ()), operations]
@@ -364,16 +365,15 @@ class HorovodEngine(Engine):
         how = "compressor given to DistributedOptimizer"
         if types:
             how = f"types in Horovod's timeline: {', '.join(types)}"
-        found = [Setting(key="sync.wire", requested=self._wire, effective=wire, evidence=how)]
+        rows: list[tuple[str, Value, Value, str]] = [("sync.wire", self._wire, wire, how)]
         methods = {} if self._summary is None else self._summary.timeline.methods
         exchange = exchange_of(methods) if methods else None
         how = f"operations in Horovod's timeline: {', '.join(methods)}" if methods else self._why_unseen
-        found.append(Setting(key="sync.exchange", requested=self._exchange, effective=exchange, evidence=how))
+        rows.append(("sync.exchange", self._exchange, exchange, how))
         if self._tunes:
             tried = 0 if self._tuning is None else self._tuning.result().evaluations
-            key, how = "engine.horovod.autotune", f"{tried} settings in the autotuner's log"
-            found.append(Setting(key=key, requested=True, effective=tried > 0, evidence=how))
-        return found
+            rows.append(("engine.horovod.autotune", True, tried > 0, f"{tried} settings in the autotuner's log"))
+        return settings_of(*rows)
 
     def _threshold(self) -> Setting:
         return fusion_in_force(None if self._tunes else self._fusion, self._summary, self._place)

@@ -12,6 +12,7 @@ rank, as a collective ends for nobody before all are there.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from torch import nn
 from dlbench.costs.overlap import best_merge
 from dlbench.errors import RunError, UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan
+from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
 from dlbench.node.sync.own.buckets import (
     ExchangeThread,
     all_in_one,
@@ -36,11 +37,11 @@ from dlbench.node.sync.own.buckets import (
     require_fp32,
     split,
 )
-from dlbench.node.sync.own.report import Account, Moments, StepMoments, exchange_settings, gradient_times
+from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import Clock, clock_for
 from dlbench.records.comm import read_network
-from dlbench.records.exchange import ExchangeResult
+from dlbench.records.exchange import ExchangeResult, GradientTime, Message
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS, fusion_bytes
@@ -283,29 +284,115 @@ class OwnExchange(EngineOverLibrary):
         own = dataclasses.asdict(self._moments.sums()) if self._moments.steps else None
         found: list[tuple[dict[str, float] | None, int]] = self.gather((own, self._route.wire.overflows))
         self._overflows = min(count for _, count in found)
-        return self._account().result([times for times, _ in found])
+        return self._result([times for times, _ in found])
 
     def settings(self) -> list[Setting]:
-        return exchange_settings(self._plan, self._library.settings(), self._account())
-
-    def _account(self) -> Account:
-        return Account(
-            names=[name for name, _ in self._named],
-            sizes=self._sizes,
-            messages=self._messages,
-            ways=self._ways,
-            elements=[bucket.vector.numel() for bucket in self._buckets],
-            fusion=self._fusion,
-            num_ranks=self._place.size,
-            route=self._route,
-            moments=self._moments,
-            gradient_times=self._gradient_times(),
-            overflows=self._overflows,
+        """The library's own, and what was asked of `sync` and was in force."""
+        sync, route, sizes = self._plan.sync, self._route, self._message_bytes
+        how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
+        group = f"ranks of the group that rank 0 exchanged in; {self._ways_text}"
+        return super().settings() + settings_of(
+            ("sync.exchange", sync.exchange, self._exchange_used, self._ways_text),
+            ("sync.fusion", sync.fusion_in_force, self._fusion_as_counted(), how),
+            ("sync.wire", sync.wire, self._wire_used, f"what was handed to {route.carrier}; {self._ways_text}"),
+            ("sync.inside", sync.inside, route.inside, f"carried by {route.carrier}"),
+            ("sync.group_size", sync.group_size, route.group_size, group),
         )
 
-    def _gradient_times(self) -> list[float]:
-        """By number of the parameter, of measured steps; of watched ones where marks are not free."""
-        return self._moments.gradients() or gradient_times([one.moments for one in self._watched], self._clock)
+    def _fusion_as_counted(self) -> str:
+        """The fusion that the messages of the run agree with."""
+        counts, sizes = [len(one) for one in self._messages], self._message_bytes
+        agrees = {"own:none": set(counts) == {1}, "own:single": len(counts) == 1}
+        if agrees.get(self._fusion, all(size >= (fusion_bytes(self._fusion) or 0) for size in sizes[:-1])):
+            return self._fusion
+        return f"{len(counts)} messages"
+
+    @property
+    def _message_bytes(self) -> list[int]:
+        return [sum(self._sizes[n] for n in one) for one in self._messages]
+
+    @property
+    def _all_ways(self) -> Counter[str]:
+        return sum(self._ways, Counter[str]())
+
+    @property
+    def _exchange_used(self) -> str:
+        """By what messages went: hybrid only if some went one way and some the other."""
+        dense = {way for way in self._all_ways if way != "sparse"}
+        if dense == {"flat", "hierarchical"}:
+            return "hybrid"
+        return next(iter(dense), "flat")
+
+    @property
+    def _wire_used(self) -> str:
+        """The format of messages; topk only if some message was sparse."""
+        wire = self._route.wire.name
+        return "fp32" if wire == "topk" and self._all_ways and not self._all_ways["sparse"] else wire
+
+    @property
+    def _ways_text(self) -> str:
+        total = sum(self._all_ways.values())
+        parts = ", ".join(f"{count} {way}" for way, count in sorted(self._all_ways.items()))
+        return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
+
+    def _result(self, sums: Sequence[dict[str, Any] | None]) -> ExchangeResult:
+        """The result of the run. `sums`: for each rank, its times of a step (fields of `StepSums`); None where no step
+        was watched.
+        """
+        route, window = self._route, len(self._moments.steps)
+        known = [each for each in sums if each is not None]
+        inside, across = self._sent()
+        return ExchangeResult(
+            carrier=route.carrier,
+            by="dlbench",
+            exchange=self._exchange_used,
+            fusion=self._fusion,
+            wire=self._wire_used,
+            group_size=route.group_size,
+            num_groups=self._place.size // route.group_size,
+            messages=self._messages_sent(),
+            bytes_inside=inside,
+            bytes_across=across,
+            **{key: statistics.fmean(each[key] for each in known) for key in (known[0] if known else ())},
+            wire_overflows=self._overflows,
+            density=route.wire.density,
+            dense_switches=route.wire.dense_switches,
+            window_steps=window,
+            evidence=(
+                f"counted by dlbench in every step; times from the last {window} measured steps; bytes by the closed "
+                "form of each exchange"
+            ),
+            gradients=self._gradients(),
+            costs=route.costs,
+            hybrid_threshold_bytes=route.threshold_bytes,
+        )
+
+    def _sent(self) -> tuple[float, float]:
+        """Bytes that a rank sends in a step, inside its group and across, mean over ranks."""
+        width = self._route.wire.bytes_per_element
+        each = [self._route.method.sent(bucket.vector.numel() * width) for bucket in self._buckets]
+        return sum(inside for inside, _ in each), sum(across for _, across in each)
+
+    def _messages_sent(self) -> tuple[Message, ...]:
+        times = self._moments.messages() if self._moments.steps else [None] * len(self._messages)
+        return tuple(
+            Message(
+                num_bytes=num_bytes,
+                num_tensors=len(one),
+                method=ways.most_common(1)[0][0] if ways else self._route.method.way(num_bytes),
+                ready_s=None if time is None else time.ready_s,
+                start_s=None if time is None else time.start_s,
+                exchange_s=None if time is None else time.exchange_s,
+            )
+            for one, num_bytes, ways, time in zip(self._messages, self._message_bytes, self._ways, times, strict=True)
+        )
+
+    def _gradients(self) -> tuple[GradientTime, ...]:
+        # Of measured steps; of watched ones where marks are not free.
+        watched = [one.moments for one in self._watched]
+        ready = self._moments.gradients() or gradient_times(watched, self._clock)
+        order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
+        return tuple(GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready[n]) for n in order)
 
     def stop(self) -> None:
         if self._is_prepared:

@@ -1,18 +1,144 @@
-"""The GPU's far tier without a GPU: which stream waits for what, before memory is used again."""
+"""The swap file: what it gives back, where it may lie, and how it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench.errors import EnvironmentLacksError, ExitCode, RunError
+from dlbench.machine.memory import lies_in_memory
+from dlbench.node.memory.disk_tier import DiskTier
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.tiers import PinnedTier
 from tests.node.memory.networks import chain_task, cut, planned, train
+
+
+@pytest.fixture
+def close() -> Iterator[Callable[[DiskTier], DiskTier]]:
+    opened: list[DiskTier] = []
+
+    def note(tier: DiskTier) -> DiskTier:
+        opened.append(tier)
+        return tier
+
+    yield note
+    for tier in opened:
+        tier.close()
+
+
+Note = Callable[[DiskTier], DiskTier]
+
+
+def storage(count: int, seed: int = 0) -> torch.UntypedStorage:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed)).untyped_storage()
+
+
+def test_bytes_come_back_and_no_file_has_a_name(tmp_path: Path, close: Note) -> None:
+    tier = close(DiskTier(tmp_path, 64 << 20))
+    assert list(tmp_path.iterdir()) == []
+    sent = [storage(count, seed) for seed, count in enumerate((1, 1023, 1024, 1025, 3_000_001))]
+    wanted = [bytes(one) for one in sent[:4]]
+    tickets = [tier.swap_out(one, block=n) for n, one in enumerate(sent)]
+    for ticket in reversed(tickets):
+        tier.swap_in(ticket, block=0)
+    back = [tier.take(ticket) for ticket in tickets]
+    assert [bytes(one)[: len(text)] for one, text in zip(back, wanted, strict=False)] == wanted
+    large = torch.empty(0).set_(back[4], 0, (3_000_001,), (1,))
+    assert torch.equal(large, torch.rand(3_000_001, generator=torch.Generator().manual_seed(4)))
+    assert tier.file_bytes == 64 << 20
+
+
+def test_direct_io_that_is_refused_is_replaced_and_told(
+    tmp_path: Path, close: Note, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refusing(path: Any, flags: int, *rest: Any, **by_name: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        if flags & os.O_TMPFILE == os.O_TMPFILE:  # nor files without a name: made and unlinked at once
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return real(path, flags, *rest, **by_name)
+
+    monkeypatch.setattr(os, "open", refusing)
+    tier = close(DiskTier(tmp_path, 1 << 20))
+    assert list(tmp_path.iterdir()) == []
+    assert tier.words == f"file in {tmp_path} (through the page cache, pages dropped again)"
+    assert "no direct I/O" in " ".join(tier.warnings)
+    ticket = tier.swap_out(storage(5000), block=0)
+    tier.swap_in(ticket, block=0)
+    assert bytes(tier.take(ticket))[:20000] == bytes(storage(5000))
+
+
+def test_a_folder_in_memory_is_told(close: Note) -> None:
+    folder = Path("/dev/shm")
+    if not folder.is_dir() or not lies_in_memory(folder):
+        pytest.skip("no tmpfs at /dev/shm")
+    tier = close(DiskTier(folder, 1 << 20))
+    assert any("is in memory" in text for text in tier.warnings)
+
+
+def test_no_folder_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacksError, match=r"swap_folder .*/gone: there is no such folder") as caught:
+        DiskTier(tmp_path / "gone", 1 << 20)
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+
+
+def test_a_disk_without_room_is_told_at_the_start(tmp_path: Path) -> None:
+    much = 1 << 50
+    with pytest.raises(EnvironmentLacksError, match=r"swapping needs 1 PiB in .*, [\d.]+ .iB are free"):
+        DiskTier(tmp_path, much)
+
+
+def test_a_folder_that_nothing_can_be_written_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: Any, **_by_name: Any) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(EnvironmentLacksError, match="read-only file system"):
+        DiskTier(tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "preadv"])
+def test_a_disk_that_fails_midway_ends_training_with_one_line(
+    call: str, tmp_path: Path, close: Note, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = close(DiskTier(tmp_path, 1 << 20, rank=4))
+    task = chain_task(["linear", "gelu"] * 6)
+    model = task.model()
+    units = cut(task, model)
+    OutOfCore(model, units, planned(units, "swap"), tier=tier, prefetch="one-block", rank=4).install()
+    train(task, model, steps=1)
+    real, left = getattr(os, call), [5]
+
+    def failing(*arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return int(real(*arguments))
+
+    monkeypatch.setattr(os, call, failing)
+    with pytest.raises(RunError, match=rf"^rank 4: swap file in {tmp_path}: input/output error$"):
+        train(task, model, steps=20)
+
+
+def test_closing_ends_its_threads(tmp_path: Path) -> None:
+    import threading
+
+    tier = DiskTier(tmp_path, 1 << 20)
+    tier.swap_out(storage(5000), block=0)
+    assert any(thread.name == "swap out" for thread in threading.enumerate())
+    tier.close()
+    tier.close()
+    assert not any(thread.name.startswith("swap ") for thread in threading.enumerate())
+
 
 CPU = torch.device("cpu")
 
