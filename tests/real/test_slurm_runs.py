@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.datasets.making.catalogue import Wish, order
+from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
 from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
 from dlbench.records.scan import Run, scan
@@ -32,7 +32,7 @@ BOUND_S = 240
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "images"
-    produce(order("images", Wish(samples=64, validation=10, size="64")).recipe, folder)
+    produce(plan_build("images", DatasetRequest(samples=64, validation=10, size="64")).recipe, folder)
     return folder
 
 
