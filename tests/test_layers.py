@@ -16,9 +16,9 @@ from tests.support.paths import ROOT
 
 BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status", "sharing"}
 """The ground: every room may import it."""
-NODE_FLOOR = BASE | {"specs", "datasets", "machine", "costs", "records"}
-READING = BASE | {"specs", "records", "stats", "reading"}
-PAGE = READING | {"report", "costs"}
+NODE_FLOOR = BASE | {"specs", "datasets", "machine", "perfmodels", "records"}
+READING = BASE | {"specs", "records", "stats", "analysis"}
+PAGE = READING | {"report", "perfmodels"}
 
 # Room -> rooms it may import (itself included implicitly). The table of docs/architecture.md.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -37,20 +37,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machine": BASE,
     "setup": BASE | {"machine", "specs"},
     "datasets": BASE | {"specs"},
-    "costs": BASE | {"specs"},
+    "perfmodels": BASE | {"specs"},
     "records": BASE | {"specs"},
     "jobs": BASE | {"specs", "records", "machine"},
-    "reading": BASE | {"specs", "records", "stats"},
+    "analysis": BASE | {"specs", "records", "stats"},
     "report": BASE | {"stats"},
     "perfetto": BASE | {"records"},
     "exports": READING,
     "history": READING | {"report"},
     "gate": READING | {"report"},
-    "collectives": PAGE,
+    "comm": PAGE,
     "views": PAGE | {"history", "exports"},
     "cli": BASE
-    | {"specs", "records", "datasets", "costs", "setup", "jobs", "stats", "reading", "report"}
-    | {"views", "gate", "history", "collectives", "perfetto", "exports"},
+    | {"specs", "records", "datasets", "perfmodels", "setup", "jobs", "stats", "analysis", "report"}
+    | {"views", "gate", "history", "comm", "perfetto", "exports"},
     "frames": BASE | {"records", "report", "perfetto", "views"},
     "node.models": NODE_FLOOR,
     "node.devices": NODE_FLOOR | {"node.ranks"},
@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.rendezvous",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
-    "node.collectives": NODE_FLOOR
+    "node.comm": NODE_FLOOR
     | {"node.sync", "node.torch_facts", "node.garbage", "node.ranks", "node.cores", "node.rendezvous", "node.failures"}
     | {"node.watching", "node.devices"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
@@ -90,7 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"node.ranks", "node.cores", "node.rank_checks", "node.rendezvous", "node.watching", "node.devices"},
     "node.__main__": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.rank_checks"}
-    | {"node.sync", "node.watching", "node.training", "node.collectives", "node.devices"},
+    | {"node.sync", "node.watching", "node.training", "node.comm", "node.devices"},
     "node.memory_profile": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.models", "node.memory", "node.training", "node.devices"},
     "__main__": {"cli"},
@@ -180,7 +180,7 @@ def test_no_module_is_called_utils(graph: grimp.ImportGraph) -> None:
 
 
 def test_desk_and_machine_room_never_meet(graph: grimp.ImportGraph) -> None:
-    desk = {"cli", "jobs", "reading", "report", "views", "gate", "history", "collectives", "perfetto", "exports"}
+    desk = {"cli", "jobs", "analysis", "report", "views", "gate", "history", "comm", "perfetto", "exports"}
     for module in graph.modules:
         if room(module).split(".")[0] in desk:
             reached = {m for m in graph.find_upstream_modules(module) if m.startswith("dlbench.node")}

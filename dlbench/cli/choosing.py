@@ -65,7 +65,7 @@ def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
     Raises `UserError`: there is no such folder, a history cannot be read, or no run was chosen; names what there is.
     `RunError`: a history cannot be read.
     """
-    from dlbench.reading.selection import select
+    from dlbench.analysis.selection import select
 
     chosen = parse_where(where, "--where")
     found = runs_at(*paths)
@@ -78,7 +78,7 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
 
     Raises `UserError`: there is no such folder, or no run was chosen; names what there is.
     """
-    from dlbench.reading.selection import select
+    from dlbench.analysis.selection import select
     from dlbench.records.comm import scan_comm
 
     chosen = parse_where(where, "--where")

@@ -38,7 +38,7 @@ from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.specs.base import Precision
-    from dlbench.specs.collectives import Collective
+    from dlbench.specs.comm import Collective
     from dlbench.specs.expand import CommRuns
 
 
@@ -69,8 +69,8 @@ def report(
       dlbench comm report runs --format csv --table ratios > ratios.csv
     """
     chosen = prepared("comm report", output, format_name, table=table, needs=("numpy",))
-    from dlbench.collectives.document import document_of
-    from dlbench.collectives.report import assemble
+    from dlbench.comm.document import document_of
+    from dlbench.comm.report import assemble
 
     found = assemble(read_comm_runs(runs, where))
     emit(document_of(found), chosen, output, table or "points", full=full)
@@ -108,9 +108,9 @@ def fit(
     if output is not None:
         check_writable(output)
     require_modules("comm fit", "numpy")
-    from dlbench.collectives.document import fit_document
-    from dlbench.collectives.fits import fit_one
-    from dlbench.collectives.measurements import tabulate
+    from dlbench.comm.document import fit_document
+    from dlbench.comm.fits import fit_one
+    from dlbench.comm.measurements import tabulate
     from dlbench.units import utc_now
 
     table = tabulate(read_comm_runs(runs, where))
@@ -172,10 +172,10 @@ def predict(
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
     """
     require_modules("comm predict", "numpy")
-    from dlbench.collectives.document import predictions_document
-    from dlbench.collectives.predictions import Wanted, predict_all
+    from dlbench.comm.document import predictions_document
+    from dlbench.comm.predictions import Wanted, predict_all
     from dlbench.records.comm import read_network
-    from dlbench.specs.collectives import ALGORITHMS, ELEMENT_BYTES
+    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES
     from dlbench.specs.requests import parse_counts, parse_sizes
 
     for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):

@@ -155,7 +155,7 @@ def chosen_format(options: dict[str, Any]) -> FormatName:
 
 def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
     """Names of the metrics that decide. Raises `UserError`: one is not known."""
-    from dlbench.reading.metrics import DEFAULT_METRICS, by_name
+    from dlbench.analysis.metrics import DEFAULT_METRICS, by_name
 
     for name in asked:
         if name != "all" and name not in by_name():
@@ -187,9 +187,9 @@ def read_history(path: Path, sides: Sequence[Side]) -> Side:
 
     Raises `UserError`: there are none. `IncompleteDataError`: a file is damaged, or no run has figures.
     """
+    from dlbench.analysis.comparability import system_content
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
-    from dlbench.reading.comparability import system_content
 
     if path.is_file():
         return side_of_baseline(read_baseline(path), str(path), {}, "--history")
@@ -457,9 +457,9 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     check_writable(output)
     chosen = parse_where(where, "--where")
     require_modules("baseline", "numpy", "pandas")
+    from dlbench.analysis.sessions import MIN_SESSIONS
     from dlbench.gate.baseline import baseline_of, write_baseline
     from dlbench.gate.sides import counts_text, sessions_at, settings_of, side_of_runs
-    from dlbench.reading.sessions import MIN_SESSIONS
 
     name = named(runs)
     side = side_of_runs(runs_at(*runs), name, chosen, "--where")

@@ -17,8 +17,8 @@ import click
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import AS_JSON, duration
 from dlbench.cli.report import emit, prepared, require_modules
-from dlbench.costs.training_time import Verdict, consistency, time_to_train, total_throughput, training_samples
 from dlbench.errors import ExitCode, UserError
+from dlbench.perfmodels.training_time import Verdict, consistency, time_to_train, total_throughput, training_samples
 from dlbench.units import format_number, format_seconds
 
 

@@ -68,8 +68,8 @@ def metrics(
         check_writable(output)
     chosen = format_by_suffix(output, format_name, METRIC_SUFFIXES, "openmetrics")
     require_modules("export metrics", "numpy", "pandas")
+    from dlbench.analysis.table import tabulate
     from dlbench.exports.metrics import measured_points, to_json_lines, to_openmetrics
-    from dlbench.reading.table import tabulate
     from dlbench.views.scaling_report import run_rows
 
     found = read_runs(runs, where)
@@ -132,7 +132,7 @@ def mllog(
         raise EnvironmentLacksError(
             f"export mllog: numpy is not installed in {sys.prefix}; remedy: pip install 'dlbench[analysis]'"
         )
-    from dlbench.reading.measures import measure
+    from dlbench.analysis.measures import measure
 
     write_output(to_mllog(found, statement, measure(found).throughput).encode("ascii"), output)
     rules = rules_of(found)

@@ -474,7 +474,7 @@ def rebuild(store: Path | None, index: Path | None) -> None:
 
 
 def _known(metrics: Sequence[str]) -> Sequence[str]:
-    from dlbench.reading.metrics import by_name
+    from dlbench.analysis.metrics import by_name
 
     for name in metrics:
         if name not in by_name():
@@ -483,9 +483,9 @@ def _known(metrics: Sequence[str]) -> Sequence[str]:
 
 
 def _write_option(found: SlowMonths, output: Path | None) -> None:
+    from dlbench.analysis.slow_nodes import TO_EXCLUDE
     from dlbench.history.document import exclude_option, unsafe_text
     from dlbench.history.report import host_sentence
-    from dlbench.reading.slow_nodes import TO_EXCLUDE
     from dlbench.report.wording import clean
 
     option = exclude_option(found)

@@ -14,7 +14,7 @@ from dlbench.cli import options as shared
 from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.costs.storage_demand import Demand
+    from dlbench.perfmodels.storage_demand import Demand
     from dlbench.report.document import Document
     from dlbench.specs.plan import RunPlan
     from dlbench.specs.requests import Request
@@ -239,7 +239,7 @@ def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
     Raises UserError: the run is of another workload, or has no figures. IncompleteDataError: a file of the run is
     damaged.
     """
-    from dlbench.costs.storage_demand import PUBLISHED, measured
+    from dlbench.perfmodels.storage_demand import PUBLISHED, measured
 
     if options["rate"] is not None:
         return (measured(options["rate"], "accelerator", "--rate"),)

@@ -120,9 +120,9 @@ def _print_order(asked: RunPlan) -> None:
 
 
 def _of_workload(asked: RunPlan) -> MemoryPlan:
-    from dlbench.costs.memory.planner import in_core_bytes
     from dlbench.jobs.node_program import memory_profile
     from dlbench.jobs.processes import interrupted_by_signals
+    from dlbench.perfmodels.memory.planner import in_core_bytes
     from dlbench.views.out_of_core.plan import Measured, memory_plan
 
     if not asked.system.python and importlib.util.find_spec("torch") is None:
@@ -149,7 +149,7 @@ def _of_workload(asked: RunPlan) -> MemoryPlan:
 
 
 def _starts(asked: RunPlan, chain: Chain) -> list[int] | None:
-    from dlbench.costs.memory.blocks import block_starts
+    from dlbench.perfmodels.memory.blocks import block_starts
 
     return block_starts(asked.workload.train.memory.blocks, [unit.name for unit in chain.units])
 
@@ -159,7 +159,7 @@ def _starts(asked: RunPlan, chain: Chain) -> list[int] | None:
 
 def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:
     """From what a run says; nothing is measured."""
-    from dlbench.costs.memory.planner import in_core_bytes, scaled
+    from dlbench.perfmodels.memory.planner import in_core_bytes, scaled
     from dlbench.records.scan import read_run
     from dlbench.views.out_of_core.plan import Measured, memory_plan
 

@@ -12,7 +12,7 @@ import click
 from dlbench.errors import MachineError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.specs.collectives import CommPlan
+    from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
@@ -548,7 +548,7 @@ def precision_words(plan: RunPlan) -> str:
 
 def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
-    from dlbench.specs.collectives import CommPlan
+    from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan, value_text
 
     size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"

@@ -15,7 +15,7 @@ import click
 from dlbench.cli.options import describe_plan
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode
-from dlbench.specs.collectives import CommPlan, CommSeries
+from dlbench.specs.comm import CommPlan, CommSeries
 from dlbench.specs.plan import LaunchPlan, RunPlan, SeriesSpec
 from dlbench.units import format_number, format_seconds
 

@@ -15,7 +15,7 @@ from dlbench.cli.options import OUTPUT, F, decorated, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.collectives.report import CollectivesReport
+    from dlbench.comm.report import CollectivesReport
     from dlbench.records.scan import Scan
     from dlbench.report.document import Document
     from dlbench.views.model import Report

@@ -80,7 +80,7 @@ def _comments(lines: Sequence[str]) -> Iterator[str]:
 
 def _summary(campaign: Campaign) -> list[str]:
     from dlbench.cli.options import precision_words
-    from dlbench.specs.collectives import CommPlan
+    from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan
 
     jobs, first = campaign.jobs, campaign.plans[0]

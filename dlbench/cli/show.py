@@ -143,7 +143,7 @@ _VALUE = 16  # Columns of a value; a longer one has a line of its own.
 
 def schemas() -> dict[str, Any]:
     """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
-    from dlbench.collectives.report import CollectivesReport
+    from dlbench.comm.report import CollectivesReport
     from dlbench.gate.report import ComparisonReport
     from dlbench.history.report import TrendsReport
     from dlbench.history.store import Acknowledgement
@@ -153,7 +153,7 @@ def schemas() -> dict[str, Any]:
     from dlbench.records.preflight import PreflightReport
     from dlbench.records.record import Record
     from dlbench.records.status import Failure, NodeStatuses, RankStatus
-    from dlbench.specs.collectives import CommPlan
+    from dlbench.specs.comm import CommPlan
     from dlbench.specs.container import ImageDescription
     from dlbench.specs.plan import RunPlan
     from dlbench.views import diagnosis, estimate, scaling_report

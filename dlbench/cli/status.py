@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlbench.analysis.selection import select
 from dlbench.cli.choosing import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
 from dlbench.cli.options import AS_JSON, duration, output_folder
 from dlbench.cli.series import left, resume_command, series_at, streams_are_one
@@ -23,7 +24,6 @@ from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs.scheduler import read_submission
 from dlbench.opening import open_inside
-from dlbench.reading.selection import select
 from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import LaunchedRun

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import dlbench
-from dlbench.reading.metrics import metrics_by_run
-from dlbench.reading.scaling import groups
-from dlbench.reading.sessions import circumstances_of
-from dlbench.reading.table import RunTable
+from dlbench.analysis.metrics import metrics_by_run
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.sessions import circumstances_of
+from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate
 

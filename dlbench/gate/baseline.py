@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 
 import dlbench
+from dlbench.analysis.sessions import Circumstances
 from dlbench.errors import IncompleteDataError, MachineError, RunError, UserError
 from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, counts_text, settings_of
 from dlbench.opening import parse_json, read_named, why_unreadable
-from dlbench.reading.sessions import Circumstances
 from dlbench.records.files import json_text, write_result
 from dlbench.records.record import Environment
 from dlbench.specs.base import Ranks, RunName, Spec
@@ -133,7 +133,7 @@ class BaselineRun(Spec):
     job: str = Field(description="Cluster and id of its Slurm job; empty outside of one.")
     boot: str = Field(description="Host of rank 0 and the id of its boot; empty where the run does not know.")
     figures: dict[str, Amount] = Field(
-        description="Its metrics by name (dlbench.reading.metrics), with the unit in the name; absent: not told."
+        description="Its metrics by name (dlbench.analysis.metrics), with the unit in the name; absent: not told."
     )
 
 

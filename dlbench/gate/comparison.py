@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import NoReturn
 
+from dlbench.analysis.metrics import METRICS, Metric
+from dlbench.analysis.side_by_side import alike, matched
+from dlbench.analysis.table import RunTable
 from dlbench.errors import UserError
 from dlbench.gate.report import FLOOR, ComparisonReport, MetricResult, PointResult, point_of, report_of
 from dlbench.gate.sides import (
@@ -33,9 +36,6 @@ from dlbench.gate.sides import (
     without,
 )
 from dlbench.gate.verdicts import Judgement, Rule, Sample, judge
-from dlbench.reading.metrics import METRICS, Metric
-from dlbench.reading.side_by_side import alike, matched
-from dlbench.reading.table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate
 from dlbench.stats.pairing import KnownKey

@@ -193,9 +193,9 @@ def next_step(report: ComparisonReport) -> str:
 
 def paired_lines(scan: Scan) -> list[str]:
     """What the paired comparisons of some runs say, or why they say nothing: for the end of `dlbench run --ab`."""
+    from dlbench.analysis.metrics import DEFAULT_METRICS
     from dlbench.gate.comparison import compare_pairs, paired_points
     from dlbench.gate.verdicts import Rule
-    from dlbench.reading.metrics import DEFAULT_METRICS
 
     try:
         points, both = paired_points(scan, str(scan.root), {}, "--where")

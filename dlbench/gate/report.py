@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import dlbench
+from dlbench.analysis.metrics import Metric
 from dlbench.gate.sides import KeyDifference, Match, Side, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import Rule, TTest, Verdict, overall
-from dlbench.reading.metrics import Metric
 from dlbench.report.table import Cell, times_cell, unit_cell
 from dlbench.report.wording import runs_text, value_text, within_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate

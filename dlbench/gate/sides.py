@@ -2,8 +2,8 @@
 
 And what two points must share before they are compared, key by key, so that a difference can be named and allowed.
 
-That is the content that `dlbench.reading.comparability` makes one digest of: the registered keys, and everything in the
-plan that decides what is computed.
+That is the content that `dlbench.analysis.comparability` makes one digest of: the registered keys, and everything in
+the plan that decides what is computed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlbench.analysis import environments
+from dlbench.analysis.comparability import AFTER_INTERRUPTION, comparable_content, system_content
+from dlbench.analysis.core_load import load_doubts, loads_of
+from dlbench.analysis.environments import facts, side_by_side
+from dlbench.analysis.metrics import metrics_by_run
+from dlbench.analysis.repeats import mixed_configurations, shared_nodes
+from dlbench.analysis.repeats import named as named_values
+from dlbench.analysis.selection import select
+from dlbench.analysis.sessions import Circumstances, circumstances_of, sessions_of, wall_s
+from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import IncompleteDataError, UserError, nearest
-from dlbench.reading import environments
-from dlbench.reading.comparability import AFTER_INTERRUPTION, comparable_content, system_content
-from dlbench.reading.core_load import load_doubts, loads_of
-from dlbench.reading.environments import facts, side_by_side
-from dlbench.reading.metrics import metrics_by_run
-from dlbench.reading.repeats import mixed_configurations, shared_nodes
-from dlbench.reading.repeats import named as named_values
-from dlbench.reading.selection import select
-from dlbench.reading.sessions import Circumstances, circumstances_of, sessions_of, wall_s
-from dlbench.reading.side_by_side import alike
-from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run, Scan
 from dlbench.report.formats.terminal import shorten
@@ -271,7 +271,7 @@ class SideRun:
 
     run_id: str
     figures: Mapping[str, float]
-    """By name of `dlbench.reading.metrics.METRICS`; absent where the run does not say."""
+    """By name of `dlbench.analysis.metrics.METRICS`; absent where the run does not say."""
     circumstances: Circumstances
     """What decides its session."""
     command: str
@@ -397,7 +397,7 @@ def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:
 def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Run], list[str]]:
     """Runs with all these properties, and a line for each kind, or run, that is left out.
 
-    For properties see `dlbench.reading.selection`. Runs of another variant than `plain` are left out unless they were
+    For properties see `dlbench.analysis.selection`. Runs of another variant than `plain` are left out unless they were
     asked for: they ran to be subtracted. Always left out are runs that went on after an interruption: they are no
     repeats of those that ran through.
 

@@ -12,7 +12,7 @@ noise both fail at most as often as they may (outliers, stalls, long tails, one-
 t has an interval and a power in closed form, and with five or six pairs no permutation attains 1 %.
 
 The unit is what varies independently between the sides. Interleaved pairs: the pair. Otherwise the session
-(`dlbench.reading.sessions`), because runs of one night share its state: more runs of the same night say nothing about
+(`dlbench.analysis.sessions`), because runs of one night share its state: more runs of the same night say nothing about
 another. Within one Slurm job, or one command, that holds both sides it is the run.
 
 Where a side has too few sessions of its own, the scatter between those of the other side, and of a history, stands for
@@ -34,7 +34,7 @@ from functools import lru_cache
 from statistics import fmean, harmonic_mean, stdev, variance
 from typing import Literal, get_args
 
-from dlbench.reading.sessions import MIN_SESSIONS
+from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.multiplicity import POWER, ROUNDING, student_quantile, student_tail, welch_error
 from dlbench.stats.pairing import KnownKey

@@ -82,7 +82,7 @@ class HostEntry:
     a host of it."""
     later: float | None = None
     """By how much later than the other hosts it leaves an exchange, as a share of the step (1), as
-    `dlbench.reading.late_hosts` counts it; None for the same runs, and where the clocks do not say."""
+    `dlbench.analysis.late_hosts` counts it; None for the same runs, and where the clocks do not say."""
     later_at_least: float | None = None
     """The same, as far as it is certain for all that the clocks may be off."""
 
@@ -106,7 +106,7 @@ class HistoryEntry:
     side: str = ""
     variant: str = ""
     group: str = ""
-    """Equal for runs that may be compared (`dlbench.reading.comparability.group_id`); empty without a record."""
+    """Equal for runs that may be compared (`dlbench.analysis.comparability.group_id`); empty without a record."""
     label: str = ""
     """The group in words, without foreign markup being made harmless: that is the reader's business."""
     system: str = ""
@@ -123,7 +123,7 @@ class HistoryEntry:
     environment: Mapping[str, str] = field(default_factory=dict)
     """What rank 0 recorded, and what was asked of the system (`system.modules`, ...), where it shapes speed."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """By name of `dlbench.reading.metrics.METRICS`; empty for runs without figures."""
+    """By name of `dlbench.analysis.metrics.METRICS`; empty for runs without figures."""
     hosts: tuple[HostEntry, ...] = ()
     """By name."""
     content_digest: str

@@ -14,16 +14,16 @@ from typing import Literal
 
 from pydantic import Field
 
+from dlbench.analysis.causes import Causes
+from dlbench.analysis.comparability import AFTER_INTERRUPTION, chosen_settings, group_id, system_content
+from dlbench.analysis.metrics import METRICS, metrics_by_run
+from dlbench.analysis.slow_nodes import host_ratios
+from dlbench.analysis.table import WithoutFigures, tabulate
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.files import content_digest, files_of, num_bytes, sync_folder
 from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.opening import folder_below, read_json
-from dlbench.reading.causes import Causes
-from dlbench.reading.comparability import AFTER_INTERRUPTION, chosen_settings, group_id, system_content
-from dlbench.reading.metrics import METRICS, metrics_by_run
-from dlbench.reading.slow_nodes import host_ratios
-from dlbench.reading.table import WithoutFigures, tabulate
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.record import Record

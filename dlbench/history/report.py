@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from dlbench.analysis.metrics import METRICS
+from dlbench.analysis.sessions import MIN_SESSIONS
+from dlbench.analysis.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.history.change_points import (
     MIN_DRIFT,
     MIN_EFFECT,
@@ -20,9 +23,6 @@ from dlbench.history.entry import HistoryEntry
 from dlbench.history.series import Change, Trend, damaged_runs, dated, trends
 from dlbench.history.slow_months import RECENT_DAYS, HostCourse, SlowMonths, slow_months
 from dlbench.history.store import Acknowledgement
-from dlbench.reading.metrics import METRICS
-from dlbench.reading.sessions import MIN_SESSIONS
-from dlbench.reading.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.report.document import BaseReport
 from dlbench.report.table import Cell, unit_cell
 from dlbench.report.wording import basis_text, clean, number_text, place_text, slow_link_text
@@ -62,7 +62,7 @@ class TrendsReport(BaseReport):
 def trends_of(
     entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED, acknowledged: Sequence[Acknowledgement] = ()
 ) -> TrendsReport:
-    """The report over time of a history; metrics are names of `dlbench.reading.metrics.METRICS`."""
+    """The report over time of a history; metrics are names of `dlbench.analysis.metrics.METRICS`."""
     known = list(entries)
     with_figures = [entry for entry in dated(known) if entry.group and entry.figures]
     found = trends(known, [metric for metric in METRICS if metric.name in metrics], acknowledged)

@@ -1,7 +1,7 @@
 """A history of runs as series over nights, with what changed where the level changed.
 
 A trend is one metric of one point: runs of one group (equal configuration, machine and device, see
-`dlbench.reading.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of one
+`dlbench.analysis.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of one
 request (one series name, planned at one moment) are one night, whose value is their median: the run is what is
 measured, the night is the step in time.
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
+from dlbench.analysis.metrics import METRICS, Metric
 from dlbench.history.change_points import (
     MIN_EFFECT,
     MIN_NIGHTS,
@@ -30,7 +31,6 @@ from dlbench.history.change_points import (
 )
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.store import Acknowledgement
-from dlbench.reading.metrics import METRICS, Metric
 from dlbench.report.wording import clean, place_text
 from dlbench.stats.estimates import Estimate
 

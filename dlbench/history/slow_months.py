@@ -1,7 +1,7 @@
 """Slow nodes over months: each host and the other hosts of the same runs, by calendar month.
 
-The figures of a run and their limits are those of `dlbench.reading.slow_nodes` and
-`dlbench.reading.late_hosts`, so are the threshold,
+The figures of a run and their limits are those of `dlbench.analysis.slow_nodes` and
+`dlbench.analysis.late_hosts`, so are the threshold,
 the test and the verdicts, over all hosts together. The unit is the night: all runs of one request, and
 of requests that ran in one job of Slurm; of a night counts the median of its runs. Whether a host is slow now is
 decided by its nights since its last change point, none older than `RECENT_DAYS`.
@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
-from dlbench.reading.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
 from dlbench.stats.estimates import Estimate, mean_estimate
 
 FORMAT = "dlbench.slow-nodes"

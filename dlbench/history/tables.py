@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from dlbench.analysis.metrics import METRICS
+from dlbench.analysis.slow_nodes import ACCUSED
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.report import (
     TrendsReport,
@@ -25,8 +27,6 @@ from dlbench.history.report import (
 )
 from dlbench.history.series import Change, Level, Night, Trend
 from dlbench.history.slow_months import HostCourse, HostMonth, SlowMonths
-from dlbench.reading.metrics import METRICS
-from dlbench.reading.slow_nodes import ACCUSED
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.document import Document, Section

@@ -33,7 +33,7 @@ from dlbench.records.job import killed_by_signal
 from dlbench.records.record import QualityResult
 from dlbench.records.scan import LaunchedRun, Run
 from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, write_failure
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now
 

@@ -28,7 +28,7 @@ from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
 from dlbench.records.interrupted import write_interrupted  # noqa: E402
 from dlbench.records.status import PEER_MARK  # noqa: E402
-from dlbench.specs.collectives import CommPlan  # noqa: E402
+from dlbench.specs.comm import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 
 _COMM_FORMAT = CommPlan.model_fields["format"].default
@@ -184,7 +184,7 @@ def _train(
 def _exchange(
     plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress
 ) -> ExitCode:
-    from dlbench.node.collectives.run import CommRun
+    from dlbench.node.comm.run import CommRun
     from dlbench.node.devices import device_for
     from dlbench.node.training.progress import Watchdog
 

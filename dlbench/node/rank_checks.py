@@ -10,7 +10,7 @@ import dlbench
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
 from dlbench.node.ranks import RankPlace
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import Workload
 from dlbench.units import format_bytes

@@ -35,7 +35,7 @@ from dlbench.opening import read_bytes, read_json, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import PreflightFolder, SeenClock, SeenLoad, SeenRank, SeenScratch
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.system import StagingTier, StorageSpec
 
 ROUNDS = 50

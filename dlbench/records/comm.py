@@ -29,7 +29,7 @@ from dlbench.records.status import read_statuses
 from dlbench.records.watch import NodeLoad
 from dlbench.sharing import WithheldError
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
-from dlbench.specs.collectives import Collective, CommPlan, NetworkModel
+from dlbench.specs.comm import Collective, CommPlan, NetworkModel
 from dlbench.specs.problems import problem_of
 from dlbench.units import format_bytes
 

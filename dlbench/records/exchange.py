@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Ranks, Spec
-from dlbench.specs.collectives import LineCost
+from dlbench.specs.comm import LineCost
 
 
 class Message(Spec):

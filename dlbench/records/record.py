@@ -1,6 +1,6 @@
 """`record.json`: what happened in one run. Immutable; rank 0 writes it once, at the end.
 
-Statistics are not here: raw values are kept (step files), numbers are made of them by `dlbench.reading`.
+Statistics are not here: raw values are kept (step files), numbers are made of them by `dlbench.analysis`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from dlbench.records.record import RankResult, Record
 from dlbench.records.status import MAX_BYTES, Failure, RankStatus, failure_line, read_statuses
 from dlbench.records.watch import WatchCost, WatchOverhead
 from dlbench.sharing import WithheldError, may_not_read
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import key_for_name
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.problems import problem_of

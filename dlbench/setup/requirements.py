@@ -17,7 +17,7 @@ from typing import Any
 from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.setup.probes import ASK_HOROVOD, ask
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.files import kept
 from dlbench.specs.horovod_build import HorovodBuild
 from dlbench.specs.plan import LaunchPlan, RunPlan

@@ -15,7 +15,7 @@ import dlbench
 from dlbench import bundled
 from dlbench.errors import UserError, nearest
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes
-from dlbench.specs.collectives import (
+from dlbench.specs.comm import (
     ALGORITHMS,
     BACKENDS,
     ELEMENT_BYTES,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from dlbench.errors import UserError
 from dlbench.specs.base import MAX_TAG_VALUE, Precision
-from dlbench.specs.collectives import ELEMENT_BYTES
+from dlbench.specs.comm import ELEMENT_BYTES
 from dlbench.specs.files import parse_yaml
 from dlbench.specs.plan import AxisValue, Side
 from dlbench.units import parse_bytes

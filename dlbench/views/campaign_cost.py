@@ -9,7 +9,7 @@ from statistics import median
 from typing import Literal
 
 import dlbench
-from dlbench.reading.sessions import wall_s
+from dlbench.analysis.sessions import wall_s
 from dlbench.records.job import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section

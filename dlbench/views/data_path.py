@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from dlbench.analysis import scaling
+from dlbench.analysis.attribution import about_means
+from dlbench.analysis.measures import PARTS
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.table import RunTable
+from dlbench.analysis.telemetry.node_samples import node_stages, nodes_of
+from dlbench.analysis.telemetry.readings import MAX_NODES_OF_LARGE_RUN, MachineReading, machine_readings
 from dlbench.errors import IncompleteDataError
-from dlbench.reading import scaling
-from dlbench.reading.attribution import about_means
-from dlbench.reading.measures import PARTS
-from dlbench.reading.samples.node_samples import node_stages, nodes_of
-from dlbench.reading.samples.readings import MAX_NODES_OF_LARGE_RUN, MachineReading, machine_readings
-from dlbench.reading.scaling import Point
-from dlbench.reading.table import RunTable
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
@@ -27,7 +27,7 @@ from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
 from dlbench.views.model import Group
-from dlbench.views.reading import complement, storage_share
+from dlbench.views.readers import complement, storage_share
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Literal
 
-from dlbench.reading.attribution import about_means
-from dlbench.reading.comparability import run_facts
-from dlbench.reading.measures import PARTS
-from dlbench.reading.repeats import mixed_configurations
-from dlbench.reading.side_by_side import Twins, compared, twins
+from dlbench.analysis.attribution import about_means
+from dlbench.analysis.comparability import run_facts
+from dlbench.analysis.measures import PARTS
+from dlbench.analysis.repeats import mixed_configurations
+from dlbench.analysis.side_by_side import Twins, compared, twins
 from dlbench.records.scan import Run
 from dlbench.records.watch import WatchOverhead
 from dlbench.report.document import Section

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Section
-from dlbench.specs.collectives import NetworkModel
+from dlbench.specs.comm import NetworkModel
 from dlbench.views.causes.view import CausesView
 from dlbench.views.decomposition import DecompositionView
 from dlbench.views.energy import DetailedEnergy, DetailedEnergyView

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dlbench.reading.core_load import load_doubts, loads_of
-from dlbench.reading.doubts import Doubt, Severity, merged
-from dlbench.reading.environments import environment_doubts, facts
-from dlbench.reading.repeats import mixed_configurations, shared_nodes
-from dlbench.reading.scaling import Group
-from dlbench.reading.table import RunTable
+from dlbench.analysis.core_load import load_doubts, loads_of
+from dlbench.analysis.doubts import Doubt, Severity, merged
+from dlbench.analysis.environments import environment_doubts, facts
+from dlbench.analysis.repeats import mixed_configurations, shared_nodes
+from dlbench.analysis.scaling import Group
+from dlbench.analysis.table import RunTable
 from dlbench.records.interrupted import last_attempt
 from dlbench.records.record import QualityResult, Record
 from dlbench.records.scan import Run

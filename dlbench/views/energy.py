@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dlbench.analysis import scaling
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.table import RunTable
+from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy, SourceEnergy
+from dlbench.analysis.telemetry.integral import Amount
+from dlbench.analysis.telemetry.node_samples import STAGES
+from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.errors import IncompleteDataError
-from dlbench.reading import scaling
-from dlbench.reading.samples.energy import KINDS, Kind, RunEnergy, SourceEnergy
-from dlbench.reading.samples.integral import Amount
-from dlbench.reading.samples.node_samples import STAGES
-from dlbench.reading.samples.readings import MachineReadings, machine_readings
-from dlbench.reading.scaling import Point
-from dlbench.reading.table import RunTable
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines, stacked
 from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE

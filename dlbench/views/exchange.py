@@ -1,15 +1,15 @@
 """The gradient exchange of each scaling point: what ran, what its messages took, and the least they could take.
 
 Here messages are counted: the time in which at least one was under way, as rank 0 or the engine's timeline has it, in
-a window of steps. The exchange phase of the account (`dlbench.reading.causes`) is another quantity: the time of all
+a window of steps. The exchange phase of the account (`dlbench.analysis.causes`) is another quantity: the time of all
 ranks between the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
 
 The model puts gradients and the times at which they were ready (measured), and a line for the time of an exchange
-(measured or fitted), into the overlap model of `dlbench.costs.overlap`: one exchange at a time, each as soon as its
-gradients are there and the one before is through. Of all ways to merge neighbouring gradients into messages the best
-one leaves the least after the backward pass. A line fitted to a run's own messages leaves out what they waited for
-stragglers. Other orders, several channels, and cores that messages take from computing are not in the model. Where a
-run did better than the model's best, the model is contradicted, and gives no bound.
+(measured or fitted), into the overlap model of `dlbench.perfmodels.overlap`: one exchange at a time, each as soon as
+its gradients are there and the one before is through. Of all ways to merge neighbouring gradients into messages the
+best one leaves the least after the backward pass. A line fitted to a run's own messages leaves out what they waited
+for stragglers. Other orders, several channels, and cores that messages take from computing are not in the model. Where
+a run did better than the model's best, the model is contradicted, and gives no bound.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlbench.costs import overlap
-from dlbench.costs.lines import fit_line
-from dlbench.reading.measures import PARTS
-from dlbench.reading.scaling import Group as Runs
-from dlbench.reading.scaling import Point
-from dlbench.reading.table import RunTable
+from dlbench.analysis.measures import PARTS
+from dlbench.analysis.scaling import Group as Runs
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.table import RunTable
+from dlbench.perfmodels import overlap
+from dlbench.perfmodels.lines import fit_line
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
@@ -42,7 +42,7 @@ from dlbench.report.wording import (
     runs_text,
     value_text,
 )
-from dlbench.specs.collectives import LineCost
+from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.units import format_bytes, format_seconds

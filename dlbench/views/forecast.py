@@ -13,9 +13,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dlbench import bundled
-from dlbench.reading import scaling
-from dlbench.reading.scaling import Point
-from dlbench.reading.table import RunTable
+from dlbench.analysis import scaling
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import FORECAST, HEIGHT, MEASURED, MUTED, PUBLISHED, WIDE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dlbench.reading.scaling import Group
+from dlbench.analysis.scaling import Group
 from dlbench.records.record import LayerMacs
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, RowKind, Sheet, column, columns_of

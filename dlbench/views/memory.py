@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dlbench.reading import scaling
-from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
-from dlbench.reading.scaling import Point
-from dlbench.reading.table import RunTable
+from dlbench.analysis import scaling
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.table import RunTable
+from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.records.record import RankResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish

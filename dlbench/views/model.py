@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from dlbench.reading.comparability import Condition
-from dlbench.reading.doubts import Doubt
-from dlbench.reading.environments import Difference
-from dlbench.reading.scaling import Point
+from dlbench.analysis.comparability import Condition
+from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import Difference
+from dlbench.analysis.scaling import Point
 from dlbench.records.scan import Run
 from dlbench.report.document import BaseReport, ListedRun, Missing
 from dlbench.report.formats.json import INLINE

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlbench.reading import scaling
-from dlbench.reading.scaling import Point
-from dlbench.reading.table import RunTable
+from dlbench.analysis import scaling
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.table import RunTable
 from dlbench.records.record import NoiseScale
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of

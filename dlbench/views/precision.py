@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlbench.reading.comparability import averaged_id
-from dlbench.reading.samples.energy import Kind
-from dlbench.reading.samples.readings import MachineReadings, machine_readings
-from dlbench.reading.scaling import Group
-from dlbench.reading.side_by_side import (
+from dlbench.analysis.comparability import averaged_id
+from dlbench.analysis.scaling import Group
+from dlbench.analysis.side_by_side import (
     Comparison,
     Side,
     alike,
@@ -22,7 +20,9 @@ from dlbench.reading.side_by_side import (
     pair_key,
     with_train,
 )
-from dlbench.reading.table import RunTable
+from dlbench.analysis.table import RunTable
+from dlbench.analysis.telemetry.energy import Kind
+from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals
@@ -176,7 +176,7 @@ class _Side:
         runs = [table.runs[run_id] for run_id in side.point.run_ids]
         self.runs = {pair_key(run, table.sessions[run.plan.run_id], keys): run for run in runs}
         self.records = {key: run.record for key, run in self.runs.items() if run.record is not None}
-        # As `dlbench.reading.measures.measure` computes it.
+        # As `dlbench.analysis.measures.measure` computes it.
         self.speeds = {
             key: sum(rank.samples for rank in record.ranks) / max(rank.measured_s for rank in record.ranks)
             for key, record in self.records.items()

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dlbench.reading.comparability import averaged_id, comparable_values, is_shaping
-from dlbench.reading.environments import Difference, compare, order_of
+from dlbench.analysis.comparability import averaged_id, comparable_values, is_shaping
+from dlbench.analysis.environments import Difference, compare, order_of
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Section, warnings_cell, without_figures
@@ -228,7 +228,7 @@ def _settings(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunDif
 
 
 def _keeps_apart(key: str) -> bool:
-    """Whether `dlbench.reading.comparability` keeps runs apart that differ in this setting of their plans."""
+    """Whether `dlbench.analysis.comparability` keeps runs apart that differ in this setting of their plans."""
     if key.startswith("system."):
         return is_shaping(key)
     return key.startswith(_APART) and key != "measure.stall_timeout_s"

@@ -24,8 +24,8 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dlbench.reading.scaling import Group, Point
-from dlbench.reading.table import RunTable
+from dlbench.analysis.scaling import Group, Point
+from dlbench.analysis.table import RunTable
 from dlbench.report.wording import POINTS, interval_text, points, value_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate, interval

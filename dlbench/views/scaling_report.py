@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from dlbench.reading import environments, scaling
-from dlbench.reading.comparability import (
+from dlbench.analysis import environments, scaling
+from dlbench.analysis.comparability import (
     AFTER_INTERRUPTION,
     Condition,
     chosen_settings,
@@ -19,8 +19,8 @@ from dlbench.reading.comparability import (
     group_id,
     unique_labels,
 )
-from dlbench.reading.samples.readings import damage_met
-from dlbench.reading.table import RunTable, tabulate
+from dlbench.analysis.table import RunTable, tabulate
+from dlbench.analysis.telemetry.readings import damage_met
 from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
 from dlbench.records.scan import Run, Scan
 from dlbench.report.document import BaseReport, Document, Level, Section, methods_section, remark
@@ -46,7 +46,7 @@ from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import QualityView, quality_verdict
-from dlbench.views.reading import ReadingView
+from dlbench.views.readers import ReadingView
 from dlbench.views.runs import DifferencesView, EnvironmentView, RunsView, WithoutFiguresView, runs_sheet
 from dlbench.views.scaling import ScalingView, baseline_note, points_sheet, verdict
 from dlbench.views.shuffling import ShuffleAuditView, ShufflingView

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlbench.reading.doubts import Doubt, merged
-from dlbench.reading.scaling import Point
+from dlbench.analysis.doubts import Doubt, merged
+from dlbench.analysis.scaling import Point
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, remark
 from dlbench.report.table import Cell, Column, Sheet

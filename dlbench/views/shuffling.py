@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from dlbench.reading import scaling
-from dlbench.reading.comparability import averaged_id_without
-from dlbench.reading.scaling import Point
-from dlbench.reading.side_by_side import Side, at_last_place, best_at_last, compare, compared
-from dlbench.reading.table import RunTable
+from dlbench.analysis import scaling
+from dlbench.analysis.comparability import averaged_id_without
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.side_by_side import Side, at_last_place, best_at_last, compare, compared
+from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dlbench.reading import scaling
-from dlbench.reading.attribution import about_means
-from dlbench.reading.comparability import averaged_id_without
-from dlbench.reading.scaling import Point
-from dlbench.reading.side_by_side import Side, compare, compared
-from dlbench.reading.table import RunTable
+from dlbench.analysis import scaling
+from dlbench.analysis.attribution import about_means
+from dlbench.analysis.comparability import averaged_id_without
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.side_by_side import Side, compare, compared
+from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import StagingResult
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell

@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any, Literal
 
 import dlbench
-from dlbench.reading.attribution import about_means
-from dlbench.reading.measures import RunMeasures
-from dlbench.reading.side_by_side import Twins, alike, twins
+from dlbench.analysis.attribution import about_means
+from dlbench.analysis.measures import RunMeasures
+from dlbench.analysis.side_by_side import Twins, alike, twins
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
@@ -25,7 +25,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate,
 from dlbench.stats.pairing import RunKey, in_all
 from dlbench.views.decomposition import SeriesPoint, series_facts
 from dlbench.views.model import Report
-from dlbench.views.reading import WARM_SHARE, storage_share
+from dlbench.views.readers import WARM_SHARE, storage_share
 from dlbench.views.view import ReportSource, ReportView, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]

@@ -1,7 +1,7 @@
 """The views `steps` and `ranks`: quantiles and outliers of step times by rank count, and a map of ranks by steps.
 
 The time of a step is that of its slowest rank. Each run is reduced to a digest when it is read
-(`dlbench.reading.digest`); here the digests of one rank count become means over runs, because the experimental unit
+(`dlbench.analysis.digest`); here the digests of one rank count become means over runs, because the experimental unit
 is the run (`dlbench.stats.estimates`).
 """
 
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dlbench.reading import scaling
-from dlbench.reading.digest import QUANTILES, OutlierStep, RankStepMap, StepDigest
-from dlbench.reading.scaling import Point
-from dlbench.reading.table import RunTable
+from dlbench.analysis import scaling
+from dlbench.analysis.digest import QUANTILES, OutlierStep, RankStepMap, StepDigest
+from dlbench.analysis.scaling import Point
+from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish, short, tooltips
 from dlbench.report.charts.shapes import Axis, Series, scatter

@@ -14,14 +14,14 @@ from operator import itemgetter
 from typing import Literal
 
 import dlbench
-from dlbench.costs.storage_demand import Demand
+from dlbench.perfmodels.storage_demand import Demand
 from dlbench.records.data_path import ReadingRate
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, percent, ranks_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate, median_estimate
 from dlbench.units import format_number
-from dlbench.views.reading import complement
+from dlbench.views.readers import complement
 
 FORMAT = "dlbench.io"
 

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dlbench.reading.late_ranks import Straggler
-from dlbench.reading.sessions import MIN_SESSIONS
-from dlbench.reading.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
+from dlbench.analysis.late_ranks import Straggler
+from dlbench.analysis.sessions import MIN_SESSIONS
+from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, short
 from dlbench.report.charts.shapes import Axis, Series, intervals
 from dlbench.report.charts.style import INK, MEASURED, PART_COLOURS, WIDE

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from dlbench.analysis.scaling import Point
 from dlbench.history.change_points import MIN_NIGHTS
 from dlbench.history.report import TrendsReport, percent_change, since_text
 from dlbench.history.series import Trend
-from dlbench.reading.scaling import Point
 from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
 from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED

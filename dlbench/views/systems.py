@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dlbench.analysis.doubts import Severity
+from dlbench.analysis.table import RunTable
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
-from dlbench.reading.doubts import Severity
-from dlbench.reading.table import RunTable
 from dlbench.records.record import RankResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.document import Section

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlbench.reading.samples.node_means import FieldSummary, NodeTelemetry
-from dlbench.reading.samples.node_samples import node_watch, nodes_of
-from dlbench.reading.samples.readings import MachineReading, MachineReadings, machine_readings
-from dlbench.reading.scaling import Group as RunGroup
-from dlbench.reading.table import RunTable
+from dlbench.analysis.scaling import Group as RunGroup
+from dlbench.analysis.table import RunTable
+from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
+from dlbench.analysis.telemetry.node_samples import node_watch, nodes_of
+from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart
 from dlbench.report.document import Section

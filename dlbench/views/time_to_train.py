@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dlbench.costs.training_time import Recipe, recipe_of, time_to_train, training_samples
 from dlbench.errors import UserError
+from dlbench.perfmodels.training_time import Recipe, recipe_of, time_to_train, training_samples
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dlbench.analysis.telemetry.integral import counter_curve, joined
+from dlbench.analysis.telemetry.node_means import COUNTERS, NodeTelemetry
+from dlbench.analysis.telemetry.node_samples import Interval, NodeSamples, NodeStages, node_stages, read_node
+from dlbench.analysis.telemetry.readings import MachineReading
+from dlbench.analysis.telemetry.throttling import computes_on_gpu, gpus_of_ranks
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.samples.integral import counter_curve, joined
-from dlbench.reading.samples.node_means import COUNTERS, NodeTelemetry
-from dlbench.reading.samples.node_samples import Interval, NodeSamples, NodeStages, node_stages, read_node
-from dlbench.reading.samples.readings import MachineReading
-from dlbench.reading.samples.throttling import computes_on_gpu, gpus_of_ranks
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS, THROTTLING_MASK, throttling_names
 from dlbench.report.charts.chart import Chart, tooltips

@@ -1,7 +1,8 @@
 """What share of the hardware's peak a scaling point turns into the model's arithmetic.
 
-MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank); see `dlbench.costs.utilisation`.
-The peak is the system's own declaration (`node.peak_tflops`), else a data sheet's, found by the GPU's name.
+MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank); see
+`dlbench.perfmodels.utilisation`. The peak is the system's own declaration (`node.peak_tflops`), else a data sheet's,
+found by the GPU's name.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dlbench import bundled
-from dlbench.costs.utilisation import TERA, datasheet_peak, model_flops_utilisation, why_no_peak
-from dlbench.reading import scaling
+from dlbench.analysis import scaling
+from dlbench.perfmodels.utilisation import TERA, datasheet_peak, model_flops_utilisation, why_no_peak
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of

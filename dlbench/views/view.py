@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_type_hints
 
-from dlbench.reading import scaling
-from dlbench.reading.doubts import Doubt
-from dlbench.reading.table import RunTable
+from dlbench.analysis import scaling
+from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Scan
 from dlbench.report.document import BaseReport, Level, Missing, Section
 from dlbench.report.formats.json import schema_of

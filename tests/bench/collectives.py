@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dlbench.costs.link_fit import Observation, choose_sharing, fit_network
-from dlbench.costs.predictions import Sharing, predict
-from dlbench.costs.schedules import Layout, counts
 from dlbench.jobs.box.box import Box
+from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
+from dlbench.perfmodels.predictions import Sharing, predict
+from dlbench.perfmodels.schedules import Layout, counts
 from dlbench.records.comm import CommRun, scan_comm
 from tests.bench.figures import FOLDER, Figure, median_interval
 from tests.bench.shaped_cluster import (

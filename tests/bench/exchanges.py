@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dlbench.reading.measures import measure
+from dlbench.analysis.measures import measure
 from dlbench.records.scan import Run, scan
 from tests.bench.figures import Figure, median_interval
 from tests.bench.shaped_cluster import OPEN_MPI_AS_ROOT, RATE, lacking, shaped_cluster, submit, wait_for

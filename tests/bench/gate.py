@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from dlbench.analysis.metrics import DEFAULT_METRICS, metrics_by_run
+from dlbench.analysis.table import tabulate
 from dlbench.gate.verdicts import Rule, Sample, judge
-from dlbench.reading.metrics import DEFAULT_METRICS, metrics_by_run
-from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from tests.bench.figures import Figure
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.reading.measures import measured_or_why
+from dlbench.analysis.measures import measured_or_why
 from dlbench.records.scan import Run, scan
 from tests.bench.figures import Figure, median_interval
 

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlbench.analysis.measures import measured_or_why
 from dlbench.jobs.scripts.launch import local_environments
 from dlbench.node.__main__ import load_plan
 from dlbench.node.cores import bind
 from dlbench.node.ranks import detect
-from dlbench.reading.measures import measured_or_why
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.scan import scan
 from dlbench.specs.expand import expand

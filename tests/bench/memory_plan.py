@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dlbench.costs.memory.planner import fixed_plan, plan_blocks
-from dlbench.costs.memory.search import EFFORT, DoesNotFitError
+from dlbench.perfmodels.memory.planner import fixed_plan, plan_blocks
+from dlbench.perfmodels.memory.search import EFFORT, DoesNotFitError
 from tests.bench.figures import Figure, median_interval
 from tests.support.memory_oracle import DECISIONS, best_cut, best_plan
 from tests.support.random_chains import Case, random_case

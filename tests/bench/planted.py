@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dlbench.reading.causes import CAUSES, Causes, causes_of
+from dlbench.analysis.causes import CAUSES, Causes, causes_of
 from dlbench.records.scan import Run, scan
 from tests.bench.figures import Figure, median_interval
 from tests.bench.shaped_cluster import RATE, RATE_BYTES_PER_S, lacking, shaped_cluster, submit, wait_for

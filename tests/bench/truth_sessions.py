@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from dlbench.analysis.metrics import DEFAULT_METRICS
+from dlbench.analysis.sessions import MIN_SESSIONS
+from dlbench.analysis.table import tabulate
 from dlbench.gate.sides import SideRun, points_of
 from dlbench.gate.verdicts import Evidence, Rule, Sample, Verdict, evidence_of, judge, overall
-from dlbench.reading.metrics import DEFAULT_METRICS
-from dlbench.reading.sessions import MIN_SESSIONS
-from dlbench.reading.table import tabulate
 from dlbench.records.scan import Scan
 from tests.bench.figures import Figure
 from tests.bench.gate import share

@@ -23,7 +23,7 @@ from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run, scan
 from dlbench.records.status import write_failure, write_status
-from dlbench.specs.collectives import ALGORITHMS, ELEMENT_BYTES, CommPlan
+from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES, CommPlan
 from dlbench.specs.expand import CommRuns, expand_comm
 from dlbench.specs.requests import CommRequest, parse_sizes
 from tests.cli.test_cli import everything_below, without

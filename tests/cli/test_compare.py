@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dlbench.analysis.metrics import METRICS, metrics_by_run
+from dlbench.analysis.table import tabulate
 from dlbench.cli import cli as dlbench
 from dlbench.errors import DlbenchError, ExitCode, IncompleteDataError, UserError
 from dlbench.gate.baseline import read_baseline
 from dlbench.gate.page import paired_lines
-from dlbench.reading.metrics import METRICS, metrics_by_run
-from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli

@@ -9,12 +9,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from dlbench.analysis.metrics import DEFAULT_METRICS
 from dlbench.cli.show import schema, schemas
 from dlbench.gate.comparison import compare_sides
 from dlbench.gate.page import document_of as comparison_document
 from dlbench.gate.sides import side_of_runs
 from dlbench.gate.verdicts import Rule
-from dlbench.reading.metrics import DEFAULT_METRICS
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.json import to_json

@@ -15,12 +15,12 @@ from prometheus_client import parser as classic
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
 from dlbench.cli.show import schema
 from dlbench.errors import IncompleteDataError
 from dlbench.exports.metrics import FIGURES, LABELS
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.scan import scan
 from tests.support.paths import ROOT

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from dlbench.analysis.launching import waited_for_host
 from dlbench.node.sync.timing import anchored
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CudaTimer, StepTimes
-from dlbench.reading.launching import waited_for_host
 from dlbench.records.rows.steps import PHASES
 from tests.node.training.test_launching import run_steps
 

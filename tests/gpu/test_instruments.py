@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dlbench.machine.nvml import METRICS, open_nvml
-from dlbench.node.collectives.contestants import HostSampleClock, StreamSampleClock
+from dlbench.node.comm.contestants import HostSampleClock, StreamSampleClock
 from dlbench.node.models.resnet import MEAN, STD, normalised
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.timing import CudaClock

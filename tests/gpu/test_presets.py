@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.costs.utilisation import sheet_of, why_no_sheet
+from dlbench.perfmodels.utilisation import sheet_of, why_no_sheet
 from dlbench.records.scan import Run, scan
 from dlbench.views.utilisation import gpu_names
 

@@ -23,16 +23,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.analysis.comparability import group_id
+from dlbench.analysis.metrics import metrics_by_run
+from dlbench.analysis.table import tabulate
+from dlbench.analysis.telemetry.energy import run_energy
 from dlbench.errors import RunError, UserError
 from dlbench.history import reading as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
 from dlbench.history.files import content_digest
 from dlbench.history.reading import MAKER, beyond, open_history, prune, removals
 from dlbench.history.store import EntryMaker, History
-from dlbench.reading.comparability import group_id
-from dlbench.reading.metrics import metrics_by_run
-from dlbench.reading.samples.energy import run_energy
-from dlbench.reading.table import tabulate
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from dlbench.analysis.metrics import by_name
 from dlbench.cli import cli
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history import report as trends_words
@@ -28,7 +29,6 @@ from dlbench.history.report import TrendsReport, trends_of
 from dlbench.history.series import dated, trends
 from dlbench.history.slow_months import RECENT_DAYS, slow_months
 from dlbench.history.store import Acknowledgement
-from dlbench.reading.metrics import by_name
 from dlbench.report.document import Rating, Section
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.html import to_html

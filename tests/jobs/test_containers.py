@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlbench.analysis.comparability import averaged_id, repeat_id
 from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import render_job, render_run_script
-from dlbench.reading.comparability import averaged_id, repeat_id
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
 from dlbench.specs.container import ContainerSpec, with_image

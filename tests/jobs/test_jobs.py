@@ -31,7 +31,7 @@ from dlbench.jobs.scripts.launch import render_job, sbatch_arguments, sbatch_opt
 from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm
 from dlbench.records.folder import RunFolder, create
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.expand import expand, expand_comm
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 from dlbench.specs.requests import CommRequest, Request

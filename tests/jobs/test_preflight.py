@@ -24,7 +24,7 @@ from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.files import write_json
 from dlbench.records.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank
 from dlbench.specs.choices import choose_system
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.system import SystemSpec
 from tests.jobs.test_jobs import Cluster, cluster
 from tests.support.programs import Program, calls

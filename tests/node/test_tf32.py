@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dlbench.costs.utilisation import datasheet_peak
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import torch_facts as facts_module
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.precision import Precision
+from dlbench.perfmodels.utilisation import datasheet_peak
 from dlbench.specs.training import TrainSpec
 
 GPU = torch.device("cuda", 0)

@@ -17,16 +17,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.costs.schedules import Layout, Step, Transfer, counts
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scripts.launch import local_environments, rank_environment
-from dlbench.node.collectives.inputs import DTYPES, EXACT, Inputs, check
-from dlbench.node.collectives.transport import Counters, Execution, Part, Transport, start_mpi
+from dlbench.node.comm.inputs import DTYPES, EXACT, Inputs, check
+from dlbench.node.comm.transport import Counters, Execution, Part, Transport, start_mpi
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
+from dlbench.perfmodels.schedules import Layout, Step, Transfer, counts
 from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.specs.base import Precision
-from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
+from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
 from dlbench.specs.launch import LaunchSpec
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import SystemSpec
@@ -684,7 +684,7 @@ def test_mpi_that_sees_other_ranks_is_refused(tmp_path: Path) -> None:
     needs_mpi()
     code = (
         "from dlbench.errors import EnvironmentLacksError\n"
-        "from dlbench.node.collectives.transport import start_mpi\n"
+        "from dlbench.node.comm.transport import start_mpi\n"
         "from tests.real.test_collectives import place\n"
         "try:\n    start_mpi(place(2), 'mpirun', many_threads=False)\n"
         "except EnvironmentLacksError as error:\n    print(error)\n"
@@ -706,7 +706,7 @@ def test_other_threads_go_on_while_mpi_waits_for_its_ranks(tmp_path: Path) -> No
         "import os, sys, threading, time\n"
         "from dataclasses import replace\n"
         "from pathlib import Path\n"
-        "from dlbench.node.collectives.transport import start_mpi, stop_mpi\n"
+        "from dlbench.node.comm.transport import start_mpi, stop_mpi\n"
         "from tests.real.test_collectives import place\n"
         "asked, answered = Path('asked'), Path('answered')\n"
         "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.analysis.comparability import group_id, planned_id
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.scheduler import read_submission
-from dlbench.reading.comparability import group_id, planned_id
 from dlbench.records.files import write_atomic, write_json, write_result
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe, differences

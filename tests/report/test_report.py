@@ -25,9 +25,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.analysis.doubts import Doubt
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.reading.doubts import Doubt
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.report import wording

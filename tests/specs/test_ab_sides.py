@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dlbench.analysis.comparability import chosen_settings, group_id
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
 from dlbench.jobs.local import Outcome
-from dlbench.reading.comparability import chosen_settings, group_id
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.specs.plan import AxisValue, RunPlan, value_text

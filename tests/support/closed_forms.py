@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dlbench.costs.schedules import Layout, invalid
 from dlbench.errors import UserError
+from dlbench.perfmodels.schedules import Layout, invalid
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,21 +19,21 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.schedules import schedule
 from dlbench.errors import DlbenchError, ExitCode, RunError
-from dlbench.node.collectives import lineup
-from dlbench.node.collectives.contestants import Reference
-from dlbench.node.collectives.control import Control, Deadline
-from dlbench.node.collectives.inputs import DTYPES, Inputs, check
-from dlbench.node.collectives.lineup import Lineup
-from dlbench.node.collectives.measure import Measurement
-from dlbench.node.collectives.run import CommRun
-from dlbench.node.collectives.transport import Execution, GlooTransport, MpiTransport, Transport, start_mpi
+from dlbench.node.comm import lineup
+from dlbench.node.comm.contestants import Reference
+from dlbench.node.comm.control import Control, Deadline
+from dlbench.node.comm.inputs import DTYPES, Inputs, check
+from dlbench.node.comm.lineup import Lineup
+from dlbench.node.comm.measure import Measurement
+from dlbench.node.comm.run import CommRun
+from dlbench.node.comm.transport import Execution, GlooTransport, MpiTransport, Transport, start_mpi
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
+from dlbench.perfmodels.schedules import schedule
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.specs.collectives import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan
+from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan
 
 CPU = torch.device("cpu")
 

@@ -9,14 +9,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dlbench.collectives.measurements import layout_of
-from dlbench.costs.predictions import predict
-from dlbench.costs.schedules import counts
+from dlbench.comm.measurements import layout_of
+from dlbench.perfmodels.predictions import predict
+from dlbench.perfmodels.schedules import counts
 from dlbench.records.comm import CommPoint, CommRecord, CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.status import write_status
-from dlbench.specs.collectives import (
+from dlbench.specs.comm import (
     ELEMENT_BYTES,
     IN_PLACE,
     LIBRARY,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlbench.costs.memory.planner import fixed_plan, plan_blocks
-from dlbench.costs.memory.simulator import simulate
+from dlbench.perfmodels.memory.planner import fixed_plan, plan_blocks
+from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
 from dlbench.specs.memory import BlockPlan, Chain, Recompute, Swap, TransferRates, Unit
 from dlbench.specs.plan import RunPlan

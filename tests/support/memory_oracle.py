@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dlbench.costs.memory.blocks import BlockCost, BlockCosts, cut
-from dlbench.costs.memory.simulator import Pass, Setting, backward, begin, forward
+from dlbench.perfmodels.memory.blocks import BlockCost, BlockCosts, cut
+from dlbench.perfmodels.memory.simulator import Pass, Setting, backward, begin, forward
 from dlbench.specs.memory import Chain, Decision, PlannedBlock, TransferRates
 
 DECISIONS: tuple[Decision, ...] = ("keep", "swap", "recompute", "recompute-swap")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dlbench.costs.memory.planner import fixed_plan
-from dlbench.costs.memory.search import smallest_capacity
+from dlbench.perfmodels.memory.planner import fixed_plan
+from dlbench.perfmodels.memory.search import smallest_capacity
 from dlbench.specs.memory import Chain, TransferRates, Unit
 
 SHAPES = ("equal", "cnn", "growing", "random", "spiky")

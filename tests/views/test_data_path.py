@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.reading.causes import INPUT_PARTS
+from dlbench.analysis.causes import INPUT_PARTS
 from dlbench.records.scan import scan
 from dlbench.report.document import Document, Section
 from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.model import Group, Report
-from dlbench.views.reading import Reading
+from dlbench.views.readers import Reading
 from dlbench.views.scaling_report import SCALING, assemble, document_of
 from dlbench.views.shuffling import Audit, ShuffleComparison
 from dlbench.views.staging import BreakEven, Staged, break_even_epochs, break_even_text

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.errors import UserError
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
 from dlbench.records.record import Record
 from dlbench.records.registry import describe
 from dlbench.records.rows.steps import PHASES, read_steps

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.analysis import scaling
+from dlbench.analysis.table import tabulate
+from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy, run_energy
+from dlbench.analysis.telemetry.integral import Curve, counter_curve, rate_curve
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.scheduler import Submission
 from dlbench.jobs.slurm.accounting import job_energies
-from dlbench.reading import scaling
-from dlbench.reading.samples.energy import KINDS, Kind, RunEnergy, run_energy
-from dlbench.reading.samples.integral import Curve, counter_curve, rate_curve
-from dlbench.reading.table import tabulate
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import sample_writer

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
 from dlbench.report import wording
@@ -22,7 +22,7 @@ from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.report.table import Sheet
-from dlbench.specs.collectives import LineCost
+from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.exchange import (

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize
 
-from dlbench.reading import scaling
-from dlbench.reading.table import RunTable, tabulate
+from dlbench.analysis import scaling
+from dlbench.analysis.table import RunTable, tabulate
 from dlbench.records.scan import Run, scan
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.costs.memory.blocks import Kind, Lane, Operation
-from dlbench.costs.memory.planner import fixed_plan
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
+from dlbench.perfmodels.memory.blocks import Kind, Lane, Operation
+from dlbench.perfmodels.memory.planner import fixed_plan
 from dlbench.records.memory import MemoryResult
 from dlbench.records.scan import scan
 from dlbench.report.document import Section

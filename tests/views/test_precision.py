@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dlbench.reading.comparability import averaged_id
-from dlbench.reading.table import tabulate
+from dlbench.analysis.comparability import averaged_id
+from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import html

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.reading.scaling import Group, groups
-from dlbench.reading.table import RunTable, tabulate
+from dlbench.analysis.scaling import Group, groups
+from dlbench.analysis.table import RunTable, tabulate
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlbench.reading.digest import RankStepMap
-from dlbench.reading.measures import load_steps
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
+from dlbench.analysis.digest import RankStepMap
+from dlbench.analysis.measures import load_steps
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.records.scan import Run, scan
 from dlbench.report import wording
 from dlbench.report.charts.chart import Chart
@@ -40,7 +40,7 @@ from dlbench.views.steps import (
     find_slow_period,
     step_times,
 )
-from tests.reading.test_causes import simulate
+from tests.analysis.test_causes import simulate
 from tests.support.run_factory import MS, Story, plans, write_run, write_scaling
 from tests.support.run_factory import StepTimes as Times
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.reading.table import tabulate
+from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal

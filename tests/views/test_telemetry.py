@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.analysis import scaling
+from dlbench.analysis.table import RunTable, tabulate
+from dlbench.analysis.telemetry import readings as machine_readings
+from dlbench.analysis.telemetry.integral import counter_curve, joined, rate_curve
+from dlbench.analysis.telemetry.node_samples import NodeSamples
 from dlbench.cli import cli
-from dlbench.reading import scaling
-from dlbench.reading.samples import readings as machine_readings
-from dlbench.reading.samples.integral import counter_curve, joined, rate_curve
-from dlbench.reading.samples.node_samples import NodeSamples
-from dlbench.reading.table import RunTable, tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE, STAGING
 from dlbench.records.scan import scan

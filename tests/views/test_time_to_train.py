@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
 from dlbench.errors import UserError
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown

@@ -13,12 +13,12 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
 from dlbench.jobs.local import Outcome
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
 from dlbench.records.folder import RunFolder
 from dlbench.records.registry import describe, differences
 from dlbench.records.scan import read_run, scan

@@ -29,7 +29,7 @@ from dlbench.errors import UserError
 from dlbench.jobs.scripts.job import Job, limit_seconds, requested, time_text
 from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed, expanded
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import format_seconds

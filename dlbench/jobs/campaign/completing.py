@@ -51,7 +51,7 @@ from dlbench.opening import read_bytes
 from dlbench.records.files import TEMPORARY_SUFFIX, write_atomic
 from dlbench.records.folder import MAX_JSON, RunFolder, create
 from dlbench.sharing import make_shared, user_name
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now, utc_text
 

@@ -39,7 +39,7 @@ from dlbench.jobs.scheduler import Queue, Scheduler, Submission, UnansweredError
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.job import was_cancelled
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 

@@ -28,7 +28,7 @@ from dlbench.records.comm import read_launched
 from dlbench.records.scan import LaunchedRun
 from dlbench.records.status import RankStatus, failure_line
 from dlbench.sharing import WithheldError
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
 
 _FIRST_S = 2.0  # The first pause; each is twice the one before, up to what was asked for.

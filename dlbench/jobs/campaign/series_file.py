@@ -28,7 +28,7 @@ from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.scan import refused_file
 from dlbench.sharing import WithheldError, may_not_read, other_owner, user_name
 from dlbench.specs.base import Flag, Name, RunName, Spec
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 
 JobState = Literal["submitted", "begun", "unsure", "written", "missing"]

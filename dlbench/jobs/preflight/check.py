@@ -30,7 +30,7 @@ from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
 from dlbench.records.files import write_atomic, write_json
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
-from dlbench.specs.collectives import CommPlan, CommSeries, CommSpec
+from dlbench.specs.comm import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.series import Counts
 from dlbench.specs.system import SystemSpec

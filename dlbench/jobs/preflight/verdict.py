@@ -11,7 +11,7 @@ from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
 from dlbench.records.comm import CommPoint, CommRun, read_comm_run
 from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds
 

@@ -18,7 +18,7 @@ from dlbench.jobs.scripts import containers
 from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, python_of, render, shell_values
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.launch import VariableSource
 from dlbench.specs.plan import YIELD, LaunchPlan, RunPlan, value_text
 from dlbench.specs.series import side_words

@@ -19,7 +19,6 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from dlbench.costs.memory.blocks import BlockCost
 from dlbench.errors import RunError, UserError
 from dlbench.node.memory.cut import Block, BlockFunction, UnitModule
 from dlbench.node.memory.saved import (
@@ -36,6 +35,7 @@ from dlbench.node.memory.saved import (
 )
 from dlbench.node.memory.spans import BACKWARD, FORWARD, ComputeLane, HostMoments, LaneSpan, Moments, Watch
 from dlbench.node.memory.tiers import Tier
+from dlbench.perfmodels.memory.blocks import BlockCost
 from dlbench.specs.memory import PlannedBlock
 
 Prefetch = Literal["room", "one-block", "blocking"]

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlbench.costs.memory.blocks import block_starts
-from dlbench.costs.memory.planner import fixed_plan, in_core_bytes, plan_blocks, scaled
-from dlbench.costs.memory.search import DoesNotFitError
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
 from dlbench.node.memory.disk_tier import DiskTier
 from dlbench.node.memory.profile import ChainProfile, undisturbed, update_growth
 from dlbench.node.memory.tiers import Tier
+from dlbench.perfmodels.memory.blocks import block_starts
+from dlbench.perfmodels.memory.planner import fixed_plan, in_core_bytes, plan_blocks, scaled
+from dlbench.perfmodels.memory.search import DoesNotFitError
 from dlbench.specs.base import Spec
 from dlbench.specs.memory import BlockPlan, Chain, TransferRates, Unit
 from dlbench.specs.system import StorageSpec, TierSpec

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 
-from dlbench.costs.memory.blocks import BlockCost
+from dlbench.perfmodels.memory.blocks import BlockCost
 from dlbench.specs.memory import Decision
 
 SMALL_BYTES = 4096  # storages below this stay: moving them would take longer than it saves room
@@ -277,7 +277,7 @@ def first_tensor(output: Any) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Bytes of a block, as a pass had them; by the owner rule of `dlbench.costs.memory.blocks`."""
+    """Bytes of a block, as a pass had them; by the owner rule of `dlbench.perfmodels.memory.blocks`."""
 
     saved_bytes: int = 0
     """What its forward pass keeps (recompute: would keep), each storage once, inner units' inputs included; without its

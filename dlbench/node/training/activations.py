@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.costs.memory.blocks import BlockCosts
-from dlbench.costs.memory.planner import PREFETCH, saves_nothing
 from dlbench.machine.memory import peak_resident_bytes, resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
@@ -26,6 +24,8 @@ from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import StepSchedule
+from dlbench.perfmodels.memory.blocks import BlockCosts
+from dlbench.perfmodels.memory.planner import PREFETCH, saves_nothing
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan

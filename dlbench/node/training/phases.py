@@ -17,7 +17,7 @@ the device's time of a mark, all idling of a phase lies between the end of the p
 
 `delay` is what an event takes from the call to the host's knowing that it passed, as anchors measured it here. Where
 the bound is 0 there was none, and d_k - d_(k-1) is what the kernels take. `hold_back` makes such steps in the warm-up:
-the device sleeps while the host queues. `dlbench.reading.launching` makes the idle time of measured steps of both.
+the device sleeps while the host queues. `dlbench.analysis.launching` makes the idle time of measured steps of both.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from dlbench.records.status import (
     write_node_statuses,
     write_status,
 )
-from dlbench.specs.collectives import CommPlan
+from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import format_bytes, utc_now, utf8_text
 

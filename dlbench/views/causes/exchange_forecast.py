@@ -1,9 +1,9 @@
 """What another way of exchanging gradients would give, forecast from fitted costs of the network.
 
-The exchange of a run is replayed in the model of `dlbench.costs.overlap`, once as it ran and once changed: messages go
-one after the other, each as soon as its gradients are there, and each takes what `dlbench.costs.predictions` says for
-its size, layout and algorithm. What then ends after the backward pass is the model's exchange on the wire, e_ran and
-e_new. With x the measured one (the account's, without waiting for stragglers):
+The exchange of a run is replayed in the model of `dlbench.perfmodels.overlap`, once as it ran and once changed:
+messages go one after the other, each as soon as its gradients are there, and each takes what
+`dlbench.perfmodels.predictions` says for its size, layout and algorithm. What then ends after the backward pass is the
+model's exchange on the wire, e_ran and e_new. With x the measured one (the account's, without waiting for stragglers):
 
 * e_ran above x: all costs are scaled so that e_ran is x, so that a network fitted twice as slow as it is gives the same
   forecast; what is saved is x - e_new;
@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from dlbench.costs import overlap
-from dlbench.costs.lines import fit_line
-from dlbench.costs.predictions import features
-from dlbench.costs.schedules import Layout
 from dlbench.errors import UserError
+from dlbench.perfmodels import overlap
+from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.predictions import features
+from dlbench.perfmodels.schedules import Layout
 from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
-from dlbench.specs.collectives import LineCost, NetworkModel
+from dlbench.specs.comm import LineCost, NetworkModel
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.pairing import SEED
 

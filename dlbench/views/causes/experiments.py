@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dlbench.reading.attribution import Part
-from dlbench.reading.causes import CAUSES, EXCHANGE_PHASE
-from dlbench.reading.late_ranks import Straggler
-from dlbench.reading.scaling import Point
+from dlbench.analysis.attribution import Part
+from dlbench.analysis.causes import CAUSES, EXCHANGE_PHASE
+from dlbench.analysis.late_ranks import Straggler
+from dlbench.analysis.scaling import Point
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
@@ -18,7 +18,7 @@ from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
-from dlbench.views.reading import WARM_SHARE, complement, fetch_share, storage_share
+from dlbench.views.readers import WARM_SHARE, complement, fetch_share, storage_share
 
 CAUSE_TITLES: Mapping[str, str] = {
     "compute": "compute",
@@ -31,7 +31,7 @@ CAUSE_TITLES: Mapping[str, str] = {
     "memory": "recompute and swap",
     "rest": "imbalance between ranks",
 }
-"""By `dlbench.reading.causes.CAUSES`."""
+"""By `dlbench.analysis.causes.CAUSES`."""
 
 ROW_TITLES: Mapping[str, str] = {
     **CAUSE_TITLES,
@@ -61,7 +61,7 @@ class Case:
     point: Point
     is_baseline: bool
     parts: tuple[Part, ...]
-    """By `dlbench.reading.causes.CAUSES`."""
+    """By `dlbench.analysis.causes.CAUSES`."""
     whole: Part
     """Their sum: the mean step."""
     adjusted_p: Mapping[str, float]

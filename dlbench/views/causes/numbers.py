@@ -1,8 +1,8 @@
 """The one account of the lost percent: what is lost to which part, who was waited for, how sure that is, what to try.
 
-The seconds of each run by part are those of `dlbench.reading.causes`; figures over the runs of a point, and lost shares
-that sum to 1 - efficiency, are made by `dlbench.reading.attribution`. Everything that a report says of lost points, in
-tables, charts and sentences, is read from here.
+The seconds of each run by part are those of `dlbench.analysis.causes`; figures over the runs of a point, and lost
+shares that sum to 1 - efficiency, are made by `dlbench.analysis.attribution`. Everything that a report says of lost
+points, in tables, charts and sentences, is read from here.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlbench.reading.attribution import Part, attribute, complement
-from dlbench.reading.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
-from dlbench.reading.late_ranks import Straggler, main_host, main_straggler, ranking
-from dlbench.reading.scaling import Group, Point
-from dlbench.reading.slow_nodes import SlowNodes, slow_nodes
-from dlbench.reading.table import RunTable
+from dlbench.analysis.attribution import Part, attribute, complement
+from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
+from dlbench.analysis.late_ranks import Straggler, main_host, main_straggler, ranking
+from dlbench.analysis.scaling import Group, Point
+from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
+from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text, lost_text, lost_value, percent, points, repeat_text, units_text
-from dlbench.specs.collectives import NetworkModel
+from dlbench.specs.comm import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, placed, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlbench.reading.attribution import Part
-from dlbench.reading.causes import EXCHANGE_PHASE
+from dlbench.analysis.attribution import Part
+from dlbench.analysis.causes import EXCHANGE_PHASE
 from dlbench.report.charts.chart import Chart, Rows, finish, short, tooltips
 from dlbench.report.charts.shapes import Axis, Series, stacked
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
@@ -24,7 +24,7 @@ from dlbench.report.wording import (
     runs_text,
     value_text,
 )
-from dlbench.specs.collectives import NetworkModel
+from dlbench.specs.comm import NetworkModel
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES
 from dlbench.views.causes.numbers import (

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from dlbench.costs.memory.blocks import BlockCosts, Operation, Schedule
-from dlbench.costs.memory.planner import PREFETCH
-from dlbench.costs.memory.simulator import simulate
-from dlbench.reading.comparability import averaged_id, planned_id
-from dlbench.reading.scaling import Group, Point
-from dlbench.reading.side_by_side import alike, compared, with_train
-from dlbench.reading.table import RunTable
-from dlbench.reading.warm_up import beside_passes_s
+from dlbench.analysis.comparability import averaged_id, planned_id
+from dlbench.analysis.scaling import Group, Point
+from dlbench.analysis.side_by_side import alike, compared, with_train
+from dlbench.analysis.table import RunTable
+from dlbench.analysis.warm_up import beside_passes_s
+from dlbench.perfmodels.memory.blocks import BlockCosts, Operation, Schedule
+from dlbench.perfmodels.memory.planner import PREFETCH
+from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult, TransferSpan
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column

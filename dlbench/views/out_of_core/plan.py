@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import dlbench
-from dlbench.costs.memory.blocks import Operation
-from dlbench.costs.memory.planner import (
+from dlbench.perfmodels.memory.blocks import Operation
+from dlbench.perfmodels.memory.planner import (
     METHODS,
     Method,
     Point,
@@ -24,7 +24,7 @@ from dlbench.costs.memory.planner import (
     point,
     saves_nothing,
 )
-from dlbench.costs.memory.search import smallest_capacity
+from dlbench.perfmodels.memory.search import smallest_capacity
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
 from dlbench.report.charts.shapes import Axis, Series, lines, scatter
 from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE

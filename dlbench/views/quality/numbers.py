@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from dlbench.costs.training_time import Verdict, consistency
-from dlbench.reading.comparability import planned_id
-from dlbench.reading.scaling import Group
-from dlbench.reading.table import RunTable
+from dlbench.analysis.comparability import planned_id
+from dlbench.analysis.scaling import Group
+from dlbench.analysis.table import RunTable
+from dlbench.perfmodels.training_time import Verdict, consistency
 from dlbench.records import record
 from dlbench.records.record import QualityResult, meets
 from dlbench.records.scan import Run

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 
-from dlbench.reading.comparability import run_facts
-from dlbench.reading.core_load import load_doubts, loads_of
-from dlbench.reading.repeats import averaged_unlike, compared_unlike, named
-from dlbench.reading.side_by_side import alike
-from dlbench.reading.table import RunTable, without_resumed
+from dlbench.analysis.comparability import run_facts
+from dlbench.analysis.core_load import load_doubts, loads_of
+from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
+from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
 from dlbench.report.table import times_cell

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from dlbench.reading.side_by_side import last_loss
-from dlbench.reading.table import RunTable
+from dlbench.analysis.side_by_side import last_loss
+from dlbench.analysis.table import RunTable
 from dlbench.records.exchange import AutotuneResult
 from dlbench.records.scan import Run
 from dlbench.report.table import column, times_cell

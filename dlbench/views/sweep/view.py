@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.reading.side_by_side import alike
+from dlbench.analysis.side_by_side import alike
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.shapes import Axis as ChartAxis
 from dlbench.report.charts.shapes import Series, figure_row, intervals

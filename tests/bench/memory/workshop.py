@@ -13,9 +13,6 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.memory.blocks import block_starts
-from dlbench.costs.memory.planner import largest_batch
-from dlbench.costs.memory.search import smallest_capacity
 from dlbench.machine.memory import peak_resident_bytes, reset_peak, resident_bytes
 from dlbench.node.memory.device_memory import CpuPeaks, trim
 from dlbench.node.memory.host_update import HostUpdate, host_parameters
@@ -24,6 +21,9 @@ from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.training.activations import ActivationMemory, sample_batches, sample_loss
 from dlbench.node.training.precision import Precision
+from dlbench.perfmodels.memory.blocks import block_starts
+from dlbench.perfmodels.memory.planner import largest_batch
+from dlbench.perfmodels.memory.search import smallest_capacity
 from dlbench.specs.expand import expand
 from dlbench.specs.memory import Chain
 from dlbench.specs.plan import AxisValue, RunPlan

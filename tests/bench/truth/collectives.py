@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dlbench.collectives.measurements import SeriesName
+from dlbench.comm.measurements import SeriesName
 from dlbench.jobs.scripts.launch import rank_environment
-from dlbench.specs.collectives import CommPlan, CommSeries, CommSpec
+from dlbench.specs.comm import CommPlan, CommSeries, CommSpec
 from dlbench.specs.launch import LaunchSpec
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import SystemSpec
@@ -94,10 +94,10 @@ def rank(folder: Path) -> None:
     """One rank: `found.json` gets, by library and size, dlbench's and the loop's seconds of each round."""
     import torch
 
-    from dlbench.node.collectives.contestants import MpiReference, TorchReference
-    from dlbench.node.collectives.control import Control, Deadline
-    from dlbench.node.collectives.measure import Measurement
-    from dlbench.node.collectives.transport import start_mpi, stop_mpi
+    from dlbench.node.comm.contestants import MpiReference, TorchReference
+    from dlbench.node.comm.control import Control, Deadline
+    from dlbench.node.comm.measure import Measurement
+    from dlbench.node.comm.transport import start_mpi, stop_mpi
     from dlbench.node.ranks import detect
     from dlbench.records.folder import RunFolder
 

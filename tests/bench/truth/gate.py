@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dlbench.analysis.sessions import Circumstances, sessions_of
 from dlbench.gate.verdicts import Evidence, Rule, Sample, Unit, judge
-from dlbench.reading.sessions import Circumstances, sessions_of
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 

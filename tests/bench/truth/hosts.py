@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
+from dlbench.analysis.late_hosts import largest_by_host, of_others
+from dlbench.analysis.slow_nodes import HostSessions, verdicts_of
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.slow_months import SlowMonths, slow_months
-from dlbench.reading.late_hosts import largest_by_host, of_others
-from dlbench.reading.slow_nodes import HostSessions, verdicts_of
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 

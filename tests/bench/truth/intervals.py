@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dlbench.reading.attribution import attribute
+from dlbench.analysis.attribution import attribute
 from dlbench.stats.estimates import (
     LEVEL,
     MIN_RUNS,

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from dlbench.collectives.predictions import Wanted, predict_all
-from dlbench.costs.link_fit import Observation, fit_network, hold_out_largest
-from dlbench.costs.predictions import features, predict
-from dlbench.costs.schedules import Layout
+from dlbench.comm.predictions import Wanted, predict_all
+from dlbench.perfmodels.link_fit import Observation, fit_network, hold_out_largest
+from dlbench.perfmodels.predictions import features, predict
+from dlbench.perfmodels.schedules import Layout
 from dlbench.records.exchange import ExchangeResult
-from dlbench.specs.collectives import Collective, Level, NetworkModel, Piece
+from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
 from dlbench.stats.estimates import Estimate, ratio_estimate
 from dlbench.stats.pairing import resampled
 from dlbench.views import scaling_laws as laws

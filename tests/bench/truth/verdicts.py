@@ -17,11 +17,11 @@ from statistics import fmean, variance
 import numpy as np
 import numpy.typing as npt
 
-from dlbench.reading.attribution import attribute
-from dlbench.reading.causes import CAUSES
-from dlbench.reading.scaling import Group
-from dlbench.reading.scaling import groups as scaling_groups
-from dlbench.reading.table import tabulate
+from dlbench.analysis.attribution import attribute
+from dlbench.analysis.causes import CAUSES
+from dlbench.analysis.scaling import Group
+from dlbench.analysis.scaling import groups as scaling_groups
+from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.stats.estimates import gain_of_best, paired_logs, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from dlbench.costs.memory.planner import fixed_plan
 from dlbench.node.memory.device_memory import CpuPeaks
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.profile import ChainProfile
+from dlbench.perfmodels.memory.planner import fixed_plan
 from dlbench.specs.memory import Recompute
 from tests.node.memory.networks import Task, bert_task, cosmoflow_task, cut, planned, resnet_task
 

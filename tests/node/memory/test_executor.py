@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dlbench.costs.memory.blocks import BlockCosts
 from dlbench.errors import RunError
 from dlbench.node.memory.disk_tier import DiskTicket, DiskTier
 from dlbench.node.memory.executor import OutOfCore, Prefetch
+from dlbench.perfmodels.memory.blocks import BlockCosts
 from dlbench.specs.memory import Decision, PlannedBlock
 from tests.node.memory.networks import (
     Task,

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlbench.analysis.launching import waited_for_host
+from dlbench.analysis.measures import UNKNOWN_NS, Launching, RunSteps, kernel_ns
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CudaTimer, StepTimes
-from dlbench.reading.launching import waited_for_host
-from dlbench.reading.measures import UNKNOWN_NS, Launching, RunSteps, kernel_ns
 from dlbench.records.rows.steps import LAUNCHED, PHASES
 from tests.support.fake_gpu import CYCLE_NS, FakeGpu, installed
 

@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError
-from dlbench.reading.measures import measure
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.format import BlockWriter

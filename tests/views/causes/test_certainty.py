@@ -8,8 +8,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from dlbench.reading.attribution import attribute
-from dlbench.reading.causes import CAUSES
+from dlbench.analysis.attribution import attribute
+from dlbench.analysis.causes import CAUSES
 from dlbench.views.causes.numbers import adjusted_p, stands_out
 from tests.support.run_factory import constant, plans, write_run
 from tests.views.causes.test_diagnose import verdict

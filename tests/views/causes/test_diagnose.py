@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from rich.console import Console
 from scipy import optimize
 
+from dlbench.analysis.causes import CAUSES
+from dlbench.analysis.comparability import planned_id
 from dlbench.cli import cli
-from dlbench.costs.predictions import predict
-from dlbench.costs.schedules import Layout
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.reading.causes import CAUSES
-from dlbench.reading.comparability import planned_id
+from dlbench.perfmodels.predictions import predict
+from dlbench.perfmodels.schedules import Layout
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
@@ -28,7 +28,7 @@ from dlbench.records.watch import WatchOverhead, write_watch_cost
 from dlbench.report.formats.terminal import show, to_text, whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
-from dlbench.specs.collectives import (
+from dlbench.specs.comm import (
     FittedRange,
     LargestHeldOut,
     Level,

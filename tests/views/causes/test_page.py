@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dlbench.reading.late_ranks import Straggler
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
+from dlbench.analysis.late_ranks import Straggler
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.charts.chart import Chart
@@ -33,7 +33,7 @@ from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.steps import RanksView, StepsView
 from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, SlowNodesView, StragglersView
 from dlbench.views.view import GroupView
-from tests.reading.test_causes import simulate
+from tests.analysis.test_causes import simulate
 from tests.report.test_report import Outline
 from tests.support.run_factory import Story, constant, plans, write_run, write_scaling
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.reading.scaling import groups
-from dlbench.reading.table import tabulate
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.views.causes.numbers import CausePoint, lost_percent
-from tests.reading.test_causes import simulate
+from tests.analysis.test_causes import simulate
 from tests.support.run_factory import constant, plans, write_run
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dlbench.reading.comparability import group_id
-from dlbench.reading.scaling import Group, groups
-from dlbench.reading.table import RunTable, tabulate
+from dlbench.analysis.comparability import group_id
+from dlbench.analysis.scaling import Group, groups
+from dlbench.analysis.table import RunTable, tabulate
 from dlbench.records.scan import read_run, scan
 from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal

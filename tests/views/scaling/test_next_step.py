@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.reading.doubts import Doubt
-from dlbench.reading.table import tabulate
+from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.formats.terminal import to_text

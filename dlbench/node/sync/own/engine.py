@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.costs.overlap import best_merge
 from dlbench.errors import RunError, UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
@@ -40,6 +39,7 @@ from dlbench.node.sync.own.buckets import (
 from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import Clock, clock_for
+from dlbench.perfmodels.overlap import best_merge
 from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
 from dlbench.records.record import Setting

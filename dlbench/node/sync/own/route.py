@@ -25,10 +25,6 @@ from typing import Any
 
 import torch
 
-from dlbench.costs.lines import fit_line
-from dlbench.costs.overlap import hybrid_threshold
-from dlbench.costs.predictions import predict
-from dlbench.costs.schedules import Layout
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
@@ -36,8 +32,12 @@ from dlbench.node.sync.own.buckets import arena_elements
 from dlbench.node.sync.shared_memory import SharedMemoryGroup
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, Clock
 from dlbench.node.sync.wire import WireFormat, build_wire
+from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.overlap import hybrid_threshold
+from dlbench.perfmodels.predictions import predict
+from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import read_network
-from dlbench.specs.collectives import LineCost
+from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
 

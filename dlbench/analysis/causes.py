@@ -1,0 +1,276 @@
+"""The account of a run's step: the parts that its time goes to, in seconds that sum to the whole.
+
+It is the step as the ranks that are on time see it; what stragglers take longer than those is charged as waiting for
+them. From the phases to the parts seconds are only moved, never estimated anew, and sums are taken over integers:
+
+* `compute` is forward, backward and optimizer, without what the parts below take of them;
+* `exchange`, on the wire, is the gradient exchange after the backward pass without waiting: the least over ranks in
+  each step, with negotiation and copies into buffers. One rank exchanges nothing: what its phase holds is `host`;
+* `straggler` is waiting for stragglers, as `dlbench.analysis.stragglers` defines it, with what those ranks took
+  longer. Together with `exchange` it is the exchange phase, `EXCHANGE_PHASE`;
+* `input` is waiting for data and the copy to the device. Where the run says what its readers did, the wait is shared
+  out as their time was: fetching (storage) against preparing (CPU);
+* `host` is what lies between the phases;
+* `launch` is what GPUs idled within forward, backward and optimizer because the host came late with its calls, as
+  `dlbench.analysis.launching` defines it, and is taken from those phases first of all;
+* `throttling` is the share of the computing time that lowered clocks, or a used-up quota of CPU time, cost; from the
+  samples of the run, and taken from forward, backward and optimizer in proportion;
+* `memory` is recomputing, and waiting for activations that are swapped, as every rank measured it; it happens in the
+  backward pass, and is taken from there first;
+* `rest` is how far the slowest rank's mean step exceeds the mean of all ranks.
+
+    sum over `CAUSES` = longest measured time of any rank / steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlbench.analysis.late_hosts import Leaving, leaving
+from dlbench.analysis.launching import shared_among, waited_for_host
+from dlbench.analysis.measures import RunSteps, load_steps
+from dlbench.analysis.stragglers import Waiting, waiting
+from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
+from dlbench.analysis.telemetry.throttling import throttled_share
+from dlbench.errors import IncompleteDataError
+from dlbench.records.data_path import ReadingResult
+from dlbench.records.scan import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+CAUSES = ("compute", "exchange", "straggler", "input", "host", "launch", "throttling", "memory", "rest")
+"""In the order in which they are printed; together they are the whole step."""
+
+EXCHANGE_PHASE = "exchange_phase"
+"""The gradient exchange after the backward pass: `exchange` and `straggler`."""
+
+COMPUTE_PARTS = ("forward", "backward", "optimizer")
+"""What `compute` consists of."""
+
+INPUT_PARTS = ("fetch", "prepare", "copy")
+"""What `input` consists of: fetching samples, preparing them, copying batches to the device."""
+
+WAIT_PARTS = ("wait", "copy")
+"""The same where a run does not say what its readers did: the wait for batches, and the copy."""
+
+_OUT_OF_COMPUTE = ("launch", "throttling", "memory")
+"""Parts whose seconds lie in the phases of computing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causes:
+    """The causes of one run."""
+
+    ranks: int
+    steps: int
+    """Measured steps of every rank."""
+    sums_ns: dict[str, int]
+    """Of all ranks and steps, by `CAUSES`, nanoseconds; their sum is ranks x the longest measured time of any rank."""
+    not_measured: dict[str, str]
+    """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
+    throttling_evidence: str
+    """How the share of lowered clocks is known; empty where it is not."""
+    launch_evidence: str = ""
+    """How `launch` is known; empty where it is not, and on CPUs, where nothing is launched."""
+    memory_evidence: str = ""
+    """How `memory` is known, or why it is 0; empty where it is not known."""
+    compute_ns: dict[str, int]
+    """`compute` by `COMPUTE_PARTS`, nanoseconds."""
+    taken_ns: dict[str, dict[str, int]]
+    """`launch`, `throttling` and `memory` by the `COMPUTE_PARTS` that they were taken from, nanoseconds."""
+    input_ns: dict[str, int]
+    """`input` by `WAIT_PARTS`, nanoseconds; with `fetch` and `prepare`, the wait's own parts, where the run says what
+    its readers did."""
+    waiting: Waiting
+    work_ns: tuple[int, ...]
+    """Each rank's own work, by rank: all its measured steps without the exchange."""
+    hosts: tuple[str, ...]
+    """Host of each rank."""
+    leaving: Mapping[str, Leaving] = field(default_factory=dict)
+    """Which host leaves the exchange later than the others; empty where the clocks do not say."""
+
+    @property
+    def knows_readers(self) -> bool:
+        """Whether the run says what its readers did."""
+        return "fetch" in self.input_ns
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds per step, by `CAUSES`; they sum to the longest measured time of any rank / steps."""
+        found = self.seconds_without(())
+        return {name: found[name] for name in CAUSES}
+
+    def seconds_without(self, names: Collection[str]) -> dict[str, float]:
+        """Mean seconds per step by `CAUSES`, and of what they are part of and consist of, by name.
+
+        Args:
+            names: causes to be taken as if this run had not measured them: 0, and their time is part of `compute`.
+        """
+        sums, compute = dict(self.sums_ns), dict(self.compute_ns)
+        for name in names:
+            sums["compute"] += sums[name]
+            sums[name] = 0
+            for part, taken in self.taken_ns.get(name, {}).items():
+                compute[part] += taken
+        phase = {EXCHANGE_PHASE: sums["exchange"] + sums["straggler"]}
+        found = {**sums, **phase, **compute, **self.input_ns}
+        return {name: value / (self.ranks * self.steps) / 1e9 for name, value in found.items()}
+
+
+def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
+    """The causes of a run with a valid record.
+
+    Args:
+        run: the run.
+        steps: what `load_steps` gave for it, if that is at hand; read otherwise.
+
+    Raises:
+        IncompleteDataError: as `dlbench.analysis.measures.load_steps`.
+        ValueError: the run has no valid record and so no figures.
+    """
+    loaded = steps or load_steps(run)
+    assert run.record is not None
+    share, why = _throttled(run, loaded)
+    memory_ns, memory_why = _memory(run)
+    launch_ns, launch_why = waited_for_host(loaded, synchronised=run.record.phases == "synchronised")
+    found = waiting(loaded)
+    ranks, count = loaded.step_ns.shape
+    work = loaded.step_ns.sum(axis=1)
+    if ranks > 1:
+        work = work - loaded.phase_ns["exchange"].sum(axis=1)
+    compute, taken = _compute_parts(loaded.phase_ns, found, launch_ns or {}, share or 0.0, memory_ns or 0)
+    sums = _sums(loaded.step_ns, loaded.phase_ns, found, compute, taken)
+    copy = int(loaded.phase_ns["h2d"].sum()) - found.moved_phases_ns["h2d"]
+    return Causes(
+        ranks=ranks,
+        steps=count,
+        sums_ns=sums,
+        compute_ns=compute,
+        taken_ns=taken,
+        input_ns=_input_parts(sums["input"], copy, run.record.reading),
+        not_measured={
+            **({"throttling": why} if share is None else {}),
+            **({"memory": memory_why} if memory_ns is None else {}),
+            **({"launch": launch_why} if launch_ns is None else {}),
+        },
+        throttling_evidence="" if share is None else why,
+        launch_evidence="" if launch_ns is None else launch_why,
+        memory_evidence="" if memory_ns is None else memory_why,
+        waiting=found,
+        work_ns=tuple(int(value) for value in work),
+        hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)),
+        leaving=leaving(run.record, loaded),
+    )
+
+
+def _input_parts(input_ns: int, copy_ns: int, reading: ReadingResult | None) -> dict[str, int]:
+    """The copy is measured; the wait for batches is shared out as readers shared their time, in whole nanoseconds."""
+    # Shares of what was moved are rounded.
+    copy = min(max(copy_ns, 0), input_ns)
+    parts = {"wait": input_ns - copy, "copy": copy}
+    epochs = () if reading is None else reading.epochs
+    fetch = sum(epoch.fetch_s for epoch in epochs)
+    readers = fetch + sum(epoch.prepare_s for epoch in epochs)
+    if not readers:
+        return parts
+    fetched = round(parts["wait"] * fetch / readers)
+    return {**parts, "fetch": fetched, "prepare": parts["wait"] - fetched}
+
+
+def _throttled(run: Run, steps: RunSteps) -> tuple[float | None, str]:
+    """`throttled_share`; damaged samples take no figure from the steps, but are reported."""
+
+    def window(node: int) -> Interval:
+        rank = node_ranks(run, node)[0].rank
+        return int(steps.begin_ns[rank]), int(steps.end_ns[rank])
+
+    try:
+        return throttled_share(run, window)
+    except IncompleteDataError as error:
+        return None, str(error)
+
+
+def _memory(run: Run) -> tuple[int | None, str]:
+    """Nanoseconds of all ranks and measured steps, and how they are known; None and why where they are not."""
+    assert run.record is not None
+    train, memory = run.plan.workload.train, run.record.memory
+    if train.activation_budget is not None:
+        return None, "torch.compile recomputes within its own kernels (train.activation_budget)"
+    if memory is None:
+        if train.is_in_core:
+            return 0, "nothing recomputes or swaps in these runs"
+        return None, "the record does not say what recomputing and swapping took"
+    ranks = sorted(one.rank for one in memory.ranks)
+    if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
+        return None, "not every rank says what recomputing and swapping took"
+    seconds = sum(one.recompute_s + one.swap_wait_s + one.room_wait_s for one in memory.ranks)
+    return round(seconds * 1e9), "recomputing and waiting for room or tensors, measured by every rank"
+
+
+def _compute_parts(
+    phase_ns: Mapping[str, npt.NDArray[np.int64]],
+    found: Waiting,
+    launch_ns: Mapping[str, int],
+    throttled: float,
+    memory_ns: int,
+) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """Nanoseconds of all ranks and steps by `COMPUTE_PARTS`, and what is taken out of each; whole numbers."""
+    left = {name: int(phase_ns[name].sum()) - found.moved_phases_ns[name] for name in COMPUTE_PARTS}
+    for name in COMPUTE_PARTS:
+        # What was moved is shared out to a nanosecond per step.
+        if left[name] < 0:
+            most = max(left, key=lambda one: left[one])
+            left[most], left[name] = left[most] + left[name], 0
+    launch = shared_among(launch_ns, left)
+    left = {name: value - launch[name] for name, value in left.items()}
+    memory: dict[str, int] = {}
+    for name in ("backward", "forward", "optimizer"):
+        # What stragglers took longer is charged to them, whatever it was.
+        memory[name] = min(left[name], max(0, memory_ns) - sum(memory.values()))
+        left[name] -= memory[name]
+    throttling = _shared_out(round(throttled * sum(left.values())), left)
+    left = {name: value - throttling[name] for name, value in left.items()}
+    return left, {
+        "launch": launch,
+        "throttling": throttling,
+        "memory": {name: memory[name] for name in COMPUTE_PARTS},
+    }
+
+
+def _shared_out(amount: int, among: Mapping[str, int]) -> dict[str, int]:
+    """A part of a sum, taken of its terms in proportion; none beyond its own."""
+    whole, reached, before, found = sum(among.values()), 0, 0, {}
+    for name, value in among.items():
+        reached += value
+        upto = amount * reached // whole if whole else 0
+        found[name] = upto - before
+        before = upto
+    return found
+
+
+def _sums(
+    step_ns: npt.NDArray[np.int64],
+    phase_ns: Mapping[str, npt.NDArray[np.int64]],
+    found: Waiting,
+    compute: Mapping[str, int],
+    taken: Mapping[str, Mapping[str, int]],
+) -> dict[str, int]:
+    """Nanoseconds of all ranks and steps, by cause; Python's integers, so that no sum is rounded."""
+    phases = {name: int(times.sum()) for name, times in phase_ns.items()}
+    if len(step_ns) == 1:
+        phases["exchange"] = 0
+    total = int(step_ns.sum())
+    sums = {
+        "compute": sum(compute.values()),
+        "exchange": phases["exchange"] - found.waited_ns,
+        "straggler": found.total_ns,
+        "input": phases["input"] + phases["h2d"] - found.moved_ns["input"],
+        "host": total - sum(phases.values()) - found.moved_ns["host"],
+        **{name: sum(taken[name].values()) for name in _OUT_OF_COMPUTE},
+        "rest": len(step_ns) * int(step_ns.sum(axis=1).max()) - total,
+    }
+    return {name: sums[name] for name in CAUSES}

@@ -1,0 +1,74 @@
+"""Warnings that others computed on the cores of the ranks, or that the hypervisor took them away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from dlbench.analysis.doubts import Doubt
+from dlbench.records.scan import Run
+from dlbench.records.watch import NodeLoad
+
+LOADED = 0.05
+"""Share of the cores' time from which others' use of it is a warning: steps may take longer by as much."""
+LOAD_CODES = ("foreign-load", "steal")
+_RESOLUTION_S = 0.03
+"""Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms."""
+
+
+def load_doubts(runs: Mapping[str, Sequence[NodeLoad]]) -> Iterator[Doubt]:
+    """One warning for each node whose cores others used, over all runs; and one where the hypervisor took them.
+
+    Args:
+        runs: what each run says of its nodes, by the run's id.
+    """
+    yield from _doubts(
+        runs,
+        LOAD_CODES[0],
+        lambda load: load.others_s,
+        "other processes used {most}{cores:.2g} of the {count} of node {host} ({share:.0f} %): "
+        "repeat on an idle machine",
+    )
+    yield from _doubts(
+        runs,
+        LOAD_CODES[1],
+        lambda load: load.steal_s,
+        "the hypervisor took {most}{cores:.2g} of the {count} of node {host} away ({share:.0f} %, steal time): "
+        "repeat on an idle host",
+    )
+
+
+def loads_of(runs: Iterable[Run]) -> dict[str, tuple[NodeLoad, ...]]:
+    """What runs of training say of their nodes, by id."""
+    return {run.plan.run_id: run.record.load for run in runs if run.record is not None}
+
+
+def _doubts(
+    runs: Mapping[str, Sequence[NodeLoad]], code: str, taken: Callable[[NodeLoad], float | None], text: str
+) -> Iterator[Doubt]:
+    found: dict[str, list[tuple[float, NodeLoad, str]]] = {}
+    for run_id, loads in runs.items():
+        for load in loads:
+            seconds = taken(load)
+            if seconds is not None and _is_much(seconds, load):
+                found.setdefault(load.host, []).append((seconds / load.window_s, load, run_id))
+    for host, much in found.items():
+        cores, worst, _ = max(much, key=lambda one: one[0])
+        ids = tuple(dict.fromkeys(run_id for _, _, run_id in much))
+        count = "core" if len(worst.cores) == 1 else f"{len(worst.cores)} cores"
+        yield Doubt(
+            code=code,
+            severity="serious",
+            text=text.format(
+                most="up to " * (len(ids) > 1),
+                cores=cores,
+                count=count,
+                host=host,
+                share=100 * cores / len(worst.cores),
+            ),
+            runs=ids,
+        )
+
+
+def _is_much(seconds: float, load: NodeLoad) -> bool:
+    num = len(load.cores)
+    return load.window_s > 0 and seconds - num * _RESOLUTION_S > LOADED * num * load.window_s

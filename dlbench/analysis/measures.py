@@ -1,0 +1,382 @@
+"""The step files of one run become its figures: throughput, step times, and parts that sum to the step.
+
+Parts are arithmetic means over steps and ranks, because means of parts sum to the mean of the
+whole and medians do not: `sum(parts) == measured_s / steps`, to the nanosecond. Throughput is of the same clock
+readings. One rank exchanges nothing: what its exchange phase holds is the engine's own work, and part of `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dlbench.errors import IncompleteDataError
+from dlbench.records.record import RankResult
+from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader, read_alike_steps
+from dlbench.records.scan import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Times = npt.NDArray[np.int64]
+
+
+PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
+"""What a step's time consists of, as the mean of all ranks sees it: the phases; what no phase holds; how far the
+slowest rank's mean exceeds it. `dlbench.analysis.causes` makes the account of the lost percent of them."""
+
+# CUDA events resolve about half a microsecond each, and a step has eight of them.
+ROUNDING_NS = 10_000
+# `measured_s` and the step times are the same clock readings; more apart than this, one of them is damaged.
+TOLERANCE = 0.01
+
+# Step files that are read together.
+_AT_ONCE = 16
+_COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
+_BOUNDS = tuple(name for name, _ in LAUNCH_FIELDS)
+_KERNELS = tuple(f"kernel_{phase}_ns" for phase in LAUNCHED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMeasures:
+    """Figures of one valid run; times in seconds."""
+
+    steps: int
+    """Measured steps of every rank."""
+    samples: int
+    """Samples of all measured steps of all ranks."""
+    measured_s: float
+    """Longest measured time of any rank."""
+    throughput: float
+    """samples / measured_s, samples per second."""
+    step_median_s: float
+    """Median over steps of the slowest rank's time in each step."""
+    step_p95_s: float
+    """95th percentile of the same (linear interpolation)."""
+    step_cv: float
+    """Coefficient of variation of the same: standard deviation / mean."""
+    parts: dict[str, float]
+    """Seconds a step of each of `PARTS`; their sum is measured_s / steps."""
+    exchange_wait_s: float
+    """Part of `exchange`, not to be added: mean excess over the rank that waited least in each step."""
+    exchange_wait_first_s: float
+    """The same of rank 0, whose messages a record holds: median over steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launching:
+    """How long devices waited for their hosts' calls, see `dlbench.analysis.launching`; by `LAUNCHED`, nanoseconds."""
+
+    bound_ns: dict[str, Times]
+    """At most, of all measured steps; shape (ranks, steps)."""
+    kernel_ns: dict[str, Times]
+    """What the phase's kernels take alone, `UNKNOWN_NS` where no step shows it; shape (ranks,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSteps:
+    """Times of all measured steps of one run, nanoseconds; times have shape (ranks, steps)."""
+
+    numbers: Times
+    """Of the steps, warm-up steps counted; shape (steps,)."""
+    begin_ns: Times
+    """Start of each rank's first measured step on its machine's clock; shape (ranks,)."""
+    end_ns: Times
+    """End of each rank's last measured step, likewise."""
+    step_ns: Times
+    phase_ns: dict[str, Times]
+    """By phase, in the order of `PHASES`."""
+    unbroken: int
+    """First steps that follow each other without a pause (evaluation, checkpoint) on every rank."""
+    launch: Launching | None = None
+    """None on CPUs."""
+
+    @property
+    def other_ns(self) -> Times:
+        """What no phase holds; it lies between the last phase of a step and the start of the next step."""
+        other = self.step_ns.copy()
+        for times in self.phase_ns.values():
+            other -= times
+        return other
+
+
+def load_steps(run: Run) -> RunSteps:
+    """Measured steps of all ranks of a run with a valid record, checked.
+
+    Raises:
+        IncompleteDataError: step files are missing, torn, or disagree with the record or each other.
+        ValueError: the run has no valid record and so no figures.
+    """
+    if run.record is None or run.state != "valid":
+        raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
+    steps = _all_ranks(run)
+    _refuse_impossible(run, steps.step_ns, steps.phase_ns)
+    return steps
+
+
+def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
+    """The figures of a run with a valid record.
+
+    Args:
+        run: the run.
+        steps: what `load_steps` gave for it, if that is at hand; read otherwise.
+
+    Raises:
+        IncompleteDataError: step files are missing, torn, or disagree with the record or each other.
+        ValueError: the run has no valid record and so no figures.
+    """
+    import numpy as np
+
+    loaded = steps or load_steps(run)
+    assert run.record is not None
+    step_ns, phase_ns = loaded.step_ns, loaded.phase_ns
+    slowest_s = step_ns.max(axis=0) / 1e9
+    samples = sum(rank.samples for rank in run.record.ranks)
+    measured_s = int(step_ns.sum(axis=1).max()) / 1e9
+    exchange = phase_ns["exchange"]
+    return RunMeasures(
+        steps=step_ns.shape[1],
+        samples=samples,
+        measured_s=measured_s,
+        throughput=samples / measured_s,
+        step_median_s=float(np.median(slowest_s)),
+        step_p95_s=float(np.percentile(slowest_s, 95)),
+        step_cv=float(slowest_s.std() / slowest_s.mean()),
+        parts=_parts(step_ns, phase_ns),
+        exchange_wait_s=float(exchange.sum() - len(exchange) * exchange.min(axis=0).sum()) / exchange.size / 1e9,
+        exchange_wait_first_s=float(np.median(exchange[0] - exchange.min(axis=0))) / 1e9,
+    )
+
+
+def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
+    """The figures of a run that is subtracted from others of its series; or, in a sentence, why it cannot be."""
+    if run.state != "valid":
+        return None, f"{run.plan.run_id} is {run.state}: {run.detail}"
+    if run.record is not None and run.record.goes_on:
+        return None, f"{run.plan.run_id} was resumed after an interruption: no repeat of runs that ran through"
+    try:
+        return measure(run), ""
+    except IncompleteDataError as error:
+        return None, str(error)
+
+
+def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
+    """Mean seconds a step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
+    count = step_ns.size
+    steps = step_ns.shape[1]
+    total = int(step_ns.sum())
+    sums = {phase: int(times.sum()) for phase, times in phase_ns.items()}
+    if len(step_ns) == 1:
+        sums["exchange"] = 0
+    parts = {phase: value / count / 1e9 for phase, value in sums.items()}
+    parts["other"] = (total - sum(sums.values())) / count / 1e9
+    parts["imbalance"] = int(step_ns.sum(axis=1).max()) / steps / 1e9 - total / count / 1e9
+    return parts
+
+
+def _all_ranks(run: Run) -> RunSteps:
+    """Measured steps of every rank, checked against the record."""
+    import numpy as np
+
+    assert run.record is not None
+    ranks = sorted(rank.rank for rank in run.record.ranks)
+    if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
+        raise IncompleteDataError(
+            f"{run.folder.record}: holds {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; no figure is made"
+        )
+    # Few files at a time, so that a run of many ranks is never held twice.
+    result: RunSteps | None = None
+    entries = sorted(run.record.ranks, key=lambda rank: rank.rank)
+    alike = True
+    for first in range(0, len(entries), _AT_ONCE):
+        some = entries[first : first + _AT_ONCE]
+        numbers = None if result is None else result.numbers
+        steps = _ranks_alike(run, some, numbers) if alike else None
+        # Files that differ are read one by one, which also finds what is wrong where something is.
+        alike = steps is not None
+        for entry in some:
+            own = (
+                _one_rank(run, entry, numbers)
+                if steps is None
+                else {k: v[entry.rank - first] for k, v in steps.items()}
+            )
+            if result is None:
+                numbers, shape = own["step"].copy(), (len(ranks), len(own["step"]))
+                result = RunSteps(
+                    numbers=numbers,
+                    begin_ns=np.empty(len(ranks), np.int64),
+                    end_ns=np.empty(len(ranks), np.int64),
+                    step_ns=np.empty(shape, np.int64),
+                    phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
+                    unbroken=len(own["step"]),
+                    launch=_no_launching(shape) if _KERNELS[0] in own else None,
+                )
+            result.begin_ns[entry.rank] = own["start_ns"][0]
+            result.end_ns[entry.rank] = own["start_ns"][-1] + own["step_ns"][-1]
+            result.step_ns[entry.rank] = own["step_ns"]
+            for phase in PHASES:
+                result.phase_ns[phase][entry.rank] = own[f"{phase}_ns"]
+            if (result.launch is None) != (_KERNELS[0] not in own):
+                raise IncompleteDataError(f"{run.folder.steps(entry.rank)}: other columns than on rank 0")
+            if result.launch is not None:
+                for phase, kernels, bound in zip(LAUNCHED, _KERNELS, _BOUNDS, strict=True):
+                    result.launch.kernel_ns[phase][entry.rank] = own[kernels]
+                    result.launch.bound_ns[phase][entry.rank] = own[bound]
+            unbroken = min(result.unbroken, _unbroken(own["start_ns"], own["step_ns"]))
+            result = replace(result, unbroken=unbroken)
+    assert result is not None
+    return result
+
+
+def _columns(reader: StepReader) -> tuple[str, ...]:
+    return (*_COLUMNS, *_BOUNDS) if reader.launches else _COLUMNS
+
+
+def _no_launching(shape: tuple[int, int]) -> Launching:
+    import numpy as np
+
+    return Launching(
+        bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
+        kernel_ns={phase: np.empty(shape[0], np.int64) for phase in LAUNCHED},
+    )
+
+
+def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
+    """What the kernels of each phase take, of all steps of one rank, as columns of one value."""
+    if _BOUNDS[0] not in steps:
+        return {}
+    return {
+        name: kernel_ns(steps[f"{phase}_ns"], steps[bound], steps["warmup"])
+        for name, phase, bound in zip(_KERNELS, LAUNCHED, _BOUNDS, strict=True)
+    }
+
+
+def _unbroken(start_ns: Times, step_ns: Times) -> int:
+    """First steps of a rank without a pause between them: a step begins where the one before ends."""
+    import numpy as np
+
+    late = np.flatnonzero(start_ns[1:] - start_ns[0] - np.cumsum(step_ns[:-1]) > ROUNDING_NS)
+    return int(late[0]) + 1 if len(late) else len(step_ns)
+
+
+def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:
+    """As `_one_rank` of several ranks, shape (ranks, steps); None where their files differ, or one is damaged."""
+    import numpy as np
+
+    assert run.record is not None
+    try:
+        readers = [StepReader(run.folder.steps(entry.rank)) for entry in entries]
+        steps = read_alike_steps(readers, _columns(readers[0]))
+    except IncompleteDataError:
+        return None
+    if steps is None or any(reader.torn_bytes for reader in readers):
+        return None
+    if any(_foreign(run, reader, entry) for reader, entry in zip(readers, entries, strict=True)):
+        return None
+    is_measured = steps["warmup"] == 0
+    count = is_measured.shape[1]
+    begin = count - int(np.count_nonzero(is_measured[0]))
+    if begin == count or run.record.steps != count:
+        return None
+    if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
+        return None
+    chosen: dict[str, Any] = {name: values[:, begin:] for name, values in steps.items()}
+    kernels = [_with_kernels({name: values[row] for name, values in steps.items()}) for row in range(len(entries))]
+    chosen |= {name: [one[name] for one in kernels] for name in kernels[0]}
+    if (chosen["step"] != (chosen["step"][0] if numbers is None else numbers)).any():
+        return None
+    sums = zip(entries, chosen["samples"].sum(axis=1).tolist(), chosen["step_ns"].sum(axis=1).tolist(), strict=True)
+    return None if any(_other_sums(entry, samples, ns) for entry, samples, ns in sums) else chosen
+
+
+def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, Times]:
+    """`_COLUMNS` of the measured steps of one rank, checked; `numbers` are those of the ranks before."""
+    import numpy as np
+
+    assert run.record is not None
+    path = run.folder.steps(entry.rank)
+    reader = StepReader(path)
+    steps: dict[str, Any] = reader.read(_columns(reader))
+    if reader.torn_bytes:
+        raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes behind the last whole step: copied in part?")
+    if foreign := _foreign(run, reader, entry):
+        raise IncompleteDataError(f"{path}: {foreign}")
+    # How many steps a run to a quality takes is not planned: the record has it.
+    count = len(steps["step"])
+    if count != run.record.steps:
+        raise IncompleteDataError(f"{path}: {count} steps, record.json says {run.record.steps}; no figure is made")
+    is_measured = steps["warmup"] == 0
+    found: dict[str, Any] = {name: values[is_measured] for name, values in steps.items()}
+    count = len(found["step"])
+    if count == 0 or (numbers is not None and not np.array_equal(found["step"], numbers)):
+        raise IncompleteDataError(f"{path}: {count} measured steps, not the same as on the other ranks")
+    if other := _other_sums(entry, int(found["samples"].sum()), int(found["step_ns"].sum())):
+        raise IncompleteDataError(f"{path}: {other}; no figure is made")
+    return found | _with_kernels(steps)
+
+
+def _foreign(run: Run, reader: StepReader, entry: RankResult) -> str:
+    """Why a file is none of this run and rank; empty where it is: one copied from another is no repeat of this."""
+    for key, wanted in (("rank", entry.rank), ("run_id", run.plan.run_id)):
+        if reader.header.get(key, wanted) != wanted:
+            return f"belongs to {key} {str(reader.header[key])[:80]!r}, not to {wanted!r}"
+    return ""
+
+
+def _other_sums(entry: RankResult, samples: int, step_ns: int) -> str:
+    """How samples or time of a rank's measured steps differ from its record; empty where they do not."""
+    if samples != entry.samples:
+        return f"{samples} samples, record.json says {entry.samples}"
+    seconds = step_ns / 1e9
+    if entry.samples <= 0 or entry.measured_s <= 0 or abs(seconds / entry.measured_s - 1) > TOLERANCE:
+        return (
+            f"{seconds:.6g} s of measured steps, record.json says {entry.measured_s:.6g} s for {entry.samples} samples"
+        )
+    return ""
+
+
+def _refuse_impossible(run: Run, step_ns: Times, phase_ns: dict[str, Times]) -> None:
+    """No step takes no time, and no phase is negative or longer than its step."""
+    import numpy as np
+
+    rest = step_ns.copy()
+    for times in phase_ns.values():
+        rest -= times
+    lowest = min(int(times.min()) for times in phase_ns.values())
+    if step_ns.min() > 0 and lowest >= 0 and rest.min() >= -ROUNDING_NS:
+        return
+    negative = np.logical_or.reduce([times < 0 for times in phase_ns.values()])
+    bad = np.argwhere((step_ns <= 0) | negative | (rest < -ROUNDING_NS))
+    rank, step = (int(x) for x in bad[0])
+    raise IncompleteDataError(
+        f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
+        f"phases {[int(times[rank, step]) for times in phase_ns.values()]} ns"
+    )
+
+
+UNKNOWN_NS = -1
+"""Instead of the time of a phase's kernels, where no step shows it."""
+
+REFERENCE_STEPS = 3
+"""Steps that show what the kernels of a phase take, where as many are found among the measured ones; otherwise the last
+ones of the warm-up, for which as many are held back."""
+
+
+def kernel_ns(took: Times, bound: Times, warmup: Times) -> int:
+    """What the kernels of one phase of one rank take, nanoseconds; `UNKNOWN_NS` where no step shows it.
+
+    Args:
+        took: of the phase, every step, nanoseconds; shape (steps,).
+        bound: how long the device waited for the host in it, at most, likewise.
+        warmup: 1 where a step is warm-up.
+    """
+    import numpy as np
+
+    shows = bound == 0
+    measured = took[shows & (warmup == 0)]
+    if len(measured) >= REFERENCE_STEPS:
+        return round(float(np.median(measured)))
+    found = took[shows][-REFERENCE_STEPS:]
+    return round(float(np.median(found))) if len(found) else UNKNOWN_NS

@@ -1,0 +1,104 @@
+"""Runs of one figure that are no repeats of each other, as a doubt that names the keys with their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.environments import NOT_SET, Difference, order_of, side_by_side, without_names
+from dlbench.specs.plan import LaunchPlan
+
+CODE = "unlike-runs"
+
+MAX_KEYS = 6
+"""Keys that a sentence names; it counts the others, and reports list them all."""
+MAX_VALUES = 4
+MAX_LENGTH = 80
+"""Characters of a value that are shown."""
+
+Facts = Mapping[str, str]
+"""What a run met, by key."""
+
+
+def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
+    """At most two serious doubts: one on averages of unlike runs, one on ratios between unlike averages.
+
+    Args:
+        places: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or
+            the host do not count.
+    """
+    averaged = averaged_unlike(places)
+    between = compared_unlike(places)
+    found = [averaged] if averaged else []
+    if between:
+        found.append(f"figures are compared that did not run alike: {named(between)}; their ratio holds that too")
+    return [Doubt(code=CODE, severity="serious", text=text) for text in found]
+
+
+def averaged_unlike(places: Mapping[str, Mapping[str, Facts]]) -> str:
+    """Keys that differ between runs of one figure, in a sentence without a full stop; empty where none does."""
+    found = _averaged(places)
+    if not found:
+        return ""
+    met = list(dict.fromkeys(place for where in found.values() for place in where))
+    where = "" if len(met) == len(places) else f" (at {', '.join(met)})"
+    inside = [one for one in _differences(_all(places)) if one.key in found]
+    return f"runs that are averaged{where} are no repeats: {named(inside)}"
+
+
+def compared_unlike(places: Mapping[str, Mapping[str, Facts]]) -> list[Difference]:
+    """Keys that differ between figures and within none of them."""
+    found = _averaged(places)
+    return [one for one in _differences(_all(places)) if one.key not in found]
+
+
+def _averaged(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, list[str]]:
+    """Keys that differ within a figure, with the figures."""
+    found: dict[str, list[str]] = {}
+    for place, runs in places.items():
+        for one in _differences(runs):
+            found.setdefault(one.key, []).append(place)
+    return found
+
+
+def _all(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, Facts]:
+    return {run: facts for runs in places.values() for run, facts in runs.items()}
+
+
+def named(differences: Iterable[Difference]) -> str:
+    """Keys with their values and how many runs have each: `kernel: 6.1 in 3, 6.2 in 2`."""
+    found = sorted(differences, key=lambda one: order_of(one.key))
+    more = f"; and {len(found) - MAX_KEYS} more keys" if len(found) > MAX_KEYS else ""
+    return "; ".join(f"{one.key}: {_values(one)}" for one in found[:MAX_KEYS]) + more
+
+
+def _values(one: Difference) -> str:
+    shown = [f"{_clipped(value)} in {len(runs)}" for value, runs in one.values[:MAX_VALUES]]
+    return ", ".join([*shown, *([f"{len(one.values) - MAX_VALUES} other values"] * (len(one.values) > MAX_VALUES))])
+
+
+def _clipped(value: str) -> str:
+    return value if len(value) <= MAX_LENGTH else f"{value[: MAX_LENGTH - 3]}..."
+
+
+_WHERE_LOADED = frozenset({"mpi.library", "variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME"})
+"""Libraries and networks that a run has only where it needs them: a run without one has no other."""
+
+
+def _differences(runs: Mapping[str, Facts]) -> list[Difference]:
+    found = side_by_side({run: without_names(facts) for run, facts in runs.items()}).differences
+    return [one for one in found if not (one.key in _WHERE_LOADED and _is_set_alike(one))]
+
+
+def _is_set_alike(one: Difference) -> bool:
+    return len([value for value, _ in one.values if value != NOT_SET]) == 1
+
+
+def shared_nodes(plan: LaunchPlan) -> str:
+    """Why nodes that are shared with other jobs make figures doubtful; empty where the job has them for itself."""
+    if plan.system.scheduler == "none" or plan.system.slurm.exclusive:
+        return ""
+    return (
+        "nodes may be shared with other jobs (system.slurm.exclusive is off): their load on cores, memory and network "
+        "is part of these figures and changes from run to run"
+    )

@@ -1,0 +1,171 @@
+"""Comparable runs become scaling points: throughput, speed-up, efficiency, each with an interval over runs.
+
+With p ranks, p0 the smallest rank count of the group and Thr the throughput in samples per second:
+
+* speed-up S(p) = Thr(p) / Thr(p0); at a fixed global batch (strong scaling) this is T(p0) / T(p);
+* efficiency E(p) = S(p) / (p / p0), for weak and strong scaling alike;
+* serial fraction, strong scaling only: e = (1/S - 1/k) / (1 - 1/k), k = p / p0 (Karp and Flatt,
+  CACM 33(5), 1990), relative to the baseline where that has more than one rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dlbench.analysis.table import RunTable
+from dlbench.records.scan import Run
+from dlbench.stats.estimates import (
+    MIN_RUNS,
+    Estimate,
+    by_definition,
+    geometric_mean_estimate,
+    ratio_estimate,
+)
+from dlbench.stats.pairing import RunKey, pairing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """All comparable runs with one rank and node count."""
+
+    ranks: int
+    nodes: int
+    batch_per_rank: int
+    """Samples per step."""
+    is_baseline: bool
+    throughput: Estimate
+    """Samples per second, all ranks together; geometric mean over runs, so that its ratios are speed-ups."""
+    throughput_per_rank: Estimate
+    """Samples per second and rank."""
+    step: Estimate
+    """Seconds; geometric mean over runs of each run's median step."""
+    step_p95: Estimate
+    """Seconds; geometric mean over runs of each run's 95th percentile."""
+    speedup: Estimate
+    """Against the baseline (1)."""
+    ideal_speedup: float
+    """ranks / ranks of the baseline."""
+    efficiency: Estimate
+    """Share of the ideal (1)."""
+    serial_fraction: Estimate | None
+    """Karp-Flatt (1); None under weak scaling and at the baseline."""
+    paired_with_baseline: bool
+    """Whether its runs and the baseline's are the same repeats, interleaved."""
+    mean_step: Estimate
+    """Seconds; geometric mean over runs of the measured time / steps, of which the efficiency is a ratio."""
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that may be compared with each other."""
+
+    id: str
+    scaling: Literal["weak", "strong"]
+    points: tuple[Point, ...]
+    """By rank count, then node count; the first is the baseline."""
+    sample: Run
+    """One of its runs, to read the common settings from."""
+    runs: tuple[Run, ...]
+
+    @property
+    def baseline(self) -> Point:
+        """The point all others are measured against."""
+        return self.points[0]
+
+    @property
+    def fewest_runs(self) -> int:
+        """Repeats of the point that has fewest."""
+        return min(len(point.run_ids) for point in self.points)
+
+    @property
+    def is_sufficient(self) -> bool:
+        """Whether every point has enough repeats for a comparison."""
+        return self.fewest_runs >= MIN_RUNS
+
+
+def groups(table: RunTable) -> list[Group]:
+    """All groups of comparable runs, in a stable order: workload, preset, scaling, engine, then id."""
+    if table.figures.empty:
+        return []
+    found = [_group(str(name), rows, table) for name, rows in table.figures.groupby("group", sort=True)]
+    return sorted(found, key=_order)
+
+
+def _order(group: Group) -> tuple[str, ...]:
+    plan = group.sample.plan
+    return (
+        plan.workload.name,
+        plan.workload.preset,
+        group.scaling,
+        plan.engine.name,
+        group.sample.plan.created,
+        group.id,
+    )
+
+
+def _group(name: str, rows: pd.DataFrame, table: RunTable) -> Group:
+    cells = [cell for _, cell in rows.groupby(["ranks", "nodes"], sort=True)]
+    sample = table.runs[str(rows["run_id"].iloc[0])]
+    return Group(
+        id=name,
+        scaling=sample.plan.series.scaling,
+        points=tuple(_point(cell, cells[0], table) for cell in cells),
+        sample=sample,
+        runs=tuple(table.runs[str(run_id)] for run_id in rows["run_id"]),
+    )
+
+
+def _by_run(rows: pd.DataFrame, column: str, table: RunTable) -> dict[RunKey, float]:
+    return {table.keys[str(run_id)]: float(v) for run_id, v in zip(rows["run_id"], rows[column], strict=True)}
+
+
+def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point:
+    ranks = int(rows["ranks"].iloc[0])
+    ideal = ranks / int(baseline["ranks"].iloc[0])
+    is_baseline = rows is baseline
+    own, reference = _by_run(rows, "throughput", table), _by_run(baseline, "throughput", table)
+    speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(own, reference)
+    plan = table.runs[str(rows["run_id"].iloc[0])].plan
+    unit = f"{plan.workload.sample_unit}/s"
+    throughput = geometric_mean_estimate(own, unit)
+    mean_steps = rows.assign(mean_step=rows["measured_s"] / rows["steps"])
+    return Point(
+        ranks=ranks,
+        nodes=int(rows["nodes"].iloc[0]),
+        batch_per_rank=int(rows["batch"].iloc[0]),
+        is_baseline=is_baseline,
+        throughput=throughput,
+        throughput_per_rank=throughput.scaled(1 / ranks, f"{unit}/rank"),
+        step=geometric_mean_estimate(_by_run(rows, "step_median_s", table), "s"),
+        step_p95=geometric_mean_estimate(_by_run(rows, "step_p95_s", table), "s"),
+        speedup=speedup,
+        ideal_speedup=ideal,
+        efficiency=speedup.scaled(1 / ideal, "fraction"),
+        serial_fraction=serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
+        paired_with_baseline=not is_baseline and pairing(own, reference).is_paired,
+        mean_step=geometric_mean_estimate(_by_run(mean_steps, "mean_step", table), "s"),
+        run_ids=tuple(str(run_id) for run_id in rows["run_id"]),
+    )
+
+
+def serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
+    """Karp and Flatt's experimentally determined serial fraction.
+
+    Args:
+        speedup: measured speed-up against the baseline (1).
+        ideal: ranks divided by the baseline's ranks, above 1.
+
+    Returns:
+        The fraction (1); below 0 where the speed-up exceeds the ideal. It falls with the speed-up,
+        so the interval's ends change places.
+    """
+
+    def fraction(value: float) -> float:
+        return (1 / value - 1 / ideal) / (1 - 1 / ideal)
+
+    return speedup.mapped(fraction, "fraction")

@@ -1,0 +1,85 @@
+"""Runs chosen by their properties, for `--where KEY=VALUE` of every command that reads runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from dlbench.analysis.comparability import system_content
+from dlbench.errors import UserError, nearest
+from dlbench.records.registry import describe
+from dlbench.records.scan import LaunchedRun, Run
+from dlbench.specs.comm import CommPlan
+from dlbench.specs.plan import RunPlan
+
+RunT = TypeVar("RunT", bound=LaunchedRun)
+
+MAX_VALUES = 12
+"""Values of a key that an error lists."""
+
+
+def properties(run: LaunchedRun) -> dict[str, str]:
+    """What a run can be chosen by, tags aside.
+
+    `series`, `state`, `ranks`, `nodes`, `system` and `launcher`; of training also `side`, `variant`, every name of
+    the registry, and keys of the system that shape speed (`system.modules`).
+    """
+    plan = run.plan
+    assert isinstance(plan, RunPlan | CommPlan)
+    found = {
+        "series": plan.series.id,
+        "state": run.state,
+        "ranks": str(plan.layout.ranks),
+        "nodes": str(plan.layout.nodes),
+        "system": plan.system.name,
+        "launcher": plan.system.launch.launcher,
+    }
+    if isinstance(run, Run):
+        series = run.plan.series
+        found |= {"side": series.side, "variant": series.variant, **describe(run), **system_content(plan)}
+    return found
+
+
+def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: str) -> list[RunT]:
+    """Runs with all these properties, in their order.
+
+    Args:
+        runs: the runs.
+        name: what to call them, for errors.
+        where: the properties, values as text; see `properties`, and `tag.NAME` for a tag.
+        option: the option that named them, for errors.
+
+    Raises:
+        UserError: no run has such a key, or none has these values; names what there is.
+    """
+    if not where:
+        return list(runs)
+    chosen = [(run, properties(run)) for run in runs]
+    for number, (key, wanted) in enumerate(where.items()):
+        values = [_value(run, key, known) for run, known in chosen]
+        if chosen and all(value is None for value in values):
+            names = {name for _, known in chosen for name in known}
+            raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*names, 'tag.NAME'])}")
+        if wanted not in values:
+            also = f" with {', '.join(f'{k}={v}' for k, v in [*where.items()][:number])}" if number else ""
+            raise UserError(f"{option} {key}={wanted}: no run of {name}{also} has it; {_there(wanted, values)}")
+        chosen = [one for one, value in zip(chosen, values, strict=True) if value == wanted]
+    return [run for run, _ in chosen]
+
+
+def _value(run: LaunchedRun, key: str, known: Mapping[str, str]) -> str | None:
+    """None where this kind of run has no such property."""
+    if not key.startswith("tag."):
+        return known.get(key)
+    return run.plan.tags.get(key.removeprefix("tag."), "") if isinstance(run.plan, RunPlan) else ""
+
+
+def _there(wanted: str, values: Iterable[str | None]) -> str:
+    there = sorted({value for value in values if value})
+    if not there:
+        return "none has any value of it"
+    close = difflib.get_close_matches(wanted, there, n=1)
+    more = f" and {len(there) - MAX_VALUES} more" if len(there) > MAX_VALUES else ""
+    listed = f"values there: {', '.join(there[:MAX_VALUES])}{more}"
+    return f"{listed}; did you mean {close[0]}?" if close else listed

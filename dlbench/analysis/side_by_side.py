@@ -1,0 +1,214 @@
+"""The same runs but for one thing, side by side: the steps that all comparisons share.
+
+What is alike but for what is compared is one set (`alike`); at each rank and node count of a set stand its sides, and
+one of them is the reference: groups of a report (`compare`), sides of a gate (`matched`), control runs with the plain
+ones of their series (`twins`). Of each figure a side has one value per run, and its ratio to the reference is taken in
+pairs of repeats where both ran them interleaved (`compared`). What the ratio means, each comparison says itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, NoReturn, TypeVar
+
+from dlbench.analysis.measures import RunMeasures, measured_or_why
+from dlbench.analysis.scaling import Group, Point
+from dlbench.analysis.sessions import allocations_of
+from dlbench.records.scan import Run
+from dlbench.specs.plan import RunPlan, Variant
+from dlbench.stats.estimates import Estimate, ratio_estimate
+from dlbench.stats.pairing import KnownKey, RunKey, pairing
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+def alike(items: Iterable[T], same: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by what they share, in the order in which each set first comes."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(same(item), []).append(item)
+    return found
+
+
+def matched(
+    sides: Sequence[Iterable[T]], same: Callable[[T], Hashable], refuse: Callable[[int, T, T], NoReturn]
+) -> list[tuple[T | None, ...]]:
+    """Items of several sides that are alike, one of each side; None where a side has none.
+
+    Args:
+        sides: each with at most one item of a kind.
+        same: equal for items that belong together.
+        refuse: raises on two items of one kind on the side of this number.
+    """
+    found: dict[Hashable, list[T | None]] = {}
+    for number, side in enumerate(sides):
+        for item in side:
+            row = found.setdefault(same(item), [None] * len(sides))
+            if (other := row[number]) is not None:
+                refuse(number, other, item)
+            row[number] = item
+    return [tuple(row) for row in found.values()]
+
+
+def compared(own: Mapping[RunKey, float], base: Mapping[RunKey, float]) -> tuple[Estimate | None, bool]:
+    """The ratio own / base, in pairs where the runs are, and whether they are.
+
+    The ratio is None where a side is empty, or holds a value that is not positive.
+    """
+    is_known = all(side and min(side.values()) > 0 for side in (own, base))
+    return (ratio_estimate(own, base) if is_known else None), bool(own) and pairing(own, base).is_paired
+
+
+def pair_key(run: Run, session: str, apart: Collection[str]) -> RunKey:
+    """Block and repeat of a run, without the keys that are compared: runs with equal ones ran interleaved."""
+    series = run.plan.series
+    axes = (f"{key}={value}" for key, value in sorted(series.axes.items()) if key not in apart)
+    return KnownKey.of(" ".join([series.id, run.plan.created, *axes]), series.repeat, session)
+
+
+def with_train(run: Run, settings: Mapping[str, object]) -> Run:
+    """A run as if its plan had these settings of `train`: for digests without what is compared."""
+    plan = run.plan
+    train = plan.workload.train.model_copy(update=settings)
+    workload = plan.workload.model_copy(update={"train": train})
+    return replace(run, plan=plan.model_copy(update={"workload": workload}))
+
+
+def last_loss(run: Run) -> float | None:
+    """Loss of the last step, mean over ranks; None where it is not finite on one."""
+    losses = [] if run.record is None else [rank.last_loss for rank in run.record.ranks]
+    finite = [loss for loss in losses if loss is not None]
+    return fmean(finite) if finite and len(finite) == len(losses) else None
+
+
+def at_last_place(rows: Sequence[T]) -> list[T]:
+    """Rows of the largest rank and node count, of which sentences and headlines are; rows have `ranks` and `nodes`."""
+
+    def place(row: Any) -> tuple[int, int]:
+        return row.ranks, row.nodes
+
+    return [row for row in rows if place(row) == place(rows[-1])]
+
+
+def best_at_last(rows: Sequence[T], ratio: Callable[[T], Estimate | None]) -> tuple[Estimate, T] | None:
+    """The largest ratio at the largest rank count, with its row; None where there is nothing to compare."""
+    known = [(found, row) for row in at_last_place(rows) if (found := ratio(row)) is not None]
+    return max(known, key=lambda one: one[0].value, default=None)
+
+
+# Groups of a report
+
+
+@dataclass(frozen=True)
+class Side:
+    """A group at one rank and node count."""
+
+    group: Group
+    point: Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Groups that differ in nothing but what is compared."""
+
+    id: str
+    groups: tuple[Group, ...]
+    places: Mapping[tuple[int, int], tuple[Side, ...]]
+    """Sides by ranks and nodes, ascending, where two kinds or more ran."""
+    references: Mapping[tuple[int, int], Side]
+    """What the others of a place are measured against, where it ran."""
+
+
+def compare(
+    groups: Iterable[Group],
+    *,
+    differ_in: Callable[[Run], str],
+    kind: Callable[[Group], Hashable],
+    reference: Callable[[Group], bool] = lambda group: True,
+    order: Callable[[Group], tuple[float | str, ...]] = lambda group: (),
+) -> list[Comparison]:
+    """All sets of groups of two kinds or more that ran at one rank and node count, in the order of the groups.
+
+    Args:
+        groups: those that take part.
+        differ_in: a digest of a run without what is compared.
+        kind: what a group is in the comparison.
+        reference: whether the others may be measured against it; the first of a place is.
+        order: of the groups of a set.
+    """
+    found = []
+    for digest, members in alike(groups, lambda group: differ_in(group.sample)).items():
+        ordered = sorted(members, key=order)
+        sides = [Side(group, point) for group in ordered for point in group.points]
+        places = alike(sides, lambda side: (side.point.ranks, side.point.nodes))
+        kept = {
+            place: tuple(places[place])
+            for place in sorted(places)
+            if len({kind(side.group) for side in places[place]}) > 1
+        }
+        bases = {place: next((one for one in kept[place] if reference(one.group)), None) for place in kept}
+        known = {place: side for place, side in bases.items() if side is not None}
+        if kept:
+            found.append(Comparison(id=digest, groups=tuple(ordered), places=kept, references=known))
+    return found
+
+
+# Control runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twins:
+    """The plain runs of a series at one rank and node count, and those that went without something."""
+
+    plan: RunPlan
+    planned: frozenset[Variant]
+    runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]
+    """Those with figures, by variant and repeat; every variant that was asked for is there."""
+    missing: tuple[str, ...]
+    """Why the others have none, in sentences."""
+
+    def of(self, variant: Variant, figure: Callable[[RunMeasures], T]) -> dict[RunKey, T]:
+        """A figure of the runs of a variant."""
+        return {key: figure(measures) for key, (_, measures) in self.runs[variant].items()}
+
+
+def twins(
+    runs: Iterable[Run], variants: Collection[Variant], is_wanted: Callable[[Collection[Variant]], bool]
+) -> list[Twins]:
+    """Every scaling point of every series that has the wanted variants, in order of series, ranks and nodes.
+
+    A copy of a run is no repeat.
+
+    Args:
+        runs: with and without figures.
+        variants: that are compared; runs of others are left out.
+        is_wanted: whether a point with runs of these variants takes part.
+    """
+    runs = list(runs)
+    sessions = allocations_of(runs)
+    points = alike(
+        runs, lambda run: (run.plan.created, run.plan.series.id, run.plan.layout.ranks, run.plan.layout.nodes)
+    )
+    found = []
+    for _, members in sorted(points.items()):
+        planned = frozenset(run.plan.series.variant for run in members)
+        if not is_wanted(planned):
+            continue
+        sides: dict[Variant, dict[RunKey, tuple[Run, RunMeasures]]] = {variant: {} for variant in variants}
+        missing = []
+        for run in members:
+            side = sides.get(run.plan.series.variant)
+            key = KnownKey.of("", run.plan.series.repeat, sessions[run.plan.run_id])
+            if side is None or key in side:
+                continue
+            measures, why = measured_or_why(run)
+            if measures is None:
+                missing.append(why)
+            else:
+                side[key] = run, measures
+        plan = min(members, key=lambda run: run.plan.series.variant != "plain").plan
+        found.append(Twins(plan=plan, planned=planned, runs=sides, missing=tuple(missing)))
+    return found

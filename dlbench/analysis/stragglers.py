@@ -1,0 +1,251 @@
+"""Waiting for stragglers: how much of the exchange it is, whose it is, and why those ranks were late.
+
+A synchronous exchange ends when the last rank has brought its gradients, so a rank that comes late waits less. With
+x[r] the exchange phase of rank r in one step and p ranks, rank r waits
+
+    wait[r] = x[r] - min x .
+
+It is *in time* if wait[r] >= max(wait)/2 (`IN_TIME_SHARE`), else *late*; where max(wait) = 0 nobody is late. The step
+is
+
+    W = mean of wait over the ranks in time
+
+longer than if the late ranks had come with the others, and a late rank is L[r] = W - wait[r] late. Of W, mean(wait)
+over all ranks lies in the mean exchange. The rest, (sum of L)/p, is the late ranks' own work: it is taken out of the
+causes in which a late rank exceeds the mean of the ranks in time in this step, in proportion to these excesses and up
+to L[r]. So ranks that are D late are charged with D, however many ranks there are and however many of them are late,
+and nothing is counted twice; what no excess explains stays in the cause where it was.
+
+All waiting of a step is owed by its late ranks, in proportion to L[r]. One of them came *last*: the rank that waited
+least, of equal ones the one with most work.
+
+The work before an exchange is: optimizer and *other* of the step before, then input wait, copy, forward and backward.
+(*Other* lies at the end of a step; before the first measured step all ranks wait for each other.)
+
+All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is shared out so
+that its sum stays.
+
+Limits: x shows who came late only if all ranks leave an exchange together. Exchanges with leaders, and engines that
+let ranks go one by one, blur W by as much as ranks leave apart. Jitter of which no rank is the cause is waiting too:
+about half of the ranks are late then, now these, now those. On a GPU x is time of the training stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlbench.analysis.measures import RunSteps
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Times = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
+
+
+WORK_PHASES: Mapping[str, tuple[str, ...]] = {
+    "input": ("input", "h2d"),
+    "compute": ("forward", "backward", "optimizer"),
+    "host": ("other",),
+}
+"""In what a rank can be late, and the phases of a step it consists of; `other` is what no phase holds."""
+
+WORK = tuple(WORK_PHASES)
+PHASES_OF_WORK = tuple(phase for phases in WORK_PHASES.values() for phase in phases)
+
+IN_TIME_SHARE = 0.5
+"""Of the longest wait of a step: a rank that waits so long is in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateRank:
+    """How often one rank was late, who waited for it, and what held it up; sums over the measured steps."""
+
+    rank: int
+    steps_last: int
+    """Steps in which it came last and another rank waited."""
+    waited_ns: int
+    """Its share of all ranks' waiting in the steps in which it was late, nanoseconds."""
+    late_ns: dict[str, int]
+    """Its own time beyond the mean of the ranks in time in these steps, as charged to it, by `WORK`, nanoseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Waiting of a whole run; sums over ranks and steps, nanoseconds."""
+
+    waited_ns: int = 0
+    """In the exchange."""
+    moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
+    """Of the late ranks' own work, by `WORK`."""
+    moved_phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES_OF_WORK, 0))
+    """The same by phase; those of one `WORK` sum to its own."""
+    ranks: tuple[LateRank, ...] = ()
+    """Ranks that were late at least once, the one that was waited for longest first."""
+
+    @property
+    def total_ns(self) -> int:
+        """What the cause `straggler` is charged with."""
+        return self.waited_ns + sum(self.moved_ns.values())
+
+
+def waiting(steps: RunSteps) -> Waiting:
+    """Who waited for whom in the measured steps of one run; nobody at one rank."""
+    exchange = steps.phase_ns["exchange"]
+    if len(exchange) == 1:
+        return Waiting()
+    wait: Times = exchange - exchange.min(axis=0)
+    in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
+    late = _lateness(wait, in_time)
+    phases = _phases_before_exchange(steps)
+    work = {name: _total([phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
+    moved, by_phase = _moved(late, in_time, work, phases)
+    found = _by_rank(
+        last=_steps_last(wait, work), waited=_shared_out(wait.sum(axis=0), late).sum(axis=1), moved=moved, late=late
+    )
+    return Waiting(
+        waited_ns=int(wait.sum()),
+        moved_ns={name: int(times.sum()) for name, times in moved.items()},
+        moved_phases_ns=by_phase,
+        ranks=found,
+    )
+
+
+def _lateness(wait: Times, in_time: Flags) -> Times:
+    """L of the late ranks, at least 1; 0 for those in time; shape (ranks, steps)."""
+    late: Times = wait.sum(axis=0, where=in_time) // in_time.sum(axis=0) - wait
+    late[in_time] = 0
+    return late
+
+
+def _phases_before_exchange(steps: RunSteps) -> dict[str, Times]:
+    """What each rank did between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps)."""
+    phases = steps.phase_ns
+    return {
+        **{name: phases[name] for name in ("input", "h2d", "forward", "backward")},
+        "optimizer": _of_step_before(phases["optimizer"]),
+        "other": _of_step_before(steps.other_ns),
+    }
+
+
+def _total(times: Sequence[Times]) -> Times:
+    total = times[0].copy() if len(times) > 1 else times[0]
+    for more in times[1:]:
+        total += more
+    return total
+
+
+def _of_step_before(times: Times) -> Times:
+    """Shifted by one step; 0 in the first, before which all ranks waited for each other."""
+    import numpy as np
+
+    shifted = np.zeros_like(times)
+    shifted[:, 1:] = times[:, :-1]
+    return shifted
+
+
+def _steps_last(wait: Times, work: Mapping[str, Times]) -> Times:
+    """Steps in which each rank came last and another waited, shape (ranks,).
+
+    Last is of those that waited least the one with most work.
+    """
+    import numpy as np
+
+    total = np.add(work["input"], work["compute"])
+    total += work["host"]
+    total[wait > 0] = np.iinfo(np.int64).min
+    last = total.argmax(axis=0)[wait.max(axis=0) > 0]
+    return np.bincount(last, minlength=len(wait)).astype(np.int64)
+
+
+def _moved(
+    late: Times, in_time: Flags, work: Mapping[str, Times], phases: Mapping[str, Times]
+) -> tuple[dict[str, Times], dict[str, int]]:
+    """What is charged: to each rank by `WORK`, shape (ranks,), and of all ranks by `PHASES_OF_WORK`.
+
+    Where a rank is late, what exceeds the ranks in time; the excesses are scaled down in proportion where together they
+    exceed its lateness.
+    """
+    import numpy as np
+
+    # Only what is late is looked at: most of a run is not.
+    is_late = late > 0
+    column = np.nonzero(is_late)[1]
+    own = late[is_late]
+    count = in_time.sum(axis=0)
+
+    def excess(times: Times) -> Times:
+        beyond: Times = times[is_late] - (times.sum(axis=0, where=in_time) // count)[column]
+        return np.maximum(beyond, 0, out=beyond)
+
+    beyond = {name: excess(times) for name, times in work.items()}
+    found: Times = np.zeros_like(own)
+    for values in beyond.values():
+        found += values
+    # In floating point, because the product of two times in nanoseconds need not fit into 64 bits.
+    share = own / np.maximum(found, 1)
+    fits = found <= own
+    ends = np.cumsum(is_late.sum(axis=1))
+    by_rank: dict[str, Times] = {}
+    by_phase: dict[str, int] = {}
+    for name, values in beyond.items():
+        charged = np.where(fits, values, np.floor(values * share).astype(np.int64))
+        by_rank[name] = _sums_upto(charged, ends)
+        by_phase |= _by_phase(charged, {phase: excess(phases[phase]) for phase in WORK_PHASES[name]})
+    return by_rank, by_phase
+
+
+def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
+    """The sum of what is charged, by phase: each time shared out as the phases exceed those of the ranks in time."""
+    import numpy as np
+
+    if len(excess) == 1:
+        return {name: int(charged.sum()) for name in excess}
+    whole = np.maximum(_total(list(excess.values())), 1)
+    reached, before, found = np.zeros_like(charged), np.zeros_like(charged), {}
+    *others, last = excess
+    for name in others:
+        reached += excess[name]
+        upto = np.minimum(np.floor(charged * (reached / whole)).astype(np.int64), charged)
+        found[name] = int((upto - before).sum())
+        before = upto
+    return {**found, last: int((charged - before).sum())}
+
+
+def _sums_upto(values: Times, ends: Times) -> Times:
+    """Sums of pieces that lie one behind the other, by where each ends."""
+    import numpy as np
+
+    total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])[ends]
+    return np.diff(total, prepend=0)
+
+
+def _shared_out(waited: Times, late: Times) -> Times:
+    """The waiting of each step, shape (steps,), among its late ranks in proportion to their lateness; sums stay."""
+    import numpy as np
+
+    reached = np.cumsum(late, axis=0)
+    whole = np.maximum(reached[-1], 1)
+    # Floors of the running sum lose nothing; in floating point for the reason above, so the end is set.
+    upto: Times = np.minimum(np.floor(waited * (reached / whole)).astype(np.int64), waited)
+    upto = np.where(reached == whole, waited, upto)
+    upto[1:] -= upto[:-1].copy()
+    return upto
+
+
+def _by_rank(*, last: Times, waited: Times, moved: Mapping[str, Times], late: Times) -> tuple[LateRank, ...]:
+    import numpy as np
+
+    found = [
+        LateRank(
+            rank=rank,
+            steps_last=int(last[rank]),
+            waited_ns=int(waited[rank]),
+            late_ns={name: int(times[rank]) for name, times in moved.items()},
+        )
+        for rank in np.flatnonzero(late.max(axis=1)).tolist()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.waited_ns, one.rank)))

@@ -1,0 +1,277 @@
+"""A scan of `runs/` becomes tables: figures of the runs that have any, and the reason of those that have none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dlbench.analysis.causes import Causes
+from dlbench.analysis.digest import StepDigest
+from dlbench.analysis.measures import PARTS
+from dlbench.analysis.sessions import allocations_of
+from dlbench.errors import IncompleteDataError
+from dlbench.records.scan import Run, Scan
+from dlbench.stats.pairing import KnownKey, RunKey
+
+if TYPE_CHECKING:
+    import pandas as pd
+import dataclasses
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from dlbench import pool
+from dlbench.analysis.causes import causes_of
+from dlbench.analysis.comparability import averaged_id
+from dlbench.analysis.digest import digest_of
+from dlbench.analysis.measures import RunMeasures, load_steps, measure
+from dlbench.records.registry import describe
+from dlbench.records.rows.damage import damaged_traces
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutFigures:
+    """A run that yields no figure, and why."""
+
+    run: Run
+    state: str
+    """invalid, failed, incomplete, or damaged (a valid record whose step files are not whole)."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTable:
+    """All runs of a scan."""
+
+    figures: pd.DataFrame
+    """One row for each run with figures, in the order of the scan; columns see `tabulate`."""
+    parts: pd.DataFrame
+    """The same runs by `run_id`: seconds a step of each of `PARTS` (they sum to the step), `exchange_wait` and
+    `exchange_wait_first`."""
+    runs: dict[str, Run]
+    """Runs with figures, by run id."""
+    without: tuple[WithoutFigures, ...]
+    damaged: tuple[str, ...]
+    """Damaged files, one line each; their runs yield no figure, unless it is spans or samples that are damaged."""
+    causes: dict[str, Causes] = field(default_factory=dict)
+    """Of the runs with figures, by run id; empty unless they were asked for."""
+    digests: dict[str, StepDigest] = field(default_factory=dict)
+    """Of the runs with figures, by run id; empty unless they were asked for."""
+
+    @cached_property
+    def sessions(self) -> dict[str, str]:
+        """What is one look at a machine, of the runs with figures, by run id."""
+        return allocations_of(self.runs.values())
+
+    @cached_property
+    def keys(self) -> dict[str, RunKey]:
+        """Block and repeat of the runs with figures, with their sessions, by run id."""
+        if self.figures.empty:
+            return {}
+        rows = zip(self.figures["run_id"], self.figures["block"], self.figures["repeat"], strict=True)
+        return {
+            str(run_id): KnownKey.of(str(block), int(repeat), self.sessions[str(run_id)])
+            for run_id, block, repeat in rows
+        }
+
+
+def without_resumed(table: RunTable) -> RunTable:
+    """The same, where runs that went on after an interruption yield no figure: for repeats that must be alike."""
+    why = "resumed after an interruption, so no repeat of runs that ran through"
+    resumed = [run for run in table.runs.values() if run.record is not None and run.record.goes_on]
+    left_out = tuple(WithoutFigures(run=run, state=run.state, why=why) for run in resumed)
+    kept = {run_id: run for run_id, run in table.runs.items() if run not in resumed}
+    return replace(table, runs=kept, without=(*table.without, *left_out)) if resumed else table
+
+
+def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:
+    """Figures of every valid run, if `with_causes` the causes of its step, and if `with_digests` its steps in short.
+
+    Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then
+    `run_id`, `group` (equal for comparable runs), `series`, `repeat`, `block` (series and swept
+    values: runs of one block and repeat ran interleaved), `position`, `side`,
+    `finished` (UTC), `batch`
+    (samples per rank, integer), `sample_unit`, `steps`, `samples`, `measured_s`, `throughput`
+    (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number of recorded ones).
+
+    Damaged runs are not raised but listed, so that one bad file does not hide the rest. Where there is much to read,
+    several processes read; the table is the same.
+
+    Raises:
+        RunError: one of these processes was killed.
+    """
+    import pandas as pd
+
+    valid = [run for run in scan.runs if run.state == "valid"]
+    loaded = iter(load_runs(valid, Wanted(causes=with_causes, digest=with_digests)))
+    found: dict[str, LoadedRun] = {}
+    runs: dict[str, Run] = {}
+    without: list[WithoutFigures] = []
+    damaged = list(scan.problems)
+    for run in scan.runs:
+        if run.state != "valid":
+            without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
+            continue
+        one = next(loaded)
+        copied = _copied(run, runs)
+        if copied or isinstance(one, IncompleteDataError):
+            why = copied or str(one)
+            damaged.append(why)
+            without.append(WithoutFigures(run=run, state="damaged", why=why))
+            continue
+        runs[run.plan.run_id] = run
+        found[run.plan.run_id] = one
+        damaged += one.damaged
+    return RunTable(
+        figures=pd.DataFrame([one.row for one in found.values()]),
+        parts=pd.DataFrame.from_dict(
+            {run_id: one.parts for run_id, one in found.items()},
+            orient="index",
+            columns=[*PARTS, "exchange_wait", "exchange_wait_first"],
+        ),
+        runs=runs,
+        without=tuple(without),
+        damaged=tuple(damaged),
+        causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
+        digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
+    )
+
+
+def _copied(run: Run, seen: dict[str, Run]) -> str:
+    """Why a copied folder is not a second measurement; empty for one that is no copy."""
+    if run.plan.run_id not in seen:
+        return ""
+    return (
+        f"{run.folder.path}: holds run {run.plan.run_id} once more, like {seen[run.plan.run_id].folder.path}; "
+        "a copy is no repeat and is left out"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked for besides the figures."""
+
+    causes: bool = False
+    digest: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedRun:
+    """What is kept of a run."""
+
+    row: dict[str, object]
+    """Its row of `dlbench.analysis.table.RunTable.figures`."""
+    parts: dict[str, float]
+    """Seconds a step of each of `dlbench.analysis.measures.PARTS`, `exchange_wait` and `exchange_wait_first`."""
+    causes: Causes | None
+    """None unless asked for."""
+    digest: StepDigest | None
+    """None unless asked for."""
+    damaged: tuple[str, ...] = ()
+    """Spans and samples that are damaged, one line each; they take no figure away."""
+
+
+def load_run(run: Run, wanted: Wanted) -> LoadedRun:
+    """Reads the step files of a run, once.
+
+    Raises:
+        IncompleteDataError: as `dlbench.analysis.measures.load_steps`.
+        ValueError: the run has no valid record and so no figures.
+    """
+    steps = load_steps(run)
+    measures = measure(run, steps)
+    return LoadedRun(
+        row=_row(run, measures),
+        parts={
+            **measures.parts,
+            "exchange_wait": measures.exchange_wait_s,
+            "exchange_wait_first": measures.exchange_wait_first_s,
+        },
+        causes=causes_of(run, steps) if wanted.causes else None,
+        digest=digest_of(run, steps) if wanted.digest else None,
+        damaged=damaged_traces(run.folder.path, whole=False),
+    )
+
+
+def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
+    """What a run gave, or why it gives nothing."""
+    try:
+        return load_run(run, wanted)
+    except IncompleteDataError as error:
+        return error
+
+
+def _row(run: Run, measures: RunMeasures) -> dict[str, object]:
+    assert run.record is not None
+    plan = run.plan
+    return {
+        **describe(run),
+        "ranks": plan.layout.ranks,
+        "nodes": plan.layout.nodes,
+        "run_id": plan.run_id,
+        "group": averaged_id(run),
+        "series": plan.series.id,
+        "repeat": plan.series.repeat,
+        "block": " ".join(
+            [plan.series.id, plan.created, *(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))]
+        ),
+        "side": plan.series.side,
+        "position": plan.series.position,
+        "finished": run.record.finished,
+        "batch": plan.workload.train.batch_per_rank,
+        "sample_unit": plan.workload.sample_unit,
+        "steps": measures.steps,
+        "samples": measures.samples,
+        "measured_s": measures.measured_s,
+        "throughput": measures.throughput,
+        "step_median_s": measures.step_median_s,
+        "step_p95_s": measures.step_p95_s,
+        "step_cv": measures.step_cv,
+        "warnings": len(run.record.warnings),
+    }
+
+
+MAX_PROCESSES = 6
+"""More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them."""
+WORTH_A_PROCESS = 32 << 20
+"""Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
+FILE_BYTES = 16 << 10
+"""As much of a step file is read in the time that it takes to open one and to look at its header."""
+
+
+def load_runs(
+    runs: Sequence[Run], wanted: Wanted, *, processes: int | None = None
+) -> list[LoadedRun | IncompleteDataError]:
+    """Reads many runs; what each gave, or why it gives nothing, in the order of `runs`.
+
+    Args:
+        runs: with valid records.
+        wanted: besides the figures.
+        processes: how many read; None: as many as pay for being started, at most one for each usable core. The results
+            are the same.
+
+    Raises:
+        RunError: a process was killed.
+        RuntimeError: a defect, with its traceback.
+    """
+    weights = [_weight(run) for run in runs]
+    if processes is None:
+        cores = len(os.sched_getaffinity(0))
+        processes = min(cores, MAX_PROCESSES, sum(weights) // WORTH_A_PROCESS)
+    # The largest first, so that none of them is left for the end.
+    order = sorted(range(len(runs)), key=lambda number: -weights[number])
+    items = [dataclasses.replace(runs[number], statuses=[]) for number in order]
+    work = partial(load_or_say, wanted=wanted)
+    with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read") as results:
+        found = {order[place]: result for place, result in results}
+    return [found[number] for number in range(len(runs))]
+
+
+def _weight(run: Run) -> int:
+    """Bytes of a run's step files, as if all were as large as the first, and as much again as opening them takes."""
+    try:
+        size = run.folder.steps(0).stat().st_size
+    except OSError:
+        size = 0
+    return run.plan.layout.ranks * (size + FILE_BYTES)

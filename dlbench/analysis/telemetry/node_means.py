@@ -1,0 +1,170 @@
+"""What a node did during the measured steps: power, clocks, utilisation, memory and traffic, in figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlbench.analysis.telemetry.integral import counter_curve, joined
+from dlbench.analysis.telemetry.node_samples import (
+    Interval,
+    NodeReader,
+    NodeSamples,
+    measured_window,
+    nodes_of,
+    read_node,
+    why_not_sampled,
+)
+from dlbench.analysis.telemetry.throttling import nearest_time
+from dlbench.records.scan import Run
+from dlbench.records.throttle_reasons import clock_reason_names
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+
+COUNTERS = re.compile(r".*(_j|throttled_s|(received|sent|read|written)_bytes|pcie_replays|ecc_(un)?corrected)")
+"""Fields that count from anywhere: their rate is reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSummary:
+    """One field in the measured window; of a counter its rate, in its unit per second."""
+
+    name: str
+    is_rate: bool
+    mean: float
+    """Over samples; of a counter over the time between its first and last value."""
+    median: float
+    lowest: float
+    highest: float
+    num_samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTelemetry:
+    """One node in the measured window."""
+
+    node_rank: int
+    host: str
+    window_s: float
+    num_samples: int
+    """Samples in the window."""
+    num_gaps: int
+    """Times at which more than five periods passed without a sample."""
+    missing: float
+    """Share of the window in such gaps, before the first and behind the last sample (1)."""
+    fields: dict[str, FieldSummary]
+    """By name; `host.cpu.busy` is the mean of all cores. Fields that the window knows nothing of are not in it."""
+    clock_reasons: dict[str, dict[str, float]]
+    """For each GPU (`gpu.0`) the share of the sampled time in which a reason held its clock, by reason (1)."""
+    unavailable: dict[str, str]
+    failures: tuple[str, ...]
+
+
+def node_telemetry(
+    run: Run,
+    *,
+    nodes: Sequence[int] | None = None,
+    wanted: Callable[[str], bool] = lambda name: True,
+    read: NodeReader = read_node,
+) -> tuple[list[NodeTelemetry], dict[str, str]]:
+    """Every sampled node of a run with a record, and why others have no samples, by node.
+
+    Args:
+        run: with a record.
+        nodes: those that are looked at; None: all.
+        wanted: the fields that are summed up.
+        read: reads a node, so that readers of the same samples can share them.
+
+    Raises:
+        IncompleteDataError: samples or steps are damaged.
+    """
+    found: list[NodeTelemetry] = []
+    why: dict[str, str] = {}
+    for node in nodes_of(run) if nodes is None else nodes:
+        reason = why_not_sampled(run, node)
+        if reason:
+            why[f"node {node}"] = reason
+        else:
+            found.append(_node(read(run, node, _always), measured_window(run, node), wanted))
+    return found, why
+
+
+def _always(name: str) -> bool:
+    return True
+
+
+def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool]) -> NodeTelemetry:
+    import numpy as np
+
+    times = samples.time_ns
+    first, last = np.maximum(times[:-1], window[0]), np.minimum(times[1:], window[1])
+    near = joined(times, samples.period_s)
+    inside = last > first
+    sampled = int((last - first)[inside & near].sum())
+    columns = {name: values for name, values in samples.columns.items() if wanted(name)}
+    fields = {name: _summary(samples, name, values, window) for name, values in columns.items()}
+    busy = [values for name, values in samples.columns.items() if re.fullmatch(r"host\.cpu\.\d+\.busy", name)]
+    if busy:
+        fields["host.cpu.busy"] = _summary(samples, "host.cpu.busy", np.mean(busy, axis=0), window)
+    return NodeTelemetry(
+        node_rank=samples.node_rank,
+        host=samples.host,
+        window_s=(window[1] - window[0]) / 1e9,
+        num_samples=int(((times >= window[0]) & (times <= window[1])).sum()),
+        num_gaps=int((inside & ~near).sum()),
+        missing=1 - sampled / max(1, window[1] - window[0]),
+        fields={name: summary for name, summary in fields.items() if summary is not None},
+        clock_reasons=_clock_reasons(samples, window),
+        unavailable=samples.unavailable,
+        failures=samples.failures,
+    )
+
+
+def _summary(samples: NodeSamples, name: str, values: Floats, window: Interval) -> FieldSummary | None:
+    """None where nothing of the field is known in the window."""
+    import numpy as np
+
+    is_rate = COUNTERS.fullmatch(name) is not None
+    if is_rate:
+        curve = counter_curve(samples.time_ns, values, samples.period_of(name))
+        known, mean = curve.begin_rate[curve.known_within(*window)], curve.over(*window).rate
+    else:
+        inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1]) & np.isfinite(values)
+        known, mean = values[inside], None
+    if not len(known):
+        return None
+    return FieldSummary(
+        name=name,
+        is_rate=is_rate,
+        mean=float(known.mean()) if mean is None else mean,
+        median=float(np.median(known)),
+        lowest=float(known.min()),
+        highest=float(known.max()),
+        num_samples=len(known),
+    )
+
+
+def _clock_reasons(samples: NodeSamples, window: Interval) -> dict[str, dict[str, float]]:
+    import numpy as np
+
+    found: dict[str, dict[str, float]] = {}
+    for name, values in samples.columns.items():
+        if re.fullmatch(r"gpu\.\d+\.clock_reasons", name) is None:
+            continue
+        held = np.isfinite(values)
+        masks = values[held].astype(np.int64)
+        weight = nearest_time(samples.time_ns[held], window, samples.period_of(name))
+        shares: dict[str, float] = {}
+        for mask in np.unique(masks[weight > 0]).tolist():
+            time_share = float(weight[masks == mask].sum() / weight.sum())
+            for reason in clock_reason_names(mask):
+                shares[reason] = shares.get(reason, 0.0) + time_share
+        if weight.sum():
+            found[name.removesuffix(".clock_reasons")] = shares
+    return found

@@ -1,0 +1,189 @@
+"""What samplers saw of the runs of a table, each file read once: energy and telemetry of as many runs as is cheap.
+
+A run of 128 nodes has 128 files of samples, and a table may hold thousands of runs. So samples are read up to a number
+of nodes: of every scaling point first the run whose throughput is in the middle, the largest point first, then the
+runs next to it. What was left out is counted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from dlbench.analysis.table import RunTable
+from dlbench.analysis.telemetry.energy import RunEnergy, run_energy
+from dlbench.analysis.telemetry.node_means import NodeTelemetry, node_telemetry
+from dlbench.analysis.telemetry.node_samples import NodeSamples, nodes_of, read_node
+from dlbench.errors import IncompleteDataError
+from dlbench.records.scan import Run
+
+MAX_NODES = 160
+"""Nodes whose samples are read for one table: a few seconds of work."""
+MAX_NODES_OF_LARGE_RUN = 8
+"""Nodes that are read of the middle run of a point whose runs have more nodes than may be read; evenly spread."""
+
+FIELDS = re.compile(
+    r"gpu\.\d+\.(power_w|sm_clock_hz|utilization|memory_used_bytes|temperature_c)"
+    r"|host\.(cpu\.mean\.busy|memory_used_bytes|page_cache_bytes)"
+    r"|host\.(net|infiniband)\..+\.(received|sent)_bytes|host\.disk\..+\.(read|written)_bytes"
+)
+"""Fields that are summed up; `host.cpu.busy` is too."""
+
+PointKey = tuple[str, int, int]
+"""Group, ranks, nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineReading:
+    """The machine while one run trained."""
+
+    run_id: str
+    energy: RunEnergy | None
+    """None where samples are damaged, or some nodes were left out."""
+    nodes: tuple[NodeTelemetry, ...]
+    """Of the measured window, by node."""
+    why: dict[str, str]
+    """Why nodes have no samples, by node (`node 3`)."""
+    problem: str
+    """What is damaged; empty where nothing is."""
+    left_out: int = 0
+    """Nodes that were not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineReadings:
+    """Of the runs of a table."""
+
+    by_run: Mapping[str, MachineReading]
+    """By run id; runs that were not read are not in it."""
+    middle: Mapping[PointKey, Run]
+    """The run of each point whose throughput is in the middle."""
+
+    def energy_of(self, run: Run) -> RunEnergy:
+        """As `dlbench.analysis.telemetry.energy.run_energy`, of a run that was read whole.
+
+        Raises:
+            IncompleteDataError: samples, spans or steps are damaged.
+        """
+        reading = self.by_run[run.plan.run_id]
+        if reading.energy is None:
+            raise IncompleteDataError(reading.problem)
+        return reading.energy
+
+    def has_energy(self, run: Run) -> bool:
+        """Whether `energy_of` may be asked for a run."""
+        reading = self.by_run.get(run.plan.run_id)
+        return reading is not None and not reading.left_out
+
+
+@dataclass(kw_only=True)
+class _Shared:
+    """Reads every node of a run once, all of its fields."""
+
+    held: dict[int, NodeSamples] = field(default_factory=dict)
+
+    def __call__(self, run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
+        if node not in self.held:
+            self.held[node] = read_node(run, node, lambda name: True)
+        return self.held[node]
+
+
+def read_machine(run: Run, nodes: tuple[int, ...] | None = None, *, all_fields: bool = False) -> MachineReading:
+    """The samples of one run with a record.
+
+    Args:
+        run: with a record.
+        nodes: only these, and no energy, which is that of all nodes; None: all.
+        all_fields: whether every sampled field is summed up, or those of `FIELDS`.
+    """
+    shared = _Shared()
+
+    def wanted(name: str) -> bool:
+        return all_fields or FIELDS.fullmatch(name) is not None
+
+    found: list[NodeTelemetry] = []
+    why: dict[str, str] = {}
+    energy, problem = None, ""
+    try:
+        found, why = node_telemetry(run, nodes=nodes, wanted=wanted, read=shared)
+        energy = run_energy(run, read=shared) if nodes is None else None
+    except IncompleteDataError as error:
+        problem = str(error)
+    return MachineReading(
+        run_id=run.plan.run_id,
+        energy=energy,
+        nodes=tuple(found),
+        why=why,
+        problem=problem,
+        left_out=0 if nodes is None or problem else len(nodes_of(run)) - len(nodes),
+    )
+
+
+_LAST: list[tuple[weakref.ref[RunTable], int | None, MachineReadings]] = []
+"""The last table that was read: several views ask for the same one."""
+
+
+def machine_readings(table: RunTable, max_nodes: int | None = MAX_NODES) -> MachineReadings:
+    """The samples of the runs with figures, read once for one table.
+
+    Args:
+        table: the runs.
+        max_nodes: how many nodes may be read; None: all of them, and all their fields.
+    """
+    if _LAST and _LAST[0][0]() is table and _LAST[0][1] == max_nodes:
+        return _LAST[0][2]
+    readings = _read(table, max_nodes)
+    _LAST[:] = [(weakref.ref(table), max_nodes, readings)]
+    return readings
+
+
+def damage_met(table: RunTable) -> tuple[str, ...]:
+    """What `machine_readings` last found damaged in the samples and spans of a table's runs, one line each."""
+    if not _LAST or _LAST[0][0]() is not table:
+        return ()
+    return tuple(dict.fromkeys(reading.problem for reading in _LAST[0][2].by_run.values() if reading.problem))
+
+
+def _read(table: RunTable, max_nodes: int | None) -> MachineReadings:
+    points = _points(table)
+    by_run: dict[str, MachineReading] = {}
+    left = math.inf if max_nodes is None else max_nodes
+    for number, run_id in _in_turn(points):
+        run = table.runs[run_id]
+        nodes = nodes_of(run)
+        if len(nodes) <= left:
+            by_run[run_id] = read_machine(run, all_fields=max_nodes is None)
+            left -= len(nodes)
+        elif number == 0 and left >= MAX_NODES_OF_LARGE_RUN:
+            few = nodes[:: -(-len(nodes) // MAX_NODES_OF_LARGE_RUN)]
+            by_run[run_id] = read_machine(run, tuple(few))
+            left -= len(few)
+    return MachineReadings(by_run=by_run, middle={key: table.runs[run_ids[0]] for key, run_ids in points.items()})
+
+
+def _points(table: RunTable) -> dict[PointKey, list[str]]:
+    """Runs of every point, the one in the middle first, then those next to it; points with most ranks first."""
+    found: dict[PointKey, list[str]] = {}
+    if table.figures.empty:
+        return found
+    for _, rows in table.figures.groupby(["group", "ranks", "nodes"], sort=True):
+        first = rows.iloc[0]
+        speeds = sorted(zip(rows["throughput"], rows["run_id"], strict=True))
+        middle = (len(speeds) - 1) // 2
+        order = sorted(range(len(speeds)), key=lambda place: (abs(place - middle), place))
+        found[str(first["group"]), int(first["ranks"]), int(first["nodes"])] = [
+            str(speeds[place][1]) for place in order
+        ]
+    return dict(sorted(found.items(), key=lambda item: (-item[0][1], -item[0][2], item[0][0])))
+
+
+def _in_turn(points: Mapping[PointKey, list[str]]) -> Iterator[tuple[int, str]]:
+    """One run of every point, then a second of every point, and so on; with the number of the turn."""
+    most = max(map(len, points.values()), default=0)
+    for number in range(most):
+        for run_ids in points.values():
+            if number < len(run_ids):
+                yield number, run_ids[number]

@@ -1,0 +1,308 @@
+"""What lowered clocks and used-up CPU quota cost the measured steps, from the samples of a run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlbench.analysis.telemetry.integral import counter_curve, joined
+from dlbench.analysis.telemetry.node_samples import (
+    Interval,
+    NodeSamples,
+    measured_window,
+    node_ranks,
+    nodes_of,
+    read_node,
+    why_not_sampled,
+)
+from dlbench.records.scan import Run
+from dlbench.records.throttle_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Times = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
+
+
+_FIELDS = re.compile(r"gpu\.\d+\.(sm_clock_hz|sm_clock_max_hz|clock_reasons)")
+_QUOTA = "host.cpu.throttled_s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throttled:
+    """What throttling cost one GPU, or the ranks of one node."""
+
+    where: str
+    """`gpu.0 of n0`, `n0`."""
+    share: float
+    """Of the computing in the measured window (1)."""
+    time_share: float
+    """Of the sampled window: time with a throttling bit; of a node, what its quota held back (1)."""
+    coverage: float
+    """Sampled share of the window (1)."""
+    evidence: str
+
+
+def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None) -> tuple[float | None, str]:
+    """Share of the measured window's computing that was lost to throttling (1), and how it is known.
+
+    On GPUs: in a sample whose clock reasons hold a throttling bit, 1 - clock / reference is lost, else nothing; the
+    mean over the window (each sample stands for the time that is nearest to it) and over the GPUs that ranks used. The
+    reference is the GPU's highest clock in the window without such a bit and not idle, unless a throttled clock exceeds
+    it; else its maximum. First order: what waits for memory loses less. On CPUs: time for which the kernel held back
+    the cgroup's processes because its quota was used up, summed over CPUs, over the window times the CPUs the ranks
+    could keep busy; the mean over nodes. Their clocks are not attributed.
+
+    Args:
+        run: with a record.
+        window_of: the measured window of a node (`node_samples.measured_window`), for callers that have it; None: it
+            is read.
+
+    Returns:
+        The share, or None where it is not known; and the evidence, or the reason.
+
+    Raises:
+        IncompleteDataError: samples or steps are damaged.
+        ValueError: the run has no record.
+    """
+    if run.record is None:
+        raise ValueError(f"{run.plan.run_id} has no record: its clocks are not known")
+    nodes = nodes_of(run)
+    on_gpu = [node for node in nodes if computes_on_gpu(run, node)]
+    found: list[Throttled] = []
+    why: list[str] = []
+    silent = 0
+    for node in on_gpu or nodes:
+        lost = list(_node(run, node, why, window_of, on_gpu=bool(on_gpu)))
+        silent += not lost
+        found += lost
+    if not found:
+        return None, why[0]
+    share = sum(one.share for one in found) / len(found)
+    worst = max(found, key=lambda one: (one.share, one.time_share))
+    missing = 1 - sum(one.coverage for one in found) / len(found)
+    parts = [f"mean of {len(found)} {_plural('GPU' if on_gpu else 'node', len(found))}"]
+    if worst.time_share > 0:
+        parts.append(f"most at {worst.where}, {worst.share:.1%}")
+    parts.append(worst.evidence)
+    if missing > 0.01:
+        parts.append(f"{missing:.0%} of the window was not sampled")
+    if silent:
+        parts.append(f"not known of {silent} {_plural('node', silent)}: {why[0]}")
+    return share, "; ".join(parts)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _node(
+    run: Run, node: int, why: list[str], window_of: Callable[[int], Interval] | None, *, on_gpu: bool
+) -> Iterator[Throttled]:
+    """What the GPUs of a node, or the node, lost; adds to `why` where that is not known."""
+    reason = why_not_sampled(run, node)
+    if reason:
+        why.append(reason)
+        return
+    samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
+    window = measured_window(run, node) if window_of is None else window_of(node)
+    if not on_gpu:
+        lost = _quota(run, samples, window)
+        if isinstance(lost, str):
+            why.append(lost)
+        else:
+            yield lost
+        return
+    use = gpus_of_ranks(run, samples)
+    if not use.gpus:
+        why.append(use.how)
+    weigh = _Weights(samples=samples, window=window)
+    for gpu in use.gpus:
+        lost = _gpu(samples, f"gpu.{gpu}", weigh)
+        if isinstance(lost, str):
+            why.append(lost)
+        else:
+            yield lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weights:
+    """`nearest_time` of samples of one node; GPUs that were read at the same times share it."""
+
+    samples: NodeSamples
+    window: Interval
+    known: dict[tuple[bytes, float], Floats] = field(default_factory=dict)
+
+    def of(self, held: npt.NDArray[np.bool_], period_s: float) -> Floats:
+        key = held.tobytes(), period_s
+        if key not in self.known:
+            self.known[key] = nearest_time(self.samples.time_ns[held], self.window, period_s)
+        return self.known[key]
+
+
+def _gpu(samples: NodeSamples, name: str, weigh: _Weights) -> Throttled | str:
+    """What one GPU lost, or why that is not known."""
+    import numpy as np
+
+    where = f"{name} of {samples.host}"
+    for field_name in (f"{name}.clock_reasons", f"{name}.sm_clock_hz"):
+        if field_name not in samples.columns:
+            return f"{where}: {samples.why_not(field_name)}"
+    reasons, clock = samples.columns[f"{name}.clock_reasons"], samples.columns[f"{name}.sm_clock_hz"]
+    held = np.isfinite(reasons) & np.isfinite(clock)
+    masks, clock = reasons[held].astype(np.int64), clock[held]
+    weight = weigh.of(held, samples.period_of(f"{name}.sm_clock_hz"))
+    if not weight.sum():
+        return f"{where}: no sample of its clock in the measured window"
+    throttled = (masks & THROTTLING_MASK) != 0
+    slow = throttled & (weight > 0)
+    coverage = float(weight.sum() / (weigh.window[1] - weigh.window[0]))
+    if not slow.any():
+        return Throttled(where=where, share=0.0, time_share=0.0, coverage=coverage, evidence="no sample was throttled")
+    at_work = (weight > 0) & ~throttled & ((masks & IDLE_BIT) == 0)
+    reference = _reference(samples, name, clock[at_work], float(clock[slow].max()))
+    if reference is None:
+        return f"{where}: no sample shows its clock at work without throttling, and its highest clock is not known"
+    lost = np.where(throttled, np.maximum(0.0, 1 - clock / reference), 0.0)
+    time_share = float(weight[slow].sum() / weight.sum())
+    names = ", ".join(throttling_names(int(np.bitwise_or.reduce(masks[slow]))))
+    return Throttled(
+        where=where,
+        share=float((lost * weight).sum() / weight.sum()),
+        time_share=time_share,
+        coverage=coverage,
+        evidence=f"throttled {time_share:.0%} of the time ({names})",
+    )
+
+
+def _reference(samples: NodeSamples, name: str, at_work: Floats, highest_throttled: float) -> float | None:
+    """The clock without throttling, Hz: as seen at work in the window, else the GPU's maximum.
+
+    Clocks below a throttled one are of a GPU that was about to work or to rest, and no reference.
+    """
+    import numpy as np
+
+    if len(at_work) and at_work.max() > 0 and at_work.max() >= highest_throttled:
+        return float(at_work.max())
+    limits = samples.columns.get(f"{name}.sm_clock_max_hz", np.zeros(0))
+    limits = limits[np.isfinite(limits)]
+    if len(limits) and limits.max() > 0:
+        return float(limits.max())
+    try:
+        highest = float(samples.facts.get(f"{name}.sm_clock_max_hz", ""))
+    except ValueError:
+        return None
+    return highest if math.isfinite(highest) and highest > 0 else None
+
+
+def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Floats:
+    """How much of the window each sample stands for, nanoseconds: what is nearer to it than to any other sample.
+
+    Times in gaps between samples, before the first and behind the last belong to none.
+
+    Args:
+        time_ns: when samples were taken, growing, shape (n,).
+        window: begin and end.
+        period_s: longest period of the samples, seconds.
+    """
+    import numpy as np
+
+    weight = np.zeros(len(time_ns))
+    start, stop = time_ns[:-1], time_ns[1:]
+    # Half a nanosecond is less than any clock resolves.
+    middle = start + (stop - start) // 2
+    near = joined(time_ns, period_s)
+    weight[:-1] += np.where(near, _overlap(start, middle, window), 0)
+    weight[1:] += np.where(near, _overlap(middle, stop, window), 0)
+    return weight
+
+
+def _overlap(start: Times, stop: Times, window: Interval) -> Times:
+    import numpy as np
+
+    length: Times = np.maximum(0, np.minimum(stop, window[1]) - np.maximum(start, window[0]))
+    return length
+
+
+def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
+    """What the ranks of a node lost to a used-up CPU quota, or why that is not known."""
+    if _QUOTA not in samples.columns:
+        return f"no GPU and no CPU quota, CPU frequency changes are not attributed: {samples.why_not(_QUOTA)}"
+    held_back = counter_curve(samples.time_ns, samples.columns[_QUOTA], samples.period_s).over(*window)
+    if not held_back.known_ns:
+        return f"no sample of {_QUOTA} in the measured window of {samples.host}"
+    ranks = node_ranks(run, samples.node_rank)
+    # Threads beyond the cores wait for each other and are not held back by the quota.
+    cpus = min(len({core for rank in ranks for core in rank.cores}), sum(rank.threads for rank in ranks))
+    seconds = held_back.value
+    share = seconds / (held_back.known_ns / 1e9 * max(1, cpus))
+    return Throttled(
+        where=samples.host,
+        share=min(1.0, share),
+        time_share=min(1.0, share),
+        coverage=held_back.coverage,
+        evidence=(
+            f"the CPU quota throttled {samples.host} for {seconds:.3g} s in all"
+            if seconds
+            else "no CPU-quota throttling"
+        )
+        + "; CPU frequency changes are not attributed",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """The GPUs of one node that count."""
+
+    gpus: tuple[int, ...]
+    """NVML's numbers; none where no rank used one, or the share of a board is not known."""
+    is_certain: bool
+    """False where some of them may not have been used by the run."""
+    how: str
+    """How it is known, or why there is none; a sentence without its full stop."""
+
+
+def sampled_gpus(samples: NodeSamples) -> tuple[int, ...]:
+    """Numbers of all GPUs with a sampled field."""
+    found = (re.match(r"gpu\.(\d+)\.", name) for name in samples.names)
+    return tuple(sorted({int(match[1]) for match in found if match}))
+
+
+def computes_on_gpu(run: Run, node: int) -> bool:
+    """Whether a rank of the node computed on a GPU."""
+    return any(rank.device.startswith("cuda") for rank in node_ranks(run, node))
+
+
+def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
+    """The GPUs of a node that the run's ranks used, by their UUIDs; all of the node where these are not known."""
+    ranks = node_ranks(run, samples.node_rank)
+    if not computes_on_gpu(run, samples.node_rank):
+        return GpuUse(gpus=(), is_certain=True, how="no rank of the node computes on a GPU")
+    gpus = sampled_gpus(samples)
+    if not gpus:
+        return GpuUse(gpus=(), is_certain=True, how=samples.why_not("gpu.0.power_w", "gpu"))
+    used = [rank.gpu for rank in ranks if rank.gpu is not None]
+    numbers = {samples.facts.get(f"gpu.{gpu}.uuid"): gpu for gpu in gpus}
+    found = tuple(sorted(numbers[gpu.uuid] for gpu in used if gpu.uuid in numbers))
+    if any(gpu.is_slice for gpu in used) or any(samples.facts.get(f"gpu.{gpu}.mig") == "on" for gpu in found):
+        return GpuUse(
+            gpus=(),
+            is_certain=True,
+            how=f"GPUs of {samples.host} are divided (MIG): power and energy are those of the whole board, and no "
+            "share of them is known",
+        )
+    if len({gpu.uuid for gpu in used}) == len(gpus):
+        return GpuUse(gpus=gpus, is_certain=True, how="a rank on every GPU of the node")
+    if used and len(found) == len(used):
+        return GpuUse(gpus=found, is_certain=True, how="by the UUIDs of the ranks' GPUs")
+    return GpuUse(
+        gpus=gpus,
+        is_certain=False,
+        how=f"which of the {len(gpus)} GPUs of {samples.host} the {len(used)} ranks used is not known: all of "
+        "them count",
+    )

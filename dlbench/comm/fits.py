@@ -1,0 +1,425 @@
+"""Measurements become fitted costs, and what these predict is compared with what was measured.
+
+One fit for each system, carrier and type of element, over every collective, layout, algorithm and size of dlbench's
+own algorithms. Libraries choose their algorithms themselves, so that only a line through their sizes is fitted, for
+each rank count; the same is done for every algorithm, for programs that want one exchange and no model.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+
+from dlbench.analysis.comparability import system_content
+from dlbench.analysis.environments import side_by_side
+from dlbench.analysis.repeats import named
+from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
+from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
+from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
+from dlbench.specs.base import Precision
+from dlbench.specs.comm import (
+    ELEMENT_BYTES,
+    IN_PLACE,
+    LIBRARY,
+    FitError,
+    LargestHeldOut,
+    Level,
+    LevelName,
+    LineCost,
+    NetworkModel,
+)
+from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
+
+LARGE_BYTES = 1_000_000
+"""Errors of messages from here on are listed by themselves: what gradients are sent in."""
+HELD_OUT_SEVERAL = (
+    "each size and rank count is predicted from points of other sizes and other rank counts; which costs there are and "
+    "what ranks share is taken from all points, which flatters these errors a little"
+)
+HELD_OUT_ONE = (
+    "each size is predicted from points of other sizes, all at {ranks} ranks, the only rank count; which costs there "
+    "are and what ranks share is taken from all points, which flatters these errors a little"
+)
+
+PointKey = tuple[str, str, int]
+"""Id of the group, title of the series, bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What one fit is about."""
+
+    system: str
+    carrier: str
+    dtype: Precision
+
+    @property
+    def title(self) -> str:
+        """System, carrier and type in a few words."""
+        return f"{self.system}, {self.carrier}, {self.dtype}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """Errors of predictions over some points."""
+
+    scope: str
+    num_points: int
+    median: float
+    """Median of |predicted / measured - 1|."""
+    worst: float
+    is_poor: bool = False
+    """Whether it is one algorithm whose predictions are no advice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelCosts:
+    """Costs of messages of one level, up to a size."""
+
+    level: LevelName
+    up_to_bytes: int | None
+    alpha_s: float
+    alpha_low_s: float | None
+    alpha_high_s: float | None
+    beta_s_per_byte: float
+    beta_low_s_per_byte: float | None
+    beta_high_s_per_byte: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The fitted costs of one system, carrier and type of element."""
+
+    label: str
+    system: str
+    carrier: str
+    dtype: Precision
+    pieces: tuple[LevelCosts, ...]
+    gamma_s_per_byte: float
+    shared_link: bool
+    shared_memory: bool
+    num_points: int
+    ranks: tuple[int, ...]
+    """Rank counts behind it, ascending."""
+    held_out_by: str
+    """How the predictions came about, in words."""
+    runs: int
+    """Behind each point, at least."""
+    largest_held_out: LargestHeldOut | None
+    errors: tuple[Errors, ...]
+    """Over all held-out points, over large ones, and by algorithm."""
+    lines: tuple[LineCost, ...]
+    network: NetworkModel = field(metadata={"json": False})
+    predicted: dict[PointKey, float] = field(metadata={"json": False})
+    """Seconds that a fit without the point expects of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fits:
+    """All fits of a table."""
+
+    fits: tuple[Fit, ...]
+    unfitted: tuple[str, ...]
+
+    def of(self, group: CollectiveGroup, carrier: str) -> Fit | None:
+        """The fit that holds for a group's algorithms over a carrier."""
+        wanted = (group.sample.plan.system.name, carrier, group.dtype)
+        return next((fit for fit in self.fits if (fit.system, fit.carrier, fit.dtype) == wanted), None)
+
+    def with_predictions(self, group: CollectiveGroup) -> CollectiveGroup:
+        """A group with what fits that did not see its points predict of them."""
+        found = []
+        for series in group.series:
+            fit = None if series.is_library else self.of(group, series.carrier)
+            rows = []
+            for row in series.rows:
+                seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
+                ratio = None if seconds is None else seconds / row.time.value
+                rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
+            found.append(replace(series, rows=tuple(rows)))
+        return replace(group, series=tuple(found))
+
+
+def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
+    """Fits of every system, carrier and type in a table, or of one; `fitted` is the time that models say, ISO 8601."""
+    scopes: dict[Scope, list[tuple[CollectiveGroup, Series]]] = {}
+    for group in table.groups:
+        for series in group.series:
+            if not series.is_library:
+                scope = Scope(system=group.sample.plan.system.name, carrier=series.carrier, dtype=group.dtype)
+                scopes.setdefault(scope, []).append((group, series))
+    fits, unfitted = [], []
+    for scope, found in scopes.items():
+        if only is not None and scope != only:
+            continue
+        unlike = _asked_unlike([group for group, _ in found])
+        if unlike:
+            unfitted.append(f"{scope.title}: {unlike}")
+            continue
+        try:
+            fit, left = _fit(scope, found, lines_of(table, scope), fitted)
+        except DlbenchError as error:
+            unfitted.append(f"{scope.title}: {error}")
+            continue
+        fits.append(fit)
+        unfitted += [f"{scope.title}: {left}"] if left else []
+    return Fits(fits=tuple(fits), unfitted=tuple(unfitted))
+
+
+def _asked_unlike(groups: Sequence[CollectiveGroup]) -> str:
+    """Why one model must not be fitted to groups: what they were asked for of the system; empty where it is equal."""
+    asked = {
+        group.id: {k: v for k, v in system_content(group.sample.plan).items() if not k.startswith("system.launch.")}
+        for group in groups
+    }
+    found = side_by_side(asked).differences
+    return f"its runs were asked for unlike ({named(found)}); fit each kind from a folder of its own" if found else ""
+
+
+def fit_one(
+    table: CollectiveTable, *, system: str | None, transport: str | None, dtype: str | None, fitted: str, where: str
+) -> Fit:
+    """The fit that a file (`*.network.json`) holds: of one system, one carrier, one type of element.
+
+    Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
+    only one, and of types fp32 where it was measured; `where` is what errors call the runs.
+
+    Raises `UserError`: several systems, carriers or types, and none chosen; or one that was not measured.
+    `IncompleteDataError`: no run has figures, or too few of them for a fit.
+    """
+    if not table.groups:
+        reasons = [f"{one.run.plan.run_id}: {one.state}: {one.why}" for one in table.without] or list(table.damaged)
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        raise IncompleteDataError(
+            f"{where}: no run of the collective benchmark has figures; {reasons[0] + more if reasons else 'none'}"
+        )
+    chosen = _chosen("--system", system, [group.sample.plan.system.name for group in table.groups], where)
+    groups = [group for group in table.groups if group.sample.plan.system.name == chosen]
+    known = [group.dtype for group in groups]
+    precision = _chosen("--dtype", dtype or ("fp32" if "fp32" in known else None), list(known), where)
+    groups = [group for group in groups if group.dtype == precision]
+    own = [one.carrier for group in groups for one in group.series if not one.is_library]
+    carriers = own or [one.carrier for group in groups for one in group.series]
+    carrier = _chosen("--transport", transport, carriers, where)
+    table = CollectiveTable(groups=tuple(groups), without=(), damaged=())
+    scope = Scope(system=chosen, carrier=carrier, dtype=groups[0].dtype)
+    fits = fit_all(table, fitted=fitted, only=scope)
+    if fits.fits:
+        return fits.fits[0]
+    if own:
+        raise IncompleteDataError(f"{where}: {fits.unfitted[0]}")
+    lines = lines_of(table, scope)
+    if not lines:
+        raise IncompleteDataError(f"{where}: {scope.title}: one size only; a line needs two or more (--sizes)")
+    runs = tuple(dict.fromkeys(run.plan.run_id for group in groups for run in group.runs))
+    network = NetworkModel(system=chosen, transport=carrier, collectives=lines, sources=runs, fitted=fitted)
+    return _described(scope, network, tuple(sorted({line.ranks for line in lines})))
+
+
+def _chosen(option: str, asked: str | None, found: list[str], where: str) -> str:
+    known = list(dict.fromkeys(found))
+    if asked is not None:
+        if asked not in known:
+            raise UserError(f"{option} {asked}: not among the runs in {where}: {nearest(asked, known)}")
+        return asked
+    if len(known) > 1:
+        raise UserError(
+            f"{where}: one file holds one of {', '.join(known)}; choose by {option}, e.g. {option} {known[0]}"
+        )
+    return known[0]
+
+
+def lines_of(table: CollectiveTable, scope: Scope) -> tuple[LineCost, ...]:
+    """Lines of a system and type, over all carriers; of layouts with equal names and rank counts that of most nodes."""
+    chosen: dict[tuple[str, int], tuple[int, LineCost]] = {}
+    for group in table.groups:
+        plan = group.sample.plan
+        if plan.system.name != scope.system or group.dtype != scope.dtype:
+            continue
+        for series in group.series:
+            if series.startup_s is None or series.per_byte_s is None:
+                continue
+            key = (line_name(group, series), group.layout.ranks)
+            if key not in chosen or chosen[key][0] < plan.layout.nodes:
+                line = LineCost(
+                    name=key[0],
+                    ranks=key[1],
+                    startup_s=series.startup_s,
+                    per_byte_s=series.per_byte_s,
+                    sizes=(series.rows[0].num_bytes, series.rows[-1].num_bytes),
+                    half_width=_half_width(series.rows),
+                )
+                chosen[key] = (plan.layout.nodes, line)
+    return tuple(line for _, line in chosen.values())
+
+
+def _half_width(rows: Sequence[Measurement]) -> float | None:
+    """95 % interval of a line's times over runs, plus or minus a share: the runs' common part is that of the middle."""
+    runs = min(len(row.by_run) for row in rows)
+    if runs < LEAST_RUNS:
+        return None
+    # A run shifts all sizes alike at worst, so that more sizes make nothing surer.
+    spreads = [statistics.stdev(math.log(value) for value in row.by_run.values()) for row in rows]
+    median = statistics.median(spreads) * math.sqrt(math.pi / 2 / runs)  # of a median, normal runs
+    return math.expm1(NormalDist().inv_cdf(0.975) * stretch(runs) * math.sqrt(1 - 1 / runs) * median)
+
+
+def line_name(group: CollectiveGroup, series: Series) -> str:
+    """What a line is called: of all-reduces the carrier as exchanges of training call it, and `flat` or the algorithm.
+
+    A library's all-reduce is what the exchange `flat` calls, in place. Other collectives have their name between the
+    two.
+    """
+    carrier = series.carrier.removeprefix("torch-")
+    if group.collective == "allreduce":
+        is_flat = series.algorithm in (LIBRARY, IN_PLACE)
+        return f"{carrier} {'flat' if is_flat else series.algorithm}"
+    return f"{carrier} {group.collective} {series.algorithm}"
+
+
+def _fit(
+    scope: Scope, found: Sequence[tuple[CollectiveGroup, Series]], lines: tuple[LineCost, ...], fitted: str
+) -> tuple[Fit, str]:
+    """The fit of a scope, and what it left out, in words."""
+    used, left = _real_groups(found)
+    observed = dict(_observations(used))
+    observations = list(observed.values())
+    # By series and repeat: runs of a repeat were interleaved, whatever their rank count.
+    by_run: list[dict[str, float]] = []
+    for group, series in used:
+        names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
+        by_run += [{names[run_id]: took for (run_id, _), took in one.by_run.items()} for one in series.rows]
+    runs = min(map(len, by_run))
+    sharing, predictions = choose_sharing(observations)
+    drawn = resampled(by_run, centre="median")
+    network = fit_network(
+        observations,
+        system=scope.system,
+        transport=scope.carrier,
+        sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
+        fitted=fitted,
+        sharing=sharing,
+        resampled=drawn,
+        runs=runs,
+    )
+    ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
+    keys = {id(seen): key for key, seen in observed.items()}
+    fit = _described(
+        scope,
+        network.model_copy(
+            update={
+                "collectives": lines,
+                "largest_held_out": hold_out_largest(observations, drawn),
+                "errors": tuple(_of_algorithms(predictions)),
+            }
+        ),
+        ranks,
+        held_out_by=HELD_OUT_SEVERAL if len(ranks) > 1 else HELD_OUT_ONE.format(ranks=ranks[0]),
+        predicted={keys[id(seen)]: seconds for seen, seconds in predictions},
+        errors=tuple(_errors(predictions)),
+    )
+    return fit, left
+
+
+def _described(
+    scope: Scope,
+    network: NetworkModel,
+    ranks: tuple[int, ...],
+    *,
+    held_out_by: str = "",
+    predicted: dict[PointKey, float] | None = None,
+    errors: tuple[Errors, ...] = (),
+) -> Fit:
+    return Fit(
+        label=f"Fitted costs of {scope.title}",
+        system=scope.system,
+        carrier=scope.carrier,
+        dtype=scope.dtype,
+        pieces=(*_pieces("inside", network.inside), *_pieces("across", network.across)),
+        gamma_s_per_byte=network.gamma_s_per_byte,
+        shared_link=network.shared_link,
+        shared_memory=network.shared_memory,
+        num_points=network.num_points,
+        runs=network.fitted_over.runs if network.fitted_over else 1,
+        largest_held_out=network.largest_held_out,
+        ranks=ranks,
+        held_out_by=held_out_by,
+        errors=errors,
+        lines=network.collectives,
+        network=network,
+        predicted=predicted or {},
+    )
+
+
+def _pieces(name: LevelName, level: Level | None) -> Iterator[LevelCosts]:
+    for piece in () if level is None else level.pieces:
+        alpha = piece.alpha_interval_s or (None, None)
+        beta = piece.beta_interval_s_per_byte or (None, None)
+        yield LevelCosts(
+            level=name,
+            up_to_bytes=piece.up_to_bytes,
+            alpha_s=piece.alpha_s,
+            alpha_low_s=alpha[0],
+            alpha_high_s=alpha[1],
+            beta_s_per_byte=piece.beta_s_per_byte,
+            beta_low_s_per_byte=beta[0],
+            beta_high_s_per_byte=beta[1],
+        )
+
+
+def _real_groups(found: Sequence[tuple[CollectiveGroup, Series]]) -> tuple[list[tuple[CollectiveGroup, Series]], str]:
+    """Groups inside one node say nothing of messages between nodes: next to real ones they are left out."""
+    pretended = [one for one in found if one[0].sample.plan.layout.nodes == 1 and one[0].layout.num_groups > 1]
+    if len(pretended) == len(found) or not any(group.sample.plan.layout.nodes > 1 for group, _ in found):
+        return list(found), ""
+    used = [one for one in found if one not in pretended]
+    count = sum(len(series.rows) for _, series in pretended)
+    return used, f"{count} points of groups inside one node are left out next to groups on several" if count else ""
+
+
+def _errors(predictions: Sequence[tuple[Observation, float]]) -> Iterator[Errors]:
+    every = [_error(seen, seconds) for seen, seconds in predictions]
+    large = [_error(seen, seconds) for seen, seconds in predictions if seen.num_bytes >= LARGE_BYTES]
+    for name, values in (("all", every), ("1 MB and more", large)):
+        if values:
+            yield Errors(scope=name, num_points=len(values), median=statistics.median(values), worst=max(values))
+    for one in _of_algorithms(predictions):
+        yield Errors(
+            scope=f"{one.collective}, {one.algorithm}",
+            num_points=sum((s.collective, s.algorithm) == (one.collective, one.algorithm) for s, _ in predictions),
+            median=one.median,
+            worst=one.worst,
+            is_poor=one.is_poor,
+        )
+
+
+def _of_algorithms(predictions: Sequence[tuple[Observation, float]]) -> Iterator[FitError]:
+    found: dict[tuple[str, str], list[float]] = {}
+    for seen, seconds in predictions:
+        found.setdefault((seen.collective, seen.algorithm), []).append(_error(seen, seconds))
+    for (collective, algorithm), values in found.items():
+        yield FitError(collective=collective, algorithm=algorithm, median=statistics.median(values), worst=max(values))
+
+
+def _error(seen: Observation, seconds: float) -> float:
+    return abs(seconds / seen.seconds - 1)
+
+
+def _observations(found: Iterable[tuple[CollectiveGroup, Series]]) -> Iterator[tuple[PointKey, Observation]]:
+    for group, series in found:
+        for one in series.rows:
+            yield (
+                (group.id, series.title, one.num_bytes),
+                Observation(
+                    collective=group.collective,
+                    algorithm=series.algorithm,
+                    layout=group.layout,
+                    num_bytes=one.num_bytes,
+                    element_bytes=ELEMENT_BYTES[group.dtype],
+                    shards=group.sample.plan.comm.shards,
+                    seconds=one.time.value,
+                ),
+            )

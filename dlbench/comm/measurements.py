@@ -1,0 +1,355 @@
+"""Runs of the collective benchmark become measurements: a time with an interval for each series and size.
+
+A series is one algorithm (or one library's own collective) over one carrier. A run's time is the median over its
+timed iterations; figures are medians over runs. Rates as nccl-tests defines them (its doc/PERFORMANCE.md): algbw =
+bytes / time, busbw = algbw x a factor of the collective, where bytes are those of each rank's whole buffer: for
+all-gather the gathered result, for reduce-scatter the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dlbench.analysis.comparability import digest_of, system_content
+from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.predictions import bus_factor
+from dlbench.perfmodels.schedules import Layout
+from dlbench.records.comm import CommPoint, CommRun, CommScan
+from dlbench.specs.base import Precision
+from dlbench.specs.comm import ALGORITHMS, BACKENDS, LIBRARY, Collective
+from dlbench.stats.estimates import Estimate, interval, median_estimate
+from dlbench.stats.pairing import RunKey
+from dlbench.units import format_bytes
+
+GIGA = 1e-9
+"""GB/s of a byte per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesName:
+    """What was timed: an algorithm over a carrier."""
+
+    carrier: str
+    algorithm: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether the carrier's own collective was timed, as a reference."""
+        return self.algorithm.startswith(LIBRARY)
+
+    @property
+    def title(self) -> str:
+        """`ring over mpi`, `library of torch-gloo`, `library of mpi (in place)`."""
+        if not self.is_library:
+            return f"{self.algorithm} over {self.carrier}"
+        way = self.algorithm.removeprefix(LIBRARY).replace("-", " ").strip()
+        return f"{LIBRARY} of {self.carrier}" + f" ({way})" * bool(way)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One series at one size."""
+
+    num_bytes: int
+    """Bytes of each rank's whole buffer."""
+    time: Estimate
+    """Seconds: the median over runs of each run's median over iterations. For a single run the interval is the middle
+    half of its iterations (`within-run`)."""
+    algbw: Estimate
+    """GB/s (1e9 bytes per second)."""
+    busbw: Estimate | None
+    """GB/s; None for one rank, where nothing crosses a bus."""
+    iterations: int
+    """Timed iterations of each run, at least."""
+    operations: int = 1
+    """Of an iteration, back to back, at least: its time is divided by them."""
+    timing: str = "host clock"
+    """What the time is by; see `CommPoint`."""
+    single_call_s: float | None = None
+    """Median over all iterations of one operation alone by the host's clock, seconds; None where that is the time."""
+    skew_s: float | None = None
+    """Median over all iterations of how far apart ranks began them, seconds; None where it was not recorded."""
+    steps: int | None = None
+    """Most steps of a rank, counted; None for libraries."""
+    messages: int | None = None
+    """Most messages that a rank sends, counted."""
+    bytes_sent: int | None = None
+    """Most bytes that a rank sends, counted."""
+    bytes_across: int | None = None
+    """Most bytes that a rank sends to other groups, counted."""
+    predicted_s: float | None = None
+    """Seconds that a fit without this point expects; None where there is none."""
+    predicted_over_measured: float | None = None
+    is_best: bool = False
+    by_run: dict[RunKey, float] = field(metadata={"json": False})
+    """Seconds of each run; series measured in one run have equal keys, so that ratios pair them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One algorithm over one carrier, or one library."""
+
+    title: str
+    """Unique in its group."""
+    carrier: str
+    algorithm: str
+    is_library: bool
+    rows: tuple[Measurement, ...]
+    """By size, ascending; sizes without a figure are not here."""
+    startup_s: float | None = None
+    """Of a line through all sizes; None with fewer than two sizes."""
+    per_byte_s: float | None = None
+
+    def at(self, num_bytes: int) -> Measurement | None:
+        """The measurement of a size; None where there is none."""
+        return next((one for one in self.rows if one.num_bytes == num_bytes), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """Points without a figure, and why."""
+
+    title: str
+    num_bytes: int
+    why: str
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveGroup:
+    """Runs of one collective at one layout: their points may be compared."""
+
+    id: str
+    collective: Collective
+    dtype: Precision
+    runs: tuple[CommRun, ...]
+    series: tuple[Series, ...]
+    """dlbench's own algorithms first, then libraries; each in the order of `dlbench comm`."""
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def sample(self) -> CommRun:
+        """One of the runs, to read the common settings from."""
+        return self.runs[0]
+
+    @property
+    def layout(self) -> Layout:
+        """Ranks and groups, as costs count them."""
+        return layout_of(self.sample)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """All sizes with a figure, ascending."""
+        return tuple(sorted({one.num_bytes for series in self.series for one in series.rows}))
+
+    def at(self, title: str, num_bytes: int) -> Measurement | None:
+        """The measurement of a series at a size; None where there is none."""
+        return next((series.at(num_bytes) for series in self.series if series.title == title), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutFigures:
+    """A run that yields no figure, and why."""
+
+    run: CommRun
+    state: str
+    """invalid, failed, incomplete, damaged (a copy) or empty (a valid run in which no point has a figure)."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveTable:
+    """All runs of a scan."""
+
+    groups: tuple[CollectiveGroup, ...]
+    """By system, collective, type, ranks, nodes and group size."""
+    without: tuple[WithoutFigures, ...]
+    damaged: tuple[str, ...]
+
+
+def tabulate(scan: CommScan) -> CollectiveTable:
+    """Measurements of every valid run, grouped; runs without figures with their reason.
+
+    A run whose record is invalid held a wrong result somewhere, and yields no figure at all.
+    """
+    groups: dict[str, list[CommRun]] = {}
+    without: list[WithoutFigures] = []
+    damaged = list(scan.problems)
+    seen: dict[str, CommRun] = {}
+    for run in scan.runs:
+        if run.plan.run_id in seen:
+            why = (
+                f"{run.folder.path}: holds run {run.plan.run_id} once more, like "
+                f"{seen[run.plan.run_id].folder.path}; a copy is no repeat and is left out"
+            )
+            damaged.append(why)
+            without.append(WithoutFigures(run=run, state="damaged", why=why))
+            continue
+        seen[run.plan.run_id] = run
+        if run.record is None or run.state != "valid":
+            without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
+        elif not any(why_not(point) == "" for point in run.record.points):
+            rejected = (f"{one.title}, {format_bytes(one.num_bytes)}: {one.why}" for one in _rejected([run]))
+            reasons = dict.fromkeys([*rejected, *run.record.not_measured])
+            without.append(WithoutFigures(run=run, state="empty", why="; ".join(reasons) or "holds no point"))
+        else:
+            groups.setdefault(group_id(run), []).append(run)
+
+    def order(group: CollectiveGroup) -> tuple[str | int, ...]:
+        plan, layout = group.sample.plan, group.layout
+        of_plan = plan.layout.ranks, plan.layout.nodes, layout.group_size, plan.system.launch.launcher
+        return plan.system.name, group.collective, group.dtype, *of_plan, group.id
+
+    found = sorted((_group(key, runs) for key, runs in groups.items()), key=order)
+    return CollectiveTable(groups=tuple(found), without=tuple(without), damaged=tuple(damaged))
+
+
+def why_not(point: CommPoint) -> str:
+    """Why a point has no figure; empty where it has one."""
+    if point.correct is False:
+        error = "" if point.max_error is None else f" (largest relative error {point.max_error:.2g})"
+        return f"wrong result{error}" + (f": {point.problem}" if point.problem else "")
+    if not point.times_s:
+        return point.problem or "no time was recorded"
+    if any(seconds <= 0 for seconds in point.times_s):
+        return "a time of zero was recorded: the clock is too coarse, or the record was changed"
+    return ""
+
+
+def layout_of(run: CommRun) -> Layout:
+    """The layout by which a run's points are counted: groups as its record says."""
+    group = run.plan.group_size if run.record is None else run.record.group_size
+    return Layout(ranks=run.plan.layout.ranks, group_size=group)
+
+
+def group_id(run: CommRun) -> str:
+    """A digest equal for exactly those runs whose points may be averaged; stable over time and machines.
+
+    Runs that were asked for unlike of the system are apart; what only their records show is a doubt.
+    """
+    return digest_of({**_comparable(run), "asked": system_content(run.plan)})
+
+
+def comparable_id(run: CommRun) -> str:
+    """The same for runs that may be compared: what was asked of the system may differ."""
+    return digest_of(_comparable(run))
+
+
+def _comparable(run: CommRun) -> dict[str, object]:
+    plan = run.plan
+    assert run.record is not None
+    return {
+        "system": plan.system.name,
+        "launch": plan.system.launch.model_dump(mode="json"),
+        "layout": plan.layout.model_dump(mode="json"),
+        "group_size": run.record.group_size,
+        "shards": plan.comm.shards,
+        "collective": plan.comm.collective,
+        "dtype": plan.comm.dtype,
+        "device": run.record.device,
+        **({"timing": "in-stream"} if any(point.timing == "in-stream" for point in run.record.points) else {}),
+    }
+
+
+def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, str, str]:
+    """Own algorithms as `dlbench comm` lists them, then libraries."""
+    known = BACKENDS if name.is_library else ALGORITHMS[collective]
+    place = known.index(name.algorithm) if name.algorithm in known else len(known)
+    return name.is_library, place, name.algorithm, name.carrier
+
+
+def _rejected(runs: Iterable[CommRun]) -> tuple[Rejected, ...]:
+    found: dict[tuple[str, int, str], list[str]] = {}
+    for run in runs:
+        for point in run.record.points if run.record else ():
+            why = why_not(point)
+            if why:
+                found.setdefault((name_of(point).title, point.num_bytes, why), []).append(run.plan.run_id)
+    return tuple(
+        Rejected(title=title, num_bytes=size, why=why, runs=tuple(ids)) for (title, size, why), ids in found.items()
+    )
+
+
+def name_of(point: CommPoint) -> SeriesName:
+    """The series that a point belongs to."""
+    return SeriesName(carrier=point.carrier, algorithm=point.algorithm)
+
+
+def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
+    plan = runs[0].plan
+    cells: dict[SeriesName, dict[int, list[tuple[RunKey, CommPoint]]]] = {}
+    for run in runs:
+        for point in run.record.points if run.record else ():
+            if not why_not(point):
+                sizes = cells.setdefault(name_of(point), {})
+                sizes.setdefault(point.num_bytes, []).append(((run.plan.run_id, 0), point))
+    factor = bus_factor(plan.comm.collective, plan.layout.ranks)
+    measured = {
+        name: [_measurement(cells[name][size], factor) for size in sorted(cells[name])]
+        for name in sorted(cells, key=lambda name: series_order(name, plan.comm.collective))
+    }
+    fastest: dict[int, float] = {}
+    for one in (one for found in measured.values() for one in found):
+        fastest[one.num_bytes] = min(one.time.value, fastest.get(one.num_bytes, one.time.value))
+    return CollectiveGroup(
+        id=key,
+        collective=plan.comm.collective,
+        dtype=plan.comm.dtype,
+        runs=tuple(runs),
+        series=tuple(_series(name, found, fastest, plan.layout.ranks) for name, found in measured.items()),
+        rejected=_rejected(runs),
+    )
+
+
+def _series(name: SeriesName, found: Sequence[Measurement], fastest: dict[int, float], ranks: int) -> Series:
+    """A series and the line through its sizes; `fastest` has the least time of each size."""
+    line = None
+    if len(found) > 1:
+        line = fit_line(name.title, ranks, [one.num_bytes for one in found], [one.time.value for one in found])
+    return Series(
+        title=name.title,
+        carrier=name.carrier,
+        algorithm=name.algorithm,
+        is_library=name.is_library,
+        rows=tuple(replace(one, is_best=one.time.value == fastest[one.num_bytes]) for one in found),
+        startup_s=line.startup_s if line else None,
+        per_byte_s=line.per_byte_s if line else None,
+    )
+
+
+def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Measurement:
+    import numpy as np
+
+    times: dict[RunKey, list[float]] = {}
+    for key, point in points:
+        times.setdefault(key, []).extend(point.times_s)
+    by_run = {key: float(np.median(values)) for key, values in times.items()}
+    time = median_estimate(list(by_run.values()), "s")
+    if len(times) == 1:
+        low, high = np.percentile(next(iter(times.values())), [25, 75])
+        time = interval(time.value, low, high, 1, "within-run", "s")
+    one = points[0][1]
+    alone = [seconds for _, point in points for seconds in point.single_call_s]
+    skews = [seconds for _, point in points for seconds in point.skew_s]
+    return Measurement(
+        num_bytes=one.num_bytes,
+        time=time,
+        algbw=rate(time, one.num_bytes),
+        busbw=rate(time, one.num_bytes * factor) if factor > 0 else None,
+        iterations=min(map(len, times.values())),
+        operations=min(point.operations for _, point in points),
+        timing=one.timing,
+        single_call_s=float(np.median(alone)) if alone else None,
+        skew_s=float(np.median(skews)) if skews else None,
+        steps=one.steps,
+        messages=max(one.messages, default=None),
+        bytes_sent=max(one.bytes_sent, default=None),
+        bytes_across=max(one.bytes_across, default=None),
+        by_run=by_run,
+    )
+
+
+def rate(time: Estimate, num_bytes: float) -> Estimate:
+    """GB/s of an estimate of seconds; the ends of the interval change places."""
+    return time.mapped(lambda seconds: num_bytes / seconds * GIGA, "GB/s")

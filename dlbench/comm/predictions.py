@@ -1,0 +1,353 @@
+"""What a fitted network expects of collectives at layouts and sizes that need not have been measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, fusion_line, ranges_of
+from dlbench.errors import UserError, nearest
+from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.predictions import crossovers, features, predict
+from dlbench.perfmodels.schedules import Layout
+from dlbench.specs.base import Precision
+from dlbench.specs.comm import (
+    ALGORITHMS,
+    ELEMENT_BYTES,
+    GROUPED_ALGORITHMS,
+    Collective,
+    FittedRange,
+    LargestHeldOut,
+    LineCost,
+    NetworkModel,
+)
+from dlbench.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked of a network."""
+
+    collective: Collective = "allreduce"
+    algorithms: tuple[str, ...] = ()
+    sizes: tuple[int, ...]
+    """Bytes of each rank's whole buffer, ascending."""
+    dtype: Precision = "fp32"
+    group_size: int | None = None
+    """Ranks of a group; None: all ranks are one group."""
+    shards: int | None = None
+    workload_bytes: int | None = None
+    """Bytes of all gradients of a step, to be exchanged as a whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedSeries:
+    """Predicted times of one algorithm, or of a library's line."""
+
+    name: str
+    is_line: bool
+    """Whether it is a line through measured sizes at this rank count, and no model."""
+    seconds: tuple[float, ...]
+    """By size."""
+    low: tuple[float, ...] | None
+    """Low ends of 95 % intervals, by size; None: the fit is of single runs."""
+    high: tuple[float, ...] | None
+    beyond: str
+    """For a line, why it is an extrapolation at some of these sizes; empty where it is none."""
+    workload_s: float | None
+    """Of all gradients as one message."""
+    workload_low_s: float | None = None
+    workload_high_s: float | None = None
+    poor_error: float | None = None
+    """Worst error of the fit where it misses this algorithm too far for advice (fraction); None where it does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One layout."""
+
+    ranks: int
+    group_size: int
+    extrapolated: tuple[str, ...]
+    """What is asked beyond the points behind the fitted costs, each in words; not of lines."""
+    largest_held_out: LargestHeldOut | None
+    """How far the same fit is off one step beyond its points."""
+    series: tuple[PredictedSeries, ...]
+    best: tuple[str, ...]
+    ranges: tuple[Recommended, ...]
+    """What to use by size, where the fastest is so beyond the intervals of predictions."""
+    withheld: str
+    """Why no algorithm is predicted, in a sentence: a fit that misses the largest rank count says nothing of more."""
+    crossovers: tuple[tuple[int, str, str], ...]
+    """First size of the new best, bytes; from which; to which."""
+    fusion_of: str
+    """What is best at the largest size."""
+    fusion_is_measured: bool
+    """Whether it is of a line measured at this rank count, as in the report of the runs; else of predicted times."""
+    fusion_bytes: float | None
+    """Smallest message that reaches `RATE_SHARE` of its asymptotic rate; None with one size or with free bytes."""
+    fusion_messages: int | None
+    fusion_workload_s: float | None
+    """Seconds that these take one after the other, without any overlap."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """What a network expects of one collective, at each layout."""
+
+    format: str = "dlbench.comm-prediction"
+    version: int = 1
+    system: str
+    transport: str
+    collective: Collective
+    dtype: Precision
+    sizes: tuple[int, ...]
+    workload_bytes: int | None
+    predictions: tuple[Prediction, ...]
+    network: NetworkModel = field(metadata={"json": False})
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is asked of a network at one layout."""
+
+    network: NetworkModel
+    wanted: Wanted
+    layout: Layout
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """What decides how an algorithm's messages are cut."""
+        return {"element_bytes": ELEMENT_BYTES[self.wanted.dtype], "shards": self.wanted.shards}
+
+    def whole(self, num_bytes: float) -> int:
+        """To whole elements, at least one."""
+        width = ELEMENT_BYTES[self.wanted.dtype]
+        return max(1, round(num_bytes / width)) * width
+
+    def seconds(self, name: str, num_bytes: int) -> tuple[float, float | None, float | None]:
+        """A predicted time with the middle 95 % of the network's draws, wider by how far the fit itself is off.
+
+        That is its residual at the fitted rank counts next to this one. What a fit to the smaller rank counts missed at
+        the largest one, it is taken to miss again for each step as long (in doublings) beyond that.
+        """
+        import numpy as np
+
+        collective, ranks = self.wanted.collective, self.layout.ranks
+        found = features(collective, name, num_bytes, self.layout, self.network, **self.model)
+        value = found.seconds(self.network)
+        drawn = found.drawn(self.network)
+        if not drawn:
+            return value, None, None
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        least, most = self.network.residual(collective, name, ranks)
+        factor, largest = 1.0, self.network.largest_held_out
+        if largest is not None and ranks > largest.ranks:
+            # Measured over predicted if the bias at the largest rank count, that of the nearest size, goes on.
+            nearest_size = min(largest.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1, num_bytes))))
+            steps = math.log(ranks / largest.ranks) / math.log(largest.ranks / largest.fitted_ranks[-1])
+            factor = float((1 / nearest_size.ratio) ** steps)
+        low, high = float(low) * least * min(1.0, factor), float(high) * most * max(1.0, factor)
+        return value, min(value, low), max(value, high)
+
+
+def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> Predictions:
+    """Predictions for each rank count.
+
+    Raises `UserError`: an unknown algorithm, groups that do not divide the ranks, or a level that was never measured.
+    """
+    known = ALGORITHMS[wanted.collective]
+    for name in wanted.algorithms:
+        if name not in known:
+            raise UserError(f"--algorithms: {name!r} is no algorithm of {wanted.collective}: {nearest(name, known)}")
+    return Predictions(
+        system=network.system,
+        transport=network.transport,
+        collective=wanted.collective,
+        dtype=wanted.dtype,
+        sizes=wanted.sizes,
+        workload_bytes=wanted.workload_bytes,
+        predictions=tuple(_predict(_Case(network, wanted, _layout(count, wanted))) for count in ranks),
+        network=network,
+    )
+
+
+def _predict(case: _Case) -> Prediction:
+    network, wanted, layout = case.network, case.wanted, case.layout
+    has_levels = network.inside is not None or network.across is not None
+    algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
+    sizes = (*wanted.sizes, *filter(None, [wanted.workload_bytes]))
+    withheld = network.why_withheld(layout.ranks, sizes) if algorithms else ""
+    algorithms = () if withheld else algorithms
+    series = [_modelled(case, name) for name in algorithms]
+    if wanted.collective == "allreduce" and not wanted.algorithms:
+        # Libraries' all-reduces that were measured at this rank count.
+        own = (line for line in network.collectives if line.ranks == layout.ranks and line.name.endswith(" flat"))
+        series += [_line_series(line, wanted) for line in own]
+    if not series and not withheld:
+        measured = sorted({line.ranks for line in network.collectives})
+        raise UserError(
+            f"--ranks {layout.ranks}: the network of {network.system} holds lines alone, for "
+            f"{', '.join(map(str, measured))} ranks; fit runs of dlbench's own algorithms to predict others"
+        )
+    usable = [one for one in series if one.poor_error is None] or series
+    places = range(len(wanted.sizes) if usable else 0)
+    good = [name for name in algorithms if not network.is_poor(wanted.collective, name)]
+    changes = (
+        crossovers(wanted.collective, good, layout, network, wanted.sizes[0], wanted.sizes[-1], **case.model)
+        if len(good) > 1 and len(wanted.sizes) > 1
+        else ()
+    )
+    return Prediction(
+        ranks=layout.ranks,
+        group_size=layout.group_size,
+        extrapolated=_beyond(network.fitted_over, layout, sizes) if algorithms else (),
+        largest_held_out=network.largest_held_out,
+        series=tuple(series),
+        best=tuple(min(usable, key=lambda one: one.seconds[place]).name for place in places),
+        ranges=ranges_of([_standing(usable, place, wanted.sizes[place]) for place in places]),
+        withheld=withheld,
+        crossovers=tuple(changes),
+        **_fusion(case, usable),
+    )
+
+
+def _standing(series: Sequence[PredictedSeries], place: int, size: int) -> Standing:
+    """The fastest at one size; series whose interval it reaches, and those a few percent slower, are as good as it."""
+    first, *others = sorted(series, key=lambda one: one.seconds[place])
+    fastest, end = first.seconds[place], first.seconds[place] if first.high is None else first.high[place]
+    tied = [
+        one
+        for one in others
+        if one.seconds[place] <= fastest * (1 + STAY_WITHIN) or (one.low is not None and one.low[place] <= end)
+    ]
+    return Standing(
+        num_bytes=size,
+        title=first.name,
+        is_clear=not tied,
+        tied=(first.name, *(one.name for one in tied)),
+        spread=max((one.seconds[place] / fastest - 1 for one in tied), default=0.0),
+    )
+
+
+def _beyond(fitted: FittedRange | None, layout: Layout, sizes: Sequence[int]) -> tuple[str, ...]:
+    """What of a layout and its sizes lies outside of the points behind the costs, in words."""
+    if fitted is None:
+        return ("the file does not say what its costs were fitted to",)
+    asked: list[tuple[str, int, tuple[int, ...]]] = [
+        ("ranks", layout.ranks, fitted.ranks),
+        ("ranks in a group", layout.group_size, fitted.group_sizes),
+        ("groups", layout.num_groups, fitted.num_groups),
+    ]
+    found = [
+        f"{count:,} {what}, fitted at {', '.join(f'{one:,}' for one in known)}"
+        for what, count, known in asked
+        if not known[0] <= count <= known[-1]
+    ]
+    return (*found, *_sizes_beyond(sizes, fitted.sizes))
+
+
+def _sizes_beyond(sizes: Sequence[int], fitted: tuple[int, int]) -> tuple[str, ...]:
+    outside = [size for size in sizes if not fitted[0] <= size <= fitted[1]]
+    if not outside:
+        return ()
+    where = " and ".join(format_bytes(size) for size in dict.fromkeys((min(outside), max(outside))))
+    return (f"{where}, fitted from {format_bytes(fitted[0])} to {format_bytes(fitted[1])}",)
+
+
+def _layout(ranks: int, wanted: Wanted) -> Layout:
+    group = wanted.group_size or ranks
+    if ranks < 2:
+        raise UserError(f"--ranks {ranks}: a collective needs two ranks or more")
+    if ranks % group:
+        raise UserError(f"--group-size {group}: does not divide {ranks} ranks into groups")
+    return Layout(ranks=ranks, group_size=group)
+
+
+def _algorithms(wanted: Wanted, layout: Layout) -> tuple[str, ...]:
+    is_grouped = 1 < layout.group_size < layout.ranks
+    if wanted.algorithms:
+        grouped = [name for name in wanted.algorithms if name in GROUPED_ALGORITHMS]
+        if grouped and not is_grouped:
+            raise UserError(
+                f"--algorithms {grouped[0]}: needs two groups of two ranks or more, here are {layout.num_groups} of "
+                f"{layout.group_size}; set --group-size"
+            )
+        return wanted.algorithms
+    return tuple(name for name in ALGORITHMS[wanted.collective] if is_grouped or name not in GROUPED_ALGORITHMS)
+
+
+def _modelled(case: _Case, name: str) -> PredictedSeries:
+    times = [case.seconds(name, size) for size in case.wanted.sizes]
+    lows, highs = [low for _, low, _ in times if low is not None], [high for *_, high in times if high is not None]
+    has_ends = len(lows) == len(highs) == len(times)
+    error = case.network.error_of(case.wanted.collective, name)
+    workload = case.wanted.workload_bytes
+    whole, low, high = (None, None, None) if workload is None else case.seconds(name, case.whole(workload))
+    return PredictedSeries(
+        poor_error=error.worst if error is not None and error.is_poor else None,
+        name=name,
+        is_line=False,
+        seconds=tuple(value for value, _, _ in times),
+        low=tuple(lows) if has_ends else None,
+        high=tuple(highs) if has_ends else None,
+        beyond="",
+        workload_s=whole,
+        workload_low_s=low,
+        workload_high_s=high,
+    )
+
+
+def _line_series(line: LineCost, wanted: Wanted) -> PredictedSeries:
+    seconds = [line.time(size) for size in wanted.sizes]
+    wide = line.half_width
+    whole = None if wanted.workload_bytes is None else line.time(wanted.workload_bytes)
+    return PredictedSeries(
+        name=line.name,
+        is_line=True,
+        seconds=tuple(seconds),
+        low=None if wide is None else tuple(one / (1 + wide) for one in seconds),
+        high=None if wide is None else tuple(one * (1 + wide) for one in seconds),
+        beyond="" if line.sizes is None else "".join(_sizes_beyond(wanted.sizes, line.sizes)),
+        workload_s=whole,
+        workload_low_s=None if whole is None or wide is None else whole / (1 + wide),
+        workload_high_s=None if whole is None or wide is None else whole * (1 + wide),
+    )
+
+
+def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
+    """The size of fused messages: from lines measured at this rank count, by the rule of the report, or predicted."""
+    network, wanted, ranks = case.network, case.wanted, case.layout.ranks
+    none = dict.fromkeys(("fusion_bytes", "fusion_messages", "fusion_workload_s"))
+    # Lines of other collectives have their name between the carrier's and the algorithm's.
+    lines = [one for one in network.collectives if one.ranks == ranks and one.name.count(" ") == 1 and one.sizes]
+    if wanted.collective == "allreduce" and not wanted.algorithms and lines:
+        line = fusion_line(lines, max(one.sizes[1] for one in lines if one.sizes))
+        size = fusion_bytes(line.startup_s, line.per_byte_s)
+        if math.isfinite(size):
+            measured = {"fusion_of": line.name, "fusion_is_measured": True, "fusion_bytes": size}
+            return none | measured | _messages(case, size, line.time)
+    best = min(series, key=lambda one: one.seconds[-1], default=None)
+    predicted = none | {"fusion_of": best.name if best else "", "fusion_is_measured": False}
+    if best is None or len(wanted.sizes) < 2:
+        return predicted
+    line = fit_line(best.name, ranks, wanted.sizes, best.seconds)
+    if line.per_byte_s <= 0 or line.startup_s <= 0:
+        return predicted
+    size = max(1.0, fusion_bytes(line.startup_s, line.per_byte_s))
+
+    def modelled(num_bytes: int) -> float:
+        return predict(wanted.collective, best.name, num_bytes, case.layout, network, **case.model)
+
+    return predicted | {"fusion_bytes": size} | _messages(case, size, line.time if best.is_line else modelled)
+
+
+def _messages(case: _Case, size: float, time: Callable[[int], float]) -> dict[str, Any]:
+    """Into how many messages of a size all gradients go, and what these take; nothing where no gradients are given."""
+    workload = case.wanted.workload_bytes
+    if workload is None or size < 1:
+        return {}
+    messages = math.ceil(workload / size)
+    return {"fusion_messages": messages, "fusion_workload_s": messages * time(case.whole(workload / messages))}

@@ -1,0 +1,648 @@
+"""The report of the collective benchmark as plain data: measurements, what follows from them, and the words on both."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from dlbench.analysis.comparability import Condition, differing_settings, unique_labels
+from dlbench.analysis.core_load import LOAD_CODES, load_doubts
+from dlbench.analysis.doubts import Doubt, merged
+from dlbench.analysis.environments import environment_doubts, side_by_side
+from dlbench.analysis.repeats import mixed_configurations, shared_nodes
+from dlbench.comm import choice
+from dlbench.comm.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Recommended
+from dlbench.comm.fits import Fit, Fits, fit_all
+from dlbench.comm.measurements import (
+    CollectiveGroup,
+    Measurement,
+    Rejected,
+    Series,
+    comparable_id,
+    layout_of,
+    name_of,
+    rate,
+    tabulate,
+    why_not,
+)
+from dlbench.comm.predictions import Prediction, Predictions
+from dlbench.perfmodels.predictions import bus_factor
+from dlbench.perfmodels.schedules import Layout, RankCounts, counts
+from dlbench.records.comm import CommPoint, CommRun, CommScan
+from dlbench.records.watch import NodeLoad
+from dlbench.report.document import BaseReport, ListedRun
+from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
+from dlbench.specs.base import Precision
+from dlbench.specs.comm import ELEMENT_BYTES, POOR_MEDIAN, POOR_WORST, Collective, LargestHeldOut
+from dlbench.stats.estimates import MIN_RUNS, median_estimate
+from dlbench.units import format_bytes, format_number, whole_seconds
+
+TITLE = "dlbench collective benchmark"
+
+NOISY = 0.5
+"""Where the middle half of the iterations spans more than this share of the median, there is hardly a typical time."""
+
+
+def group_doubts(group: CollectiveGroup) -> list[Doubt]:
+    """All reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
+    found = [*_of_layout(group), *mixed_configurations({"": _environments(group.runs)}), *_noise(group.runs)]
+    # Noise and the load of cores are reported once for all runs.
+    found += load_doubts(_loads(group.runs))
+    found += merged(
+        doubt for run in group.runs for doubt in run_doubts(run) if doubt.code not in ("noisy-iterations", *LOAD_CODES)
+    )
+    return sorted(found, key=lambda doubt: doubt.severity != "serious")
+
+
+def run_doubts(run: CommRun) -> list[Doubt]:
+    """What one run with a record gives reason to doubt, by itself."""
+    record = run.record
+    if record is None:
+        return []
+    ids = (run.plan.run_id,)
+    found = [Doubt(code="recorded", severity="serious", text=text, runs=ids) for text in record.warnings]
+    if shared := shared_nodes(run.plan):
+        found.append(Doubt(code="shared-nodes", severity="serious", text=shared, runs=ids))
+    for code, text in environment_doubts(run.plan, record.environment, on_gpu=record.device.startswith("cuda")):
+        found.append(Doubt(code=code, severity="serious", text=text, runs=ids))
+    for point in record.points:
+        if why_not(point):
+            continue
+        what = f"{name_of(point).title}, {format_bytes(point.num_bytes)}"
+        if point.problem:
+            found.append(Doubt(code="point", severity="serious", text=f"{what}: {point.problem}", runs=ids))
+        problem = counter_problem(run, point)
+        if problem:
+            found.append(Doubt(code="counters", severity="serious", text=f"{what}: {problem}", runs=ids))
+    unchecked = sum(point.correct is None for point in record.points if not why_not(point))
+    if unchecked:
+        text = f"results of {unchecked} points were not checked: a wrong sum would have gone unseen"
+        found.append(Doubt(code="unchecked", severity="serious", text=text, runs=ids))
+    return [*found, *load_doubts(_loads([run])), *_noise([run])]
+
+
+def _loads(runs: Sequence[CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
+    return {run.plan.run_id: run.record.load for run in runs if run.record is not None}
+
+
+def counter_problem(run: CommRun, point: CommPoint) -> str:
+    """How what a rank counted differs from what the formulas say; empty where it does not, and for libraries."""
+    if name_of(point).is_library:
+        return ""
+    layout, shards = layout_of(run), run.plan.comm.shards
+    expected = _expected(point.collective, point.algorithm, layout, point.num_bytes, ELEMENT_BYTES[point.dtype], shards)
+    found = []
+    steps = max(rank.steps for rank in expected)
+    if point.steps != steps:
+        found.append(f"steps: {point.steps} counted, {steps} by the formula")
+    for name, counted, wanted in (
+        ("messages", point.messages, tuple(rank.messages for rank in expected)),
+        ("bytes sent", point.bytes_sent, tuple(rank.bytes_sent for rank in expected)),
+        ("bytes to other groups", point.bytes_across, tuple(rank.bytes_across for rank in expected)),
+    ):
+        if counted == wanted:
+            continue
+        if len(counted) != len(wanted):
+            found.append(f"{name}: counted on {len(counted)} of {len(wanted)} ranks")
+            continue
+        rank = next(rank for rank, pair in enumerate(zip(counted, wanted, strict=True)) if pair[0] != pair[1])
+        found.append(f"{name} of rank {rank}: {counted[rank]:,} counted, {wanted[rank]:,} by the formula")
+    return f"counters differ from the formulas: {'; '.join(found)}" if found else ""
+
+
+@lru_cache(maxsize=4096)
+def _expected(
+    collective: Collective, algorithm: str, layout: Layout, num_bytes: int, element_bytes: int, shards: int | None
+) -> tuple[RankCounts, ...]:
+    return counts(collective, algorithm, layout, num_bytes // element_bytes, element_bytes, shards=shards)
+
+
+def _of_layout(group: CollectiveGroup) -> Iterator[Doubt]:
+    if len(group.runs) < MIN_RUNS:
+        count = f"{len(group.runs)} valid run{'s' * (len(group.runs) > 1)}"
+        how = "; intervals are those of its iterations and say nothing on how runs differ" * (len(group.runs) == 1)
+        yield Doubt(
+            code="few-repeats",
+            severity="serious",
+            text=f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs ({count}){how}",
+        )
+    plan = group.sample.plan
+    hosts = {host for run in group.runs if run.record for host in run.record.hosts}
+    if group.layout.num_groups > 1 and (plan.layout.nodes == 1 or len(hosts) == 1):
+        yield Doubt(
+            code="pretended-groups",
+            severity="note",
+            text="all groups are on one host: messages across groups cost what those inside cost",
+        )
+
+
+def _environments(runs: Sequence[CommRun]) -> dict[str, Mapping[str, str]]:
+    """Of rank 0, by run id; runs without a record are passed over."""
+    return {run.plan.run_id: run.record.environment for run in runs if run.record is not None}
+
+
+def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
+    import numpy as np
+
+    known = [
+        (run.plan.run_id, point) for run in runs if run.record for point in run.record.points if not why_not(point)
+    ]
+    noisy = []
+    for run_id, point in known:
+        low, middle, high = np.percentile(point.times_s, [25, 50, 75])
+        if high - low > NOISY * middle:
+            noisy.append(run_id)
+    if noisy:
+        yield Doubt(
+            code="noisy-iterations",
+            severity="serious",
+            text=f"iterations scatter: at {len(noisy)} of {len(known)} points their middle half spans more than "
+            f"{NOISY:.0%} of the median",
+            runs=tuple(dict.fromkeys(noisy)),
+        )
+
+
+def contenders(group: CollectiveGroup) -> tuple[Series, ...]:
+    """The series of a group, those that send the same messages merged into one with the times of all of them.
+
+    Two ranks that exchange equal parts in an equal number of steps send the same messages, whatever the algorithm is
+    called: the fastest of several such series is fastest by chance.
+    """
+    return tuple(_merged(group, members) for members in _classes(group))
+
+
+def same_messages(group: CollectiveGroup) -> tuple[tuple[str, ...], ...]:
+    """Algorithms that are one among the contenders, the first of each by the name of which it is one."""
+    return tuple(tuple(one.algorithm for one in members) for members in _classes(group) if len(members) > 1)
+
+
+def _classes(group: CollectiveGroup) -> list[list[Series]]:
+    """Series that send the same messages at every size, together."""
+    found: dict[tuple[object, ...], list[Series]] = {}
+    is_pair = bool(group.runs) and group.layout.ranks == 2
+    for series in group.series:
+        counters = tuple((row.num_bytes, row.steps, row.messages, row.bytes_sent) for row in series.rows)
+        is_counted = is_pair and not series.is_library and all(row.steps is not None for row in series.rows)
+        found.setdefault((series.carrier, counters) if is_counted else (series.title,), []).append(series)
+    return list(found.values())
+
+
+def _merged(group: CollectiveGroup, members: Sequence[Series]) -> Series:
+    first, *others = members
+    if not others:
+        return first
+    title = f"{first.algorithm} (or {len(others)} equal) over {first.carrier}"
+    rows = tuple(_row(group, [one.rows[place] for one in members]) for place in range(len(first.rows)))
+    return replace(first, title=title, rows=rows)
+
+
+def _row(group: CollectiveGroup, rows: Sequence[Measurement]) -> Measurement:
+    """One size: of each run the median over the series."""
+    import numpy as np
+
+    first = rows[0]
+    keys = dict.fromkeys(key for row in rows for key in row.by_run)
+    by_run = {key: float(np.median([row.by_run[key] for row in rows if key in row.by_run])) for key in keys}
+    time = median_estimate(list(by_run.values()), "s")
+    factor = bus_factor(group.collective, group.layout.ranks)
+    return replace(
+        first,
+        time=time,
+        algbw=rate(time, first.num_bytes),
+        busbw=rate(time, first.num_bytes * factor) if factor > 0 else None,
+        by_run=by_run,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReport:
+    """One collective at one layout."""
+
+    id: str
+    label: str
+    collective: Collective
+    dtype: Precision
+    system: str
+    ranks: int
+    nodes: int
+    group_size: int
+    verdict: str
+    advice: str
+    same_messages: tuple[tuple[str, ...], ...]
+    """Algorithms that count as one, because at two ranks they send the same messages."""
+    conditions: tuple[Condition, ...]
+    caption: str
+    num_runs: int
+    series: tuple[Series, ...]
+    best: tuple[choice.Best, ...]
+    crossovers: tuple[choice.Crossover, ...]
+    recommended: tuple[choice.Recommended, ...]
+    fusion: choice.Fusion | None
+    ratios: tuple[choice.Ratio, ...]
+    rejected: tuple[Rejected, ...]
+    not_measured: tuple[str, ...]
+    doubts: tuple[Doubt, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow(ListedRun):
+    """One run of the collective benchmark."""
+
+    collective: Collective
+    dtype: Precision
+    system: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectivesReport(BaseReport):
+    """Everything."""
+
+    format: str = "dlbench.comm-report"
+    title: str = TITLE
+    groups: tuple[GroupReport, ...]
+    fits: tuple[Fit, ...]
+    unfitted: tuple[str, ...]
+    runs: tuple[RunRow, ...]
+    damaged: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    methods: tuple[tuple[str, str], ...]
+
+    @property
+    def without_figures(self) -> tuple[RunRow, ...]:
+        """Runs that yield no figure."""
+        return tuple(run for run in self.runs if not run.group)
+
+
+def assemble(scan: CommScan) -> CollectivesReport:
+    """The report of everything found under one folder; equal folders give equal reports."""
+    table = tabulate(scan)
+    measured = [run for group in table.groups for run in group.runs]
+    fits = fit_all(table)
+    of_run = {id(run): group.id for group in table.groups for run in group.runs}
+    without = {id(one.run): (one.state, one.why) for one in table.without}
+    asked = differing_settings([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
+    groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
+    return CollectivesReport(
+        as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
+        groups=tuple(
+            dataclasses.replace(group, label=label) for group, label in zip(groups, unique_labels(groups), strict=True)
+        ),
+        fits=fits.fits,
+        unfitted=fits.unfitted,
+        runs=tuple(_run(run, of_run.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs),
+        damaged=table.damaged,
+        environment=tuple(side_by_side(_environments(measured)).common.items()),
+        methods=METHODS,
+    )
+
+
+def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> GroupReport:
+    plan = group.sample.plan
+    among = dataclasses.replace(group, series=contenders(group))
+    label, best, ranges = label_of(group), choice.best(among), choice.recommended(among)
+    return GroupReport(
+        id=group.id,
+        label=label,
+        collective=group.collective,
+        dtype=group.dtype,
+        system=plan.system.name,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        group_size=group.layout.group_size,
+        verdict=verdict(among, best, ranges),
+        advice=advice(among, ranges),
+        same_messages=same_messages(group),
+        conditions=(*conditions_of(group), *apart),
+        caption=f"{label}; medians over {runs_text(len(group.runs))}",
+        num_runs=len(group.runs),
+        series=fits.with_predictions(group).series,
+        best=best,
+        crossovers=(*choice.crossovers(among), *choice.model_crossovers(among, fits)),
+        recommended=ranges,
+        fusion=choice.fusion(group),
+        ratios=tuple(choice.ratios(group)),
+        rejected=group.rejected,
+        not_measured=tuple(dict.fromkeys(text for run in group.runs if run.record for text in run.record.not_measured)),
+        doubts=tuple(group_doubts(group)),
+    )
+
+
+def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
+    plan = run.plan
+    return RunRow(
+        run_id=plan.run_id,
+        group=group,
+        state=state,
+        failure_reason=failure_reason,
+        collective=plan.comm.collective,
+        dtype=plan.comm.dtype,
+        system=plan.system.name,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        repeat=plan.series.repeat,
+        finished="" if run.record is None else run.record.finished,
+        warnings=tuple(one.text for one in run_doubts(run)),
+    )
+
+
+MAX_TIED = 3
+
+COLLECTIVE_TITLES = {
+    "allreduce": "all-reduce",
+    "reduce-scatter": "reduce-scatter",
+    "all-gather": "all-gather",
+    "broadcast": "broadcast",
+    "all-to-all": "all-to-all",
+}
+
+
+def about(num_bytes: float) -> str:
+    """Bytes that are computed, not chosen: three digits."""
+    if not math.isfinite(num_bytes):
+        return "no size"
+    value, unit = format_bytes(num_bytes).split(" ")
+    return f"{float(f'{float(value):.3g}'):g} {unit}"
+
+
+def range_text(low: float, high: float) -> str:
+    """A range of sizes, or one size."""
+    return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
+
+
+def per_byte_text(seconds_per_byte: float) -> str:
+    """Seconds per byte as the rate that they are, GB/s; `free` where bytes cost nothing."""
+    return "free" if seconds_per_byte <= 0 else format_number(1e-9 / seconds_per_byte, 3)
+
+
+# Groups
+
+
+def label_of(group: CollectiveGroup) -> str:
+    """A group in one line: system, collective, type, layout, carriers."""
+    plan, layout = group.sample.plan, group.layout
+    groups = f" in {layout.num_groups} groups of {layout.group_size}" if layout.num_groups > 1 else ""
+    nodes = f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
+    carriers = ", ".join(dict.fromkeys(series.carrier for series in group.series))
+    what = f"{COLLECTIVE_TITLES[group.collective]} {group.dtype}"
+    return f"{plan.system.name}: {what}, {plan.layout.ranks} ranks{groups}{nodes}, over {carriers}"
+
+
+def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
+    """What all runs of a group share."""
+    plan, record = group.sample.plan, group.sample.record
+    assert record is not None
+    iterations = sorted({row.iterations for series in group.series for row in series.rows})
+    hosts = sorted({host for run in group.runs if run.record for host in run.record.hosts})
+    timings = {row.timing for series in group.series for row in series.rows}
+    has_servers = any(series.algorithm == "parameter-server" for series in group.series)
+    values = (
+        ("system", "System", plan.system.name),
+        ("launcher", "Launcher", plan.system.launch.launcher),
+        ("layout", "Ranks", place_text(plan.layout.ranks, plan.layout.nodes)),
+        ("groups", "Groups", f"{group.layout.num_groups} of {group.layout.group_size}"),
+        ("cores", "Cores per rank", str(plan.layout.cores_per_rank)),
+        ("device", "Device", record.device),
+        ("collective", "Collective", COLLECTIVE_TITLES[group.collective]),
+        ("dtype", "Type", group.dtype),
+        ("timing", "Timing", "in the GPU's stream" if "in-stream" in timings else ""),
+        ("shards", "Servers", str(plan.comm.shards or "every rank") if has_servers else ""),
+        ("iterations", "Timed iterations", " or ".join(map(str, iterations))),
+        ("hosts", "Hosts", ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")),
+    )
+    return tuple(Condition(name=name, title=title, value=value) for name, title, value in values if value)
+
+
+def verdict(group: CollectiveGroup, best: Sequence[Best], ranges: Sequence[Recommended]) -> str:
+    """What to use at which size, or that nothing is clearly faster; then the rate at the largest size."""
+    last = best[-1]
+    rate_name = "busbw" if group.layout.ranks > 1 else "algbw"
+    fastest = (
+        f"Fastest measured at {format_bytes(last.num_bytes)}: {last.title}, {figure_text(last.time)}, "
+        f"{figure_text(last.rate)} GB/s {rate_name}."
+    )
+    return f"{advice(group, ranges)} {fastest}"
+
+
+def advice(group: CollectiveGroup, ranges: Sequence[Recommended]) -> str:
+    """What to use at which size, in a sentence."""
+    what = COLLECTIVE_TITLES[group.collective]
+    if len({series.title for series in group.series}) == 1:
+        return f"Nothing to choose from: only {group.series[0].title} was measured."
+    library = keep_text(group)
+    if len(group.runs) < MIN_RUNS:
+        return (
+            f"No advice from {runs_text(len(group.runs))}: an algorithm is recommended from {MIN_RUNS} runs on "
+            f"(--repeats {MIN_RUNS}); until then {library}."
+        )
+    if not any(one.title for one in ranges):
+        (worst, *_) = sorted(ranges, key=lambda one: -one.spread)
+        return f"No clear winner for {what}: {tied_text(worst)}; {library}."
+    parts = [_range(one) for one in ranges]
+    keep = f"; where none is clear, {library}" if not all(one.title for one in ranges) else ""
+    return f"For {what} use: {'; '.join(parts)}{keep}."
+
+
+def _range(one: Recommended) -> str:
+    return f"{range_text(one.low, one.high)}: {one.title or f'no clear winner ({tied_text(one)})'}"
+
+
+def prediction_advice(found: Predictions, one: Prediction) -> str:
+    """What is predicted to be fastest at which size, or why that is no advice."""
+    if one.withheld:
+        return f"No prediction for {one.ranks:,} ranks: withheld, because {one.withheld}."
+    if len(one.series) == 1:
+        return ""
+    return f"Predicted fastest {COLLECTIVE_TITLES[found.collective]}: {'; '.join(map(_range, one.ranges))}."
+
+
+def keep_text(group: CollectiveGroup) -> str:
+    """What to do where no algorithm is clearly faster."""
+    has_library = any(series.is_library for series in group.series)
+    return "keep the library's choice" if has_library else "any of them will do"
+
+
+def tied_text(found: Recommended) -> str:
+    """``ring over mpi, library of mpi within 2 %``."""
+    if len(found.tied) == 1:
+        return f"{found.tied[0]} is nowhere clearly slower"
+    more = f" and {len(found.tied) - MAX_TIED} more" if len(found.tied) > MAX_TIED else ""
+    return f"{', '.join(found.tied[:MAX_TIED])}{more} within {percent(max(found.spread, 0.01), 0)}"
+
+
+def same_text(names: Sequence[str]) -> str:
+    """Algorithms that are one at two ranks."""
+    return f"{', '.join(names)} send the same messages at 2 ranks: they count as one, {names[0]}."
+
+
+def fusion_text(found: Fusion | None) -> str:
+    """The recommended fusion size with its rule, in one sentence; empty where there is none."""
+    if found is None:
+        return ""
+    if found.num_bytes is None:
+        return f"No fusion size: {found.title} costs no more for larger messages as far as it was measured."
+    if found.below_measured:
+        return (
+            f"No fusion size: every size measured reaches {percent(found.share, 0)} of the asymptotic rate of "
+            f"{found.title}; measure smaller ones."
+        )
+    beyond = " That is beyond the largest size measured: an extrapolation." if found.beyond_measured else ""
+    return f"{_fusion(found.num_bytes, found.title)}.{beyond}"
+
+
+def _fusion(num_bytes: float, title: str, basis: str = "measured") -> str:
+    return (
+        f"Recommended fusion size: {about(num_bytes)}, the smallest message that reaches {percent(RATE_SHARE, 0)} of "
+        f"the asymptotic rate of {title} (9 x start-up / time per byte of a line through its {basis} times)"
+    )
+
+
+# Fits and predictions
+
+
+def fit_caption(fit: Fit) -> str:
+    """What stands behind a fit, in a few sentences."""
+    if not fit.pieces:
+        return "Only libraries were measured: each is a line through its sizes, at the rank counts measured."
+    ranks = " and ".join(", ".join(map(str, fit.ranks)).rsplit(", ", 1))
+    basis = (
+        f"in brackets 95 % intervals over {fit.runs} runs a point"
+        if fit.network.draws
+        else "too few runs for intervals"
+    )
+    text = f"Fitted to {fit.num_points} points at {ranks} ranks; {basis}."
+    if any(piece.level == "across" for piece in fit.pieces):
+        link = "share one link" if fit.shared_link else "have a link each"
+        text += f" In the model, ranks of a group {link} to other groups."
+    if fit.shared_memory:
+        text += " Inside a group the bytes of all its ranks add up: they share memory or processors."
+    return f"{text} {largest_text(fit.largest_held_out)} Held out: {fit.held_out_by}."
+
+
+def largest_text(largest: LargestHeldOut | None) -> str:
+    """The error at the largest rank count, in a sentence."""
+    if largest is None:
+        return "Error at the largest rank count: not known, the smaller ones do not determine it."
+    ranks = " and ".join(", ".join(map(str, largest.fitted_ranks)).rsplit(", ", 1))
+    bias = largest.ratio - 1
+    way = "too long" if bias > 0 else "too short"
+    return (
+        f"Error at the largest rank count, held out ({largest.ranks} ranks from {ranks}): "
+        f"{percent(largest.median_error)} (median; {percent(abs(bias))} {way})."
+    )
+
+
+def layout_text(found: Predictions, one: Prediction) -> str:
+    """What is predicted of which layout."""
+    groups = one.ranks // one.group_size
+    where = f" in {groups} groups of {one.group_size}" if groups > 1 else ""
+    return f"{COLLECTIVE_TITLES[found.collective]} {found.dtype}, {one.ranks} ranks{where}"
+
+
+def extrapolated_text(found: Predictions, one: Prediction) -> tuple[str, ...]:
+    """What lies beyond the measured points, and how far the fit was off one step beyond its own."""
+    lines = [f"{series.name}: {series.beyond}" for series in one.series if series.beyond]
+    if not one.extrapolated and not lines:
+        return ()
+    beyond = [f"Extrapolated: {'; '.join([*one.extrapolated, *lines])}."]
+    if one.extrapolated and any(not series.is_line for series in one.series):
+        beyond.append(largest_text(one.largest_held_out))
+    return tuple(beyond)
+
+
+def poor_text(one: Prediction) -> str:
+    """Algorithms that the fit misses too far for advice; empty where there is none."""
+    poor = [f"{series.name} (by up to {percent(series.poor_error, 0)})" for series in one.series if series.poor_error]
+    return f"No advice on {', '.join(poor)}: the fit misses it." if poor else ""
+
+
+def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
+    """The fusion size, and what it makes of all gradients; empty where there is none, or none to be relied on."""
+    if one.fusion_bytes is None:
+        return ""
+    text = _fusion(one.fusion_bytes, one.fusion_of, "measured" if one.fusion_is_measured else "predicted")
+    if one.fusion_messages is None or one.fusion_workload_s is None:
+        return text + "."
+    return (
+        f"{text}: {one.fusion_messages:,} messages for {about(found.workload_bytes or 0)} of gradients, together "
+        f"{optional(one.fusion_workload_s, 's')} without overlap."
+    )
+
+
+METHODS: tuple[tuple[str, str], ...] = (
+    (
+        "Which points count",
+        "Only points whose result was right on every rank, of runs whose record is valid. A run with a wrong result "
+        "anywhere yields no figure. All others are listed with the reason. Warm-up iterations are not recorded.",
+    ),
+    (
+        "Time",
+        "An iteration is one operation, or several back to back where one is shorter than 2 ms (fewer where sums of "
+        "sums would leave the type's range); its time is divided by them. Ranks meet at the carrier's own barrier "
+        "first. On one host the time runs from the last rank's start to the last end, otherwise it is the slowest "
+        "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
+        "far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in the stream, and the time is "
+        "the slowest rank's between events before and after the operations; a single call is one alone, by the host's "
+        "clock, until the device is idle. A run's time is the median over its timed iterations. MPI's all-reduce is "
+        "timed in place, and out of place: into a second buffer, as osu_allreduce does; other libraries' in place.",
+    ),
+    (
+        "Medians and intervals",
+        f"The run is the experimental unit, not the iteration. Figures are medians over runs. {INTERVALS} With fewer "
+        "runs the range is printed, with its level. For a single run it is the middle half of its iterations, labelled "
+        "within-run, which says nothing on how runs differ.",
+    ),
+    (
+        "algbw and busbw",
+        "By the formulas of nccl-tests, from the time above (there it is the mean over ranks of 20 queued operations): "
+        "algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p for reduce-scatter, "
+        "all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each rank's whole buffer: "
+        "for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per second.",
+    ),
+    (
+        "Counters",
+        "Steps, messages and bytes are counted by the transport while an algorithm runs, and must equal the formulas "
+        "exactly; a difference is a warning. Bytes are the largest of any rank. Libraries do not report theirs.",
+    ),
+    (
+        "Fitted costs",
+        "A message costs alpha + bytes x beta, by level (within a group, between groups) and message size; a byte "
+        "reduced costs gamma. One fit for each system, carrier and type of element, over all collectives, layouts, "
+        "algorithms and sizes, with relative errors and robust against outliers. Where groups hold several ranks, "
+        "whether these share one link to other groups or have a link each, and whether their bytes inside the group "
+        "add up (shared memory or processors), is what predicts held-out points better. Intervals: the fit redone for "
+        "resampled runs (stretched to Student's t), with its breaks.",
+    ),
+    (
+        "Predictions",
+        "The prediction next to a measurement is made by a fit that did not see the point; how it was held out is "
+        "said with the fit. The error at the largest rank count is of a fit to the smaller ones alone, which chooses "
+        "everything anew. Libraries choose their algorithms themselves and are not predicted.",
+    ),
+    (
+        "Recommended",
+        f"An algorithm is recommended where every other one is slower by more than {STAY_WITHIN:.0%} and beyond the "
+        f"scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Elsewhere there is no clear winner. At "
+        "two ranks algorithms with equal steps, messages and bytes are one.",
+    ),
+    (
+        "Where the lead changes",
+        "Measured: between sizes with different clear winners, where lines through their times meet on logarithmic "
+        "axes. Model: the size from which another algorithm is predicted to be faster; algorithms that the fit misses "
+        f"(median error above {POOR_MEDIAN:.0%}, or worst above {POOR_WORST:.0%}) are left out.",
+    ),
+    (
+        "Fusion size",
+        f"The smallest message that reaches {RATE_SHARE:.0%} of the asymptotic rate of the series that is fastest at "
+        "the largest size by its line: 9 x start-up / time per byte, of a line through its sizes fitted with relative "
+        "errors. Smaller "
+        "messages waste start-ups; larger ones leave less to overlap with the backward pass.",
+    ),
+    (
+        "Against libraries",
+        "Time of the library over time of dlbench's algorithm, in pairs of runs that hold both. Above 1, "
+        "the algorithm is faster.",
+    ),
+)

@@ -1,0 +1,353 @@
+"""What is timed side by side: dlbench's own algorithms, and collectives of libraries as users call them.
+
+A sample of back-to-back operations is timed by the host's clock, or in the stream of a GPU. On a GPU the host only
+orders work. Timed by its clock, a short collective is mostly the host's: the way out of a barrier over TCP, launches,
+and two waits for the device. In the stream, ranks meet by a tiny all-reduce of their own, and events before and after
+the operations tell what passed between them, as a training step would see it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from dlbench.node.comm.control import first_line
+from dlbench.node.comm.transport import Counters, Execution, Transport, gloo_barrier, mpi_barrier
+from dlbench.node.failures import passed_on
+from dlbench.node.ranks import RankPlace
+from dlbench.perfmodels.schedules import all_to_all_block, block, schedule
+from dlbench.specs.comm import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective, CommSpec
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The memory of one size, used by all contestants in turn; both of the vector's length and on one device."""
+
+    data: torch.Tensor
+    """What is worked on, and where the result is looked for."""
+    given: torch.Tensor
+    """This rank's input; nobody writes it."""
+
+
+class Contestant:
+    """One way to do the collective."""
+
+    algorithm: str
+    carrier: str
+    counters: Counters | None = None
+    """What it sent; None for libraries, which do not say."""
+    is_in_place: bool
+    """Whether it works on what the operation before left, in `Vectors.data`; otherwise it reads `Vectors.given`."""
+
+    def bind(self, vectors: Vectors) -> str:
+        """Prepares for vectors of one size; why it cannot do this one, or nothing. Raises `DlbenchError`: the algorithm
+        does not exist for these ranks.
+        """
+        raise NotImplementedError
+
+    def line_up(self) -> None:
+        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer. Raises
+        `RunError`: a rank is gone or stuck.
+        """
+
+    def run(self, times: int) -> None:
+        """The collective, this many times back to back: this is timed. Raises `RunError`: it failed, and nothing can be
+        done with it any more.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Puts a result that the library keeps elsewhere into the data; not timed."""
+
+
+class OwnAlgorithm(Contestant):
+    """An algorithm of dlbench over a transport."""
+
+    def __init__(self, comm: CommSpec, algorithm: str, transport: Transport) -> None:
+        self.algorithm = algorithm
+        self.carrier = transport.carrier
+        self.counters = transport.counters
+        self.is_in_place = comm.collective in ("allreduce", "reduce-scatter")
+        self._comm = comm
+        self._transport = transport
+        self._execution: Execution | None = None
+
+    def bind(self, vectors: Vectors) -> str:
+        comm, transport = self._comm, self._transport
+        steps = schedule(
+            comm.collective,
+            self.algorithm,
+            transport.rank,
+            transport.size,
+            len(vectors.data),
+            group_size=transport.group_size,
+            shards=comm.shards,
+        )
+        source = vectors.given if comm.collective == "all-to-all" else None
+        self._execution = Execution(steps, vectors.data, transport, source)
+        return ""
+
+    def line_up(self) -> None:
+        self._transport.line_up()
+
+    def run(self, times: int) -> None:
+        assert self._execution is not None
+        for _ in range(times):
+            self._execution.run()
+
+
+class Reference(Contestant):
+    """A library's collective; each says in `_call` how, from `given` or `data` to `data`."""
+
+    algorithm: str = LIBRARY
+
+    def __init__(self, collective: Collective, place: RankPlace, carrier: str) -> None:
+        self.carrier = carrier
+        self._collective = collective
+        self._place = place
+        self.is_in_place = collective == "allreduce"
+        self._run: Callable[[], object] | None = None
+
+    def bind(self, vectors: Vectors) -> str:
+        problem = self._problem(vectors)
+        if not problem:
+            self._run = self._call(vectors)
+        return problem
+
+    def run(self, times: int) -> None:
+        assert self._run is not None
+        call = self._run
+        try:
+            for _ in range(times):
+                call()
+        except RuntimeError as error:  # mpi4py's and Horovod's own errors are of this kind
+            raise passed_on(f"{self.carrier}: {first_line(error)}", error) from None
+
+    def _problem(self, vectors: Vectors) -> str:
+        return ""
+
+    def _call(self, vectors: Vectors) -> Callable[[], object]:
+        raise NotImplementedError
+
+    def _own(self, vector: torch.Tensor) -> torch.Tensor:
+        first, count = block(len(vector), self._place.size, self._place.rank)
+        return vector[first : first + count]
+
+    def _counts(self, elements: int) -> list[int]:
+        return [block(elements, self._place.size, i)[1] for i in range(self._place.size)]
+
+    def _sent_and_received(self, elements: int) -> tuple[list[int], list[int]]:
+        """Elements to, and from, each rank in an all-to-all."""
+        size, rank = self._place.size, self._place.rank
+        sent = [all_to_all_block(elements, size, rank, other)[2] for other in range(size)]
+        return sent, [all_to_all_block(elements, size, other, rank)[2] for other in range(size)]
+
+
+class TorchReference(Reference):
+    """torch.distributed over a group of all ranks."""
+
+    def __init__(self, collective: Collective, place: RankPlace, group: dist.ProcessGroup, backend: str) -> None:
+        super().__init__(collective, place, f"torch-{backend}")
+        self._group = group
+        self._backend = backend
+
+    def line_up(self) -> None:
+        if self._backend == "gloo":
+            gloo_barrier(self._group)
+
+    def _problem(self, vectors: Vectors) -> str:
+        elements, size = len(vectors.data), self._place.size
+        if self._collective == "all-gather" and self._backend == "gloo" and elements % size:
+            return (
+                f"torch.distributed gathers equal parts over gloo, and {size} ranks do not divide {elements} elements"
+            )
+        return ""
+
+    def _call(self, vectors: Vectors) -> Callable[[], object]:
+        data, given, group = vectors.data, vectors.given, self._group
+        size = self._place.size
+        if self._collective == "allreduce":
+            return lambda: dist.all_reduce(data, group=group)
+        if self._collective == "broadcast":
+            return lambda: dist.broadcast(data, 0, group=group)
+        if self._collective == "all-to-all":
+            sent, received = self._sent_and_received(len(data))
+            if len(data) % size:
+                return lambda: dist.all_to_all_single(data, given, received, sent, group=group)
+            return lambda: dist.all_to_all_single(data, given, group=group)
+        own_data, own_given = self._own(data), self._own(given)
+        if len(data) % size:
+            counts = self._counts(len(data))
+            if self._collective == "all-gather":
+                places = list(torch.split(data, counts))
+                return lambda: dist.all_gather(places, own_given, group=group)
+            parts = list(torch.split(given, counts))
+            return lambda: dist.reduce_scatter(own_data, parts, group=group)
+        if self._collective == "all-gather":
+            gather = _newest("all_gather_single", "all_gather_into_tensor")
+            return lambda: gather(data, own_given, group=group)
+        scatter = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+        return lambda: scatter(own_data, given, group=group)
+
+
+class MpiReference(Reference):
+    """MPI's blocking collectives; the algorithm is the MPI library's choice."""
+
+    def __init__(self, collective: Collective, place: RankPlace, mpi: Any, *, in_place: bool = True) -> None:
+        """`in_place` is of an all-reduce: whether it sums in place, or from `given` into `data`."""
+        super().__init__(collective, place, "mpi")
+        if collective == "allreduce":
+            self.algorithm, self.is_in_place = (IN_PLACE if in_place else OUT_OF_PLACE), in_place
+        self._mpi = mpi
+        self._world = mpi.COMM_WORLD.Dup()
+
+    def line_up(self) -> None:
+        mpi_barrier(self._world)
+
+    def _problem(self, vectors: Vectors) -> str:
+        if self._collective in ("allreduce", "reduce-scatter") and vectors.data.dtype != torch.float32:
+            return "MPI has no 16-bit floating type to sum"
+        return ""
+
+    def _call(self, vectors: Vectors) -> Callable[[], object]:
+        mpi, world = self._mpi, self._world
+        kind = mpi.FLOAT if vectors.data.dtype == torch.float32 else mpi.UINT16_T
+        data, given = self._array(vectors.data), self._array(vectors.given)
+        elements, size = len(vectors.data), self._place.size
+        if self._collective == "allreduce":
+            source = mpi.IN_PLACE if self.is_in_place else [given, kind]
+            return lambda: world.Allreduce(source, [data, kind], op=mpi.SUM)
+        if self._collective == "broadcast":
+            return lambda: world.Bcast([data, kind], root=0)
+        if self._collective == "all-to-all":
+            sent, received = self._sent_and_received(elements)
+            if elements % size:
+                return lambda: world.Alltoallv([given, sent, kind], [data, received, kind])
+            return lambda: world.Alltoall([given, kind], [data, kind])
+        counts = self._counts(elements)
+        own_data, own_given = self._array(self._own(vectors.data)), self._array(self._own(vectors.given))
+        if self._collective == "all-gather":
+            if elements % size:
+                return lambda: world.Allgatherv([own_given, kind], [data, counts, kind])
+            return lambda: world.Allgather([own_given, kind], [data, kind])
+        if elements % size:
+            return lambda: world.Reduce_scatter([given, kind], [own_data, kind], counts, op=mpi.SUM)
+        return lambda: world.Reduce_scatter_block([given, kind], [own_data, kind], op=mpi.SUM)
+
+    def _array(self, vector: torch.Tensor) -> Any:
+        """The same memory as MPI takes it; 16-bit numbers as whole ones, which only travel."""
+        return (vector if vector.dtype == torch.float32 else vector.view(torch.int16)).numpy()
+
+
+class HorovodReference(Reference):
+    """Horovod's operations: its background thread negotiates and executes them."""
+
+    def __init__(self, collective: Collective, place: RankPlace, hvd: Any, library: str) -> None:
+        """`hvd` is the started module; `library` moves the bytes: gloo, mpi or nccl."""
+        super().__init__(collective, place, f"horovod-{library}")
+        self._hvd = hvd
+        self._result: torch.Tensor | None = None
+        self._target: torch.Tensor | None = None
+
+    def line_up(self) -> None:
+        try:
+            self._hvd.barrier()
+        except RuntimeError as error:
+            raise passed_on(f"{self.carrier}'s barrier failed: {first_line(error)}", error) from None
+
+    def _problem(self, vectors: Vectors) -> str:
+        return "Horovod has no bfloat16" if vectors.data.dtype == torch.bfloat16 else ""
+
+    def _call(self, vectors: Vectors) -> Callable[[], object]:
+        hvd, data, given = self._hvd, vectors.data, vectors.given
+        name = f"dlbench.{self._collective}.{len(data)}"
+        self._target = None
+        if self._collective == "allreduce":
+            return lambda: hvd.allreduce_(data, op=hvd.Sum, name=name)
+        if self._collective == "broadcast":
+            return lambda: hvd.broadcast_(data, root_rank=0, name=name)
+        own_given = self._own(given)
+        self._target = self._own(data) if self._collective == "reduce-scatter" else data
+        sent = torch.tensor(self._sent_and_received(len(data))[0], dtype=torch.int32)
+
+        def keep(result: torch.Tensor) -> None:
+            self._result = result
+
+        if self._collective == "reduce-scatter":
+            return lambda: keep(hvd.reducescatter(given, op=hvd.Sum, name=name))
+        if self._collective == "all-gather":
+            return lambda: keep(hvd.allgather(own_given, name=name))
+        return lambda: keep(hvd.alltoall(given, splits=sent, name=name)[0])
+
+    def settle(self) -> None:
+        if self._target is not None and self._result is not None:
+            self._target.copy_(self._result)
+            self._result = None
+
+
+def _newest(name: str, older: str) -> Any:
+    """A function of torch.distributed under its name of today."""
+    return getattr(dist, name, None) or getattr(dist, older)
+
+
+Timing = Literal["host clock", "in-stream"]
+
+
+class HostSampleClock:
+    """The host's clock, from a device that is idle to one that is idle again."""
+
+    timing: Timing = "host clock"
+    shares_starts = True
+    """Whether starts are readings of the host's clock at which operations really began."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def time(self, contestant: Contestant, runs: int, each: int) -> tuple[int, int]:
+        """`runs` times `each` operations back to back: when the first began, and how long all took, nanoseconds. Raises
+        `RunError`: an operation failed.
+        """
+        first, duration = 0, 0
+        for _ in range(runs):
+            contestant.line_up()
+            begin = time.perf_counter_ns()
+            contestant.run(each)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            duration += time.perf_counter_ns() - begin
+            first = first or begin
+        return first, duration
+
+
+def _timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+class StreamSampleClock(HostSampleClock):
+    """Events of the stream in which the operations are ordered."""
+
+    timing: Timing = "in-stream"
+    shares_starts = False
+
+    def __init__(self, meet: Callable[[], None], new_event: Callable[[], Any] = _timing_event) -> None:
+        """`meet` orders a barrier of all ranks in the stream; nobody waits for it on the host."""
+        self._meet = meet
+        self._begin, self._end = new_event(), new_event()
+
+    def time(self, contestant: Contestant, runs: int, each: int) -> tuple[int, int]:
+        first, milliseconds = 0, 0.0
+        for _ in range(runs):
+            contestant.line_up()
+            self._meet()
+            first = first or time.perf_counter_ns()
+            self._begin.record()
+            contestant.run(each)
+            self._end.record()
+            self._end.synchronize()
+            milliseconds += self._begin.elapsed_time(self._end)
+        return first, round(milliseconds * 1e6)

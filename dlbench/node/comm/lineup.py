@@ -1,0 +1,229 @@
+"""Who takes part: what the plan asks for and every rank has; the rest is named with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.node.comm.contestants import (
+    Contestant,
+    HorovodReference,
+    MpiReference,
+    OwnAlgorithm,
+    Reference,
+    StreamSampleClock,
+    TorchReference,
+    Vectors,
+)
+from dlbench.node.comm.control import Control, Deadline, first_line
+from dlbench.node.comm.inputs import DTYPES
+from dlbench.node.comm.transport import (
+    GlooTransport,
+    MpiTransport,
+    NcclTransport,
+    Transport,
+    start_mpi,
+    stop_mpi,
+)
+from dlbench.node.failures import passed_on
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.horovod.engine import HorovodEngine
+from dlbench.node.sync.horovod.report import refusal
+from dlbench.records.folder import RunFolder
+from dlbench.specs.comm import CommPlan
+from dlbench.specs.engine import HorovodSettings
+
+HOROVOD_RENDEZVOUS = "rendezvous-horovod.json"
+"""Where rank 0 says where Horovod's own ranks meet, next to the run's other files."""
+
+_TRIAL_ELEMENTS = 4
+"""Elements per rank of the first, untimed call of a library: it shows whether the library can do it at all."""
+
+
+class Lineup:
+    """Builds contestants; all ranks call the same methods in the same order."""
+
+    def __init__(
+        self, plan: CommPlan, folder: RunFolder, place: RankPlace, device: torch.device, control: Control
+    ) -> None:
+        """`device` is where buffers lie."""
+        self._plan = plan
+        self._folder = folder
+        self._place = place
+        self._device = device
+        self._control = control
+        self._mpi: Any = None
+        self._torch_groups: dict[str, dist.ProcessGroup] = {}
+        self._horovod: HorovodEngine | None = None
+        self.not_measured: list[str] = []
+        """What was asked for and cannot be had, each a sentence."""
+
+    def in_turns(self, deadline: Deadline) -> list[Contestant]:
+        """All but Horovod, which disturbs the others as soon as it is started. Raises `EnvironmentLacksError`: what
+        carries the algorithms' messages cannot be had; `RunError`: a rank is gone.
+        """
+        comm = self._plan.comm
+        result: list[Contestant] = []
+        if comm.algorithms:
+            transport = self._transport()
+            result += [OwnAlgorithm(comm, name, transport) for name in comm.algorithms]
+        for backend in comm.backends:
+            if backend == "horovod":
+                continue
+            references = self._if_possible(backend, partial(self._references, backend)) or ()
+            result += [reference for reference in references if self._passes_trial(reference, deadline)]
+        return result
+
+    def horovod(self, deadline: Deadline) -> list[Contestant]:
+        """Horovod, started; nothing where it cannot be had. Raises `RunError`: a rank is gone."""
+        if "horovod" not in self._plan.comm.backends:
+            return []
+        place, control = self._place, self._control
+        use_mpi = self._plan.system.launch.by_mpi
+        problem = _horovod_problem(use_mpi, self._device, place)
+        if self._refused("horovod", problem):
+            return []
+        engine = HorovodEngine(
+            HorovodSettings(),
+            place,
+            self._device,
+            use_mpi=use_mpi,
+            address_file=self._folder.rendezvous.with_name(HOROVOD_RENDEZVOUS),
+            interface=self._plan.system.launch.interface,
+            is_watched=False,
+            stall_timeout_s=self._plan.stall_timeout_s,
+        )
+        deadline.begin("start of Horovod")
+        try:
+            engine.start()
+        except RuntimeError as error:
+            raise passed_on(f"rank {place.rank}, start of Horovod: {first_line(error)}", error) from None
+        deadline.end()
+        control.barrier("start of Horovod")
+        self._horovod = engine
+        import horovod.torch as hvd
+
+        library = "nccl" if self._device.type == "cuda" else "mpi" if use_mpi else "gloo"
+        reference = HorovodReference(self._plan.comm.collective, place, hvd, library)
+        return [reference] if self._passes_trial(reference, deadline) else []
+
+    def stream_clock(self) -> StreamSampleClock | None:
+        """Times samples in the GPU's stream; None on CPUs, whose calls return when their work is done."""
+        if self._device.type != "cuda":
+            return None
+        group = self._if_possible("timing in the stream", lambda: self._torch_group("nccl"))
+        if group is None:
+            return None
+        flag = torch.zeros(1, device=self._device)
+        return StreamSampleClock(lambda: _meet(flag, group))
+
+    def stop(self) -> None:
+        """Ends the libraries; only after success, since they wait for all ranks."""
+        if self._horovod is not None:
+            self._horovod.stop()
+        if self._mpi is not None:
+            stop_mpi(self._mpi)
+
+    def _transport(self) -> Transport:
+        comm, plan = self._plan.comm, self._plan
+        if comm.transport == "mpi":
+            mpi = self._if_possible("mpi", self._start_mpi)
+            if mpi is None:
+                raise EnvironmentLacksError(self.not_measured[-1])
+            return MpiTransport(mpi, self._place, plan.group_size, comm.timeout_s)
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        group = self._if_possible(backend, lambda: self._torch_group(backend))
+        if group is None:
+            raise EnvironmentLacksError(self.not_measured[-1])
+        if backend == "nccl":
+            return NcclTransport(group, self._place, plan.group_size)
+        return GlooTransport(group, self._place, plan.group_size)
+
+    def _references(self, backend: str) -> tuple[Reference, ...]:
+        collective = self._plan.comm.collective
+        if backend != "mpi":
+            return (TorchReference(collective, self._place, self._torch_group(backend), backend),)
+        if self._device.type != "cpu":
+            raise EnvironmentLacksError("mpi: moves memory of the host here, and buffers are on the GPU")
+        ways = (True, False) if collective == "allreduce" else (True,)
+        return tuple(MpiReference(collective, self._place, self._start_mpi(), in_place=way) for way in ways)
+
+    def _start_mpi(self) -> Any:
+        if self._mpi is None:
+            many_threads = "horovod" in self._plan.comm.backends
+            self._mpi = start_mpi(self._place, self._plan.system.launch.launcher, many_threads=many_threads)
+        return self._mpi
+
+    def _torch_group(self, backend: str) -> dist.ProcessGroup:
+        """A group of torch.distributed apart from the control channel's; one for each back-end."""
+        if backend == "nccl" and self._device.type != "cuda":
+            raise EnvironmentLacksError("nccl: needs buffers on a GPU, and they are on the CPU here")
+        if backend == "nccl" and not dist.is_nccl_available():
+            raise EnvironmentLacksError("nccl: this torch was built without NCCL")
+        if backend == "gloo" and self._device.type != "cpu":
+            raise EnvironmentLacksError("gloo: moves memory of the host, and buffers are on the GPU here")
+        if backend not in self._torch_groups:
+            self._torch_groups[backend] = self._control.new_group(backend, f"start of {backend}")
+        return self._torch_groups[backend]
+
+    def _if_possible(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` makes if it can on every rank; None, and a sentence in `not_measured`, otherwise."""
+        made, problem = None, ""
+        try:
+            made = make()
+        except EnvironmentLacksError as error:
+            problem = str(error)
+        return None if self._refused(name, problem) else made
+
+    def _refused(self, name: str, problem: str) -> bool:
+        """Whether any rank has a problem; the first one is noted on all."""
+        problems = self._control.gather(f"whether {name} can be had", problem)
+        first = next((rank for rank, text in enumerate(problems) if text), None)
+        if first is None:
+            return False
+        text = problems[first] if problems[first].startswith(f"{name}: ") else f"{name}: {problems[first]}"
+        where = "" if all(problems) else f" (on rank {first})"
+        if text + where not in self.not_measured:  # of MPI's all-reduce, both ways
+            self.not_measured.append(text + where)
+        return True
+
+    def _passes_trial(self, reference: Reference, deadline: Deadline) -> bool:
+        """Calls a library once; what it refuses is no failure of the run."""
+        elements = _TRIAL_ELEMENTS * self._place.size
+        comm = self._plan.comm
+        data = torch.ones(elements, dtype=DTYPES[comm.dtype], device=self._device)
+        what = f"{comm.collective} of {comm.dtype} by {reference.carrier}"
+        deadline.begin(f"trial of {what}")
+        problem = ""
+        try:
+            problem = reference.bind(Vectors(data, data.clone()))
+            if not problem:
+                reference.run(1)
+                reference.settle()
+        except RunError as error:
+            problem = str(error)
+        deadline.end()
+        return not self._refused(what, problem)
+
+
+def _meet(flag: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Orders a tiny all-reduce in the stream, behind which nothing begins before all ranks are there."""
+    try:
+        dist.all_reduce(flag, group=group)
+    except RuntimeError as error:
+        raise passed_on(f"NCCL's barrier in the stream failed: {first_line(error)}", error) from None
+
+
+def _horovod_problem(use_mpi: bool, device: torch.device, place: RankPlace) -> str:
+    """Why Horovod cannot be used here, or nothing."""
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        return f"cannot be imported ({error}); run `dlbench setup horovod`"
+    on_gpu = device.type == "cuda"
+    return str(refusal(hvd, place, use_mpi=use_mpi, on_gpu=on_gpu, who="horovod", instead="other --backends") or "")

@@ -1,0 +1,281 @@
+"""Times all contestants of one size in turns, so that drift of the machine falls on all alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from dlbench.errors import RunError
+from dlbench.node.comm.contestants import Contestant, HostSampleClock, Vectors
+from dlbench.node.comm.control import Control, Deadline
+from dlbench.node.comm.inputs import DTYPES, Inputs, check
+from dlbench.node.garbage import HeldGarbage
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
+from dlbench.records.comm import CommPoint
+from dlbench.specs.comm import ELEMENT_BYTES, CommSpec
+from dlbench.units import format_bytes
+
+_TRIALS = 3
+"""Samples of each number of operations that is tried."""
+_COLD = 20
+"""This many times as long as a sample need be, the first operation is no short one, however cold it was."""
+
+
+@dataclass
+class _Taken:
+    """What one rank noted of one contestant."""
+
+    operations: int = 1
+    """Of each sample; the same on all ranks."""
+    starts_ns: list[int] = field(default_factory=list)
+    durations_ns: list[int] = field(default_factory=list)
+    single: list[tuple[int, int]] = field(default_factory=list)
+    """Start and duration of one operation alone by the host's clock, where the samples are timed otherwise."""
+    counters: dict[str, int] | None = None
+    """Of one operation."""
+    max_error: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What all contestants of one size share."""
+
+    vectors: Vectors
+    inputs: Inputs
+
+    @property
+    def text(self) -> str:
+        return format_bytes(self.vectors.data.numel() * self.vectors.data.element_size())
+
+
+class Measurement:
+    """Everything that is the same for all sizes."""
+
+    def __init__(
+        self,
+        comm: CommSpec,
+        place: RankPlace,
+        device: torch.device,
+        control: Control,
+        deadline: Deadline,
+        beat: Callable[[str], None],
+        *,
+        largest_input: int | None = None,
+        clock: HostSampleClock | None = None,
+    ) -> None:
+        """Prepares. `comm`: what is measured. `place`: this rank. `device`: where buffers lie. `control`: how ranks
+        agree. `deadline`: of every wait. `beat`: called before each iteration with what comes next. `largest_input`:
+        the largest entry of inputs; None for one with which sums are exact. `clock`: times samples; None: the host's.
+        """
+        self._comm = comm
+        self._place = place
+        self._device = device
+        self._control = control
+        self._deadline = deadline
+        self._beat = beat
+        self._largest_input = largest_input
+        self._one_clock = share_clock(control, place)
+        self._host_clock = HostSampleClock(device)
+        self._clock: HostSampleClock = self._host_clock if clock is None else clock
+
+    def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
+        """One point for each contestant; the same on every rank. Raises `RunError`: ranks differ in what to do, or a
+        collective failed; no other can follow.
+        """
+        comm = self._comm
+        elements = num_bytes // ELEMENT_BYTES[comm.dtype]
+        self._agree(contestants, elements)
+        inputs = Inputs(
+            comm.collective, self._place.rank, self._place.size, elements, comm.dtype, largest=self._largest_input
+        )
+        given = inputs.given().to(self._device)
+        vectors = Vectors(torch.zeros(elements, dtype=DTYPES[comm.dtype], device=self._device), given)
+        size = _Size(vectors, inputs)
+        taken = {contestant: _Taken(problem=contestant.bind(vectors)) for contestant in contestants}
+        able = [contestant for contestant in contestants if not taken[contestant].problem]
+        garbage = HeldGarbage()
+        garbage.hold()
+        try:
+            for contestant in able:
+                taken[contestant].operations = self._enough(contestant, size)
+            for iteration in range(comm.warmup + comm.iterations):
+                for contestant in able:
+                    self._iterate(contestant, iteration, size, taken[contestant])
+        finally:
+            garbage.release()
+        return [self._point(contestant, num_bytes, taken[contestant]) for contestant in contestants]
+
+    def _agree(self, contestants: Sequence[Contestant], elements: int) -> None:
+        comm = self._comm
+        point = {
+            "collective": comm.collective,
+            "algorithms": ", ".join(f"{c.algorithm} ({c.carrier})" for c in contestants),
+            "elements": elements,
+            "dtype": comm.dtype,
+            "iterations": comm.iterations,
+            "warmup": comm.warmup,
+            "shards": comm.shards,
+            "check": comm.check,
+        }
+        self._control.agree("next point", point)
+
+    def _what(self, contestant: Contestant, size: _Size, which: str) -> str:
+        return f"{self._comm.collective} {contestant.algorithm} ({contestant.carrier}) of {size.text}, {which}"
+
+    def _enough(self, contestant: Contestant, size: _Size) -> int:
+        """How many operations make a sample: the same on all ranks, found by trials."""
+        what = self._what(contestant, size, "trial")
+        chain = size.inputs.longest_chain if contestant.is_in_place else None
+        most = min(MOST_OPERATIONS, chain or MOST_OPERATIONS)
+        operations, trials = 1, 1
+        while True:
+            own = [self._sample(contestant, size, operations, what) for _ in range(trials)]
+            samples = self._over_ranks(self._control.gather(what, own), operations)
+            # The shortest of a few: a rank that lost its core in between says nothing on the operation.
+            shortest = min(one.seconds * operations for one in samples)
+            if trials == 1 and shortest < _COLD * LEAST_SAMPLE_S:
+                trials = _TRIALS  # the first one was cold: buffers, connections
+                continue
+            wanted = enough_operations(shortest, operations, most)
+            if wanted == operations:
+                return operations
+            operations = wanted
+
+    def _iterate(self, contestant: Contestant, iteration: int, size: _Size, taken: _Taken) -> None:
+        comm = self._comm
+        what = self._what(contestant, size, f"iteration {iteration}")
+        alone = None
+        if self._clock.timing == "in-stream":
+            alone = self._sample(contestant, size, 1, what, self._host_clock)
+        start, duration = self._sample(contestant, size, taken.operations, what)
+        if iteration >= comm.warmup:
+            if alone is not None:
+                taken.single.append(alone)
+            taken.starts_ns.append(start)
+            taken.durations_ns.append(duration)
+        if iteration == comm.warmup + comm.iterations - 1:
+            self._conclude(contestant, size, taken, what)
+
+    def _sample(
+        self, contestant: Contestant, size: _Size, operations: int, what: str, clock: HostSampleClock | None = None
+    ) -> tuple[int, int]:
+        """This many operations from fresh inputs: this rank's start, and its time for all of them, nanoseconds."""
+        self._beat(what)
+        size.inputs.reset(size.vectors.data, size.vectors.given)
+        if contestant.counters is not None:
+            contestant.counters.reset()
+        self._synchronise()
+        self._control.barrier(what)
+        self._deadline.begin(what)
+        runs, each = (operations, 1) if self._is_apart else (1, operations)
+        try:
+            found = (clock or self._clock).time(contestant, runs, each)
+        except RunError as error:
+            raise type(error)(f"rank {self._place.rank}, {what}: {error}") from None
+        self._deadline.end()
+        return found
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether each operation of a sample begins with a barrier of its own, outside of the timer, as OSU's do.
+
+        A broadcast's root waits for nobody: back to back, one would begin while others are under way. On a GPU the host
+        would have to wait for each, and nccl-tests has no barrier either.
+        """
+        return self._comm.collective == "broadcast" and self._device.type == "cpu"
+
+    def _conclude(self, contestant: Contestant, size: _Size, taken: _Taken, what: str) -> None:
+        """Verdict and counters of the last sample; and of one operation more, where that one held several."""
+        contestant.settle()
+        if contestant.counters is not None:
+            taken.counters = asdict(contestant.counters)
+        if taken.operations > 1:
+            problem = self._problem_of_many(contestant, size, taken.operations)
+            self._sample(contestant, size, 1, what)
+            contestant.settle()
+            if contestant.counters is not None:
+                several, taken.counters = taken.counters, asdict(contestant.counters)
+                if several != {name: count * taken.operations for name, count in taken.counters.items()}:
+                    problem = f"{taken.operations} operations were counted as {several}, one as {taken.counters}"
+            taken.problem = problem
+        if self._comm.check:
+            verdict = check(size.inputs, size.vectors.data)
+            taken.max_error = verdict.max_error
+            taken.problem = taken.problem or verdict.problem
+
+    def _problem_of_many(self, contestant: Contestant, size: _Size, operations: int) -> str:
+        """What is wrong with the result of a sample; of a reduce-scatter in place it cannot be said. What that leaves
+        outside of a rank's own block, which the next one sums up, is the algorithm's affair.
+        """
+        if not self._comm.check or (contestant.is_in_place and self._comm.collective == "reduce-scatter"):
+            return ""
+        verdict = check(size.inputs, size.vectors.data, operations if contestant.is_in_place else 1)
+        return f"after {operations} operations: {verdict.problem}" if verdict.problem else ""
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _over_ranks(
+        self, noted: Sequence[Sequence[Sequence[int]]], operations: int, clock: HostSampleClock | None = None
+    ) -> list[Timed]:
+        """Each sample over all ranks; `noted` has start and duration of every sample, by rank."""
+        shares_starts = (clock or self._clock).shares_starts
+        return [
+            over_ranks(
+                [start for start, _ in rows],
+                [duration for _, duration in rows],
+                operations,
+                from_last_start=not self._is_apart,
+                one_clock=self._one_clock and shares_starts,
+            )
+            for rows in zip(*noted, strict=True)
+        ]
+
+    def _point(self, contestant: Contestant, num_bytes: int, taken: _Taken) -> CommPoint:
+        comm = self._comm
+        what = f"results of {contestant.algorithm} ({contestant.carrier})"
+        everyone = [_Taken(**item) for item in self._control.gather(what, asdict(taken))]
+        noted = [list(zip(item.starts_ns, item.durations_ns, strict=True)) for item in everyone]
+        samples = self._over_ranks(noted, taken.operations)
+        alone = self._over_ranks([item.single for item in everyone], 1, self._host_clock)
+        was_run = bool(everyone[0].durations_ns)
+        wrong = [f"rank {rank}: {item.problem}" for rank, item in enumerate(everyone) if item.problem]
+        errors = [item.max_error for item in everyone]
+        counted = [item.counters for item in everyone if item.counters is not None]
+        return CommPoint(
+            collective=comm.collective,
+            algorithm=contestant.algorithm,
+            carrier=contestant.carrier,
+            num_bytes=num_bytes,
+            dtype=comm.dtype,
+            operations=taken.operations,
+            timing=self._clock.timing,
+            times_s=tuple(one.seconds for one in samples),
+            single_call_s=tuple(one.seconds for one in alone),
+            skew_s=tuple(one.skew_s for one in samples),
+            correct=not wrong if comm.check and was_run else None,
+            max_error=_worst(errors) if comm.check and was_run else None,
+            steps=max(item["steps"] for item in counted) if counted else None,
+            **{name: tuple(item[name] for item in counted) for name in ("messages", "bytes_sent", "bytes_across")},
+            problem=wrong[0].partition(": ")[2] if wrong and not was_run else "; ".join(wrong[:3]),
+        )
+
+
+def share_clock(control: Control, place: RankPlace) -> bool:
+    """Whether all ranks read one monotonic clock: they are on one host, and what they read agrees."""
+    before = control.gather("clocks before", [place.host, time.perf_counter_ns()])
+    after = control.gather("clocks after", time.perf_counter_ns())
+    # Nobody has passed the first gathering before everybody has read the clock for it.
+    return len({host for host, _ in before}) == 1 and max(reading for _, reading in before) <= min(after)
+
+
+def _worst(errors: Sequence[Any]) -> float | None:
+    """The largest; None where one is not a number."""
+    return None if any(error is None for error in errors) else float(max(errors))

@@ -1,0 +1,477 @@
+"""What carries the messages of a schedule (gloo, NCCL or MPI), what they carried, and the execution of a schedule.
+
+A `Step` reads the buffer as it was when the step began. Where an arriving run of elements overlaps none that is being
+sent, it is received in place; otherwise, and where it is to be added, it lands in one of a few slots first. Long
+messages travel in segments, so that one is added while the next arrives. Receives are posted up to one step ahead where
+that touches nothing in use: both gloo and MPI then need no second round to agree on a transfer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlbench.errors import EnvironmentLacksError, PeerLostError
+from dlbench.node.comm.control import first_line
+from dlbench.node.failures import passed_on
+from dlbench.node.ranks import RankPlace
+from dlbench.perfmodels.schedules import Schedule, Step, Transfer, all_to_all_block
+from dlbench.specs.launch import LauncherName
+
+SEGMENT_BYTES = 1024 * 1024
+"""Longer messages travel in segments of so much, so that one is summed up while the next arrives."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one rank sent, counted when it was handed to the library.
+
+    A message is one transfer of the schedule, in however many segments it travels: that is what the closed forms of the
+    algorithms count. Bytes are those of the segments.
+    """
+
+    steps: int = 0
+    """Steps gone through, also those without a message of this rank: steps of all ranks correspond."""
+    messages: int = 0
+    bytes_sent: int = 0
+    bytes_across: int = 0
+    """Those that left the group of the sender."""
+
+    def reset(self) -> None:
+        self.steps = self.messages = self.bytes_sent = self.bytes_across = 0
+
+
+@dataclass(slots=True)
+class Part:
+    """A message, or a segment of one: a run of elements in memory, and the rank at the other end."""
+
+    handle: Any
+    """The run of elements as `Transport.wrap` made it."""
+    peer: int
+    tag: int
+    num_bytes: int
+    is_across: bool
+    """Whether it leaves the group."""
+    opens: bool
+    """Whether it is the first segment of its message."""
+
+
+class Transport:
+    """Messages between two ranks. Errors end the use of a transport: none of it works afterwards."""
+
+    carrier: str
+    """What moves the bytes, e.g. torch-gloo."""
+    early = True
+    """Whether receives may be posted before this rank comes to their step."""
+
+    def __init__(self, place: RankPlace, group_size: int, segment_bytes: int | None) -> None:
+        """`segment_bytes` of the longest segment; None if messages travel whole."""
+        self.rank, self.size, self.group_size = place.rank, place.size, group_size
+        self.segment_bytes = segment_bytes
+        self.counters = Counters()
+
+    def wrap(self, run: torch.Tensor) -> Any:
+        """A contiguous run of elements as `post` takes it; made once and used in every iteration."""
+        return run
+
+    def line_up(self) -> None:
+        """Waits for all ranks by what carries the messages, where that has a barrier of the host. Raises `RunError`: a
+        rank is gone or stuck.
+        """
+
+    def post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
+        """Begins to receive and to send, and counts what is sent; a thing to wait for, for each of them. Raises
+        `RunError`: the library refuses.
+        """
+        try:
+            pending = self._post(receives, sends)
+        except RuntimeError as error:
+            raise passed_on(f"{self.carrier} refuses a message: {first_line(error)}", error) from None
+        for part in sends:
+            self.counters.messages += part.opens
+            self.counters.bytes_sent += part.num_bytes
+            if part.is_across:
+                self.counters.bytes_across += part.num_bytes
+        return pending
+
+    def _post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
+        raise NotImplementedError
+
+    def wait(self, pending: Any, part: Part, direction: str) -> None:
+        """Returns when this part is through; `pending` is what `post` gave, `direction` is `to` or `from`, for
+        messages. Raises `RunError`: the connection broke, or nothing came in time.
+        """
+        try:
+            self._wait(pending, part, direction)
+        except RuntimeError as error:
+            raise PeerLostError(f"the message {direction} rank {part.peer} failed: {first_line(error)}") from None
+
+    def _wait(self, pending: Any, part: Part, direction: str) -> None:
+        pending.wait()
+
+
+def gloo_barrier(group: dist.ProcessGroup) -> None:
+    """Returns when all ranks of a group of gloo are here; they wait asleep, and wake some 10 us apart. Raises
+    `RunError`: a rank is gone or stuck.
+    """
+    try:
+        dist.barrier(group)
+    except RuntimeError as error:
+        raise PeerLostError(f"gloo's barrier failed: {first_line(error)}") from None
+
+
+class GlooTransport(Transport):
+    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions. The group's own timeout
+    is that of every wait.
+    """
+
+    carrier = "torch-gloo"
+    early = True
+
+    def __init__(
+        self, group: dist.ProcessGroup, place: RankPlace, group_size: int, *, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        super().__init__(place, group_size, segment_bytes)
+        self._group = group
+        self._backend: Any = group._get_backend(torch.device("cpu"))
+
+    def wrap(self, run: torch.Tensor) -> Any:
+        return [run]
+
+    def line_up(self) -> None:
+        gloo_barrier(self._group)
+
+    def _post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
+        backend = self._backend
+        arriving = [backend.recv(part.handle, part.peer, part.tag) for part in receives]
+        return arriving, [backend.send(part.handle, part.peer, part.tag) for part in sends]
+
+
+class NcclTransport(Transport):
+    """Point-to-point messages of NCCL, all of a step in one group call: NCCL knows neither tags nor order. Waiting
+    orders the stream, not the host; who measures must synchronise.
+    """
+
+    carrier = "torch-nccl"
+    early = False
+
+    def __init__(self, group: dist.ProcessGroup, place: RankPlace, group_size: int) -> None:
+        """`group` holds all ranks of the run, in order."""
+        super().__init__(place, group_size, None)
+        self._group = group
+
+    def _post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
+        operations = [dist.P2POp(dist.irecv, part.handle, part.peer, self._group) for part in receives]
+        operations += [dist.P2POp(dist.isend, part.handle, part.peer, self._group) for part in sends]
+        works = dist.batch_isend_irecv(operations)
+        # One work stands for the whole group call.
+        return works[-1:] * len(receives), works[-1:] * len(sends)
+
+
+_POLLS = 256
+"""Tests of a request between two looks at the clock."""
+
+
+def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -> Any:
+    """The module `mpi4py.MPI`, initialised; it is finalised by `stop_mpi` alone.
+
+    `place`: this rank, as the launcher says. `launcher`: of the plan. Outside of an MPI launcher MPI would start each
+    rank as a world of its own. `many_threads`: whether another library calls MPI from a thread of its own. Raises
+    `EnvironmentLacksError`: no mpi4py, no MPI library, or MPI sees other ranks than planned.
+    """
+    if launcher not in ("mpirun", "srun-mpi"):
+        raise EnvironmentLacksError(f"mpi: needs launcher mpirun or srun-mpi, this run was started by {launcher}")
+    try:
+        import mpi4py
+    except ImportError:
+        raise EnvironmentLacksError("mpi: mpi4py is not installed; run pip install 'dlbench[mpi]'") from None
+    mpi4py.rc.finalize = False  # at exit it would wait for ranks that are dead
+    mpi4py.rc.initialize = False  # `_initialise` does it
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise EnvironmentLacksError(
+            f"mpi: mpi4py finds no MPI library ({first_line(error)}); install Open MPI, or load its module"
+        ) from None
+    if not MPI.Is_initialized():
+        _initialise(MPI, MPI.THREAD_MULTIPLE if many_threads else MPI.THREAD_SERIALIZED)
+    world = MPI.COMM_WORLD
+    if world.Get_size() != place.size or world.Get_rank() != place.rank:
+        raise EnvironmentLacksError(
+            f"mpi: MPI sees rank {world.Get_rank()} of {world.Get_size()}, the launcher says rank {place.rank} of "
+            f"{place.size}; mpi4py must use the MPI that the launcher belongs to"
+        )
+    return MPI
+
+
+def _initialise(mpi: Any, thread_level: int) -> None:
+    """Starts MPI, which waits for all ranks, with Python's interpreter free.
+
+    mpi4py would hold the interpreter meanwhile, and rank 0 could not answer (`KeyServer`, a thread of Python) those
+    who still need its keys before they come here: nobody would ever arrive.
+    """
+    provided = ctypes.c_int()
+    failed = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, thread_level, ctypes.byref(provided))
+    if failed:
+        raise EnvironmentLacksError(f"mpi: MPI_Init_thread failed with {failed}; is this rank started by the launcher?")
+    for communicator in (mpi.COMM_WORLD, mpi.COMM_SELF):  # as mpi4py does when it starts MPI itself
+        communicator.Set_errhandler(mpi.ERRORS_RETURN)
+
+
+def stop_mpi(mpi: Any) -> None:
+    """Ends MPI; all ranks must come here."""
+    if not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def mpi_barrier(world: Any) -> None:
+    """Returns when all ranks of a communicator are here; ranks leave it awake, within about a message's time. Raises
+    `RunError`: MPI says so.
+    """
+    try:
+        world.Barrier()
+    except RuntimeError as error:
+        raise passed_on(f"MPI's barrier failed: {first_line(error)}", error) from None
+
+
+class MpiTransport(Transport):
+    """Isend and Irecv; waiting polls, because MPI's own waits know no deadline."""
+
+    carrier = "mpi"
+
+    def __init__(
+        self, mpi: Any, place: RankPlace, group_size: int, timeout_s: float, *, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        """`mpi` is what `start_mpi` gave; `timeout_s` the longest wait for one part, seconds."""
+        super().__init__(place, group_size, segment_bytes)
+        self._byte = mpi.BYTE
+        self._world = mpi.COMM_WORLD.Dup()  # no other library's messages meet ours
+        self._timeout_s = timeout_s
+
+    def wrap(self, run: torch.Tensor) -> Any:
+        return [run.view(torch.uint8).numpy(), self._byte]
+
+    def line_up(self) -> None:
+        mpi_barrier(self._world)
+
+    def _post(self, receives: Sequence[Part], sends: Sequence[Part]) -> tuple[list[Any], list[Any]]:
+        world = self._world
+        arriving = [world.Irecv(part.handle, part.peer, part.tag) for part in receives]
+        return arriving, [world.Isend(part.handle, part.peer, part.tag) for part in sends]
+
+    def _wait(self, pending: Any, part: Part, direction: str) -> None:
+        if pending.Test():
+            return
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline:
+            for _ in range(_POLLS):
+                if pending.Test():
+                    return
+        raise PeerLostError(f"the message {direction} rank {part.peer} was not through within {self._timeout_s:g} s")
+
+
+SLOT_MEMORY_BYTES = 16 * 1024 * 1024
+"""Memory for arriving segments; they are few, so that they stay in the caches."""
+LEAST_SLOTS = 4
+
+
+@dataclass(slots=True)
+class _Arrival:
+    part: Part
+    step: int
+    may_be_early: bool
+    place: torch.Tensor
+    """Where its elements belong in the buffer."""
+    slot: torch.Tensor | None
+    """Where it lands first; None: in place."""
+    ordinal: int
+    """Of those that need a slot, which; -1: it needs none."""
+    is_added: bool
+    after: tuple[int, ...]
+    """Sends of its step that read the place."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a step that has something to do does."""
+
+    sends: list[Part]
+    first: int
+    """Its first arrival among all of the schedule."""
+    end: int
+
+
+class Execution:
+    """A schedule bound to a buffer and a transport; `run` may be called any number of times."""
+
+    def __init__(
+        self, schedule: Schedule, buffer: torch.Tensor, transport: Transport, source: torch.Tensor | None = None
+    ) -> None:
+        """Prepares all slices, so that running allocates nothing. `schedule`: this rank's steps. `buffer`:
+        one-dimensional, contiguous; what the steps work on. `transport`: carries the messages. `source`: for
+        all-to-all, the input; of the buffer's length and type.
+        """
+        self._transport = transport
+        self._buffer = buffer
+        self._source = source
+        self._steps: list[_Work] = []
+        self._arrivals: list[_Arrival] = []
+        self._own: tuple[torch.Tensor, torch.Tensor] | None = None
+        if source is not None:
+            first, into, count = all_to_all_block(len(buffer), transport.size, transport.rank, transport.rank)
+            self._own = buffer[into : into + count], source[first : first + count]
+        self._num_steps = len(schedule)
+        self._compile([step for step in schedule if step.sends or step.receives])
+
+    def run(self) -> None:
+        """Executes all steps once; returns when this rank's part is done. Raises `RunError`: a message failed; the
+        buffer is undefined.
+        """
+        transport, arrivals = self._transport, self._arrivals
+        pending: list[Any] = []
+        added = 0  # arrivals out of their slots
+        if self._own is not None:
+            self._own[0].copy_(self._own[1])
+        for number, step in enumerate(self._steps):
+            reach = self._reach(len(pending), number, number, added)
+            arriving, leaving = transport.post([a.part for a in arrivals[len(pending) : reach]], step.sends)
+            pending += arriving
+            self._post_more(pending, number, added)
+            open_sends = set(range(len(leaving)))
+            for index in range(step.first, step.end):
+                arrival = arrivals[index]
+                transport.wait(pending[index], arrival.part, "from")
+                pending[index] = None
+                for send in arrival.after:
+                    if send in open_sends:
+                        transport.wait(leaving[send], step.sends[send], "to")
+                        open_sends.discard(send)
+                if arrival.slot is not None:
+                    if arrival.is_added:
+                        arrival.place.add_(arrival.slot)
+                    else:
+                        arrival.place.copy_(arrival.slot)
+                    added += 1
+                    self._post_more(pending, number, added)
+            for send in sorted(open_sends):
+                transport.wait(leaving[send], step.sends[send], "to")
+        transport.counters.steps += self._num_steps
+
+    def _post_more(self, pending: list[Any], number: int, added: int) -> None:
+        reach = self._reach(len(pending), number, number + 1, added)
+        if reach > len(pending):
+            arriving, _ = self._transport.post([a.part for a in self._arrivals[len(pending) : reach]], ())
+            pending += arriving
+
+    def _reach(self, posted: int, current: int, last_step: int, added: int) -> int:
+        """How many arrivals may have been posted: in order, each with a free slot, up to `last_step`."""
+        arrivals = self._arrivals
+        while posted < len(arrivals):
+            arrival = arrivals[posted]
+            if arrival.step > last_step or (arrival.step > current and not arrival.may_be_early):
+                break
+            if arrival.ordinal >= added + self._num_slots:
+                break
+            posted += 1
+        return posted
+
+    def _compile(self, steps: Sequence[Step]) -> None:
+        width = self._buffer.element_size()
+        limit = self._transport.segment_bytes
+        segment = len(self._buffer) if limit is None else max(1, limit // width)
+        staged = [[self._is_staged(step, transfer) for transfer in step.receives] for step in steps]
+        slots = self._make_slots(steps, staged, segment)
+        to, come = Counter[int](), Counter[int]()
+        ordinal = 0
+        for number, step in enumerate(steps):
+            source = self._source if step.from_input else self._buffer
+            if source is None:
+                raise ValueError("a schedule that reads its input needs one")
+            sends, ranges = [], []
+            for transfer, first, count in _segments(step.sends, segment):
+                sends.append(self._part(source[first : first + count], transfer, first, to))
+                ranges.append((first, first + count))
+            work = _Work(sends=sends, first=len(self._arrivals), end=0)
+            flags = {id(t): flag for t, flag in zip(step.receives, staged[number], strict=True)}
+            before = steps[number - 1] if number else None
+            for transfer, first, count in _segments(step.receives, segment):
+                place = self._buffer[first : first + count]
+                slot = slots[ordinal % len(slots)][:count] if flags[id(transfer)] else None
+                self._arrivals.append(
+                    _Arrival(
+                        part=self._part(place if slot is None else slot, transfer, first, come),
+                        step=number,
+                        may_be_early=self._transport.early and (slot is not None or _leaves_alone(before, transfer)),
+                        place=place,
+                        slot=slot,
+                        ordinal=-1 if slot is None else ordinal,
+                        is_added=step.reduce,
+                        after=()
+                        if slot is None or step.from_input
+                        else tuple(i for i, (low, high) in enumerate(ranges) if low < first + count and first < high),
+                    )
+                )
+                ordinal += slot is not None
+            work.end = len(self._arrivals)
+            self._steps.append(work)
+
+    def _make_slots(self, steps: Sequence[Step], staged: Sequence[Sequence[bool]], segment: int) -> list[torch.Tensor]:
+        """Room for arrivals that cannot go to their place at once."""
+        sizes = [
+            [
+                count
+                for _, _, count in _segments([t for t, flag in zip(s.receives, flags, strict=True) if flag], segment)
+            ]
+            for s, flags in zip(steps, staged, strict=True)
+        ]
+        longest = max((count for step in sizes for count in step), default=0)
+        if self._transport.early:
+            fitting = SLOT_MEMORY_BYTES // max(1, longest * self._buffer.element_size())
+            number = min(sum(map(len, sizes)), max(LEAST_SLOTS, fitting))
+        else:  # all receives of a step are posted together
+            number = max(map(len, sizes), default=0)
+        self._num_slots = number
+        room = torch.zeros(number * longest, dtype=self._buffer.dtype, device=self._buffer.device)
+        return [room[i * longest : (i + 1) * longest] for i in range(number)]
+
+    def _is_staged(self, step: Step, receive: Transfer) -> bool:
+        return step.reduce or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
+
+    def _part(self, run: torch.Tensor, transfer: Transfer, first: int, tags: Counter[int]) -> Part:
+        """Tags number the parts of a pair of ranks; those of one tag arrive in the order of sending."""
+        transport, tag = self._transport, tags[transfer.peer]
+        tags[transfer.peer] += 1
+        return Part(
+            handle=transport.wrap(run),
+            peer=transfer.peer,
+            tag=tag % 32768,  # the least that MPI promises
+            num_bytes=run.numel() * run.element_size(),
+            is_across=transfer.peer // transport.group_size != transport.rank // transport.group_size,
+            opens=first == transfer.first,
+        )
+
+
+def _segments(transfers: Sequence[Transfer], segment: int) -> Iterator[tuple[Transfer, int, int]]:
+    """Each transfer in runs of at most `segment` elements: the transfer, first element, elements."""
+    for transfer in transfers:
+        for first in range(transfer.first, transfer.first + transfer.count, max(1, segment)):
+            yield transfer, first, min(segment, transfer.first + transfer.count - first)
+
+
+def _overlap(one: Transfer, other: Transfer) -> bool:
+    return one.first < other.first + other.count and other.first < one.first + one.count
+
+
+def _leaves_alone(step: Step | None, receive: Transfer) -> bool:
+    """Whether an arrival in place touches nothing that the step before uses."""
+    if step is None:
+        return True
+    in_use = step.receives if step.from_input else (*step.receives, *step.sends)
+    return not any(_overlap(receive, transfer) for transfer in in_use)

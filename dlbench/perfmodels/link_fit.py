@@ -1,0 +1,592 @@
+"""Costs of a network from measured collectives: alpha and beta inside groups and across, gamma, breaks in size.
+
+Collectives are walked as in `costs.predictions`. Errors are relative and absolute values count, so that all sizes
+weigh alike and a few slow points do not move the costs (`dlbench.perfmodels.lines`).
+
+A cost more is taken in only if Schwarz's criterion of the relative errors (Laplace: 2 N ln(mean |error|) + k ln N)
+falls by more than `CLEAR_GAIN`, very strong evidence by Kass & Raftery (1995): gamma, which all-reduces alone cannot
+tell from beta, and breaks in the size of messages, where a transport changes its protocol.
+
+The steps of all measured collectives are arrays, so that a fit can price all at once. Columns of costs: alpha and beta
+of each piece inside groups, alpha and beta of each piece across groups, gamma.
+
+Costs of a given structure are found by alternating between rows and costs. Which port or link is the slowest of a step
+depends on the costs themselves. So with the costs in hand, the slowest of each step gives one row a point; the rows
+give new costs by one step towards least absolute relative errors; and again. The best round counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dlbench.errors import UserError
+from dlbench.perfmodels.lines import reweighted
+from dlbench.perfmodels.predictions import ONE_LINK, Load, Sharing, summarise, whole_elements
+from dlbench.perfmodels.schedules import Layout
+from dlbench.specs.comm import (
+    Collective,
+    FittedRange,
+    LargestHeldOut,
+    Level,
+    LevelName,
+    NetworkModel,
+    Piece,
+    Residual,
+    SizeBias,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
+    Mask = npt.NDArray[np.bool_]
+    Indices = npt.NDArray[np.int64]
+
+
+CLEAR_GAIN = 10.0
+MOST_BREAKS = 3
+"""Breaks of both levels together, at most."""
+MOST_NEAR = 6
+"""Sizes around the best octave at which a break is tried, about."""
+POINTS_OF_A_PIECE = 4
+"""Points that must have messages of a piece."""
+SMALLEST_MEAN_ERROR = 1e-4
+"""Mean relative errors below this count as this large: exact data need no cost more."""
+DIGITS = 6
+"""Significant digits of a drawn cost: far below its scatter."""
+
+
+def fit_network(
+    observations: Sequence[Observation],
+    *,
+    system: str,
+    transport: str,
+    sources: Sequence[str],
+    fitted: str,
+    sharing: Sharing = ONE_LINK,
+    resampled: Array | None = None,
+    runs: int = 1,
+) -> NetworkModel:
+    """The network that the measured collectives show.
+
+    A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with
+    an interval up to those of the other level: the points only show that it is no slower. Intervals are the middle
+    95 % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
+    over `held_out`, None where no point could be held out; `largest_held_out` is left to `hold_out_largest`.
+
+    `observations`: measured points. `system`: name of the system. `transport`: what carried the messages. `sources`:
+    runs they are from. `fitted`: when, UTC, ISO 8601. `sharing`: what the ranks of a group share; see `choose_sharing`.
+    `resampled`: seconds of every point in each resample of the runs, shape (resamples, points); None: single runs,
+    which say nothing of their scatter, so that there are no intervals. `runs`: behind each point, at least. Raises
+    `UserError`: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
+    """
+    table = LoadTable(observations, sharing)
+    fit = _fit(table, observations)
+    errors = [abs(predicted / seen.seconds - 1) for seen, predicted in _held_out(table, observations, fit)]
+    drawn = None if resampled is None else _redone(table, fit, resampled)
+    intervals = None if drawn is None else _ends(drawn)
+    return NetworkModel(
+        system=system,
+        transport=transport,
+        inside=_level(table, fit, intervals, "inside"),
+        across=_level(table, fit, intervals, "across"),
+        gamma_s_per_byte=float(fit.costs[-1]),
+        shared_link=sharing.link,
+        shared_memory=sharing.memory,
+        median_error=statistics.median(errors) if errors else None,
+        num_points=len(observations),
+        fitted_over=_range(observations, runs),
+        residuals=_residuals(observations, fit),
+        draws=() if drawn is None else _draws(table, fit.structure, drawn),
+        sources=tuple(sources),
+        fitted=fitted,
+    )
+
+
+def _range(observations: Sequence[Observation], runs: int) -> FittedRange:
+    def distinct(values: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(set(values)))
+
+    sizes = [seen.num_bytes for seen in observations]
+    return FittedRange(
+        ranks=distinct(seen.layout.ranks for seen in observations),
+        group_sizes=distinct(min(seen.layout.group_size, seen.layout.ranks) for seen in observations),
+        num_groups=distinct(seen.layout.num_groups for seen in observations),
+        sizes=(min(sizes), max(sizes)),
+        runs=runs,
+    )
+
+
+def _residuals(observations: Sequence[Observation], fit: CostFit) -> tuple[Residual, ...]:
+    found: dict[tuple[str, str, int], list[float]] = {}
+    for seen, seconds in zip(observations, (fit.rows @ fit.costs).tolist(), strict=True):
+        if seconds > 0:
+            found.setdefault((seen.collective, seen.algorithm, seen.layout.ranks), []).append(seen.seconds / seconds)
+    return tuple(
+        Residual(collective=collective, algorithm=algorithm, ranks=ranks, least=min(ratios), most=max(ratios))
+        for (collective, algorithm, ranks), ratios in found.items()
+    )
+
+
+def hold_out_largest(observations: Sequence[Observation], resampled: Array | None = None) -> LargestHeldOut | None:
+    """The points of the largest rank count as a fit to all others predicts them: what a step beyond them is worth.
+
+    That fit chooses everything anew: breaks, gamma, and what ranks share. None where there is one rank count only, or
+    where the others are too few or do not determine a single point of it. `resampled` is as of `fit_network`.
+    """
+    import numpy as np
+
+    largest = max(seen.layout.ranks for seen in observations)
+    others = [seen for seen in observations if seen.layout.ranks < largest]
+    if not others:
+        return None
+    try:
+        sharing, _ = choose_sharing(others)
+        table = LoadTable(others, sharing)
+        fit = _fit(table, others)
+    except UserError:
+        return None
+    is_largest = np.array([seen.layout.ranks == largest for seen in observations])
+    wanted = [seen for seen in observations if seen.layout.ranks == largest]
+    beyond = LoadTable(wanted, sharing)
+    rows = beyond.rows(beyond.loads(fit.structure), fit.costs, gamma=fit.structure.gamma)
+    known = np.flatnonzero((fit.rows > 0).any(axis=0)).tolist()
+    costs, seconds = fit.costs[None], np.array([[seen.seconds for seen in wanted]])
+    if resampled is not None:
+        costs = np.concatenate([costs, _redone(table, fit, resampled[:, ~is_largest])])
+        seconds = np.concatenate([seconds, resampled[:, is_largest]])
+    drawn = costs @ rows.T / seconds
+    found = {
+        index: seen.num_bytes
+        for index, (seen, row) in enumerate(zip(wanted, rows, strict=True))
+        if set(np.flatnonzero(row > 0).tolist()) <= set(known) and row @ fit.costs > 0
+    }
+    if not found:
+        return None
+    ratios = drawn[0, list(found)]
+    by_size = {
+        size: np.median(drawn[:, [index for index, other in found.items() if other == size]], axis=1)
+        for size in sorted({*found.values()})
+    }
+    return LargestHeldOut(
+        ranks=largest,
+        fitted_ranks=tuple(sorted({seen.layout.ranks for seen in others})),
+        num_points=len(found),
+        ratio=float(np.median(ratios)),
+        median_error=float(np.median(np.abs(ratios - 1))),
+        by_size=tuple(
+            SizeBias(
+                num_bytes=size,
+                ratio=float(ratio[0]),
+                interval=None if resampled is None else (float(ends[0]), float(ends[1])),
+            )
+            for size, ratio in by_size.items()
+            for ends in [np.quantile(ratio, [0.025, 0.975])]
+        ),
+    )
+
+
+def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -> list[tuple[Observation, float]]:
+    """Every point with its time predicted by a fit that did not see it: (point, seconds), in the order of the points.
+
+    For each combination of size and rank count in the points, costs are fitted to the points of other sizes and other
+    rank counts - of other sizes alone where all points have one rank count - and the points of the combination are
+    predicted. Only which costs there are (breaks, gamma) is taken from the fit to all points. A point is left out
+    where the other points do not determine a cost it needs, e.g. that of messages across groups.
+
+    Raises `UserError`: as `fit_network`.
+    """
+    table = LoadTable(observations, sharing)
+    return _held_out(table, observations, _fit(table, observations))
+
+
+def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[tuple[Observation, float]]]:
+    """What the ranks of a group share by the measurements: what predicts points held out best; with these predictions.
+
+    First the link to other groups, then what moves messages inside a group.
+
+    Raises `UserError`: as `fit_network`.
+    """
+    best = ONE_LINK
+    predictions = held_out(observations, best)
+    layouts = {seen.layout for seen in observations}
+    if any(layout.num_groups > 1 and layout.group_size > 1 for layout in layouts):
+        best, predictions = _better(observations, Sharing(link=False), best, predictions)
+    if any(layout.group_size > 1 for layout in layouts):
+        best, predictions = _better(observations, replace(best, memory=True), best, predictions)
+    return best, predictions
+
+
+def _better(
+    observations: Sequence[Observation], tried: Sharing, best: Sharing, predictions: list[tuple[Observation, float]]
+) -> tuple[Sharing, list[tuple[Observation, float]]]:
+    others = held_out(observations, tried)
+    if others and predictions and _median_error(others) < _median_error(predictions):
+        return tried, others
+    return best, predictions
+
+
+def _median_error(predictions: Sequence[tuple[Observation, float]]) -> float:
+    return statistics.median(abs(seconds / seen.seconds - 1) for seen, seconds in predictions)
+
+
+def _held_out(table: LoadTable, observations: Sequence[Observation], fit: CostFit) -> list[tuple[Observation, float]]:
+    import numpy as np
+
+    sizes = np.array([seen.num_bytes for seen in observations])
+    ranks = np.array([seen.layout.ranks for seen in observations])
+    several = len(set(ranks.tolist())) > 1
+    predicted: dict[int, float] = {}
+    for size, count in sorted(set(zip(sizes.tolist(), ranks.tolist(), strict=True))):
+        others = (sizes != size) & ((ranks != count) | (not several))
+        if others.sum() <= _num_costs(table, fit.structure):
+            continue
+        apart = descend(table, fit.structure, others)
+        known = (apart.rows[others] > 0).any(axis=0)
+        for index in np.flatnonzero((sizes == size) & (ranks == count)).tolist():
+            needed = (apart.rows[index] > 0) | (fit.rows[index] > 0)
+            if known[needed].all():
+                predicted[index] = float(apart.rows[index] @ apart.costs)
+    return [(seen, predicted[i]) for i, seen in enumerate(observations) if i in predicted]
+
+
+def _fit(table: LoadTable, observations: Sequence[Observation]) -> CostFit:
+    import numpy as np
+
+    least, sizes = _num_costs(table, Structure()) + 1, len({seen.num_bytes for seen in observations})
+    if least == 1:
+        raise UserError("fit: no point has a message: every one is of one rank alone")
+    if len(observations) < least or sizes < 2:
+        raise UserError(
+            f"fit: needs {least} points or more of two sizes or more, here are {len(observations)} of {sizes}"
+        )
+    everything = np.ones(len(observations), dtype=bool)
+    best = _with_gamma(table, descend(table, Structure(), everything), everything)
+    for _ in range(MOST_BREAKS):
+        better = min((_with_break(table, best, level, everything) for level in LEVELS), key=lambda fit: fit.error)
+        if better is best:
+            break
+        best = better
+    return _with_gamma(table, _moved(table, best, everything), everything)
+
+
+def _moved(table: LoadTable, fit: CostFit, points: Mask) -> CostFit:
+    """The fit with each break looked for again in the presence of the others."""
+    best = fit
+    for level in LEVELS:
+        for size in fit.structure.breaks(level):
+            others = tuple(other for other in best.structure.breaks(level) if other != size)
+            without = descend(table, _with_breaks(best.structure, level, others), points, best)
+            again = _with_break(table, without, level, points)
+            best = min(best, again, key=lambda one: one.error)
+    return best
+
+
+def _num_costs(table: LoadTable, structure: Structure) -> int:
+    levels = [level for level in LEVELS if len(table.sizes(level))]
+    return sum(2 + 3 * len(structure.breaks(level)) for level in levels) + structure.gamma
+
+
+def _clearly_better(table: LoadTable, new: CostFit, old: CostFit) -> bool:
+    def criterion(fit: CostFit) -> float:
+        points = len(table.seconds)
+        misfit = 2 * points * math.log(max(fit.error, SMALLEST_MEAN_ERROR))
+        return misfit + _num_costs(table, fit.structure) * math.log(points)
+
+    return criterion(new) < criterion(old) - CLEAR_GAIN
+
+
+def _with_gamma(table: LoadTable, fit: CostFit, points: Mask) -> CostFit:
+    if fit.structure.gamma or not table.reduced.any():
+        return fit
+    new = descend(table, replace(fit.structure, gamma=True), points, fit)
+    return new if _clearly_better(table, new, fit) else fit
+
+
+def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Mask) -> CostFit:
+    """The fit with the best break more at a level, if that is clearly better; else the same fit. Breaks stand at sizes
+    that messages have: first one an octave is tried, then those around the best of them.
+    """
+    sizes = table.sizes(level)
+    octaves: dict[int, float] = {math.floor(math.log2(size)): size for size in sizes[:-1].tolist()}
+    tried = {size: _broken(table, fit, level, size, points) for size in octaves.values()}
+    right = {size: new for size, new in tried.items() if new is not None}
+    if not right:
+        return fit
+    near = min(right, key=lambda size: right[size].error)
+    others = [size for size in sizes[:-1].tolist() if near / 2 < size < near * 2 and size != near]
+    closer = others[:: max(1, len(others) // MOST_NEAR)]
+    finer = [right[near], *(_broken(table, fit, level, size, points) for size in closer)]
+    best = min((new for new in finer if new is not None), key=lambda new: new.error)
+    return best if _clearly_better(table, best, fit) else fit
+
+
+def _broken(table: LoadTable, fit: CostFit, level: LevelName, size: float, points: Mask) -> CostFit | None:
+    """The fit with a break more; None if a piece would hold too few points."""
+    breaks = tuple(sorted({*fit.structure.breaks(level), math.ceil(size)}))
+    new = descend(table, _with_breaks(fit.structure, level, breaks), points, fit)
+    seen = (new.rows > 0).sum(axis=0)
+    pieces = range(len(breaks) + 1)
+    return new if all(seen[new.structure.column(level, i)] >= POINTS_OF_A_PIECE for i in pieces) else None
+
+
+def _with_breaks(structure: Structure, level: LevelName, breaks: tuple[int, ...]) -> Structure:
+    return replace(structure, inside=breaks) if level == "inside" else replace(structure, across=breaks)
+
+
+def _redone(table: LoadTable, fit: CostFit, resampled: Array) -> Array:
+    import numpy as np
+
+    everything = np.ones(len(table.seconds), dtype=bool)
+    found = []
+    for seconds in resampled:
+        other = copy.copy(table)
+        other.seconds = seconds
+        found.append(descend(other, fit.structure, everything, fit).costs)
+    return np.array(found)
+
+
+def _ends(drawn: Array) -> Array:
+    """Ends of the middle 95 % of each cost: (2, columns)."""
+    import numpy as np
+
+    ends: Array = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return ends
+
+
+def _draws(table: LoadTable, structure: Structure, drawn: Array) -> tuple[tuple[float, ...], ...]:
+    """As the file holds them: of the levels that it has."""
+    columns = [
+        structure.column(level, piece) + one
+        for level in LEVELS
+        if len(table.sizes(level))
+        for piece in range(len(structure.breaks(level)) + 1)
+        for one in (0, 1)
+    ]
+    return tuple(tuple(float(f"{cost:.{DIGITS}g}") for cost in draw[[*columns, -1]]) for draw in drawn)
+
+
+def _level(table: LoadTable, fit: CostFit, intervals: Array | None, level: LevelName) -> Level | None:
+    import numpy as np
+
+    if not len(table.sizes(level)):
+        return None
+    structure = fit.structure
+    pieces = []
+    for index, limit in enumerate((*structure.breaks(level), None)):
+        alpha = structure.column(level, index)
+        ends = None if intervals is None else intervals[:, alpha : alpha + 2].copy()
+        if not fit.rows[:, alpha : alpha + 2].any():  # it never decided a step
+            other = structure.column("across" if level == "inside" else "inside", 0)
+            ends = np.stack([np.zeros(2), fit.costs[other : other + 2]])
+        pieces.append(
+            Piece(
+                up_to_bytes=limit,
+                alpha_s=float(fit.costs[alpha]),
+                beta_s_per_byte=float(fit.costs[alpha + 1]),
+                alpha_interval_s=None if ends is None else (float(ends[0, 0]), float(ends[1, 0])),
+                beta_interval_s_per_byte=None if ends is None else (float(ends[0, 1]), float(ends[1, 1])),
+            )
+        )
+    return Level(pieces=tuple(pieces))
+
+
+LEVELS: tuple[LevelName, ...] = ("inside", "across")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One measured collective."""
+
+    collective: Collective
+    algorithm: str
+    layout: Layout
+    num_bytes: int
+    """Of each rank's whole buffer."""
+    element_bytes: int
+    shards: int | None
+    """Servers of parameter-server; None: every rank is one."""
+    seconds: float
+    """Measured."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Which costs a fit has: sizes in bytes up to which each piece goes (the last goes on), and whether gamma."""
+
+    inside: tuple[int, ...] = ()
+    across: tuple[int, ...] = ()
+    gamma: bool = False
+
+    def breaks(self, level: LevelName) -> tuple[int, ...]:
+        return self.inside if level == "inside" else self.across
+
+    def column(self, level: LevelName, piece: int) -> int:
+        """Column of alpha of a piece; beta's is the next."""
+        return 2 * piece if level == "inside" else 2 * (len(self.inside) + 1 + piece)
+
+    @property
+    def columns(self) -> int:
+        return 2 * (len(self.inside) + len(self.across) + 2) + 1
+
+
+class LoadTable:
+    """Loads of all steps of all observations."""
+
+    def __init__(self, observations: Sequence[Observation], sharing: Sharing) -> None:
+        import numpy as np
+
+        entries: list[tuple[int, int, float, float, float]] = []  # load, level, bytes of a message, starts, bytes
+        load_steps: list[int] = []
+        steps: list[tuple[int, int]] = []  # observation, how many there are
+        reduced = np.zeros(len(observations))
+        for index, seen in enumerate(observations):
+            elements = whole_elements(seen.num_bytes, seen.element_bytes)
+            if elements < 1 or not 0 < seen.seconds < float("inf"):
+                raise UserError(f"fit: {seen.num_bytes} bytes in {seen.seconds} s are no measurement")
+            summary = summarise(
+                seen.collective, seen.algorithm, seen.layout, elements, shards=seen.shards, sharing=sharing
+            )
+            scale = seen.num_bytes / summary.elements
+            for step, times in summary.steps:
+                reduced[index] += times * step.reduced * scale
+                if step.loads:
+                    steps.append((index, times))
+                for load in step.loads:
+                    entries += _entries(load, len(load_steps), scale)
+                    load_steps.append(len(steps) - 1)
+        table = np.array(entries, dtype=np.float64).reshape(-1, 5)
+        self._load: Indices = table[:, 0].astype(np.int64)
+        self._level: Indices = table[:, 1].astype(np.int64)
+        self._size, self._starts, self._bytes = table[:, 2], table[:, 3], table[:, 4]
+        self._load_steps: Indices = np.array(load_steps, dtype=np.int64)
+        self._first_loads: Indices = np.unique(self._load_steps, return_index=True)[1]
+        self._steps: Indices = np.array(steps, dtype=np.int64).reshape(-1, 2)
+        self.reduced: Array = reduced
+        self.seconds: Array = np.array([seen.seconds for seen in observations])
+
+    def sizes(self, level: LevelName) -> Array:
+        """Distinct sizes of messages at a level, bytes, ascending; none if no message goes there."""
+        import numpy as np
+
+        return np.unique(self._size[self._level == LEVELS.index(level)])
+
+    def loads(self, structure: Structure) -> Array:
+        """How often each cost counts in each load: (loads, columns)."""
+        import numpy as np
+
+        columns = structure.columns
+        column = np.zeros(len(self._load), dtype=np.int64)
+        for index, level in enumerate(LEVELS):
+            piece = np.searchsorted(np.array(structure.breaks(level), dtype=np.float64), self._size, side="left")
+            column = np.where(self._level == index, structure.column(level, 0) + 2 * piece, column)
+        length = len(self._load_steps) * columns
+        flat: Array = np.bincount(self._load * columns + column, self._starts, length).astype(np.float64)
+        flat += np.bincount(self._load * columns + column + 1, self._bytes, length)
+        return flat.reshape(-1, columns)
+
+    def rows(self, loads: Array, costs: Array, *, gamma: bool) -> Array:
+        """How often each cost counts in each observation, (observations, columns), at the given costs.
+
+        The costs decide which load of a step takes longest: the prediction is rows x costs. Without gamma, bytes that
+        are added do not count.
+        """
+        import numpy as np
+
+        seconds = loads @ costs
+        rows = np.zeros((len(self.seconds), loads.shape[1]))
+        if len(seconds):
+            slowest = np.maximum.reduceat(seconds, self._first_loads)
+            ties = np.flatnonzero(seconds == slowest[self._load_steps])
+            _, first = np.unique(self._load_steps[ties], return_index=True)
+            weighted = loads[ties[first]] * self._steps[:, 1:]
+            present, begins = np.unique(self._steps[:, 0], return_index=True)
+            rows[present] = np.add.reduceat(weighted, begins, axis=0)
+        if gamma:
+            rows[:, -1] = self.reduced
+        return rows
+
+
+def _entries(load: Load, number: int, scale: float) -> list[tuple[int, int, float, float, float]]:
+    level = LEVELS.index(load.level)
+    starts = [(number, level, count * scale, float(n), 0.0) for count, n in load.starts]
+    return starts + [(number, level, count * scale, 0.0, n * count * scale) for count, n in load.flows]
+
+
+ROUNDS = 60
+PATIENCE = 6
+"""Rounds without a better fit after which the rounds end."""
+# Alpha and beta inside and across from which fitting starts; the better end counts.
+_STARTS = (((1e-5, 1e-10), (1e-5, 1e-10)), ((1e-5, 1e-10), (1e-4, 1e-8)))
+
+
+@dataclass(frozen=True)
+class CostFit:
+    """Costs of a structure, fitted to some points."""
+
+    structure: Structure
+    costs: Array
+    error: float
+    """Mean |predicted / measured - 1|."""
+    rows: Array
+    """Of all observations, at these costs."""
+
+
+def descend(table: LoadTable, structure: Structure, points: Mask, old: CostFit | None = None) -> CostFit:
+    """The best costs for some of the points, beginning from those of another fit or from general ones."""
+    loads = table.loads(structure)
+    starts = (
+        [_begin(structure, inside, across) for inside, across in _STARTS] if old is None else [_carry(old, structure)]
+    )
+    return min((_rounds(table, loads, structure, points, start) for start in starts), key=lambda fit: fit.error)
+
+
+def _begin(structure: Structure, inside: tuple[float, float], across: tuple[float, float]) -> Array:
+    import numpy as np
+
+    pieces = [inside] * (len(structure.inside) + 1) + [across] * (len(structure.across) + 1)
+    return np.array([*(cost for piece in pieces for cost in piece), 0.0])
+
+
+def _carry(old: CostFit, structure: Structure) -> Array:
+    """Costs of a fit as those of a structure with more pieces: each begins with the piece that it was part of."""
+    import numpy as np
+
+    costs = np.zeros(structure.columns)
+    costs[-1] = old.costs[-1]
+    for level in LEVELS:
+        for piece, limit in enumerate((*structure.breaks(level), math.inf)):
+            new = structure.column(level, piece)
+            was = old.structure.column(level, bisect.bisect_left(old.structure.breaks(level), limit))
+            costs[new : new + 2] = old.costs[was : was + 2]
+    return costs
+
+
+def _rounds(table: LoadTable, loads: Array, structure: Structure, points: Mask, costs: Array) -> CostFit:
+    """Rows at the costs, costs from the rows, and again; the best round counts, the start does not."""
+    import numpy as np
+
+    best: CostFit | None = None
+    errors = np.ones(len(table.seconds))
+    since = 0
+    rows = table.rows(loads, costs, gamma=structure.gamma)
+    for _ in range(ROUNDS):
+        costs = reweighted(rows[points] / table.seconds[points, None], errors[points])
+        rows = table.rows(loads, costs, gamma=structure.gamma)
+        errors = rows @ costs / table.seconds - 1
+        error = float(np.abs(errors[points]).mean())
+        since += 1
+        if best is None or error < best.error:
+            since = 0 if best is None or error < best.error * (1 - 1e-4) else since
+            best = CostFit(structure, costs, error, rows)
+        if since >= PATIENCE:
+            break
+    assert best is not None
+    return best

@@ -1,0 +1,283 @@
+"""Plans for a capacity: which blocks stay, move or are recomputed; and step time against capacity and batch.
+capacity and batch.
+
+Other batches are not measured: `scaled` takes times and activations in proportion to the samples, and the state as it
+is. Times per sample often fall with the batch, so that larger batches may turn out faster than predicted, smaller ones
+slower; bytes are exact where every activation has the batch as one of its dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dlbench.perfmodels.memory.blocks import cut, predicted
+from dlbench.perfmodels.memory.search import EFFORT, DoesNotFitError, allowed, best_found, fits, smallest_capacity
+from dlbench.perfmodels.memory.simulator import Prefetch, simulate
+from dlbench.specs.memory import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
+
+PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
+"""How early blocks come back, by `train.swap`."""
+PLANNER = "dynamic programming and local search"
+
+_DECISION: dict[tuple[Recompute, Swap], Decision] = {
+    ("none", "none"): "keep",
+    ("blocks", "none"): "recompute",
+    ("none", "offload"): "swap",
+    ("none", "streamed"): "swap",
+    ("blocks", "streamed"): "recompute-swap",
+}
+
+
+def fixed_plan(
+    chain: Chain,
+    rates: TransferRates | None,
+    recompute: Recompute,
+    swap: Swap,
+    *,
+    starts: Sequence[int] | None = None,
+    capacity_bytes: int | None = None,
+) -> BlockPlan:
+    """The plan of a method that treats all blocks alike; it may need more than the capacity (see its peak).
+
+    `chain`: the chain, as measured. `rates`: of transfers; None where nothing moves. `recompute`: train.recompute, none
+    or blocks. `swap`: train.swap, none, offload or streamed. `starts`: units with which blocks begin; None: every unit
+    is a block. `capacity_bytes`: what may be held; None: no limit. Raises `ValueError`: a method that has no fixed
+    plan, or that moves something without rates.
+    """
+    decision = _DECISION.get((recompute, swap))
+    if decision is None:
+        raise ValueError(f"train.recompute {recompute} with train.swap {swap} treats blocks one by one")
+    blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last in cut(chain, starts))
+    schedule = simulate(chain, blocks, rates, capacity_bytes, prefetch=PREFETCH[swap])
+    return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner="fixed")
+
+
+def plan_blocks(
+    chain: Chain,
+    rates: TransferRates | None,
+    capacity_bytes: int,
+    *,
+    recompute: bool,
+    swap: bool,
+    starts: Sequence[int] | None = None,
+    known: Iterable[Sequence[PlannedBlock]] = (),
+    effort: int = EFFORT,
+) -> BlockPlan:
+    """The plan with the shortest pass that was found; always the same for the same arguments.
+
+    `chain`: the chain, as measured. `rates`: of transfers; None where swap is False. `capacity_bytes`: what a pass may
+    hold. `recompute`: whether blocks may be recomputed. `swap`: whether blocks may move. `starts`: units with which
+    blocks begin; None: the planner chooses. `known`: plans to begin with, besides its own; with the same units.
+    `effort`: how many blocks it may simulate. Raises `DoesNotFitError`: no plan fits; it names the smallest capacity
+    that would do; `ValueError`: to swap without rates.
+    """
+    if swap and rates is None:
+        raise ValueError("blocks that are swapped need transfer rates")
+    found = best_found(
+        chain,
+        rates,
+        capacity_bytes,
+        decisions=allowed(recompute=recompute, swap=swap),
+        starts=starts,
+        known=[tuple((block.first, block.last, block.decision) for block in plan) for plan in known],
+        effort=effort,
+    )
+    if found is None:
+        raise DoesNotFitError(
+            chain, capacity_bytes, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts)
+        )
+    blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in found)
+    schedule = simulate(chain, blocks, rates, capacity_bytes)
+    return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
+
+
+Method = tuple[Recompute, Swap]
+"""train.recompute and train.swap."""
+
+METHODS: tuple[Method, ...] = (
+    ("none", "none"),
+    ("blocks", "none"),
+    ("none", "offload"),
+    ("none", "streamed"),
+    ("blocks", "streamed"),
+    ("planned", "none"),
+    ("none", "planned"),
+    ("planned", "planned"),
+)
+LARGEST_BATCH = 1 << 20
+"""No larger batch is looked for."""
+LEAST_SAVING = 0.01
+"""Share of what training in core holds: what saves less saves nothing (told and live bytes agree no better)."""
+CURVE_EFFORT = 60_000
+"""Effort of each plan of a curve (`dlbench.perfmodels.memory.search`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A method with a batch and a capacity."""
+
+    method: Method
+    batch: int
+    """Samples of a pass."""
+    capacity_bytes: int
+    plan: BlockPlan | None
+    """None: it does not fit."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of the batch over the predicted pass; None where it does not fit, or takes no time."""
+        if self.plan is None or self.plan.predicted.pass_s == 0:
+            return None
+        return self.batch / self.plan.predicted.pass_s
+
+
+def scaled(chain: Chain, batch: int) -> Chain:
+    """The chain for another batch: times and activations in proportion, state and parameters' gradients as they are."""
+    factor = batch / chain.batch
+
+    def size(count: int, fixed: int = 0) -> int:
+        return min(count, fixed) + math.ceil(max(0, count - fixed) * batch / chain.batch)
+
+    return chain.model_copy(
+        update={
+            "batch": batch,
+            "units": tuple(
+                unit.model_copy(
+                    update={
+                        "forward_s": unit.forward_s * factor,
+                        "backward_s": unit.backward_s * factor,
+                        "saved_bytes": size(unit.saved_bytes),
+                        "input_bytes": size(unit.input_bytes),
+                        "forward_working_bytes": size(unit.forward_working_bytes),
+                        "recomputing_working_bytes": size(unit.recomputing_working_bytes),
+                        "passing_working_bytes": size(unit.passing_working_bytes),
+                        "backward_working_bytes": size(unit.backward_working_bytes, unit.gradient_bytes),
+                        "piecemeal_bytes": size(unit.piecemeal_bytes, unit.gradient_bytes),
+                    }
+                )
+                for unit in chain.units
+            ),
+            **{name: getattr(chain, name) * factor for name in ("before_s", "turn_s", "after_s")},
+            **{name: size(getattr(chain, name)) for name in ("output_bytes", "outside_bytes")},
+            "turn_bytes": size(chain.turn_bytes, chain.turn_gradient_bytes),
+            "after_bytes": size(chain.after_bytes, chain.after_gradient_bytes),
+        }
+    )
+
+
+def in_core_bytes(chain: Chain) -> int:
+    """What training holds in core."""
+    return fixed_plan(chain, None, "none", "none").predicted.peak_bytes
+
+
+def saves_nothing(peak_bytes: int, in_core: int) -> bool:
+    """Whether a pass with this peak is as good as in core, where training holds `in_core` bytes."""
+    return peak_bytes > (1 - LEAST_SAVING) * in_core
+
+
+def point(
+    chain: Chain,
+    rates: TransferRates | None,
+    method: Method,
+    capacity_bytes: int,
+    *,
+    starts: Sequence[int] | None = None,
+    known: Iterable[Sequence[PlannedBlock]] = (),
+    effort: int = CURVE_EFFORT,
+) -> Point:
+    """A method with the chain's batch. One that treats all blocks alike does not know of the capacity: it fits or not.
+
+    `chain`: the chain, as measured or scaled. `rates`: of transfers; None: methods that swap do not fit. `method`:
+    train.recompute and train.swap. `capacity_bytes`: what a pass may hold. `starts`: units with which blocks begin;
+    None: every unit, or what the planner chooses. `known`: plans to begin with. `effort`: of the planner.
+    """
+    recompute, swap = method
+    plan: BlockPlan | None = None
+    if swap == "none" or rates is not None:
+        if "planned" in method:
+            try:
+                plan = plan_blocks(
+                    chain,
+                    rates if swap == "planned" else None,
+                    capacity_bytes,
+                    recompute=recompute == "planned",
+                    swap=swap == "planned",
+                    starts=starts,
+                    known=known,
+                    effort=effort,
+                )
+            except DoesNotFitError:
+                plan = None
+        else:
+            plan = fixed_plan(chain, rates if swap != "none" else None, recompute, swap, starts=starts)
+            plan = plan if plan.predicted.peak_bytes <= capacity_bytes else None
+    return Point(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
+
+
+def against_capacity(
+    chain: Chain, rates: TransferRates | None, method: Method, *, points: int = 8, starts: Sequence[int] | None = None
+) -> tuple[Point, ...]:
+    """From the smallest capacity of all methods to that of training in core, in equal steps. A plan begins with that
+    for the capacity before: the time never grows with the capacity.
+    """
+    swap = rates is not None
+    low = smallest_capacity(chain, recompute=True, swap=swap, starts=starts)
+    high = max(low, in_core_bytes(chain))
+    capacities = sorted({low + (high - low) * number // max(1, points - 1) for number in range(points)})
+    found: list[Point] = []
+    for capacity in capacities:
+        before = found[-1].plan if found else None
+        known = [before.blocks] if before else []
+        found.append(point(chain, rates, method, capacity, starts=starts, known=known))
+    return tuple(found)
+
+
+def against_batch(
+    chain: Chain,
+    rates: TransferRates | None,
+    method: Method,
+    capacity_bytes: int,
+    batches: Iterable[int],
+    *,
+    starts: Sequence[int] | None = None,
+) -> tuple[Point, ...]:
+    """With one capacity, batch by batch."""
+    found: list[Point] = []
+    for batch in batches:
+        before = found[-1].plan if found else None
+        known = [before.blocks] if before else []
+        found.append(point(scaled(chain, batch), rates, method, capacity_bytes, starts=starts, known=known))
+    return tuple(found)
+
+
+def largest_batch(
+    chain: Chain,
+    rates: TransferRates | None,
+    method: Method,
+    capacity_bytes: int,
+    *,
+    starts: Sequence[int] | None = None,
+) -> int:
+    """The largest batch that fits, whatever its time; 0: none does. At most `LARGEST_BATCH`."""
+    recompute, swap = method
+    if swap != "none" and rates is None:
+        return 0
+
+    def does(batch: int) -> bool:
+        other = scaled(chain, batch)
+        if "planned" in method:
+            may_recompute, may_swap = recompute == "planned", swap == "planned"
+            return fits(other, capacity_bytes, recompute=may_recompute, swap=may_swap, starts=starts)
+        plan = fixed_plan(other, rates if swap != "none" else None, recompute, swap, starts=starts)
+        return plan.predicted.peak_bytes <= capacity_bytes
+
+    low, high = 0, 1
+    while high < LARGEST_BATCH and does(high):
+        low, high = high, 2 * high
+    high = min(high, LARGEST_BATCH + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if does(middle) else (low, middle)
+    return low

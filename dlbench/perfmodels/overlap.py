@@ -1,0 +1,138 @@
+"""Communication under the backward pass: which gradients to send together, and how much of the time then shows.
+
+Wait-free back-propagation sends each gradient as soon as it is ready (Zhang et al., Poseidon, USENIX ATC 2017).
+Messages follow each other: one starts when it is ready and the one before is through. Each costs startup + bytes x per
+byte, so that it pays to merge gradients, and costs to wait for the later ones. MG-WFBP (Shi, Chu & Li, INFOCOM 2019)
+merges by a rule that looks at two neighbours at a time: `merge`. It is never worse than a message a gradient or one
+message, but not always the best: gradients of 10, 1 and 10 bytes ready at 0, 0.5 and 2.5 s, at 2 s + 0.1 s/byte, end
+at 6.6 s by the rule and could at 6.1 s. `best_merge` finds the least end of all partitions in the same model; it is the
+planner, and the rule is kept to compare with.
+
+Gradients stand in the order in which they become ready; times are seconds on one clock, usually from the start of the
+backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+from dlbench.specs.comm import LineCost
+
+
+def exchange_times(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[tuple[float, float], ...]:
+    """Start and end of each message, sent one after the other. `sizes`: bytes of each message, in the order of sending.
+    `ready_s`: when each may start. `cost`: of a message. Raises `ValueError`: not as many times as sizes, or a size
+    below 0.
+    """
+    _check(sizes, ready_s)
+    times: list[tuple[float, float]] = []
+    free = -math.inf
+    for size, ready in zip(sizes, ready_s, strict=True):
+        start = max(free, ready)
+        free = start + cost.time(size)
+        times.append((start, free))
+    return tuple(times)
+
+
+def merged(
+    groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Sizes of the merged messages, and when they are ready: with the last of their gradients. `groups`: gradients of
+    each message; together all of them. `sizes`: bytes of each gradient. `ready_s`: when each is ready. Raises
+    `ValueError`: groups that are no partition; otherwise as `exchange_times`.
+    """
+    _check(sizes, ready_s)
+    if sum(groups) != len(sizes) or any(count < 1 for count in groups):
+        raise ValueError(f"messages of {tuple(groups)} gradients do not hold {len(sizes)} gradients")
+    ends = list(accumulate(groups))
+    spans = [slice(end - count, end) for end, count in zip(ends, groups, strict=True)]
+    return tuple(sum(sizes[span]) for span in spans), tuple(max(ready_s[span]) for span in spans)
+
+
+def merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[int, ...]:
+    """Gradients of each message by the rule of MG-WFBP (Shi, Chu & Li, INFOCOM 2019, algorithm 1).
+
+    A gradient joins the message before it if that has not started when the gradient is ready (merging is free), or has
+    started less than one start-up before and is still under way (waiting costs less than the start-up saved).
+
+    `sizes`: bytes of each gradient. `ready_s`: when each is ready, ascending. `cost`: of a message; its start-up is the
+    rule's a. Raises `ValueError`: as `exchange_times`, or times that do not ascend.
+    """
+    _check(sizes, ready_s, ascending=True)
+    groups: list[int] = []
+    free, start, held = -math.inf, 0.0, 0.0  # end of the message before the last; start and bytes of the last
+    for size, ready in zip(sizes, ready_s, strict=True):
+        if groups:
+            end = start + cost.time(held)
+            if ready < end and (start > ready or ready - start < cost.startup_s):
+                groups[-1] += 1
+                held += size
+                start = max(free, ready)
+                continue
+            free = end
+        groups.append(1)
+        start, held = max(free, ready), size
+    return tuple(groups)
+
+
+def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[int, ...]:
+    """Gradients of each message so that the last exchange ends as early as any partition in this order allows.
+
+    Exact: the end of a message grows with the end of the one before, so the best way to send the first j gradients
+    contains a best way to send the first i for some i < j: end(j) = min over i of max(end(i), ready(j)) + startup +
+    per byte x bytes of i + 1, ..., j. Of partitions that end alike, one with few messages is taken. Time grows with
+    the square of the number of gradients.
+
+    `sizes`: bytes of each gradient. `ready_s`: when each is ready, ascending. `cost`: of a message. Raises
+    `ValueError`: as `merge`.
+    """
+    _check(sizes, ready_s, ascending=True)
+    total = [0.0, *accumulate(float(size) for size in sizes)]
+    # Of the first j gradients: end, messages, and how many gradients went before the last message.
+    best: list[tuple[float, int, int]] = [(-math.inf, 0, 0)]
+    for j, ready in enumerate(ready_s, start=1):
+        best.append(min((max(best[i][0], ready) + cost.time(total[j] - total[i]), best[i][1] + 1, i) for i in range(j)))
+    groups: list[int] = []
+    j = len(sizes)
+    while j:
+        groups.append(j - best[j][2])
+        j = best[j][2]
+    return tuple(reversed(groups))
+
+
+def exposed(
+    groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost, backward_s: float
+) -> float:
+    """Seconds from the end of the backward pass to the end of the last exchange; 0 without gradients. `groups`:
+    gradients of each message, e.g. of `best_merge`. `sizes`: bytes of each gradient. `ready_s`: when each is ready.
+    `cost`: of a message. `backward_s`: end of the backward pass, on the same clock. Raises `ValueError`: as `merged`.
+    """
+    message_sizes, message_ready = merged(groups, sizes, ready_s)
+    times = exchange_times(message_sizes, message_ready, cost)
+    return max(0.0, times[-1][1] - backward_s) if times else 0.0
+
+
+def best_exposed(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost, backward_s: float) -> float:
+    """The least `exposed` of all partitions in this order, seconds; arguments and errors as there and `best_merge`."""
+    return exposed(best_merge(sizes, ready_s, cost), sizes, ready_s, cost, backward_s)
+
+
+def hybrid_threshold(flat: LineCost, grouped: LineCost) -> int | None:
+    """Message size in bytes from which on the flat exchange is no slower than the grouped one. 0 where it never is
+    slower; None where there is no such size: the grouped one is faster for all large messages.
+    """
+    startup, per_byte = flat.startup_s - grouped.startup_s, flat.per_byte_s - grouped.per_byte_s
+    if per_byte > 0 or (per_byte == 0 and startup > 0):
+        return None
+    return 0 if startup <= 0 else math.ceil(startup / -per_byte)
+
+
+def _check(sizes: Sequence[float], ready_s: Sequence[float], *, ascending: bool = False) -> None:
+    if len(sizes) != len(ready_s):
+        raise ValueError(f"{len(sizes)} sizes and {len(ready_s)} times")
+    if any(size < 0 for size in sizes):
+        raise ValueError("a size is below 0")
+    if ascending and list(ready_s) != sorted(ready_s):
+        raise ValueError("gradients must stand in the order in which they are ready")

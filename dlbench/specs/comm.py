@@ -1,0 +1,373 @@
+"""One run of the collective benchmark, fully decided, and what is fitted to its results: costs of a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dlbench.specs.base import Count, CountOrZero, Flag, Name, NonNegative, Positive, Precision, Ranks, Repeats, Spec
+from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
+from dlbench.units import format_bytes
+
+Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"]
+
+ALGORITHMS: dict[Collective, tuple[str, ...]] = {
+    "allreduce": (
+        "ring",
+        "binomial-tree",
+        "double-binary-tree",
+        "recursive-doubling",
+        "recursive-halving-doubling",
+        "shifted-halving-doubling",
+        "direct",
+        "parameter-server",
+        "hierarchical",
+        "leader",
+    ),
+    "reduce-scatter": ("ring", "recursive-halving", "direct"),
+    "all-gather": ("ring", "recursive-doubling", "direct"),
+    "broadcast": ("binomial-tree", "chain", "scatter-all-gather"),
+    "all-to-all": ("pairwise", "direct"),
+}
+"""dlbench's own algorithms, executed message by message."""
+
+BACKENDS = ("gloo", "mpi", "nccl", "horovod")
+"""Libraries whose own collectives are timed next to them, as references."""
+
+LIBRARY = "library"
+"""What a point calls the algorithm of a library, which chooses it itself."""
+IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
+"""The same of MPI's all-reduce, which is timed both ways: in place, as exchanges of training call it, and into a second
+buffer, as osu_allreduce of OSU's micro-benchmarks does."""
+
+GROUPED_ALGORITHMS = ("hierarchical", "leader")
+
+ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+class CommSpec(Spec):
+    """What is measured."""
+
+    collective: Collective = Field("allreduce", description="The collective.")
+    algorithms: tuple[str, ...] = Field((), description="dlbench's own algorithms; none: only the references.")
+    backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field(
+        (), description="Libraries whose own collective is timed as a reference."
+    )
+    sizes: tuple[Count, ...] = Field(
+        min_length=1, description="Sizes of the vector, bytes, ascending: of each rank's buffer, as in nccl-tests."
+    )
+    dtype: Precision = Field("fp32", description="Type of an element.")
+    transport: Literal["torch", "mpi"] = Field(
+        "torch", description="What carries the algorithms' messages: torch.distributed (gloo or NCCL), or mpi4py."
+    )
+    warmup: CountOrZero = Field(2, description="Untimed iterations of each point, after the trials for their length.")
+    iterations: Count = Field(10, description="Timed iterations of each point.")
+    group_size: Ranks | None = Field(None, description="Ranks of a group for grouped algorithms; none: of a node.")
+    shards: Ranks | None = Field(None, description="Servers of parameter-server; none: every rank is one.")
+    timeout_s: Positive = Field(60.0, description="Longest time of one iteration before the run is given up, seconds.")
+    check: Flag = Field(True, description="Compare every result with the sum computed apart.")
+
+    @model_validator(mode="after")
+    def _names_and_sizes(self) -> Self:
+        known = ALGORITHMS[self.collective]
+        for name in self.algorithms:
+            if name not in known:
+                raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(known)}")
+        if not self.algorithms and not self.backends:
+            raise ValueError("nothing to measure: give algorithms, backends, or both")
+        width = ELEMENT_BYTES[self.dtype]
+        for size in self.sizes:
+            if size % width:
+                raise ValueError(f"sizes: {size} bytes are no whole number of {self.dtype} elements of {width} bytes")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise ValueError("sizes: must ascend, each once")
+        return self
+
+
+class CommSeries(Spec):
+    """Where the run stands in its series."""
+
+    id: Name = Field(description="The series: all runs started together.")
+    repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
+    repeats: Repeats = Field(description="How often each point is run.")
+    position: CountOrZero = Field(description="Order in the series.")
+
+
+def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
+    """Why ranks of this layout do not form groups for a grouped algorithm; None if they do. `group_size`: ranks of a
+    group; none: those of a node. `layout`: nodes and ranks.
+    """
+    group, ranks = group_size or layout.ranks_per_node, layout.ranks
+    if group not in (1, ranks) and layout.ranks_per_node % group == 0:
+        return None
+    return f"needs two groups of two ranks or more inside nodes, here are {ranks // group} of {group}"
+
+
+class CommPlan(LaunchPlan):
+    """One run of `dlbench comm`."""
+
+    format: Literal["dlbench.comm-plan"] = Field("dlbench.comm-plan", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    comm: CommSpec = Field(description="What is measured.")
+    series: CommSeries = Field(description="Where the run stands in its series.")
+    stall_timeout_s: Positive = Field(600.0, description="Without progress for so long, a rank ends itself, seconds.")
+
+    @property
+    def title(self) -> str:
+        return f"collective benchmark of {self.comm.collective}"
+
+    @property
+    def word(self) -> str:
+        return f"comm-{self.comm.collective}"
+
+    @property
+    def job_name(self) -> str:
+        return job_label(self.word, self.layout, {}, f"r{self.series.repeat + 1}")
+
+    @property
+    def group_size(self) -> int:
+        """Ranks of a group of a grouped algorithm."""
+        return self.comm.group_size or self.layout.ranks_per_node
+
+    @model_validator(mode="after")
+    def _groups_exist(self) -> Self:
+        group, ranks = self.group_size, self.layout.ranks
+        if self.comm.group_size is not None and ranks % group:
+            raise ValueError(f"comm.group_size: groups of {group} do not divide {ranks} ranks")
+        grouped = [name for name in self.comm.algorithms if name in GROUPED_ALGORITHMS]
+        problem = group_problem(self.comm.group_size, self.layout)
+        if grouped and problem is not None:
+            raise ValueError(
+                f"algorithm {grouped[0]}: {problem}; use more nodes or ranks per node, or set --group-size"
+            )
+        if self.comm.shards is not None and self.comm.shards > ranks:
+            raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
+        by_mpi = self.system.launch.by_mpi
+        if self.comm.transport == "mpi" and not by_mpi:
+            raise ValueError("transport mpi: needs launcher mpirun or srun-mpi")
+        if "mpi" in self.comm.backends and not by_mpi:
+            raise ValueError("backend mpi: needs launcher mpirun or srun-mpi")
+        return self
+
+
+LevelName = Literal["inside", "across"]
+
+
+class Piece(Spec):
+    """Costs of messages up to a size (Hockney's model: alpha + bytes x beta)."""
+
+    up_to_bytes: Count | None = Field(None, description="Largest message of this piece, bytes; none: no limit.")
+    alpha_s: NonNegative = Field(description="Start-up of a message, seconds.")
+    beta_s_per_byte: NonNegative = Field(description="Seconds per byte and direction.")
+    alpha_interval_s: tuple[float, float] | None = Field(
+        None, description="95 % interval of alpha over runs, seconds; none: single runs."
+    )
+    beta_interval_s_per_byte: tuple[float, float] | None = Field(None, description="The same of beta.")
+
+
+class Level(Spec):
+    """One level of the network: inside a group, or across groups."""
+
+    pieces: tuple[Piece, ...] = Field(min_length=1, description="By message size, ascending; the last has no limit.")
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        limits = [piece.up_to_bytes for piece in self.pieces]
+        if limits[-1] is not None or any(limit is None for limit in limits[:-1]):
+            raise ValueError("the last piece, and only the last, has no up_to_bytes")
+        known = [limit for limit in limits if limit is not None]
+        if known != sorted(set(known)):
+            raise ValueError("pieces must ascend by up_to_bytes")
+        return self
+
+    def piece(self, num_bytes: float) -> Piece:
+        """The piece for a message of this many bytes."""
+        return next(p for p in self.pieces if p.up_to_bytes is None or num_bytes <= p.up_to_bytes)
+
+    def time(self, num_bytes: float) -> float:
+        piece = self.piece(num_bytes)
+        return piece.alpha_s + num_bytes * piece.beta_s_per_byte
+
+
+class LineCost(Spec):
+    """A whole collective of one kind as a line: seconds = startup + bytes x per byte, for one layout."""
+
+    name: str = Field(description="What was timed, e.g. ddp gloo all_reduce or hierarchical.")
+    startup_s: NonNegative = Field(description="Seconds of an empty message.")
+    per_byte_s: NonNegative = Field(description="Seconds per byte of the vector.")
+    ranks: Ranks = Field(description="Ranks it holds for.")
+    sizes: tuple[Count, Count] | None = Field(None, description="Smallest and largest measured vector, bytes.")
+    half_width: NonNegative | None = Field(
+        None, description="95 % interval of its times over runs, plus or minus a share of them; none: single runs."
+    )
+
+    def time(self, num_bytes: float) -> float:
+        """Seconds for a vector of this many bytes."""
+        return self.startup_s + num_bytes * self.per_byte_s
+
+
+class FittedRange(Spec):
+    """What the points behind the costs of messages held; anything else is an extrapolation."""
+
+    ranks: tuple[Ranks, ...] = Field(min_length=1, description="Rank counts, ascending.")
+    group_sizes: tuple[Ranks, ...] = Field(min_length=1, description="Ranks of a group, ascending.")
+    num_groups: tuple[Ranks, ...] = Field(min_length=1, description="Groups, ascending.")
+    sizes: tuple[Count, Count] = Field(description="Smallest and largest buffer of a rank, bytes.")
+    runs: Count = Field(description="Runs behind each point, at least.")
+
+
+class SizeBias(Spec):
+    """How far predictions of one size were off."""
+
+    num_bytes: Count = Field(description="Bytes of each rank's whole buffer.")
+    ratio: Positive = Field(description="Predicted over measured, median over algorithms.")
+    interval: tuple[float, float] | None = Field(
+        None, description="95 % interval of the ratio over runs; none: single runs."
+    )
+
+
+class LargestHeldOut(Spec):
+    """The largest rank count as a fit to the smaller ones alone predicts it; that fit made every choice anew."""
+
+    ranks: Ranks = Field(description="The largest rank count.")
+    fitted_ranks: tuple[Ranks, ...] = Field(min_length=1, description="Those that it was predicted from, ascending.")
+    num_points: Count = Field(description="Points predicted.")
+    ratio: Positive = Field(description="Predicted over measured, median over the points.")
+    median_error: NonNegative = Field(description="Median of |predicted / measured - 1|.")
+    by_size: tuple[SizeBias, ...] = Field(min_length=1, description="By size, ascending.")
+
+
+class Residual(Spec):
+    """How far the fit is off of what it was fitted to: of one algorithm at one rank count."""
+
+    collective: str = Field(description="The collective.")
+    algorithm: str = Field(description="The algorithm.")
+    ranks: Ranks = Field(description="The rank count.")
+    least: Positive = Field(description="Measured over fitted, the least of its points.")
+    most: Positive = Field(description="Measured over fitted, the largest of its points.")
+
+
+TOLERATED_MISS = 0.05
+"""Share by which a hindcast may miss: algorithms that differ by less count as equally fast (`STAY_WITHIN` of
+`dlbench.comm.choice`), so that such a miss changes no advice."""
+POOR_MEDIAN = 0.25
+"""Median error of an algorithm beyond which its prediction is no advice: those that it chooses among differ by less."""
+POOR_WORST = 1.0
+"""Worst error of an algorithm beyond which its prediction is no advice: somewhere it is off by the time itself."""
+
+
+class FitError(Spec):
+    """How far predictions of one algorithm were off at points that the fit did not see."""
+
+    collective: str = Field(description="The collective.")
+    algorithm: str = Field(description="The algorithm.")
+    median: NonNegative = Field(description="Median of |predicted / measured - 1|.")
+    worst: NonNegative = Field(description="The largest.")
+
+    @property
+    def is_poor(self) -> bool:
+        return self.median > POOR_MEDIAN or self.worst > POOR_WORST
+
+
+class NetworkModel(Spec):
+    """`*.network.json`: fitted costs of one system."""
+
+    format: Literal["dlbench.network"] = Field("dlbench.network", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    system: str = Field(description="Name of the system it was measured on.")
+    transport: str = Field(description="What carried the messages, e.g. torch-gloo or mpi.")
+    inside: Level | None = Field(None, description="Inside a group; none: never measured.")
+    across: Level | None = Field(None, description="Across groups; none: never measured.")
+    gamma_s_per_byte: NonNegative = Field(0.0, description="Seconds per byte reduced.")
+    shared_link: bool = Field(
+        True, description="Whether ranks of a node share one link to other nodes (one adapter a node)."
+    )
+    shared_memory: bool = Field(
+        False,
+        description="Whether ranks of a group share what carries messages inside it (memory, processors), so that the "
+        "bytes of all of them add up.",
+    )
+    collectives: tuple[LineCost, ...] = Field((), description="Collectives of back-ends, each as a line.")
+    median_error: NonNegative | None = Field(
+        None, description="Median of |predicted / measured - 1| over points that the fit did not see."
+    )
+    errors: tuple[FitError, ...] = Field((), description="The same by algorithm; none: not known.")
+    num_points: CountOrZero = Field(0, description="Measured points behind the fit.")
+    fitted_over: FittedRange | None = Field(
+        None, description="What they held; none: no costs of messages, or costs that were not fitted."
+    )
+    largest_held_out: LargestHeldOut | None = Field(
+        None, description="Error at the largest rank count; none: the smaller ones do not determine it."
+    )
+    residuals: tuple[Residual, ...] = Field(
+        (), description="How far the fit is off at its own rank counts; none: costs that were not fitted."
+    )
+    draws: tuple[tuple[NonNegative, ...], ...] = Field(
+        (),
+        description="Costs fitted again to resampled runs, for intervals of predictions: alpha and beta of each piece, "
+        "inside before across, then gamma; none: single runs.",
+    )
+    sources: tuple[str, ...] = Field((), description="Runs it was fitted to.")
+    fitted: str = Field("", description="When, UTC, ISO 8601.")
+
+    @model_validator(mode="after")
+    def _whole_draws(self) -> Self:
+        levels = [level for level in (self.inside, self.across) if level is not None]
+        length = 2 * sum(len(level.pieces) for level in levels) + 1
+        if any(len(draw) != length for draw in self.draws):
+            raise ValueError(f"a draw holds {length} costs")
+        return self
+
+    def is_poor(self, collective: str, algorithm: str) -> bool:
+        """Whether the fit misses an algorithm so far that its predictions are no advice."""
+        error = self.error_of(collective, algorithm)
+        return error is not None and error.is_poor
+
+    def error_of(self, collective: str, algorithm: str) -> FitError | None:
+        """How far predictions of an algorithm were off; None where that is not known."""
+        return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)
+
+    def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
+        """Least and largest of measured over fitted (1) at the fitted rank counts next to this one. Of all algorithms
+        where this one was not measured; 1 is always between them.
+        """
+        own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
+        known = own or self.residuals
+        counts = sorted({one.ranks for one in known})
+        beside = {
+            *[count for count in counts if count <= ranks][-1:],
+            *[count for count in counts if count >= ranks][:1],
+        }
+        near = [one for one in known if one.ranks in beside]
+        return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])
+
+    def why_withheld(self, ranks: int, sizes: Iterable[float]) -> str:
+        """Why messages of such sizes (bytes) are not predicted at this many ranks; empty where they are.
+
+        Beyond the fitted rank counts the same fit must have foretold the largest of them from the others, to within
+        `TOLERATED_MISS` or the runs' scatter.
+        """
+        held = self.largest_held_out
+        if self.fitted_over is None or ranks <= self.fitted_over.ranks[-1]:
+            return ""
+        if held is None:
+            return (
+                "the smaller rank counts do not foretell the largest one, so nothing shows how far a fit holds beyond"
+            )
+        near = {min(held.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1.0, size)))) for size in sizes}
+        missed = [
+            one
+            for one in near
+            if abs(1 / one.ratio - 1) > TOLERATED_MISS
+            and (one.interval is None or not one.interval[0] <= 1 <= one.interval[1])
+        ]
+        if not missed:
+            return ""
+        worst = max(missed, key=lambda one: abs(math.log(one.ratio)))
+        return (
+            f"fitted without {held.ranks} ranks, the model misses them by {100 * abs(worst.ratio - 1):.0f} % at "
+            f"{format_bytes(worst.num_bytes)}"
+        )

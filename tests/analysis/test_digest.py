@@ -1,0 +1,225 @@
+"""What is kept of single steps, against loops over every one of them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.analysis.digest import (
+    MAX_MAP_COLUMNS,
+    MAX_MAP_ROWS,
+    MAX_OUTLIERS,
+    QUANTILES,
+    RankStepMap,
+    StepDigest,
+    digest_of,
+)
+from dlbench.analysis.measures import RunSteps, load_steps
+from dlbench.analysis.table import tabulate
+from dlbench.records.rows.steps import PHASES
+from dlbench.records.scan import Run, read_run, scan
+from tests.support.run_factory import MS, Story, plans, write_run
+
+OfRanks = Callable[[Sequence[str]], Run]
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> OfRanks:
+    """Makes a run with ranks on the given hosts."""
+    (plan,) = plans(points=(1,), repeats=1)
+    folder = write_run(tmp_path_factory.mktemp("run"), plan, lambda rank, step: ([MS] * len(PHASES), 0))
+    run = read_run(folder.path)
+    assert run.record is not None
+    record, rank = run.record, run.record.ranks[0]
+
+    def made(hosts: Sequence[str]) -> Run:
+        ranks = tuple(rank.model_copy(update={"rank": number, "host": host}) for number, host in enumerate(hosts))
+        return replace(run, record=record.model_copy(update={"ranks": ranks}))
+
+    return made
+
+
+def run_steps(table: np.ndarray, first: int = 0) -> RunSteps:
+    """Times of phases and of the rest, shape (ranks, steps, parts)."""
+    return RunSteps(
+        numbers=np.arange(first, first + table.shape[1]),
+        begin_ns=np.zeros(len(table), np.int64),
+        end_ns=table.sum(axis=(1, 2)),
+        step_ns=table.sum(axis=2),
+        phase_ns={name: table[:, :, i].copy() for i, name in enumerate(PHASES)},
+        unbroken=table.shape[1],
+    )
+
+
+def random_steps(seed: int, ranks: int, steps: int, largest: int, first: int = 0) -> RunSteps:
+    rng = np.random.default_rng(seed)
+    table = rng.integers(0, largest, (ranks, steps, len(PHASES) + 1))
+    table[rng.random((ranks, steps)) < 0.03] *= 20
+    table[:, :, -1] += 1
+    return run_steps(table, first)
+
+
+shapes = st.tuples(st.integers(1, 70), st.integers(1, 210))
+largest = st.sampled_from([1, 3, 1000, 10**10])
+
+
+def quantile(ordered: Sequence[float], share: Fraction) -> float:
+    """Linear between neighbours."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * float(place - below)
+
+
+@given(seed=st.integers(0, 2**32), shape=shapes, most=largest, first=st.integers(0, 50))
+def test_quantiles_fence_and_outliers(
+    run_of: OfRanks, seed: int, shape: tuple[int, int], most: int, first: int
+) -> None:
+    steps = random_steps(seed, *shape, most, first)
+    hosts = [f"n{rank // 3}" for rank in range(shape[0])]
+    found = digest_of(run_of(hosts), steps)
+
+    slowest = [max(column) / 1e9 for column in zip(*steps.step_ns.tolist(), strict=True)]
+    ordered = sorted(slowest)
+    wanted = [quantile(ordered, Fraction(index, QUANTILES - 1)) for index in range(QUANTILES)]
+    assert found.quantiles_s == pytest.approx(wanted, rel=1e-12)
+    lower, upper = (quantile(ordered, Fraction(share, 4)) for share in (1, 3))
+    assert found.fence_s == pytest.approx(upper + 3 * (upper - lower), rel=1e-12)
+    assert found.num_steps == shape[1]
+
+    beyond = [column for column, seconds in enumerate(slowest) if seconds > found.fence_s]
+    assert found.num_outliers == len(beyond)
+    longest = sorted(beyond, key=lambda column: (-slowest[column], column))[:MAX_OUTLIERS]
+    assert [one.step - first for one in found.outliers] == longest
+    for one in found.outliers:
+        column = one.step - first
+        assert one.seconds == slowest[column]
+        assert one.ratio == pytest.approx(slowest[column] / statistics.median(slowest))
+        own = [int(steps.step_ns[rank, column] - steps.phase_ns["exchange"][rank, column]) for rank in range(shape[0])]
+        assert one.rank == own.index(max(own))
+        assert one.host == hosts[one.rank]
+        assert one.phase == grown_most(steps, one.rank, column)
+
+
+def grown_most(steps: RunSteps, rank: int, column: int) -> str:
+    parts = {**steps.phase_ns, "other": steps.other_ns}
+    grown = {name: times[rank, column] - statistics.median(times[rank].tolist()) for name, times in parts.items()}
+    return next(name for name in parts if grown[name] == max(grown.values()))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    shape=st.tuples(st.integers(1, 200), st.integers(1, 310)),
+    most=largest,
+    first=st.integers(0, 50),
+)
+def test_a_cell_is_the_largest_mean_of_its_ranks(
+    run_of: OfRanks, seed: int, shape: tuple[int, int], most: int, first: int
+) -> None:
+    steps = random_steps(seed, *shape, most, first)
+    found = digest_of(run_of(["n0"] * shape[0]), steps).map
+    own = (steps.step_ns - steps.phase_ns["exchange"]).tolist()
+    median = statistics.median(value for row in own for value in row)
+    rows, columns = borders(found)
+    assert len(rows) <= MAX_MAP_ROWS
+    assert len(columns) <= MAX_MAP_COLUMNS
+    assert len(found.cells) == len(rows)
+    for (begin, end), cells in zip(rows, found.cells, strict=True):
+        assert len(cells) == len(columns)
+        for (left, right), cell in zip(columns, cells, strict=True):
+            wanted = max(sum(own[rank][left - first : right - first]) / (right - left) for rank in range(begin, end))
+            assert cell == pytest.approx(wanted / max(1, median), rel=1e-12)
+
+
+def borders(found: RankStepMap) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Begin and end of rows and columns, which leave nothing out; all but the last are equally large."""
+    pieces = []
+    for starts, end in ((found.rank_starts, found.num_ranks), (found.step_starts, found.last_step + 1)):
+        edges = [*starts, end]
+        sizes = [after - before for before, after in itertools.pairwise(edges)]
+        assert min(sizes) >= 1
+        assert len({*sizes[:-1]}) <= 1
+        assert sizes[-1] <= sizes[0]
+        pieces.append(list(itertools.pairwise(edges)))
+    return pieces[0], pieces[1]
+
+
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 60), most=largest)
+def test_autocorrelation_is_that_of_the_definition(run_of: OfRanks, seed: int, steps: int, most: int) -> None:
+    drawn = random_steps(seed, 1, steps, most)
+    found = digest_of(run_of(["n0"]), drawn).autocorrelation
+    values = [Fraction(value) for value in drawn.step_ns[0].tolist()]
+    mean = sum(values) / len(values)
+    apart = [value - mean for value in values]
+    if steps < 10 or len(set(values)) == 1:
+        assert found is None
+        return
+    products = sum(a * b for a, b in itertools.pairwise(apart))
+    assert found == pytest.approx(float(products / sum(a * a for a in apart)), abs=1e-9)
+
+
+def test_one_slow_rank_among_many_stays_visible(run_of: OfRanks) -> None:
+    table = np.full((1024, 200, 7), 10 * MS)
+    table[777, 100:, 3] *= 3
+    found = digest_of(run_of([f"n{rank // 8}" for rank in range(1024)]), run_steps(table)).map
+    assert (len(found.cells), len(found.cells[0])) == (64, 100)
+    row = 777 // 16
+    assert found.row_hosts[row] == "n96 to n97"
+    # 8 of 6 parts of 10 ms: the exchange does not count.
+    assert found.cells[row][50:] == pytest.approx([8 / 6] * 50)
+    assert found.cells[row][:50] == pytest.approx([1.0] * 50)
+    assert all(value == pytest.approx(1.0) for other in range(64) if other != row for value in found.cells[other])
+
+
+def test_hosts_of_a_row_are_named_once(run_of: OfRanks) -> None:
+    table = np.full((130, 3, 7), MS)
+    found = digest_of(run_of(["a"] * 3 + ["b"] * 127), run_steps(table)).map
+    assert found.rank_starts[:3] == (0, 3, 6)
+    assert found.row_hosts[:2] == ("a", "b")
+
+
+def test_waiting_in_the_exchange_is_no_work_of_a_rank(run_of: OfRanks) -> None:
+    """Rank 1 computes longer in step 5, all others wait for it: the step is an outlier, and its rank is 1."""
+    table = np.full((4, 50, 7), 10 * MS)
+    table[1, 5, PHASES.index("input")] += 100 * MS
+    table[[0, 2, 3], 5, PHASES.index("exchange")] += 100 * MS
+    found = digest_of(run_of(["a", "b", "c", "d"]), run_steps(table, first=20))
+    (one,) = found.outliers
+    assert (one.step, one.rank, one.host, one.phase) == (25, 1, "b", "input")
+    assert one.seconds == pytest.approx(0.17)
+    assert one.ratio == pytest.approx(17 / 7)
+
+
+def test_steps_of_real_files_are_counted_with_warm_up(tmp_path: Path) -> None:
+    plan = plans(points=(2,), repeats=1)[0]
+    host = Story(host=lambda rank: f"n{rank}")
+    folder = write_run(tmp_path, plan, lambda rank, step: ([MS * (rank + 1)] * len(PHASES), step), host)
+    run = read_run(folder.path)
+    warmup = plan.measure.warmup_steps
+    found = digest_of(run, load_steps(run))
+    assert warmup > 0
+    assert found.map.step_starts[0] == warmup
+    assert found.map.last_step == warmup + plan.measure.measured_steps - 1
+    assert found.map.row_hosts == ("n0", "n1")
+    table = tabulate(scan(tmp_path), with_digests=True)
+    assert table.digests == {plan.run_id: found}
+    assert isinstance(found, StepDigest)
+    assert tabulate(scan(tmp_path)).digests == {}
+
+
+def test_a_run_without_record_has_no_digest(tmp_path: Path) -> None:
+    plan = plans(points=(1,), repeats=1)[0]
+    folder = write_run(tmp_path, plan, lambda rank, step: ([MS] * len(PHASES), 0))
+    steps = load_steps(read_run(folder.path))
+    folder.record.unlink()
+    with pytest.raises(ValueError, match="has no record"):
+        digest_of(read_run(folder.path), steps)

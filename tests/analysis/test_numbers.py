@@ -1,0 +1,605 @@
+"""Numbers made of runs: closed-form oracles, and properties that hold whatever the times are."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlbench.analysis.comparability import group_id, repeat_id
+from dlbench.analysis.environments import compare
+from dlbench.analysis.measures import PARTS, load_steps, measure
+from dlbench.analysis.scaling import Group, groups, serial_fraction
+from dlbench.analysis.table import tabulate
+from dlbench.errors import IncompleteDataError
+from dlbench.records.rows.steps import StepWriter, read_steps
+from dlbench.records.scan import read_run, scan
+from dlbench.report.wording import basis_text
+from dlbench.specs.plan import RunPlan
+from dlbench.stats.estimates import Estimate
+from dlbench.views.doubts import group_doubts, run_doubts
+from dlbench.views.systems import systems
+from tests.support.run_factory import (
+    MS,
+    NOW,
+    Story,
+    constant,
+    edit_json,
+    plans,
+    write_run,
+    write_scaling,
+    write_unfinished,
+)
+
+PHASES = (5.0, 1.0, 30.0, 50.0, 20.0, 10.0)
+OTHER = 4.0  # 120 ms a step in all
+
+
+def one_plan(ranks: int = 1, **request: Any) -> RunPlan:
+    return plans(points=(ranks,), repeats=1, **request)[0]
+
+
+def only_group(folder: Path) -> Group:
+    found = groups(tabulate(scan(folder)))
+    assert len(found) == 1
+    return found[0]
+
+
+def codes(folder: Path) -> set[str]:
+    table = tabulate(scan(folder))
+    return {doubt.code for group in groups(table) for doubt in group_doubts(group, table)}
+
+
+# One run
+
+
+def test_run_with_constant_times_gives_them_back(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, one_plan(2), constant(PHASES, OTHER))
+    found = measure(read_run(folder.path))
+    assert found.steps == 12
+    assert found.samples == 2 * 12 * 4
+    assert found.measured_s == pytest.approx(12 * 0.120, abs=1e-12)
+    assert found.throughput == pytest.approx(2 * 4 / 0.120, rel=1e-12)
+    assert found.step_median_s == found.step_p95_s == pytest.approx(0.120, abs=1e-12)
+    assert found.step_cv == pytest.approx(0, abs=1e-9)
+    expected = dict(zip(PARTS, [*(phase / 1e3 for phase in PHASES), OTHER / 1e3, 0.0], strict=True))
+    assert found.parts == pytest.approx(expected, abs=1e-12)
+    assert found.exchange_wait_s == 0
+
+
+def test_warm_up_steps_do_not_count(tmp_path: Path) -> None:
+    plan = one_plan()
+    warmup = plan.measure.warmup_steps
+
+    def times(rank: int, step: int) -> tuple[Sequence[int], int]:
+        return [0, 0, 0, (1000 if step < warmup else 100) * MS, 0, 0], 0
+
+    found = measure(read_run(write_run(tmp_path, plan, times).path))
+    assert found.step_median_s == 0.1
+    assert found.throughput == pytest.approx(40)
+
+
+def test_the_slowest_rank_makes_the_step(tmp_path: Path) -> None:
+    """Ranks take turns in being slow: each step takes 110 ms although each rank's mean is 105 ms."""
+
+    def times(rank: int, step: int) -> tuple[Sequence[int], int]:
+        return [0, 0, 0, (110 if (rank + step) % 2 else 100) * MS, 0, 0], 0
+
+    found = measure(read_run(write_run(tmp_path, one_plan(2), times).path))
+    assert found.step_median_s == 0.11
+    assert found.parts["imbalance"] == pytest.approx(0, abs=1e-12)
+    assert sum(found.parts.values()) == pytest.approx(0.105, abs=1e-12)
+
+
+def test_a_steadily_slow_rank_shows_as_imbalance_or_as_waiting(tmp_path: Path) -> None:
+    def unsynchronised(rank: int, step: int) -> tuple[Sequence[int], int]:
+        return [0, 0, 0, (100 + 20 * rank) * MS, 0, 0], 0
+
+    def synchronised(rank: int, step: int) -> tuple[Sequence[int], int]:
+        return [0, 0, 0, (100 + 20 * rank) * MS, (25 - 20 * rank) * MS, 0], 0
+
+    apart = measure(read_run(write_run(tmp_path / "a", one_plan(2), unsynchronised).path))
+    together = measure(read_run(write_run(tmp_path / "b", one_plan(2), synchronised).path))
+    assert apart.parts["imbalance"] == pytest.approx(0.010, abs=1e-12)
+    assert together.parts["imbalance"] == pytest.approx(0, abs=1e-12)
+    assert together.parts["exchange"] == pytest.approx(0.015, abs=1e-12)
+    assert together.exchange_wait_s == pytest.approx(0.010, abs=1e-12)
+
+
+times_of_steps = st.lists(st.lists(st.integers(0, 10**9), min_size=7, max_size=7), min_size=1, max_size=12)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn=times_of_steps, ranks=st.integers(1, 3))
+def test_parts_sum_to_the_step_for_any_times(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[list[int]], ranks: int
+) -> None:
+    def times(rank: int, step: int) -> tuple[Sequence[int], int]:
+        row = drawn[(step + 5 * rank) % len(drawn)]
+        return row[:6], row[6] + 1
+
+    found = measure(read_run(write_run(tmp_path_factory.mktemp("runs"), one_plan(ranks), times).path))
+    assert math.isclose(sum(found.parts.values()), found.measured_s / found.steps, rel_tol=1e-12)
+    assert all(seconds >= -1e-15 for seconds in found.parts.values())
+    assert 0 <= found.exchange_wait_s <= found.parts["exchange"] + 1e-15
+
+
+@pytest.mark.parametrize("odd", [None, 0, 7, 18])
+def test_ranks_whose_files_are_written_otherwise_are_read_as_well(tmp_path: Path, odd: int | None) -> None:
+    """Files that are alike are read together, others one by one; one rank flushed at other steps than the rest."""
+    plan = one_plan(19)
+    folder = write_run(
+        tmp_path, plan, lambda rank, step: ([MS * (1 + rank + step), 0, 0, 0, 7 * (rank == step), 0], 100 + rank)
+    )
+    if odd is not None:
+        path = folder.steps(odd)
+        whole = read_steps(path)
+        path.unlink()
+        header = {key: value for key, value in whole.header.items() if key not in ("fields", "delta")}
+        with StepWriter(path, header, capacity=3) as writer:
+            for row in whole.steps.tolist():
+                writer.append(row)
+    found = load_steps(read_run(folder.path))
+    warmup, steps = plan.measure.warmup_steps, plan.measure.measured_steps
+    assert found.numbers.tolist() == list(range(warmup, warmup + steps))
+    for rank in range(19):
+        own = read_steps(folder.steps(rank)).measured
+        assert found.step_ns[rank].tolist() == own["step_ns"].tolist()
+        assert all(found.phase_ns[name][rank].tolist() == own[f"{name}_ns"].tolist() for name in found.phase_ns)
+        assert found.begin_ns[rank] == own["start_ns"][0]
+        assert found.end_ns[rank] == own["start_ns"][-1] + own["step_ns"][-1]
+
+
+def test_the_first_bad_rank_is_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, one_plan(19), constant(PHASES, OTHER))
+    for rank in (17, 5):
+        folder.steps(rank).write_bytes(folder.steps(rank).read_bytes()[:-1])
+    with pytest.raises(IncompleteDataError, match=r"rank-0005\.steps: .* bytes behind the last whole step"):
+        load_steps(read_run(folder.path))
+
+
+def test_ranks_may_change_their_numbers(tmp_path: Path) -> None:
+    def times(rank: int, step: int) -> tuple[Sequence[int], int]:
+        return [3 * MS + 7 * step, 0, (50 + 9 * rank) * MS, 90 * MS, (30 - 9 * rank) * MS, 11 * rank], step
+
+    straight = measure(read_run(write_run(tmp_path / "a", one_plan(3), times).path))
+    turned = measure(read_run(write_run(tmp_path / "b", one_plan(3), lambda r, s: times(2 - r, s)).path))
+    # What rank 0 waited is, of all measures, that of one rank.
+    assert straight == replace(turned, exchange_wait_first_s=straight.exchange_wait_first_s)
+
+
+# Runs that must yield no figure
+
+
+def damage(folder: Path, what: str) -> None:
+    steps = folder / "rank-0001.steps"
+    if what == "missing":
+        steps.unlink()
+    elif what == "torn":
+        steps.write_bytes(steps.read_bytes()[:-5])
+    elif what == "short":
+        steps.write_bytes(steps.read_bytes()[:-84])
+    elif what == "no header":
+        steps.write_bytes(b"\x00" * 100)
+    elif what == "other rank":
+        shutil.copy(folder / "rank-0000.steps", steps)
+    elif what == "negative phase":
+        head, _, body = steps.read_bytes().partition(b"\n")
+        values = bytearray(body)
+        values[-48:-40] = (-5).to_bytes(8, "little", signed=True)
+        steps.write_bytes(head + b"\n" + bytes(values))
+    elif what in ("samples", "measured_s"):
+        ranks = json.loads((folder / "record.json").read_text())["ranks"]
+        ranks[1][what] *= 3
+        edit_json(folder / "record.json", ranks=ranks)
+    elif what == "fewer ranks":
+        edit_json(folder / "record.json", ranks=json.loads((folder / "record.json").read_text())["ranks"][:1])
+
+
+DAMAGES = (
+    "missing",
+    "torn",
+    "short",
+    "no header",
+    "other rank",
+    "negative phase",
+    "samples",
+    "measured_s",
+    "fewer ranks",
+)
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damaged_run_yields_no_figure_and_is_named(tmp_path: Path, what: str) -> None:
+    made = plans(repeats=1)
+    folders = [write_run(tmp_path, plan, constant(PHASES, OTHER)) for plan in made]
+    damage(folders[1].path, what)
+    with pytest.raises(IncompleteDataError):
+        measure(read_run(folders[1].path))
+    table = tabulate(scan(tmp_path))
+    assert list(table.figures["run_id"]) == [made[0].run_id]
+    # A record that does not fit its plan is no run's at all.
+    assert [item.state for item in table.without] == ["damaged"] * (what != "fewer ranks")
+    assert len(table.damaged) == 1
+    assert made[1].run_id in table.damaged[0]
+
+
+def test_runs_that_did_not_work_are_listed_with_their_story(tmp_path: Path) -> None:
+    made = plans(repeats=2)
+    write_run(tmp_path, made[0], constant(PHASES))
+    failed = {"name": "finite loss", "passed": False, "detail": "loss not finite on ranks 1"}
+    write_run(tmp_path, made[1], constant(PHASES), Story(state="invalid", checks=[failed]))
+    write_unfinished(tmp_path, made[2], "failed", "the reason")
+    write_unfinished(tmp_path, made[3])
+    table = tabulate(scan(tmp_path))
+    assert list(table.figures["run_id"]) == [made[0].run_id]
+    found = {item.run.plan.run_id: (item.state, item.why) for item in table.without}
+    assert found[made[1].run_id] == ("invalid", "finite loss: loss not finite on ranks 1")
+    assert found[made[2].run_id][0] == "failed"
+    assert "the reason" in found[made[2].run_id][1]
+    assert found[made[3].run_id][0] == "incomplete"
+    assert table.damaged == ()
+    with pytest.raises(ValueError, match="no figures"):
+        measure(table.without[0].run)
+
+
+def test_copied_folder_is_no_second_measurement(tmp_path: Path) -> None:
+    plan = one_plan()
+    folder = write_run(tmp_path, plan, constant(PHASES))
+    shutil.copytree(folder.path, tmp_path / "zz-copy")
+    table = tabulate(scan(tmp_path))
+    assert len(table.figures) == 1
+    assert "a copy is no repeat" in table.damaged[0]
+
+
+def test_empty_folder_gives_empty_tables(tmp_path: Path) -> None:
+    table = tabulate(scan(tmp_path))
+    assert table.figures.empty
+    assert groups(table) == []
+
+
+# Scaling
+
+
+def test_weak_efficiency_is_the_ratio_of_step_times(tmp_path: Path) -> None:
+    write_scaling(tmp_path, base_ms=100, exchange_ms=25, points=(1, 2, 4))
+    group = only_group(tmp_path)
+    assert [point.ranks for point in group.points] == [1, 2, 4]
+    assert group.baseline.efficiency == Estimate(1.0, None, None, 5, "by definition", "fraction")
+    for point in group.points[1:]:
+        assert point.efficiency.value == pytest.approx(100 / 125, rel=1e-9)
+        assert point.speedup.value == pytest.approx(point.ranks * 0.8, rel=1e-9)
+        assert point.ideal_speedup == point.ranks
+        assert point.serial_fraction is None
+        assert point.paired_with_baseline
+        # Every repeat drifts by the same factor on both sides, so pairs all agree.
+        assert point.efficiency.low == pytest.approx(0.8, rel=1e-9)
+        assert point.efficiency.high == pytest.approx(0.8, rel=1e-9)
+    # Repeats drift by a thousandth each.
+    drift = math.prod(1 + repeat / 1000 for repeat in range(5)) ** (1 / 5)
+    assert group.baseline.throughput.value == pytest.approx(4 / (0.1 * drift), rel=1e-9)
+    assert group.points[2].throughput_per_rank.value == pytest.approx(4 / (0.125 * drift), rel=1e-9)
+    assert group.is_sufficient
+
+
+def write_strong(folder: Path, serial_ms: float, parallel_ms: float, points: tuple[int, ...]) -> None:
+    """Amdahl's law: a serial part (optimiser) and a parallel one (backward)."""
+    for plan in plans(points=points, scaling="strong", overrides={"train.batch_per_rank": 8}):
+        shared = parallel_ms * points[0] / plan.layout.ranks
+        write_run(folder, plan, constant([0, 0, 0, shared, 0, serial_ms]))
+
+
+def test_strong_scaling_finds_amdahls_serial_fraction(tmp_path: Path) -> None:
+    write_strong(tmp_path, serial_ms=20, parallel_ms=80, points=(1, 2, 4))
+    group = only_group(tmp_path)
+    assert group.scaling == "strong"
+    assert [point.batch_per_rank for point in group.points] == [8, 4, 2]
+    for point in group.points[1:]:
+        step = 20 + 80 / point.ranks
+        assert point.speedup.value == pytest.approx(100 / step, rel=1e-9)
+        assert point.efficiency.value == pytest.approx(100 / step / point.ranks, rel=1e-9)
+        assert point.serial_fraction is not None
+        assert point.serial_fraction.value == pytest.approx(0.2, rel=1e-6)
+
+
+def test_baseline_of_more_than_one_rank(tmp_path: Path) -> None:
+    write_strong(tmp_path, serial_ms=20, parallel_ms=80, points=(2, 4))
+    last = only_group(tmp_path).points[-1]
+    assert last.ideal_speedup == 2
+    assert last.efficiency.value == pytest.approx(100 / 60 / 2, rel=1e-9)
+    assert last.serial_fraction is not None
+    assert last.serial_fraction.value == pytest.approx(0.2, rel=1e-6)
+
+
+def test_ends_of_the_serial_fraction_change_places() -> None:
+    found = serial_fraction(Estimate(3.0, 2.5, 3.5, 5, "Student t"), 4)
+    assert found.value == pytest.approx((1 / 3 - 1 / 4) / (3 / 4))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.value < found.high
+
+
+def write_random(folder: Path, seed: int, factor: int = 1, repeats: int = 5) -> None:
+    rng = random.Random(seed)
+    for plan in plans(points=(1, 2, 3), repeats=repeats):
+        drawn = [[rng.randrange(1, 60 * MS) for _ in range(7)] for _ in range(40)]
+
+        def times(rank: int, step: int, drawn: list[list[int]] = drawn) -> tuple[Sequence[int], int]:
+            row = drawn[(step + 11 * rank) % 40]
+            return [factor * x for x in row[:6]], factor * row[6]
+
+        write_run(folder, plan, times)
+
+
+@pytest.mark.parametrize("repeats", [1, 3, 5])
+def test_twice_the_time_leaves_efficiency_as_it_is(tmp_path: Path, repeats: int) -> None:
+    write_random(tmp_path / "a", seed=7, repeats=repeats)
+    write_random(tmp_path / "b", seed=7, repeats=repeats, factor=2)
+    for one, other in zip(only_group(tmp_path / "a").points, only_group(tmp_path / "b").points, strict=True):
+        assert one.efficiency.value == pytest.approx(other.efficiency.value, rel=1e-12)
+        assert (one.efficiency.low is None) is (other.efficiency.low is None) is (repeats == 1 or one.ranks == 1)
+        if one.efficiency.low is not None:
+            assert one.efficiency.low == pytest.approx(other.efficiency.low, rel=1e-12)
+        assert one.throughput.value == pytest.approx(2 * other.throughput.value, rel=1e-12)
+        assert one.step.value * 2 == pytest.approx(other.step.value, rel=1e-12)
+        assert one.mean_step.value * 2 == pytest.approx(other.mean_step.value, rel=1e-12)
+
+
+def test_other_order_of_folders_gives_the_same_numbers(tmp_path: Path) -> None:
+    write_random(tmp_path / "a", seed=3)
+    (tmp_path / "b").mkdir()
+    for k, folder in enumerate(sorted((tmp_path / "a").iterdir(), reverse=True)):
+        shutil.copytree(folder, tmp_path / "b" / f"{k:03d}")
+    one, other = only_group(tmp_path / "a"), only_group(tmp_path / "b")
+    assert [p.efficiency for p in one.points] == [p.efficiency for p in other.points]
+    assert [p.mean_step for p in one.points] == [p.mean_step for p in other.points]
+
+
+# What may be compared
+
+
+@pytest.mark.parametrize(
+    ("change", "apart"),
+    [
+        ({}, False),
+        ({"series": "later"}, False),
+        ({"overrides": {"measure.stall_timeout_s": 30.0}}, False),
+        ({"engine": "ddp"}, True),
+        ({"data": "/data/jpeg"}, True),
+        ({"overrides": {"train.batch_per_rank": 8}}, True),
+        ({"overrides": {"train.precision": "bf16"}}, True),
+        ({"overrides": {"model.image_size": 32}}, True),
+        ({"overrides": {"train.optimizer.learning_rate": 0.5}}, True),
+        ({"overrides": {"measure.measured_steps": 13}}, True),
+        ({"overrides": {"layout.cores_per_rank": 2}}, True),
+        ({"overrides": {"system.launch.pin": False}}, True),
+        ({"scaling": "strong"}, True),
+    ],
+)
+def test_only_equal_work_is_compared(tmp_path: Path, change: dict[str, Any], apart: bool) -> None:
+    write_run(tmp_path / "a", one_plan(), constant(PHASES))
+    write_run(tmp_path / "b", one_plan(**change), constant(PHASES))
+    one, other = (scan(tmp_path / name).runs[0] for name in "ab")
+    assert (group_id(one) != group_id(other)) is apart
+
+
+def test_swept_values_make_groups_of_their_own(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=2, sweep={"train.optimizer.learning_rate": (0.1, 0.2)}):
+        write_run(tmp_path, plan, constant(PHASES))
+    found = groups(tabulate(scan(tmp_path)))
+    assert [[len(point.run_ids) for point in group.points] for group in found] == [[2, 2], [2, 2]]
+
+
+def test_sweep_that_changes_no_work_keeps_every_run(tmp_path: Path) -> None:
+    """Equal work, told apart only by a swept key that decides nothing: all runs count, none is lost."""
+    for plan in plans(points=(1, 2), repeats=3, sweep={"measure.stall_timeout_s": (50.0, 60.0)}):
+        write_run(tmp_path, plan, constant(PHASES))
+    assert [len(point.run_ids) for point in only_group(tmp_path).points] == [6, 6]
+    assert [point.throughput.n for point in only_group(tmp_path).points] == [6, 6]
+
+
+# Doubts
+
+
+def test_healthy_runs_raise_one_note_only(tmp_path: Path) -> None:
+    write_scaling(tmp_path)
+    assert codes(tmp_path) == {"synthetic-data"}
+
+
+@pytest.mark.parametrize(
+    ("story", "code"),
+    [
+        (Story(pinned=False), "not-pinned"),
+        (Story(threads=3), "oversubscribed"),
+        (Story(cores=lambda rank: (0,)), "oversubscribed"),
+        (Story(warnings=["the machine was warm"]), "recorded"),
+        (Story(bad_sample_count=2), "bad-samples"),
+        (Story(environment_differences=["rank 1: kernel: 1, rank 0 has 2"]), "rank-environment"),
+        (Story(settings=[{"key": "k", "requested": 1, "effective": 2, "evidence": "read back"}]), "inert"),
+        (Story(environment={"dlbench.version": "0.0.1"}), "other-dlbench"),
+        (Story(environment={"dlbench.commit": "0123456789ab"}), "other-dlbench"),
+        (Story(environment={"variable.CUDA_LAUNCH_BLOCKING": "1"}, device="cuda:0 (A100)"), "launch-blocking"),
+    ],
+)
+def test_doubts_of_a_run_are_told(tmp_path: Path, story: Story, code: str) -> None:
+    run = read_run(write_run(tmp_path, one_plan(2), constant(PHASES), story).path)
+    assert code in {doubt.code for doubt in run_doubts(run)}
+    assert code in codes(tmp_path)
+
+
+FAR = {"numa_node": 1}
+SHARED_MEMORY = {"nccl": {"channels": {"SHM/direct/direct": 4}}}
+DIRECT = {"nccl": {"channels": {"P2P/CUMEM": 4}}}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "numa_nodes", "record", "expected"),
+    [
+        ({}, (), {}, set()),
+        ({"numa_node": 0}, (0,), {}, set()),
+        (FAR, (), {}, set()),  # the machine tells nothing of the cores
+        (FAR, (0,), {}, {("gpu-remote", "serious")}),
+        (FAR, (0, 1), {}, {("gpu-remote", "note")}),
+        ({"uuid": "MIG-1", "is_slice": True}, (), {}, {("gpu-slice", "note")}),
+        ({"visible": 1}, (), {}, {("no-peer-access", "serious")}),
+        ({"no_peer_access": (1,)}, (), {}, {("no-peer-access", "serious")}),
+        ({}, (), SHARED_MEMORY, {("no-peer-access", "serious")}),
+        ({"visible": 1}, (), DIRECT, set()),  # what NCCL did counts more than what might be
+    ],
+)
+def test_where_gpus_stand_is_told_where_it_costs(
+    tmp_path: Path,
+    gpu: dict[str, Any],
+    numa_nodes: tuple[int, ...],
+    record: dict[str, Any],
+    expected: set[tuple[str, str]],
+) -> None:
+    story = Story(device="cuda:0 (A100)", gpu=gpu, numa_nodes=numa_nodes, record=record)
+    run = read_run(write_run(tmp_path, one_plan(2), constant(PHASES), story).path)
+    assert {(doubt.code, doubt.severity) for doubt in run_doubts(run)} == {("synthetic-data", "note"), *expected}
+
+
+def test_one_rank_of_a_node_reaches_nobody_and_needs_not(tmp_path: Path) -> None:
+    story = Story(device="cuda:0 (A100)", gpu={"visible": 1})
+    run = read_run(write_run(tmp_path, one_plan(1), constant(PHASES), story).path)
+    assert {doubt.code for doubt in run_doubts(run)} == {"synthetic-data"}
+
+
+def test_what_nccl_chose_stands_in_the_table_of_systems(tmp_path: Path) -> None:
+    nccl = {
+        "version": "2.27.3",
+        "network": "IB",
+        "channels": {"NET/IB/GDRDMA": 2, "P2P/CUMEM": 30},
+        "collective_channels": 16,
+        "nvls_channels": 12,
+        "rings": 16,
+        "trees": 2,
+    }
+    near = {"device": "cuda:0 (A100)", "gpu": {"numa_node": 0}, "numa_nodes": (0,)}
+    write_run(tmp_path, one_plan(2), constant(PHASES), Story(record={"nccl": nccl}, **near))
+    (system,) = systems(tabulate(scan(tmp_path)))
+    told = dict(system.fields)
+    assert told["NCCL"] == (
+        "2.27.3; network IB; connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 channels of NVLink SHARP; "
+        "16 rings, 2 trees"
+    )
+    assert told["GPU placement"] == ("a whole GPU for each rank, 2 of 2 ranks on cores of their GPU's NUMA node alone")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"key": "k", "requested": 1, "effective": 1.0, "evidence": ""},
+        {"key": "k", "requested": 1, "effective": None, "evidence": "cannot be read"},
+        {"key": "k", "requested": None, "effective": "gloo", "evidence": ""},
+    ],
+)
+def test_settings_in_force_raise_no_doubt(tmp_path: Path, setting: dict[str, Any]) -> None:
+    run = read_run(write_run(tmp_path, one_plan(), constant(PHASES), Story(settings=[setting])).path)
+    assert {doubt.code for doubt in run_doubts(run)} == {"synthetic-data"}
+
+
+def test_inert_setting_is_told_once(tmp_path: Path) -> None:
+    story = Story(
+        settings=[{"key": "k", "requested": 1, "effective": 2, "evidence": ""}],
+        warnings=["k: 1 was asked for, 2 was in force ()"],
+    )
+    run = read_run(write_run(tmp_path, one_plan(), constant(PHASES), story).path)
+    assert sorted(doubt.code for doubt in run_doubts(run)) == ["recorded", "synthetic-data"]
+
+
+def write_pair(folder: Path, first: Story, second: Story) -> None:
+    for plan, story in zip(plans(repeats=1), (first, second), strict=True):
+        write_run(folder, plan, constant(PHASES), story)
+
+
+def test_doubts_of_a_comparison_are_told(tmp_path: Path) -> None:
+    write_pair(tmp_path / "a", Story(environment={"kernel": "1"}), Story(environment={"kernel": "2"}))
+    write_pair(tmp_path / "b", Story(), Story(cores=lambda rank: (2 * rank, 2 * rank + 1), threads=2))
+    write_pair(tmp_path / "c", Story(data={"index_sha256": "1"}), Story(data={"index_sha256": "2"}))
+    assert codes(tmp_path / "a") == {"synthetic-data", "few-repeats", "unlike-runs"}
+    assert codes(tmp_path / "b") == {"synthetic-data", "few-repeats", "cores-differ"}
+    assert codes(tmp_path / "c") == {"synthetic-data", "few-repeats", "unlike-runs"}
+
+
+def test_noisy_steps_raise_doubt(tmp_path: Path) -> None:
+    write_run(tmp_path, one_plan(), lambda rank, step: ([0, 0, 0, (100 + 100 * (step % 2)) * MS, 0, 0], 0))
+    assert "noisy-steps" in codes(tmp_path)
+
+
+def test_points_of_different_series_are_not_interleaved(tmp_path: Path) -> None:
+    for series, count in (("monday", 1), ("friday", 2)):
+        for plan in plans(points=(count,), series=series, overrides={"layout.cores_per_rank": 1}):
+            write_run(tmp_path, plan, constant(PHASES))
+    assert "not-interleaved" in codes(tmp_path)
+    assert not only_group(tmp_path).points[1].paired_with_baseline
+
+
+def test_scatter_between_sessions_stands_beside_that_within_them(tmp_path: Path) -> None:
+    """Ten runs of two days, 4 % apart: 1 % of scatter within a day says nothing of the next one."""
+    for number, (day, slow) in enumerate((("monday", 1.0), ("friday", 1.04))):
+        for plan in plans(points=(1,), repeats=5, series=day):
+            factor = slow * (1 + 0.01 * (plan.series.repeat - 2) / 1.58)
+            told = Story(finished=NOW + timedelta(days=4 * number))
+            write_run(tmp_path, plan, constant([part * factor for part in PHASES]), told)
+    table = tabulate(scan(tmp_path))
+    (group,) = groups(table)
+    (doubt,) = [doubt for doubt in group_doubts(group, table) if doubt.code == "pooled-sessions"]
+    assert doubt.text == (
+        "2 sessions are pooled at 1 rank: throughput scatters by 2.7 % between and 1.0 % within them; until there are "
+        "5, intervals are their range: choose one by --where series=NAME"
+    )
+    assert basis_text(group.baseline.throughput) == "range of 2 sessions of 10 runs, 50 %"
+
+
+def test_what_names_the_job_is_no_difference_in_the_environment(tmp_path: Path) -> None:
+    for number, plan in enumerate(plans(points=(1,), repeats=2)):
+        facts = {
+            "host": f"n{number}",
+            "boot_id": f"boot {number}",
+            "variable.SLURM_JOB_ID": str(number),
+            "kernel": "6",
+            "variable.OMP_NUM_THREADS": "1",
+        }
+        write_run(tmp_path, plan, constant(PHASES), Story(environment=facts))
+    found = compare(scan(tmp_path).runs)
+    assert found.common == {"kernel": "6", "variable.OMP_NUM_THREADS": "1"}
+    assert {difference.key: difference.expected for difference in found.differences} == {
+        "host": True,
+        "boot_id": True,
+        "variable.SLURM_JOB_ID": True,
+    }
+    assert len({repeat_id(run) for run in scan(tmp_path).runs}) == 1
+
+
+# The login node
+
+
+def test_importing_the_room_is_cheap() -> None:
+    code = (
+        "import sys, dlbench.analysis.scaling, dlbench.views.doubts, dlbench.views.scaling_report, "
+        "dlbench.report.formats.html, dlbench.report.formats.terminal, dlbench.cli.report; "
+        "print([m for m in ('numpy', 'pandas', 'scipy', 'altair', 'vl_convert', 'torch') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_estimates_scale() -> None:
+    found = Estimate(2.0, 1.0, 3.0, 5, "range").scaled(0.5)
+    assert found == Estimate(1.0, 0.5, 1.5, 5, "range")
+    assert replace(found, low=None, high=None).scaled(2).low is None
+    with pytest.raises(ValueError, match="scale"):
+        found.scaled(-1)

@@ -1,0 +1,383 @@
+"""Who waits for whom: against a plain reading of the definition, and on nodes of known slowness."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.analysis.causes import CAUSES, Causes
+from dlbench.analysis.late_ranks import ranking
+from dlbench.analysis.measures import RunSteps
+from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
+from dlbench.analysis.stragglers import WORK, WORK_PHASES, LateRank, Waiting, waiting
+from dlbench.analysis.table import tabulate
+from dlbench.records.rows.steps import PHASES
+from dlbench.records.scan import scan
+from dlbench.specs.watch import FaultSpec
+from tests.support.run_factory import MS, Story, plans, write_run
+
+Row = Sequence[int]
+"""Nanoseconds of each phase and of the rest of one step of one rank."""
+
+
+def run_steps(rows: Sequence[Sequence[Row]]) -> RunSteps:
+    """Rows by rank and step."""
+    table = np.array(rows, dtype=np.int64)
+    phases = {name: table[:, :, i].copy() for i, name in enumerate(PHASES)}
+    ends = table.sum(axis=(1, 2))
+    return RunSteps(
+        numbers=np.arange(table.shape[1]),
+        begin_ns=np.zeros_like(ends),
+        end_ns=ends,
+        step_ns=table.sum(axis=2),
+        phase_ns=phases,
+        unbroken=table.shape[1],
+    )
+
+
+@dataclass
+class Read:
+    """The definition, read out for one run: exact numbers."""
+
+    waited: int = 0
+    credit: dict[int, Fraction] = field(default_factory=dict)
+    """Waiting owed by each rank."""
+    late: dict[int, list[Fraction]] = field(default_factory=dict)
+    """Own work charged to each rank, by `WORK`."""
+    last: dict[int, int] = field(default_factory=dict)
+
+
+def work_of(rows: Sequence[Sequence[Row]], rank: int, step: int) -> tuple[int, int, int]:
+    now = rows[rank][step]
+    before = rows[rank][step - 1] if step else [0] * 7
+    return now[0] + now[1], now[2] + now[3] + before[5], before[6]
+
+
+def by_definition(rows: Sequence[Sequence[Row]]) -> Read:
+    """Step by step and rank by rank; the means of the ranks in time rounded down, nothing else."""
+    read = Read()
+    ranks = range(len(rows))
+    for step in range(len(rows[0])):
+        exchange = [rows[r][step][4] for r in ranks]
+        wait = [x - min(exchange) for x in exchange]
+        if max(wait) == 0:
+            continue
+        work = [work_of(rows, r, step) for r in ranks]
+        in_time = [r for r in ranks if wait[r] >= Fraction(max(wait), 2)]
+        whole = sum(wait[i] for i in in_time) // len(in_time)
+        late_by = {r: whole - wait[r] for r in ranks if r not in in_time}
+        read.waited += sum(wait)
+        last = max((r for r in ranks if wait[r] == 0), key=lambda r: (sum(work[r]), -r))
+        read.last[last] = read.last.get(last, 0) + 1
+        for r, late in late_by.items():
+            read.credit[r] = read.credit.get(r, Fraction(0)) + Fraction(sum(wait) * late, sum(late_by.values()))
+            means = [sum(work[i][part] for i in in_time) // len(in_time) for part in range(3)]
+            excess = [max(0, work[r][part] - means[part]) for part in range(3)]
+            scale = min(Fraction(1), Fraction(late, max(1, sum(excess))))
+            so_far = read.late.setdefault(r, [Fraction(0)] * 3)
+            read.late[r] = [one + scale * more for one, more in zip(so_far, excess, strict=True)]
+    return read
+
+
+@st.composite
+def some_rows(draw: st.DrawFn) -> list[list[list[int]]]:
+    """Of all sizes, and of few nanoseconds, so that ranks often tie and means are no whole numbers."""
+    ranks, steps = draw(st.integers(2, 6)), draw(st.integers(1, 4))
+    row = st.lists(st.integers(0, draw(st.sampled_from([3, 100, 2_000_000_000]))), min_size=7, max_size=7)
+    return [[draw(row) for _ in range(steps)] for _ in range(ranks)]
+
+
+@given(some_rows())
+def test_waiting_is_what_the_definition_says(rows: list[list[list[int]]]) -> None:
+    found, read = waiting(run_steps(rows)), by_definition(rows)
+    steps = len(rows[0])
+    assert found.waited_ns == read.waited
+    assert sum(one.waited_ns for one in found.ranks) == read.waited
+    assert {one.rank for one in found.ranks} == set(read.late)
+    for one in found.ranks:
+        # What is scaled down or shared out is rounded to whole nanoseconds once a step.
+        assert one.late_ns == pytest.approx(
+            dict(zip(WORK, map(float, read.late[one.rank]), strict=True)), rel=0, abs=1.01 * steps
+        )
+        assert one.waited_ns == pytest.approx(float(read.credit[one.rank]), rel=0, abs=1.01 * steps)
+        assert one.steps_last == read.last.get(one.rank, 0)
+        assert min(one.late_ns.values()) >= 0
+    for name in WORK:
+        assert sum(one.late_ns[name] for one in found.ranks) == found.moved_ns[name]
+        own = [found.moved_phases_ns[phase] for phase in WORK_PHASES[name]]
+        assert sum(own) == found.moved_ns[name]
+        assert min(own) >= 0
+    assert [one.waited_ns for one in found.ranks] == sorted((one.waited_ns for one in found.ranks), reverse=True)
+
+
+@given(some_rows())
+def test_nobody_is_charged_beyond_its_lateness(rows: list[list[list[int]]]) -> None:
+    """One step: own work and waiting together are at most W of each rank."""
+    one_step = [[steps[0]] for steps in rows]
+    found = waiting(run_steps(one_step))
+    wait = [steps[0][4] - min(other[0][4] for other in one_step) for steps in one_step]
+    in_time = [w for w in wait if 2 * w >= max(wait)]
+    assert found.total_ns <= len(rows) * sum(in_time) / len(in_time)
+
+
+SHARES = [(2, 1), (4, 1), (4, 2), (4, 3), (8, 1), (8, 2), (8, 4), (8, 7), (16, 1), (16, 2), (16, 8), (16, 15)]
+"""Ranks, and how many of them are late: one, two, half, all but one."""
+
+
+@pytest.mark.parametrize(("ranks", "num_late"), SHARES)
+def test_ranks_that_are_late_together_cost_what_one_costs(ranks: int, num_late: int) -> None:
+    """100 ns late in their backward pass: the step is 100 ns longer, however many they are."""
+    rows = [
+        [[5, 0, 30, 50 + 100 * (r < num_late), 8 + 100 * (r >= num_late), 10, 5] for _ in range(3)]
+        for r in range(ranks)
+    ]
+    found = waiting(run_steps(rows))
+    assert found.total_ns == 3 * ranks * 100
+    assert found.waited_ns == 3 * (ranks - num_late) * 100
+    assert found.moved_ns == {"input": 0, "compute": 3 * num_late * 100, "host": 0}
+    assert found.moved_phases_ns["backward"] == 3 * num_late * 100
+    assert sorted(one.rank for one in found.ranks) == list(range(num_late))
+    assert {one.late_ns["compute"] for one in found.ranks} == {300}
+    assert sum(one.waited_ns for one in found.ranks) == found.waited_ns
+    even = found.waited_ns / num_late
+    # Shared out step by step in whole nanoseconds.
+    assert all(abs(one.waited_ns - even) <= 3 for one in found.ranks)
+    assert sum(one.steps_last for one in found.ranks) == 3
+
+
+def test_ranks_of_unequal_lateness_owe_in_proportion() -> None:
+    """Ranks 0 and 1 are 90 and 60 late to ranks 2 and 3, which wait 90: W = 90, of 210 waited 3/5 and 2/5."""
+    late = [90, 60, 0, 0]
+    found = waiting(run_steps([[[5 + by, 0, 30, 50, 100 - by, 10, 5]] for by in late]))
+    assert found.waited_ns == 90 + 90 + 30
+    assert found.moved_ns == {"input": 150, "compute": 0, "host": 0}
+    assert found.total_ns == 4 * 90
+    assert [(one.rank, one.waited_ns, one.steps_last) for one in found.ranks] == [(0, 126, 1), (1, 84, 0)]
+
+
+def test_what_is_moved_is_taken_from_the_phases_that_were_longer() -> None:
+    """Rank 0 is 25 late by its optimizer, 90 by its backward pass, and 30 earlier by its forward pass."""
+    rows = [
+        [[0, 0, 30, 50, 10, 30, 0], [0, 0, 0, 140, 10, 5, 0]],
+        [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 95, 5, 0]],
+    ]
+    found = waiting(run_steps(rows))
+    # 85 in all, in proportion to the two that were longer.
+    assert found.moved_ns["compute"] == 85
+    assert {name: ns for name, ns in found.moved_phases_ns.items() if ns} == {"backward": 66, "optimizer": 19}
+
+
+def test_a_rank_that_is_a_little_late_is_in_time() -> None:
+    """Rank 0 is 100 late and rank 1 is 30: rank 1 waits 70 for rank 0, and W is the mean of what the others wait."""
+    late = [100, 30, 0, 0]
+    found = waiting(run_steps([[[5, 0, 30, 50 + by, 108 - by, 10, 5]] for by in late]))
+    assert [one.rank for one in found.ranks] == [0]
+    assert found.waited_ns == 70 + 100 + 100
+    # Beyond the mean of the others: 100 - 30/3.
+    assert found.moved_ns["compute"] == 90
+    assert found.total_ns == 4 * 90
+
+
+@given(some_rows(), st.randoms(use_true_random=False))
+def test_other_numbers_of_ranks_wait_as_long(rows: list[list[list[int]]], rng: random.Random) -> None:
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    one, other = waiting(run_steps(rows)), waiting(run_steps([rows[r] for r in order]))
+    assert one.waited_ns == other.waited_ns
+    exchanges = list(zip(*[[step[4] for step in steps] for steps in rows], strict=True))
+    if all(exchange.count(min(exchange)) == 1 for exchange in exchanges):
+        assert one.moved_ns == other.moved_ns
+        renamed = {order.index(late.rank): late.late_ns for late in one.ranks}
+        assert {late.rank: late.late_ns for late in other.ranks} == renamed
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    assert waiting(run_steps([[[1, 2, 3, 4, 500, 6, 7]]])) == Waiting()
+    assert Waiting().total_ns == 0
+
+
+def test_lateness_of_seconds_does_not_overflow() -> None:
+    """Two excesses of 40 s of which half shows as waiting: their product does not fit into 64 bits."""
+    second = 1_000_000_000
+    late = [40 * second, 0, 40 * second, 0, 0, 0, 0]
+    other = [0, 0, 0, 0, 40 * second, 0, 0]
+    found = waiting(run_steps([[late], [other]]))
+    assert found.waited_ns == 40 * second
+    assert found.moved_ns == {"input": 20 * second, "compute": 20 * second, "host": 0}
+    assert found.moved_phases_ns["forward"] == 20 * second
+
+
+def test_waiting_that_no_work_explains_stays_unexplained() -> None:
+    """Rank 1 waits least although it did the same: its link, not its work."""
+    found = waiting(run_steps([[[5, 0, 30, 50, 20, 10, 5]], [[5, 0, 30, 50, 8, 10, 5]]]))
+    assert found.waited_ns == 12
+    assert sum(found.moved_ns.values()) == 0
+    ranks, _ = ranking([waited(found, ("a", "b"), 1)])
+    assert [(late.rank, late.host, late.late_by) for late in ranks] == [(1, "b", "unexplained")]
+
+
+def test_what_holds_a_rank_up_after_an_exchange_makes_it_late_for_the_next() -> None:
+    """Rank 0 is held up once, behind the first step; the others wait in the second."""
+    rows = [
+        [[0, 0, 30, 50, 10, 5, 40], [0, 0, 30, 50, 10, 5, 0]],
+        [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 50, 5, 0]],
+        [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 50, 5, 0]],
+    ]
+    found = waiting(run_steps(rows))
+    assert found.waited_ns == 80
+    assert found.moved_ns == {"input": 0, "compute": 0, "host": 40}
+    assert found.ranks == (
+        LateRank(rank=0, steps_last=1, waited_ns=80, late_ns={"input": 0, "compute": 0, "host": 40}),
+    )
+
+
+def waited(found: Waiting, hosts: tuple[str, ...], steps: int) -> Causes:
+    """A run of which only the waiting is known."""
+    return Causes(
+        ranks=len(hosts),
+        steps=steps,
+        sums_ns=dict.fromkeys(CAUSES, 0),
+        compute_ns={},
+        taken_ns={},
+        input_ns={},
+        not_measured={},
+        throttling_evidence="",
+        waiting=found,
+        work_ns=(0,) * len(hosts),
+        hosts=hosts,
+    )
+
+
+def test_ranking_over_runs_tells_hosts_apart() -> None:
+    def late(rank: int, waited_ns: int) -> Waiting:
+        one = LateRank(rank=rank, steps_last=1, waited_ns=waited_ns, late_ns={"input": 7, "compute": 1, "host": 0})
+        return Waiting(waited_ns=waited_ns, ranks=(one,))
+
+    runs = [
+        waited(late(1, 600), ("a", "b"), 2),
+        waited(late(1, 300), ("b", "a"), 2),
+        waited(late(0, 100), ("b", "a"), 2),
+    ]
+    ranks, hosts = ranking(runs)
+    assert [(one.rank, one.host, one.waited_share) for one in ranks] == [(1, "b", 0.6), (1, "a", 0.3), (0, "b", 0.1)]
+    assert [(one.rank, one.host) for one in hosts] == [(None, "b"), (None, "a")]
+    assert [one.waited_share for one in hosts] == pytest.approx([0.7, 0.3])
+    assert ranks[0].waited_s == pytest.approx(600 / 2 / 6 / 1e9)
+    assert ranks[0].last_share == pytest.approx(1 / 6)
+    assert ranks[0].late_by == "input"
+
+
+def test_a_host_owes_what_its_ranks_owe_and_is_as_late_as_they_are_on_average() -> None:
+    rows = [[[5, 0, 30, 50 + 100 * (r < 2), 8 + 100 * (r >= 2), 10, 5]] for r in range(4)]
+    found = waiting(run_steps(rows))
+    ranks, hosts = ranking([waited(found, ("a", "a", "b", "b"), 1)])
+    assert [(one.rank, one.host, one.waited_share) for one in ranks] == [(0, "a", 0.5), (1, "a", 0.5)]
+    (host,) = hosts
+    assert (host.rank, host.host, host.waited_share, host.last_share) == (None, "a", 1.0, 1.0)
+    assert host.waited_s == pytest.approx(50e-9)
+    assert (host.input_s, host.compute_s, host.host_s) == (0.0, pytest.approx(100e-9), 0.0)
+
+
+# Slow nodes
+
+
+def write_history(
+    out: Path,
+    *,
+    runs: int = 6,
+    slow: dict[str, float] | None = None,
+    noise: float = 0.01,
+    hosts: Sequence[str] = ("n0", "n1", "n2", "n3"),
+    fault: FaultSpec | None = None,
+    jobs: bool = True,
+) -> SlowNodes:
+    """Runs of four ranks on two of the hosts, which change from run to run; each run as a whole drifts by half.
+
+    Each is a job, or all are one session.
+    """
+    rng = random.Random(5)
+    for plan in plans(points=(4,), repeats=runs):
+        changed = plan.model_copy(update={"fault": fault})
+        first = plan.series.repeat % len(hosts)
+        pair = hosts[first], hosts[(first + 1) % len(hosts)]
+        drift = 1 + 0.5 * rng.random()
+
+        def times(
+            rank: int, step: int, pair: tuple[str, str] = pair, drift: float = drift
+        ) -> tuple[Sequence[int], int]:
+            factor = drift * (slow or {}).get(pair[rank // 2], 1.0) * (1 + noise * rng.random())
+            return [round(x * MS * factor) for x in (5, 0, 30, 50)] + [10 * MS, round(10 * MS * factor)], 0
+
+        job = str(plan.series.repeat) if jobs else ""
+        write_run(out, changed, times, Story(host=lambda rank, pair=pair: pair[rank // 2], job=job))
+    return slow_nodes(tabulate(scan(out), with_causes=True))
+
+
+def test_a_slow_host_is_found_wherever_its_ranks_are(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=12, slow={"n2": 1.1})
+    assert found.exclude == ("n2",)
+    assert found.hosts[0].host == "n2"
+    assert found.hosts[0].verdict == "slow"
+    assert found.hosts[0].ratio.value == pytest.approx(1.1, abs=0.02)
+    assert found.hosts[0].ratio.n == found.hosts[0].num_runs == 6
+    assert {one.verdict for one in found.hosts[1:]} == {"not shown to be slow"}
+    assert (found.num_runs, found.num_sessions) == (12, 12)
+
+
+def test_equal_hosts_are_not_accused(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=12, noise=0.1)
+    assert found.exclude == ()
+    assert {one.verdict for one in found.hosts} == {"not shown to be slow"}
+
+
+def test_few_runs_make_a_suspect_at_most(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=6, slow={"n2": 1.1})
+    assert found.exclude == ()
+    assert (found.hosts[0].host, found.hosts[0].verdict, found.hosts[0].ratio.n) == ("n2", "suspected", 3)
+
+
+def test_runs_of_one_job_are_one_look_at_its_hosts(tmp_path: Path) -> None:
+    """A neighbour, or heat, slows a host for as long as the job lasts, however often it repeats its run."""
+    found = write_history(tmp_path, runs=40, slow={"n2": 1.1}, jobs=False)
+    assert (found.num_runs, found.num_sessions) == (40, 1)
+    assert found.exclude == ()
+    assert (found.hosts[0].host, found.hosts[0].verdict, found.hosts[0].ratio.n) == ("n2", "suspected", 1)
+    assert found.hosts[0].num_runs == 20
+
+
+def test_one_slow_rank_makes_its_host_slow(tmp_path: Path) -> None:
+    """One of two devices of a node: all others wait for it no less than for both."""
+    for plan in plans(points=(4,), repeats=6):
+
+        def times(rank: int, step: int) -> tuple[Sequence[int], int]:
+            return [0, 0, 30 * MS, (60 if rank == 3 else 50) * MS, 10 * MS, 10 * MS], 0
+
+        job = str(plan.series.repeat)
+        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}", job=job))
+    found = slow_nodes(tabulate(scan(tmp_path), with_causes=True))
+    assert found.exclude == ("n1",)
+    assert found.hosts[0].ratio.value == pytest.approx(100 / 90)
+
+
+def test_planted_faults_accuse_no_host(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=12, slow={"n2": 1.1}, fault=FaultSpec(ranks=(2,), compute_factor=1.1))
+    assert (found.hosts, found.num_runs, found.num_faulty) == ((), 0, 12)
+
+
+def test_names_that_are_no_words_for_an_option_are_left_out(tmp_path: Path) -> None:
+    found = write_history(tmp_path, runs=12, slow={"n2;reboot": 1.2, "n0": 1.2}, hosts=("n0", "n1", "n2;reboot", "n3"))
+    assert found.exclude == ("n0",)
+    assert found.unsafe == ("n2;reboot",)
+
+
+def test_one_host_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    found = write_history(tmp_path, hosts=("n0",))
+    assert (found.hosts, found.num_runs, found.num_single_host) == ((), 0, 6)

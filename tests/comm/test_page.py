@@ -1,0 +1,460 @@
+"""The report of the collective benchmark: formats agree, foreign text stays text, the page reads without scripts; fit,
+predict and their wrong use on the command line."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from pydantic import BaseModel
+
+from dlbench.cli import cli
+from dlbench.cli.report import FormatName, render
+from dlbench.comm.document import document_of
+from dlbench.comm.measurements import Measurement
+from dlbench.comm.report import CollectivesReport, assemble
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
+from dlbench.records.comm import scan_comm
+from dlbench.report.formats import terminal
+from dlbench.report.formats.json import schema_of
+from dlbench.report.wording import clean, figure_text, optional, value_text
+from dlbench.specs.comm import NetworkModel
+from tests.report.test_report import PAYLOAD, Outline
+from tests.support import collectives_factory as factory
+from tests.support.browser import Visit
+from tests.support.run_factory import constant, plans, write_run
+
+SMALL: dict[str, Any] = {"algorithms": "ring,recursive-doubling,hierarchical", "sizes": "1KiB:1MiB"}
+
+
+def write_sample(out: Path) -> None:
+    """Five runs with two libraries beside, a single run on two nodes, an invalid, a failed and a killed run."""
+    factory.write_comm_series(out, launcher="mpirun", backends="gloo,mpi", **SMALL)
+    nodes: dict[str, Any] = {"points": (2,), "points_are": "nodes", "ranks_per_node": 2, "group_size": None}
+    story = factory.Story(not_measured=["nccl: no GPU here"])
+    factory.write_comm_series(out, story, series="c2", system="box", backends="gloo", repeats=1, **nodes, **SMALL)
+    wrong = factory.Story(state="invalid", change=lambda point: {"correct": False, "max_error": 0.25})
+    invalid, failed, killed = factory.comm_plans(series="c3", repeats=3, backends="none", **SMALL)
+    factory.write_comm_run(out, invalid, wrong)
+    factory.write_unfinished_comm(out, failed, "failed", "no memory left")
+    factory.write_unfinished_comm(out, killed)
+    # A training run lies beside them, and is passed over.
+    write_run(out, plans(points=(1,), repeats=1)[0], constant([1, 1, 1, 1, 1, 1]))
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sample") / "runs"
+    write_sample(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(sample: Path) -> CollectivesReport:
+    return assemble(scan_comm(sample))
+
+
+@pytest.fixture(scope="module")
+def page(made: CollectivesReport) -> str:
+    return written(made, "html")
+
+
+def written(report: CollectivesReport, chosen: FormatName, table: str = "") -> str:
+    return render(document_of(report), chosen, table)
+
+
+def table_rows(report: CollectivesReport, table: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(written(report, "csv", table))))
+
+
+HOSTILE = f"{PAYLOAD} \x1b[31m \u202e | `*[x](javascript:window.pwned=1)* {{{{ 7*7 }}}}"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> CollectivesReport:
+    """Everything that a record may say in words is an attack."""
+    folder = tmp_path_factory.mktemp("hostile") / "runs"
+
+    def change(point: dict[str, Any]) -> dict[str, Any]:
+        if point["num_bytes"] == 1024:
+            return {"times_s": [], "correct": None, "problem": HOSTILE}
+        return {"carrier": HOSTILE if point["algorithm"] == "ring" else point["carrier"], "problem": HOSTILE}
+
+    for plan in factory.comm_plans(algorithms="ring", backends="gloo", repeats=2, sizes="1KiB:64KiB"):
+        story = factory.Story(
+            change=change,
+            warnings=[HOSTILE],
+            not_measured=[HOSTILE],
+            environment={HOSTILE: HOSTILE, "kernel": f"{HOSTILE} {plan.series.repeat}"},
+            host=lambda node: HOSTILE,
+            device=HOSTILE,
+        )
+        factory.write_comm_run(folder, plan, story)
+    (plan,) = factory.comm_plans(series="c2", repeats=1)
+    factory.write_unfinished_comm(folder, plan, "failed", HOSTILE)
+    broken = folder / PAYLOAD.replace("/", "_")
+    broken.mkdir()
+    (broken / "plan.json").write_text("{}", encoding="utf-8")
+    return assemble(scan_comm(folder))
+
+
+def rows(report: CollectivesReport) -> Iterator[Measurement]:
+    for group in report.groups:
+        for series in group.series:
+            yield from series.rows
+
+
+def run_cli(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["comm", *(str(argument) for argument in arguments)])
+
+
+# All formats print the same
+
+
+def test_every_time_and_rate_stands_in_markdown_and_html(made: CollectivesReport, page: str) -> None:
+    texts = {value_text(row.time) for row in rows(made)}
+    texts |= {value_text(row.busbw) for row in rows(made) if row.busbw}
+    texts |= {f"{row.bytes_sent:,}" for row in rows(made) if row.bytes_sent}
+    assert len(texts) > 60
+    plain = page.replace("\N{NO-BREAK SPACE}", " ")
+    markdown = written(made, "md")
+    assert [text for text in texts if text not in plain] == []
+    assert [text for text in texts if text not in markdown] == []
+
+
+def test_terminal_prints_every_point_in_eighty_columns(made: CollectivesReport, hostile: CollectivesReport) -> None:
+    brief, text = (terminal.to_text(document_of(made), full=full) for full in (False, True))
+    for group in made.groups:
+        assert group.verdict in " ".join(brief.split())
+    for row in rows(made):
+        assert figure_text(row.time) in text
+        assert row.busbw is not None
+        assert value_text(row.busbw) in text
+        assert optional(row.predicted_s, "s") in text
+    for found in (made, hostile):
+        for full in (False, True):
+            assert max(map(len, terminal.to_text(document_of(found), full=full).splitlines())) <= 80
+
+
+def test_the_single_run_is_labelled_within_run(made: CollectivesReport, page: str) -> None:
+    single, several = (next(g for g in made.groups if g.system == name) for name in ("box", "local"))
+    assert {row.time.kind for found in single.series for row in found.rows} == {"within-run"}
+    assert {row.time.kind for found in several.series for row in found.rows} == {"order statistics"}
+    assert "No advice from 1 run" in single.verdict
+    assert "No advice" not in several.verdict
+    told = "within-run: middle half of the iterations of a single run"
+    assert told in page
+    assert told in " ".join(terminal.to_text(document_of(made), full=True).split())
+
+
+def test_runs_without_figures_stand_with_their_reasons(made: CollectivesReport, page: str) -> None:
+    assert {run.state for run in made.without_figures} == {"invalid", "failed", "incomplete"}
+    assert [run.run_id for run in made.runs if run.run_id.startswith("s1")] == []
+    for text in (page, written(made, "md"), " ".join(terminal.to_text(document_of(made), full=True).split())):
+        plain = text.replace("\N{NO-BREAK SPACE}", " ").replace("\\", "")
+        assert "wrong result, largest relative error 0.25" in plain
+        assert "no memory left" in plain
+        assert "nccl: no GPU here" in plain
+
+
+def test_report_recommends_by_size_and_names_the_rule(made: CollectivesReport) -> None:
+    group = next(group for group in made.groups if group.system == "local")
+    assert group.recommended[0].low == 1024
+    assert group.recommended[-1].high == 2**20
+    assert group.fusion is not None
+    # Libraries with one planted line: neither is faster.
+    assert {group.recommended[-1].title, *group.recommended[-1].tied} >= {
+        "",
+        "library of mpi (in place)",
+        "library of mpi (out of place)",
+    }
+    assert "keep the library's choice" in group.advice
+    # The libraries' planted line: 9 x 50 µs / 2 ns.
+    assert group.fusion.num_bytes == pytest.approx(9 * 50e-6 / 2e-9, rel=0.1)
+    told = " ".join(written(made, "text").split())
+    assert "the smallest message that reaches 90 % of the asymptotic rate of library of" in told
+    # Ring over recursive doubling: where the model says, and only the model, as libraries are faster.
+    assert {row.source for row in group.crossovers} == {"model"}
+
+
+def test_predictions_of_unseen_points_stand_beside_them(made: CollectivesReport) -> None:
+    for group in made.groups:
+        for series in group.series:
+            for row in series.rows:
+                if series.is_library:
+                    assert row.predicted_s is None
+                else:
+                    assert row.predicted_over_measured == pytest.approx(1, abs=0.1)
+    for fit in made.fits:
+        assert fit.errors[0].median < 0.05
+        assert fit.num_points == sum(
+            len(series.rows)
+            for group in made.groups
+            if group.system == fit.system
+            for series in group.series
+            if not series.is_library
+        )
+
+
+def test_json_holds_every_number(made: CollectivesReport) -> None:
+    def same(value: Any, plain: Any) -> bool:
+        if isinstance(value, BaseModel):
+            return bool(value.model_dump(mode="json") == plain)
+        if dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value) if field.metadata.get("json", True)]
+            return list(plain) == names and all(same(getattr(value, name), plain[name]) for name in names)
+        if isinstance(value, tuple):
+            return len(value) == len(plain) and all(map(same, value, plain))
+        return bool(value == plain)
+
+    content = json.loads(written(made, "json"))
+    assert (content["format"], content["version"]) == ("dlbench.comm-report", 1)
+    assert same(made, content)
+    assert schema_of(CollectivesReport)["$defs"]["CollectivesReport"]["required"] == list(content)
+
+
+def test_csv_holds_every_point(made: CollectivesReport) -> None:
+    points = table_rows(made, "points")
+    assert [float(point["time_s"]) for point in points] == [row.time.value for row in rows(made)]
+    assert {point["fastest"] for point in points} == {"True", "False"}
+    ratios = table_rows(made, "ratios")
+    assert [float(row["speed"]) for row in ratios] == [row.speed.value for g in made.groups for row in g.ratios]
+    fits = table_rows(made, "fits")
+    assert {row["name"] for row in fits} >= {"inside", "across", "reduction", "gloo ring", "mpi flat"}
+    assert [row["run_id"] for row in table_rows(made, "runs")] == [run.run_id for run in made.runs]
+
+
+def test_rejected_points_are_rows_with_their_reason(hostile: CollectivesReport) -> None:
+    rejected = [point for point in table_rows(hostile, "points") if point["problem"]]
+    assert {point["num_bytes"] for point in rejected} == {"1024"}
+    assert all(point["time_s"] == "" for point in rejected)
+
+
+# Foreign text
+
+
+def test_terminal_gets_no_control_characters(hostile: CollectivesReport) -> None:
+    text = written(hostile, "text")
+    assert "pwned" in text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+@pytest.mark.parametrize("name", ["made", "hostile"])
+def test_page_is_well_formed_and_loads_nothing(name: str, request: pytest.FixtureRequest) -> None:
+    outline = Outline()
+    outline.feed(written(request.getfixturevalue(name), "html"))
+    outline.close()
+    assert outline.stack == []
+    assert len(set(outline.ids)) == len(outline.ids)
+    assert outline.handlers == []
+    assert outline.unnamed == 0
+    assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
+    assert [link for link in outline.links if not link.startswith(("#", "data:text/csv;", "data:,"))] == []
+
+
+# The commands
+
+
+def test_equal_runs_give_the_report_that_the_suffix_names(
+    sample: Path, tmp_path: Path, made: CollectivesReport
+) -> None:
+    for suffix, wanted in (
+        (".json", written(made, "json")),
+        (".txt", written(made, "text")),
+    ):
+        out = tmp_path / f"report{suffix}"
+        found = run_cli("report", sample, "-o", out)
+        assert found.exit_code == 0, found.output
+        assert out.read_text(encoding="utf-8") == wanted
+        assert found.stdout == ""
+        assert "runs with figures: 6, without: 3; groups: 2" in found.stderr
+
+
+def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None:
+    made = factory.write_comm_series(tmp_path, algorithms="ring", backends="none", sizes="4KiB", repeats=3)
+    (tmp_path / made[0].run_id / "comm.json").write_text('{"format": "dlbench.co', encoding="utf-8")
+    found = run_cli("report", tmp_path)
+    assert found.exit_code == 4
+    assert f"dlbench: damaged: {tmp_path / made[0].run_id / 'comm.json'}" in found.stderr
+    assert "2 runs" in found.stdout.splitlines()[3]
+
+
+@pytest.mark.parametrize("name", ["html", "json", "csv", "md", "text"])
+def test_a_folder_without_figures_gives_a_report_that_says_so(tmp_path: Path, name: str) -> None:
+    (plan,) = factory.comm_plans(repeats=1)
+    factory.write_unfinished_comm(tmp_path / "runs", plan, "failed", "no memory left")
+    out = tmp_path / f"report.{name}"
+    found = run_cli("report", tmp_path / "runs", "-o", out, "--format", name)
+    assert found.exit_code == 4
+    assert "has figures; the report says why" in found.stderr
+    if name not in ("csv", "json"):
+        content = out.read_text(encoding="utf-8")
+        assert "No run has figures" in content
+        assert "no memory left" in " ".join(content.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "RUNS/nowhere"], "no such folder of runs"),
+        (["report", "RUNS", "-o", "TMP/report.pdf"], "--format is missing"),
+        (["report", "RUNS", "--table", "runs"], "has no effect"),
+        (["fit", "RUNS", "-o", "TMP/none/x.network.json"], "there is no folder"),
+        (["fit", "RUNS"], "one file holds one of box, local; choose by --system"),
+        (["predict", "TMP/none.json", "--ranks", "8"], "cannot be read"),
+        (["predict", "NET", "--ranks", "0"], "--ranks '0': must be 1 or more"),
+        (["predict", "NET", "--ranks", "8", "--sizes", "0"], "a message of 0 bytes"),
+        (["predict", "NET", "--ranks", "8", "--dtype", "fp64"], "--dtype: unknown name 'fp64'"),
+        (["predict", "NET", "--ranks", "8", "--collective", "reduce"], "did you mean reduce-scatter"),
+        (["predict", "NET", "--ranks", "8", "--group-size", "0"], "--group-size 0: must be 1 or more"),
+        (["predict", "NET", "--ranks", "8", "--workload-bytes", "much"], "--workload-bytes: 'much' is not a number"),
+        (["predict", "NET", "--ranks", "8", "--workload-bytes", "0"], "must be above zero"),
+    ],
+)
+def test_wrong_use_is_one_line(sample: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    network = tmp_path / "net.json"
+    network.write_text(factory.network().model_dump_json(), encoding="utf-8")
+    places = {"RUNS": str(sample), "TMP": str(tmp_path), "NET": str(network)}
+    found = run_cli(*(re.sub("RUNS|TMP|NET", lambda match: places[match[0]], part) for part in arguments))
+    assert isinstance(found.exception, UserError), found.output
+    assert message in str(found.exception)
+    assert "\n" not in str(found.exception)
+    assert list(tmp_path.iterdir()) == [network]
+
+
+def test_missing_libraries_are_named_with_the_remedy(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    asked: tuple[list[str | Path], ...] = (
+        ["report", sample, "--format", "html"],
+        ["fit", sample],
+        ["predict", "x", "--ranks", "8"],
+    )
+    for arguments in asked:
+        found = run_cli(*arguments)
+        assert isinstance(found.exception, EnvironmentLacksError)
+        assert "numpy" in str(found.exception)
+        assert "pip install 'dlbench[analysis]'" in str(found.exception)
+
+
+def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> None:
+    out = tmp_path / "box.network.json"
+    found = run_cli("fit", sample, "--system", "box", "-o", out)
+    assert found.exit_code == 0, found.output
+    assert "Fitted costs of box, torch-gloo, fp32" in found.stdout
+    assert max(map(len, found.stdout.splitlines())) <= 80
+    network = NetworkModel.model_validate_json(out.read_text(encoding="utf-8"))
+    assert network.median_error is not None
+    assert network.median_error < 0.05
+    asked: list[str | Path] = [
+        "predict",
+        out,
+        "--ranks",
+        "4,64",
+        "--group-size",
+        "2",
+        "--sizes",
+        "1KiB:1MiB",
+        "--workload-bytes",
+        "94MB",
+    ]
+    brief, text = run_cli(*asked).stdout, run_cli(*asked, "--full").stdout
+    assert max(map(len, [*brief.splitlines(), *text.splitlines()])) <= 80
+    assert len(brief.splitlines()) < len(text.splitlines())
+    small, _, large = text.partition("64 ranks in 32 groups of 2")
+    # One rank count foretells no other: nothing says how far the fit holds beyond it.
+    assert "No prediction for 64 ranks: withheld, because the smaller rank counts do not foretell" in " ".join(
+        large.split()
+    )
+    assert "Extrapolated: 89.65 MiB, fitted from 1 KiB to 1 MiB." in small
+    assert "gloo flat (line)" in small
+    assert "Recommended fusion size" in small
+    content = json.loads(run_cli(*asked, "--format", "json").stdout)
+    assert [len(one["extrapolated"]) for one in content["predictions"]] == [1, 0]
+    assert [bool(one["withheld"]) for one in content["predictions"]] == [False, True]
+    for one in content["predictions"]:
+        for series in one["series"]:
+            assert clean(series["name"]) in text
+            assert optional(series["seconds"][0], "s") in text
+
+
+def test_fit_of_failed_runs_ends_with_4(tmp_path: Path) -> None:
+    (plan,) = factory.comm_plans(repeats=1)
+    factory.write_unfinished_comm(tmp_path, plan, "failed", "no memory left")
+    found = run_cli("fit", tmp_path)
+    assert isinstance(found.exception, IncompleteDataError)
+    assert found.exception.exit_code == 4
+    assert "no memory left" in str(found.exception)
+
+
+@pytest.mark.parametrize("command", ["report", "fit", "predict"])
+def test_help_stays_light(command: str) -> None:
+    code = (
+        "import sys\nfrom dlbench.cli import cli\n"
+        f"try:\n    cli(['comm', '{command}', '--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'altair'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Example" in done.stdout
+
+
+# The page in a browser
+
+
+@pytest.fixture(scope="module")
+def page_file(page: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "comm.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+@pytest.mark.browser
+def test_charts_come_alive_without_a_request_or_a_complaint(browser: Any, page_file: Path) -> None:
+    with Visit(browser, page_file) as visit:
+        assert visit.page.locator("figure[data-chart]").count() == 6
+        visit.see_all_charts()
+        point = visit.page.locator(".live svg .mark-symbol.role-mark path").last
+        point.scroll_into_view_if_needed()
+        point.hover()
+        visit.page.wait_for_selector("#vg-tooltip-element.visible")
+        assert "size" in visit.page.locator("#vg-tooltip-element").inner_text()
+        assert visit.requests == [page_file.as_uri()]
+        assert visit.complaints == []
+
+
+@pytest.mark.browser
+def test_foreign_text_stays_text(browser: Any, hostile: CollectivesReport, tmp_path: Path) -> None:
+    path = tmp_path / "comm.html"
+    path.write_text(written(hostile, "html"), encoding="utf-8")
+    with Visit(browser, path) as visit:
+        visit.see_all_charts()
+        assert visit.page.evaluate("window.pwned") is None
+        assert visit.page.locator("main img, main script, svg script, svg foreignObject").count() == 0
+        assert PAYLOAD in visit.page.locator("main").inner_text()
+        assert visit.requests == [path.as_uri()]
+        assert visit.complaints == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [320, 1280])
+def test_page_reads_without_scripts_and_sideways_scrolling(browser: Any, page_file: Path, width: int) -> None:
+    with Visit(browser, page_file, java_script_enabled=False, viewport={"width": width, "height": 800}) as visit:
+        stills = visit.page.locator(".still svg")
+        assert stills.count() == 6
+        assert all(still.bounding_box()["height"] > 60 for still in stills.all())
+        assert visit.page.get_by_text("Where the lead changes").first.is_visible()
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert visit.requests == [page_file.as_uri()]

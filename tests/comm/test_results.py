@@ -1,0 +1,822 @@
+"""Runs of the collective benchmark as numbers: rates, intervals, choices, fits against planted costs, bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import random
+import re
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.comm import choice
+from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
+from dlbench.comm.measurements import (
+    CollectiveGroup,
+    CollectiveTable,
+    Measurement,
+    Series,
+    rate,
+    tabulate,
+)
+from dlbench.comm.predictions import Wanted, predict_all
+from dlbench.comm.report import assemble, contenders, fusion_text, group_doubts, same_messages
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.perfmodels.predictions import predict
+from dlbench.perfmodels.schedules import Layout
+from dlbench.records.comm import read_network, scan_comm
+from dlbench.specs.comm import FittedRange, LargestHeldOut, LineCost, NetworkModel, SizeBias
+from dlbench.stats.estimates import Estimate
+from tests.support import collectives_factory as factory
+from tests.support.closed_forms import ring_doubling_crossover
+from tests.support.run_factory import edit_json
+
+RING = "ring over torch-gloo"
+LIBRARY = "library of torch-gloo"
+
+
+def table_of(folder: Path) -> CollectiveTable:
+    return tabulate(scan_comm(folder))
+
+
+def only(folder: Path) -> CollectiveGroup:
+    (group,) = table_of(folder).groups
+    return group
+
+
+def doubts(group: CollectiveGroup) -> dict[str, str]:
+    return {doubt.code: doubt.text for doubt in group_doubts(group)}
+
+
+# Medians, intervals, rates
+
+
+def test_figures_are_medians_over_runs_of_medians_over_iterations(tmp_path: Path) -> None:
+    by_repeat: dict[int, float] = {}
+    for plan in factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB", repeats=5):
+        middle = 0.01 * (plan.series.repeat + 1)
+        by_repeat[plan.series.repeat] = middle
+        # One iteration in ten is far off: a median within the run does not see it.
+        times = [middle] * 9 + [10.0]
+        factory.write_comm_run(tmp_path, plan, factory.Story(change=functools.partial(dict, times_s=times)))
+    (one,) = only(tmp_path).series[0].rows
+    assert sorted(one.by_run.values()) == sorted(by_repeat.values())
+    assert (one.time.value, one.time.unit, one.time.kind) == (0.03, "s", "order statistics")
+    assert one.time.low is not None
+    assert one.time.high is not None
+    assert 0.01 <= one.time.low < 0.03 < one.time.high <= 0.05
+    assert one.iterations == 10
+    # Rates turn the interval over.
+    assert one.algbw.unit == "GB/s"
+    assert one.algbw.value == 4096 / 0.03 * 1e-9
+    assert one.algbw.low == 4096 / one.time.high * 1e-9
+    assert one.algbw.high == 4096 / one.time.low * 1e-9
+
+
+def test_a_single_run_has_the_middle_half_of_its_iterations_and_says_so(tmp_path: Path) -> None:
+    (plan,) = factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB", repeats=1, iterations=5)
+    change = {"times_s": [1.0, 2.0, 3.0, 4.0, 100.0]}
+    factory.write_comm_run(tmp_path, plan, factory.Story(change=lambda point: change))
+    group = only(tmp_path)
+    (one,) = group.series[0].rows
+    assert one.time == Estimate(3.0, 2.0, 4.0, 1, "within-run", "s")
+    assert "say nothing on how runs differ" in doubts(group)["few-repeats"]
+    assert "noisy-iterations" in doubts(group)
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [("allreduce", 1.5), ("reduce-scatter", 0.75), ("all-gather", 0.75), ("broadcast", 1.0), ("all-to-all", 0.75)],
+)
+def test_rates_are_those_of_nccl_tests(tmp_path: Path, collective: str, factor: float) -> None:
+    """At four ranks, by the factors of nccl-tests' doc/PERFORMANCE.md; its size is the whole buffer of a rank."""
+    factory.write_comm_series(
+        tmp_path, factory.Story(noise=0.0), collective=collective, repeats=1, backends="none", sizes="1MiB"
+    )
+    for series in only(tmp_path).series:
+        (one,) = series.rows
+        assert one.algbw.value == pytest.approx(2**20 / one.time.value * 1e-9)
+        assert one.busbw is not None
+        assert one.busbw.value == pytest.approx(one.algbw.value * factor)
+
+
+@given(value=st.floats(1e-6, 1e3), low=st.floats(0.1, 1.0), high=st.floats(1.0, 10.0), size=st.integers(1, 2**40))
+def test_a_rate_lies_in_its_interval(value: float, low: float, high: float, size: int) -> None:
+    found = rate(Estimate(value, value * low, value * high, 5, "range"), size)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.value <= found.high
+
+
+def test_runs_are_grouped_by_what_may_be_compared(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "repeats": 2}
+    factory.write_comm_series(tmp_path, **small)
+    factory.write_comm_series(tmp_path, series="c2", **{**small, "sizes": "8KiB"})
+    factory.write_comm_series(tmp_path, series="c3", dtype="fp16", **small)
+    factory.write_comm_series(tmp_path, series="c4", collective="broadcast", **{**small, "algorithms": "chain"})
+    factory.write_comm_series(tmp_path, series="c5", **{**small, "group_size": 4})
+    factory.write_comm_series(tmp_path, series="c6", launcher="mpirun", **small)
+    found = {
+        (group.collective, group.dtype, group.layout.group_size, group.sample.plan.system.launch.launcher): len(
+            group.runs
+        )
+        for group in table_of(tmp_path).groups
+    }
+    assert found == {
+        ("allreduce", "fp32", 2, "local"): 4,
+        ("allreduce", "fp16", 2, "local"): 2,
+        ("broadcast", "fp32", 2, "local"): 2,
+        ("allreduce", "fp32", 4, "local"): 2,
+        ("allreduce", "fp32", 2, "mpirun"): 2,
+    }
+
+
+# What yields no figure, and why
+
+
+def test_an_invalid_run_yields_no_figure_and_names_the_wrong_point(tmp_path: Path) -> None:
+    first, second = factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB,8KiB", repeats=2)
+    wrong = factory.Story(
+        state="invalid",
+        change=lambda point: {"correct": False, "max_error": 0.25} if point["num_bytes"] == 8192 else {},
+    )
+    factory.write_comm_run(tmp_path, first, wrong)
+    factory.write_comm_run(tmp_path, second)
+    table = table_of(tmp_path)
+    (group,) = table.groups
+    assert [run.plan.run_id for run in group.runs] == [second.run_id]
+    (without,) = table.without
+    assert without.state == "invalid"
+    assert "ring over torch-gloo of 8 KiB: wrong result, largest relative error 0.25" in without.why
+
+
+def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Path) -> None:
+    (plan,) = factory.comm_plans(algorithms="ring", backends="gloo", sizes="4KiB,8KiB", repeats=1)
+
+    def change(point: dict[str, Any]) -> dict[str, Any]:
+        if point["algorithm"] == "library":
+            return {"times_s": [], "correct": None, "problem": "gathers equal parts only"}
+        return {"correct": False, "max_error": 0.5} if point["num_bytes"] == 4096 else {}
+
+    factory.write_comm_run(tmp_path, plan, factory.Story(change=change))
+    group = only(tmp_path)
+    assert [(series.title, [one.num_bytes for one in series.rows]) for series in group.series] == [(RING, [8192])]
+    assert {(one.title, one.num_bytes, one.why) for one in group.rejected} == {
+        (RING, 4096, "wrong result (largest relative error 0.5)"),
+        (LIBRARY, 4096, "gathers equal parts only"),
+        (LIBRARY, 8192, "gathers equal parts only"),
+    }
+
+
+def test_a_valid_run_without_any_figure_says_why(tmp_path: Path) -> None:
+    (plan,) = factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB", repeats=1)
+    gone: dict[str, Any] = {"times_s": [], "correct": None, "problem": "out of memory"}
+    factory.write_comm_run(tmp_path, plan, factory.Story(change=lambda point: gone))
+    table = table_of(tmp_path)
+    assert table.groups == ()
+    assert [(one.state, one.why) for one in table.without] == [("empty", "ring over torch-gloo, 4 KiB: out of memory")]
+
+
+def test_a_copied_run_is_no_repeat(tmp_path: Path) -> None:
+    plans = factory.write_comm_series(tmp_path, algorithms="ring", backends="none", sizes="4KiB", repeats=2)
+    shutil.copytree(tmp_path / plans[0].run_id, tmp_path / "a-copy")
+    table = table_of(tmp_path)
+    assert [len(group.runs) for group in table.groups] == [2]
+    assert len(table.damaged) == 1
+    assert "a copy is no repeat" in table.damaged[0]
+
+
+# Doubts
+
+
+def test_a_healthy_series_gives_no_warning(tmp_path: Path) -> None:
+    factory.write_comm_series(tmp_path, collective="all-to-all", sizes="4KiB,64KiB", group_size=4)
+    assert group_doubts(only(tmp_path)) == []
+
+
+def test_counters_must_equal_the_formulas(tmp_path: Path) -> None:
+    def change(point: dict[str, Any]) -> dict[str, Any]:
+        if point["algorithm"] != "ring":
+            return {}
+        return {"steps": 7, "bytes_sent": [*point["bytes_sent"][:2], 1, point["bytes_sent"][3]], "messages": ()}
+
+    factory.write_comm_series(
+        tmp_path, factory.Story(change=change), algorithms="ring,direct", backends="gloo", sizes="4KiB"
+    )
+    (found,) = [one for one in group_doubts(only(tmp_path)) if one.code == "counters"]
+    assert found.severity == "serious"
+    assert len(found.runs) == 5
+    assert found.text == (
+        "ring over torch-gloo, 4 KiB: counters differ from the formulas: steps: 7 counted, 6 by the formula; "
+        "messages: counted on 0 of 4 ranks; bytes sent of rank 2: 1 counted, 6,144 by the formula"
+    )
+
+
+def test_unchecked_results_other_environments_and_warnings_are_doubts(tmp_path: Path) -> None:
+    for plan in factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB,8KiB"):
+        story = factory.Story(
+            change=lambda point: {"correct": None, "max_error": None},
+            warnings=["ranks share cores"],
+            environment={"host": f"n{plan.series.repeat}", "kernel": "6.1" if plan.series.repeat else "5.10"},
+        )
+        factory.write_comm_run(tmp_path, plan, story)
+    found = doubts(only(tmp_path))
+    assert found["unchecked"].startswith("results of 2 points were not checked")
+    assert found["recorded"] == "ranks share cores"
+    assert found["unlike-runs"] == "runs that are averaged are no repeats: kernel: 6.1 in 4, 5.10 in 1"
+    assert found["pretended-groups"].startswith("all groups are on one host")
+
+
+def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path) -> None:
+    for modules in ("openmpi/4.1", "openmpi/5.0"):
+        asked = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "overrides": {"system.modules": modules}}
+        for plan in factory.comm_plans(series=modules.replace("/", "-"), **{**asked, "sizes": "4KiB:4MiB"}):
+            factory.write_comm_run(tmp_path, plan)
+    report = assemble(scan_comm(tmp_path))
+    assert [group.num_runs for group in report.groups] == [5, 5]
+    assert ["system.modules openmpi/4.1" in group.label for group in report.groups].count(True) == 1
+    # One model of both would be an average, too.
+    assert report.fits == ()
+    assert "system.modules: openmpi/4.1 in 1, openmpi/5.0 in 1" in report.unfitted[0]
+
+
+# Choices
+
+
+def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
+    """A group of five equal runs whose series have these times at 1, 2, 4, ... KiB."""
+    series = []
+    for name, values in times.items():
+        rows = tuple(
+            Measurement(
+                num_bytes=1024 * 2**index,
+                time=Estimate(value, value, value, 1, "within-run", "s"),
+                algbw=Estimate(1.0, None, None, 1, "single run", "GB/s"),
+                busbw=None,
+                by_run={("r", repeat): value for repeat in range(5)},
+                iterations=1,
+            )
+            for index, value in enumerate(values)
+        )
+        series.append(Series(title=name, carrier="mpi", algorithm=name, is_library=False, rows=rows))
+    return CollectiveGroup(id="g", collective="allreduce", dtype="fp32", runs=(), series=tuple(series), rejected=())
+
+
+@given(
+    st.integers(1, 8).flatmap(
+        lambda count: st.lists(st.lists(st.floats(1e-6, 10.0), min_size=count, max_size=count), min_size=1, max_size=4)
+    )
+)
+def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]]) -> None:
+    group = group_with({f"a{index}": values for index, values in enumerate(times)})
+    ranges = choice.recommended(group)
+    covered = [size for one in ranges for size in group.sizes if one.low <= size <= one.high]
+    assert covered == list(group.sizes)
+    assert all(not left.title or left.title != right.title for left, right in itertools.pairwise(ranges))
+    for one in ranges:
+        assert bool(one.title) != bool(one.tied)
+        for size in (size for size in group.sizes if one.low <= size <= one.high):
+            least = min(found.time.value for s in group.series for found in s.rows if found.num_bytes == size)
+            for name in (one.title,) if one.title else one.tied:
+                taken = group.at(name, size)
+                assert taken is not None
+                assert taken.time.value <= least * (1 + choice.STAY_WITHIN) * (1 + 1e-9)
+    for change in choice.crossovers(group):
+        assert change.low is not None
+        assert change.high is not None
+        assert change.low <= change.num_bytes * (1 + 1e-9)
+        assert change.num_bytes <= change.high * (1 + 1e-9)
+
+
+def test_a_gain_of_a_few_percent_is_no_reason_to_change() -> None:
+    group = group_with({"ring": [1.0, 2.0, 4.0, 8.0], "direct": [2.0, 1.95, 4.1, 6.0]})
+    assert [(one.low, one.high, one.title, one.tied) for one in choice.recommended(group)] == [
+        (1024, 1024, "ring", ()),
+        (2048, 4096, "", ("direct", "ring")),
+        (8192, 8192, "direct", ()),
+    ]
+    (change,) = choice.crossovers(group)
+    # ring leads at 1 KiB, direct by a third at 8 KiB, and neither in between.
+    assert 1024 < change.num_bytes < 8192
+
+
+def test_a_tie_between_two_sizes_of_one_winner_belongs_to_it() -> None:
+    group = group_with({"ring": [1.0, 2.0, 4.0], "direct": [2.0, 1.99, 6.0]})
+    assert [(one.low, one.high, one.title) for one in choice.recommended(group)] == [(1024, 4096, "ring")]
+
+
+def test_few_runs_have_no_winner_and_scatter_hides_one(tmp_path: Path) -> None:
+    """Four runs are too few for any; of five that scatter by more than the lead no algorithm is recommended."""
+    asked: dict[str, Any] = {"algorithms": "ring,recursive-doubling", "backends": "none", "sizes": "1KiB,64MiB"}
+    factory.write_comm_series(tmp_path / "four", factory.Story(noise=0.001), repeats=4, **asked)
+    assert {one.title for one in choice.recommended(only(tmp_path / "four"))} == {""}
+    factory.write_comm_series(tmp_path / "five", factory.Story(noise=0.001), repeats=5, **asked)
+    assert [one.title for one in choice.recommended(only(tmp_path / "five"))] == [
+        "recursive-doubling over torch-gloo",
+        "ring over torch-gloo",
+    ]
+
+
+def test_algorithms_that_send_the_same_messages_at_two_ranks_are_one(tmp_path: Path) -> None:
+    factory.write_comm_series(
+        tmp_path, points=(2,), group_size=None, algorithms="all", backends="none", sizes="1KiB,4MiB"
+    )
+    group = only(tmp_path)
+    (same,) = same_messages(group)
+    assert same[:2] == ("ring", "double-binary-tree")
+    among = {series.algorithm for series in contenders(group)}
+    assert among == {"ring", "binomial-tree", "recursive-doubling"}
+    assert contenders(dataclasses.replace(group, runs=())) == group.series
+    (text,) = [one.advice for one in assemble(scan_comm(tmp_path)).groups]
+    assert "equal) over torch-gloo" in text
+
+
+def test_an_algorithm_that_the_fit_misses_gives_no_advice(tmp_path: Path) -> None:
+    """Ring takes a thirtieth of what is planted at one size: the fit cannot know."""
+
+    def change(point: dict[str, Any]) -> dict[str, Any]:
+        is_odd = point["algorithm"] == "ring" and point["num_bytes"] == 2**20
+        return {"times_s": [seconds / 30 for seconds in point["times_s"]]} if is_odd else {}
+
+    asked: dict[str, Any] = {"points": (4, 8), "group_size": None, "algorithms": "ring,direct,recursive-doubling"}
+    factory.write_comm_series(tmp_path, factory.Story(change=change), backends="none", repeats=1, **asked)
+    table = table_of(tmp_path)
+    (fit,) = fit_all(table).fits
+    poor = {one.algorithm: one.worst for one in fit.network.errors if one.is_poor}
+    assert set(poor) == {"ring"}
+    (found,) = predict_all(fit.network, (16,), Wanted(sizes=SIZES)).predictions
+    assert {one.name for one in found.series if one.poor_error is not None} == {"ring"}
+    assert "ring" not in found.best
+    assert all("ring" not in (one.title, *one.tied) for one in found.ranges)
+
+
+def test_the_fusion_size_is_one_in_report_and_prediction(tmp_path: Path) -> None:
+    factory.write_comm_series(tmp_path, points=(4, 8), group_size=None, algorithms="ring,direct", backends="gloo")
+    table = table_of(tmp_path)
+    (fit,) = fit_all(table).fits
+    for group in table.groups:
+        reported = choice.fusion(group)
+        (found,) = predict_all(fit.network, (group.layout.ranks,), Wanted(sizes=SIZES)).predictions
+        assert reported is not None
+        assert found.fusion_is_measured
+        assert found.fusion_bytes == reported.num_bytes
+
+
+def test_no_fusion_size_below_the_sizes_that_were_measured(tmp_path: Path) -> None:
+    """A slow link with hardly any start-up: large messages alone do not tell where small ones begin to cost."""
+    story = factory.Story(network=factory.network(inside=(1e-7, 1e-7)), noise=0.0)
+    factory.write_comm_series(
+        tmp_path, story, points=(4,), group_size=None, algorithms="ring", backends="none", sizes="1MiB:16MiB:5"
+    )
+    found = choice.fusion(only(tmp_path))
+    assert found is not None
+    assert found.below_measured
+    assert "Recommended" not in fusion_text(found)
+    assert "measure smaller ones" in fusion_text(found)
+
+
+def test_measured_and_modelled_crossover_are_where_the_closed_form_says(tmp_path: Path) -> None:
+    alpha, beta, ranks = 50e-6, 1e-9, 8
+    factory.write_comm_series(
+        tmp_path,
+        factory.Story(network=factory.network(inside=(alpha, beta)), noise=0.01),
+        points=(ranks,),
+        group_size=None,
+        algorithms="ring,recursive-doubling",
+        backends="none",
+        sizes="16KiB:16MiB:21",
+    )
+    table = table_of(tmp_path)
+    (group,) = table.groups
+    wanted = ring_doubling_crossover(alpha, beta, ranks)
+    assert wanted is not None
+    (measured,) = choice.crossovers(group)
+    assert (measured.before, measured.after) == ("recursive-doubling over torch-gloo", RING)
+    assert measured.low is not None
+    assert measured.high is not None
+    assert measured.low <= wanted * 1.1
+    assert wanted / 1.1 <= measured.high
+    assert measured.num_bytes == pytest.approx(wanted, rel=0.1)
+    (modelled,) = choice.model_crossovers(group, fit_all(table))
+    assert (modelled.before, modelled.after) == (measured.before, measured.after)
+    assert modelled.num_bytes == pytest.approx(wanted, rel=0.05)
+
+
+@given(startup=st.floats(1e-9, 1.0), per_byte=st.floats(1e-13, 1e-3), share=st.floats(0.01, 0.99))
+def test_a_message_of_the_fusion_size_reaches_its_share_of_the_rate(
+    startup: float, per_byte: float, share: float
+) -> None:
+    size = choice.fusion_bytes(startup, per_byte, share)
+    line = LineCost(name="x", startup_s=startup, per_byte_s=per_byte, ranks=2)
+    assert size / line.time(size) * per_byte == pytest.approx(share)
+
+
+def test_ratios_pair_runs_so_that_drift_cancels(tmp_path: Path) -> None:
+    """Every repeat is half as fast again, and the ratio of series of one run is still known exactly."""
+    story = factory.Story(noise=0.0, drift=0.5)
+    plans = factory.write_comm_series(tmp_path, story, algorithms="ring", backends="gloo", sizes="64KiB")
+    group = only(tmp_path)
+    (one,) = choice.ratios(group)
+    wanted = factory.planted_seconds(plans[0], story, "library", 65536) / factory.planted_seconds(
+        plans[0], story, "ring", 65536
+    )
+    assert (one.own, one.library, one.paired) == (RING, LIBRARY, True)
+    assert one.speed.value == pytest.approx(wanted)
+    assert one.speed.low == pytest.approx(wanted)
+    assert one.speed.high == pytest.approx(wanted)
+    spread = group.series[0].rows[0].time
+    assert spread.high is not None
+    assert spread.low is not None
+    assert spread.high > 1.5 * spread.low
+
+
+def test_a_ratio_of_different_runs_is_not_called_paired(tmp_path: Path) -> None:
+    factory.write_comm_series(tmp_path, algorithms="ring", backends="none", sizes="64KiB")
+    factory.write_comm_series(tmp_path, series="c2", algorithms="none", backends="gloo", sizes="64KiB")
+    (one,) = choice.ratios(only(tmp_path))
+    assert not one.paired
+    assert one.speed.n == 5
+
+
+# Fits
+
+BOX: dict[str, Any] = {
+    "system": "box",
+    "points": (2, 4),
+    "points_are": "nodes",
+    "ranks_per_node": 2,
+    "group_size": None,
+    "repeats": 1,
+    "sizes": "1KiB:4MiB",
+    "algorithms": "ring,recursive-doubling,hierarchical",
+    "backends": "gloo,mpi",
+}
+INSIDE, ACROSS = (20e-6, 0.5e-9), (100e-6, 8e-9)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["one link a node", "a link a rank"])
+def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Fit, bool]:
+    """A fit to two rank counts with planted costs; and whether the nodes' ranks shared a link."""
+    folder = tmp_path_factory.mktemp("fitted")
+    planted = factory.network(inside=INSIDE, across=ACROSS, shared_link=request.param)
+    factory.write_comm_series(folder, factory.Story(network=planted), **BOX)
+    fit = fit_one(table_of(folder), system=None, transport=None, dtype=None, fitted="now", where="runs")
+    return fit, request.param
+
+
+def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
+    fit, shared = fitted
+    network = fit.network
+    assert (network.system, network.transport, network.fitted) == ("box", "torch-gloo", "now")
+    assert network.shared_link is shared
+    assert network.num_points == 3 * 7 * 2
+    assert fit.ranks == (4, 8)
+    for level, (alpha, beta) in ((network.inside, INSIDE), (network.across, ACROSS)):
+        assert level is not None
+        (piece,) = level.pieces
+        assert piece.alpha_s == pytest.approx(alpha, rel=0.1)
+        assert piece.beta_s_per_byte == pytest.approx(beta, rel=0.2)
+    assert network.across is not None
+    assert network.across.pieces[0].beta_s_per_byte == pytest.approx(ACROSS[1], rel=0.02)
+
+
+def test_points_are_predicted_by_fits_that_did_not_see_them(fitted: tuple[Fit, bool]) -> None:
+    fit, _ = fitted
+    assert len(fit.predicted) == fit.network.num_points
+    scopes = {one.scope: one for one in fit.errors}
+    assert list(scopes)[:2] == ["all", "1 MB and more"]
+    assert scopes["all"].num_points == 42
+    assert scopes["1 MB and more"].num_points == 3 * 2 * 2
+    assert scopes["all"].median < 0.02
+    assert scopes["all"].worst < 0.1
+    assert "other sizes and other rank counts" in fit.held_out_by
+
+
+def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
+    fit, _ = fitted
+    lines = {(line.name, line.ranks): line for line in fit.network.collectives}
+    assert {name for name, _ in lines} == {
+        *("gloo ring", "gloo recursive-doubling", "gloo hierarchical"),
+        *("gloo flat", "mpi flat", "mpi library-out-of-place"),
+    }
+    for ranks in (4, 8):
+        assert lines["gloo flat", ranks].startup_s == pytest.approx(50e-6, rel=0.05)
+        assert lines["mpi flat", ranks].per_byte_s == pytest.approx(2e-9, rel=0.05)
+    # 2 (p - 1) steps, each across.
+    assert lines["gloo ring", 8].startup_s == pytest.approx(14 * ACROSS[0], rel=0.05)
+
+
+def test_a_fit_survives_its_file(fitted: tuple[Fit, bool], tmp_path: Path) -> None:
+    fit, _ = fitted
+    path = tmp_path / "box.network.json"
+    path.write_text(fit.network.model_dump_json(indent=2), encoding="utf-8")
+    assert read_network(path) == fit.network
+
+
+def test_a_single_rank_count_is_said_to_be_one(tmp_path: Path) -> None:
+    request: dict[str, Any] = {**BOX, "points": (2,), "algorithms": "ring,recursive-doubling", "backends": "none"}
+    factory.write_comm_series(tmp_path, **request)
+    (fit,) = fit_all(table_of(tmp_path)).fits
+    assert "all at 4 ranks, the only rank count" in fit.held_out_by
+    assert statistics.median(
+        abs(fit.predicted[key] / one.time.value - 1)
+        for group in table_of(tmp_path).groups
+        for series in group.series
+        for one in series.rows
+        for key in [(group.id, series.title, one.num_bytes)]
+    ) == pytest.approx(fit.errors[0].median)
+
+
+def test_pretended_groups_are_left_out_beside_real_ones(tmp_path: Path) -> None:
+    request: dict[str, Any] = {**BOX, "algorithms": "ring,recursive-doubling", "backends": "none", "sizes": "1KiB:1MiB"}
+    factory.write_comm_series(tmp_path, **{**request, "points": (2,)})
+    one_node: dict[str, Any] = {"points": (1,), "ranks_per_node": 4, "group_size": 2}
+    slow = factory.network(across=(1.0, 1e-6))
+    factory.write_comm_series(tmp_path, factory.Story(network=slow), series="c2", **{**request, **one_node})
+    found = fit_all(table_of(tmp_path))
+    (fit,) = found.fits
+    assert fit.network.across is not None
+    assert fit.network.across.pieces[0].alpha_s == pytest.approx(100e-6, rel=0.1)
+    (left,) = found.unfitted
+    assert "12 points of groups inside one node are left out" in left
+
+
+def test_only_libraries_give_a_file_of_lines(tmp_path: Path) -> None:
+    factory.write_comm_series(tmp_path, **{**BOX, "algorithms": "none", "backends": "mpi"})
+    fit = fit_one(table_of(tmp_path), system=None, transport=None, dtype=None, fitted="", where="runs")
+    assert (fit.network.inside, fit.network.across, fit.network.transport) == (None, None, "mpi")
+    assert [(line.name, line.ranks) for line in fit.network.collectives] == [
+        (name, ranks) for ranks in (4, 8) for name in ("mpi flat", "mpi library-out-of-place")
+    ]
+
+
+def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:
+    request: dict[str, Any] = {
+        **BOX,
+        "collective": "broadcast",
+        "algorithms": "chain",
+        "points": (2,),
+        "sizes": "1KiB:16KiB",
+    }
+    factory.write_comm_series(tmp_path, **request)
+    lines = lines_of(table_of(tmp_path), Scope(system="box", carrier="torch-gloo", dtype="fp32"))
+    names = {line.name for line in lines}
+    assert names == {"gloo broadcast chain", "gloo broadcast library", "mpi broadcast library"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({}, "one file holds one of box, local; choose by --system"),
+        ({"system": "bx"}, "--system bx: not among the runs in runs: did you mean box"),
+        ({"system": "local"}, "one file holds one of torch-gloo, mpi; choose by --transport"),
+        ({"system": "local", "transport": "nccl"}, "--transport nccl: not among the runs"),
+        ({"system": "box", "dtype": "bf16"}, "--dtype bf16: not among the runs in runs: did you mean fp16"),
+    ],
+)
+def test_one_file_holds_one_network(tmp_path: Path, chosen: dict[str, str], message: str) -> None:
+    small: dict[str, Any] = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "repeats": 1}
+    factory.write_comm_series(tmp_path, **small)
+    factory.write_comm_series(tmp_path, series="c2", launcher="mpirun", transport="mpi", **small)
+    for series, dtype in (("c3", "fp32"), ("c4", "fp16")):
+        factory.write_comm_series(tmp_path, series=series, dtype=dtype, **{**BOX, **small})
+    wanted: dict[str, Any] = {"system": None, "transport": None, "dtype": None, **chosen}
+    with pytest.raises(UserError, match=message):
+        fit_one(table_of(tmp_path), fitted="", where="runs", **wanted)
+
+
+def test_too_little_for_a_fit_is_incomplete_data(tmp_path: Path) -> None:
+    def fit(folder: Path) -> Fit:
+        return fit_one(table_of(folder), system=None, transport=None, dtype=None, fitted="", where="runs")
+
+    small: dict[str, Any] = {"backends": "none", "sizes": "4KiB", "repeats": 1, "group_size": None}
+    factory.write_comm_series(tmp_path / "a", algorithms="ring", **small)
+    with pytest.raises(IncompleteDataError, match="local, torch-gloo, fp32: fit: needs"):
+        fit(tmp_path / "a")
+    factory.write_comm_series(tmp_path / "b", algorithms="none", **{**small, "backends": "gloo"})
+    with pytest.raises(IncompleteDataError, match="one size only"):
+        fit(tmp_path / "b")
+    (plan,) = factory.comm_plans(algorithms="ring", **small)
+    factory.write_unfinished_comm(tmp_path / "c", plan, "failed", "no memory left")
+    with pytest.raises(IncompleteDataError, match="no memory left"):
+        fit(tmp_path / "c")
+    (tmp_path / "d").mkdir()
+    with pytest.raises(IncompleteDataError, match="has figures; none"):
+        fit(tmp_path / "d")
+
+
+def test_a_file_that_is_no_network_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read_network(tmp_path / "none.json")
+    path = tmp_path / "x.network.json"
+    path.write_text('{"format": "dlbench.record"}', encoding="utf-8")
+    with pytest.raises(UserError, match="holds no fitted costs"):
+        read_network(path)
+    path.write_text('{"format": "dlb', encoding="utf-8")
+    with pytest.raises(IncompleteDataError, match="damaged"):
+        read_network(path)
+    path.write_text(factory.network().model_dump_json(), encoding="utf-8")
+    edit_json(path, gamma_s_per_byte=-1.0)
+    with pytest.raises(IncompleteDataError, match="damaged: gamma_s_per_byte: "):
+        read_network(path)
+
+
+# Predictions
+
+SIZES = (1024, 65536, 4 * 2**20)
+
+
+def planted_with_lines() -> NetworkModel:
+    lines = tuple(LineCost(name="mpi flat", startup_s=1e-3, per_byte_s=1e-9, ranks=ranks) for ranks in (4, 8))
+    return factory.network().model_copy(update={"collectives": lines})
+
+
+def test_predictions_are_those_of_the_cost_model() -> None:
+    network = planted_with_lines()
+    wanted = Wanted(sizes=SIZES, group_size=4, workload_bytes=94_000_000)
+    small, large = predict_all(network, (8, 64), wanted).predictions
+    for found in (small, large):
+        layout = Layout(ranks=found.ranks, group_size=4)
+        for series in found.series:
+            if series.is_line:
+                continue
+            assert list(series.seconds) == [predict("allreduce", series.name, size, layout, network) for size in SIZES]
+            assert series.workload_s == predict("allreduce", series.name, 94_000_000, layout, network)
+        for index, name in enumerate(found.best):
+            chosen = next(series for series in found.series if series.name == name)
+            assert chosen.seconds[index] == min(series.seconds[index] for series in found.series)
+    # A line holds for the rank counts it was measured at.
+    assert [series.name for series in small.series if series.is_line] == ["mpi flat"]
+    assert not any(series.is_line for series in large.series)
+
+
+def test_an_extrapolation_is_told_by_carrier_and_in_every_respect() -> None:
+    """A library's line at 64 ranks says nothing of the algorithms over another carrier, fitted at 2 and 4."""
+    line = LineCost(name="nccl flat", startup_s=1e-3, per_byte_s=1e-9, ranks=64, sizes=(1024, 65536))
+    fitted = FittedRange(ranks=(2, 4), group_sizes=(2,), num_groups=(1, 2), sizes=(1024, 2**20), runs=5)
+    held_out = LargestHeldOut(
+        ranks=4,
+        fitted_ranks=(2,),
+        num_points=1,
+        ratio=1.04,
+        median_error=0.04,
+        by_size=(SizeBias(num_bytes=1, ratio=1.04),),
+    )
+    found = {"collectives": (line,), "fitted_over": fitted, "largest_held_out": held_out}
+    network = factory.network().model_copy(update=found)
+    (inside,) = predict_all(network, (4,), Wanted(sizes=(4096, 2**20), group_size=2)).predictions
+    assert inside.extrapolated == ()
+    (beyond,) = predict_all(network, (64,), Wanted(sizes=(1024, 16 * 2**30), group_size=8)).predictions
+    assert beyond.extrapolated == (
+        "64 ranks, fitted at 2, 4",
+        "8 ranks in a group, fitted at 2",
+        "8 groups, fitted at 1, 2",
+        "16 GiB, fitted from 1 KiB to 1 MiB",
+    )
+    (flat,) = (series for series in beyond.series if series.is_line)
+    assert flat.beyond == "16 GiB, fitted from 1 KiB to 64 KiB"
+
+
+def write_runs(
+    folder: Path, *, repeats: int, sd: float, congestion: float = 0.0, nodes: tuple[int, ...] = (2, 4)
+) -> None:
+    """Runs on several nodes that scatter; links between nodes lose a share of their rate with each doubling."""
+    noise = random.Random(3)
+    for count in nodes:
+        slow = (1 + congestion) ** math.log2(count / nodes[0])
+        for plan in factory.comm_plans(**{**BOX, "points": (count,), "repeats": repeats, "backends": "none"}):
+            network = factory.network(inside=INSIDE, across=(ACROSS[0], ACROSS[1] * slow))
+            effect = noise.lognormvariate(0, sd)
+            factory.write_comm_run(
+                folder,
+                plan,
+                factory.Story(network=network, change=lambda p, by=effect: {"times_s": [t * by for t in p["times_s"]]}),
+            )
+
+
+def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
+    write_runs(tmp_path / "runs", repeats=5, sd=0.1)
+    fit = fit_one(table_of(tmp_path / "runs"), system=None, transport=None, dtype=None, fitted="", where="runs")
+    assert fit.network.across is not None
+    piece = fit.network.across.pieces[0]
+    assert piece.beta_interval_s_per_byte is not None
+    low, high = piece.beta_interval_s_per_byte
+    assert low < ACROSS[1] < high
+    assert (high - low) / ACROSS[1] > 0.05  # with the run effect: points alone would say 1 %
+    (found,) = predict_all(fit.network, (16,), Wanted(sizes=SIZES, group_size=2)).predictions
+    for series in found.series:
+        assert series.low is not None
+        assert series.high is not None
+        truth = [
+            predict(
+                "allreduce",
+                series.name,
+                size,
+                Layout(ranks=16, group_size=2),
+                factory.network(inside=INSIDE, across=ACROSS),
+            )
+            for size in SIZES
+        ]
+        for least, value, most, true in zip(series.low, series.seconds, series.high, truth, strict=True):
+            assert least <= value <= most
+            assert least * 0.95 <= true <= most * 1.05
+
+
+def test_single_runs_have_no_intervals(fitted: tuple[Fit, bool]) -> None:
+    fit, _ = fitted
+    assert fit.network.draws == ()
+    assert fit.network.across is not None
+    assert fit.network.across.pieces[0].beta_interval_s_per_byte is None
+    (found,) = predict_all(fit.network, (8,), Wanted(sizes=SIZES, group_size=2)).predictions
+    assert {series.low for series in found.series} == {None}
+
+
+def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
+    """Links that congest by 15 % a doubling: none is told beyond the points, and intervals hold the truth at them."""
+    write_runs(tmp_path / "even", repeats=3, sd=0.0)
+    write_runs(tmp_path / "congested", repeats=3, sd=0.0, congestion=0.15, nodes=(2, 4, 8))
+    even, congested = (
+        fit_one(table_of(tmp_path / name), system=None, transport=None, dtype=None, fitted="", where="runs").network
+        for name in ("even", "congested")
+    )
+    assert even.largest_held_out is not None
+    assert (even.largest_held_out.ranks, even.largest_held_out.fitted_ranks) == (8, (4,))
+    assert even.largest_held_out.median_error < 0.02
+    told = congested.largest_held_out
+    assert told is not None
+    assert (told.ranks, told.fitted_ranks) == (16, (4, 8))
+    assert 1 / 1.15**2 < told.by_size[-1].ratio < 1 / 1.15**0.5
+    wanted = Wanted(sizes=(4 * 2**20,), group_size=2, algorithms=("ring",))
+    (found,) = predict_all(even, (16,), wanted).predictions
+    assert (found.withheld, len(found.series)) == ("", 1)
+    *fitted, beyond = predict_all(congested, (4, 8, 16, 32), wanted).predictions
+    assert re.fullmatch(r"fitted without 16 ranks, the model misses them by 20 % at 4 MiB", beyond.withheld)
+    assert (beyond.series, beyond.best, beyond.fusion_bytes) == ((), (), None)
+    for one in fitted:
+        slow = factory.network(inside=INSIDE, across=(ACROSS[0], ACROSS[1] * 1.15 ** math.log2(one.ranks / 4)))
+        truth = predict("allreduce", "ring", 4 * 2**20, Layout(ranks=one.ranks, group_size=2), slow)
+        (ring,) = one.series
+        assert ring.low is not None
+        assert ring.high is not None
+        assert ring.low[0] <= truth * 1.01
+        assert truth <= ring.high[0] * 1.01
+
+
+def test_fusion_splits_gradients_into_whole_messages() -> None:
+    network = factory.network()
+    wanted = Wanted(sizes=SIZES, algorithms=("ring",), workload_bytes=94_000_000)
+    (found,) = predict_all(network, (8,), wanted).predictions
+    assert found.fusion_of == "ring"
+    assert found.fusion_bytes is not None
+    assert found.fusion_messages is not None
+    assert (found.fusion_messages - 1) * found.fusion_bytes < 94_000_000 <= found.fusion_messages * found.fusion_bytes
+    # Ring: 2 (p - 1) alpha and 2 (p - 1) / p beta, all inside the one group.
+    assert found.fusion_bytes == pytest.approx(9 * 14 * 20e-6 / (14 / 8 * 0.5e-9), rel=0.01)
+    assert found.fusion_workload_s is not None
+    assert found.fusion_workload_s > found.series[0].workload_s  # type: ignore[operator]  # given with workload_bytes
+
+
+@pytest.mark.parametrize(
+    ("ranks", "wanted", "message"),
+    [
+        (1, {}, "two ranks or more"),
+        (8, {"group_size": 3}, "--group-size 3: does not divide 8 ranks"),
+        (8, {"algorithms": ("rings",)}, "no algorithm of allreduce: did you mean ring"),
+        (8, {"algorithms": ("hierarchical",)}, "needs two groups of two ranks or more"),
+    ],
+)
+def test_impossible_predictions_are_refused(ranks: int, wanted: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        predict_all(factory.network(), (ranks,), Wanted(sizes=SIZES, **wanted))
+
+
+def test_a_level_that_was_never_measured_is_named() -> None:
+    network = factory.network().model_copy(update={"across": None})
+    predict_all(network, (8,), Wanted(sizes=SIZES))
+    with pytest.raises(UserError, match="messages across groups were never measured"):
+        predict_all(network, (8,), Wanted(sizes=SIZES, group_size=4))
+
+
+def test_lines_alone_predict_no_other_rank_count() -> None:
+    network = planted_with_lines().model_copy(update={"inside": None, "across": None})
+    (found,) = predict_all(network, (8,), Wanted(sizes=SIZES)).predictions
+    assert [series.name for series in found.series] == ["mpi flat"]
+    assert found.fusion_bytes == pytest.approx(9 * 1e-3 / 1e-9)
+    with pytest.raises(UserError, match="holds lines alone, for 4, 8 ranks"):
+        predict_all(network, (16,), Wanted(sizes=SIZES))
+
+
+def test_the_same_runs_give_the_same_numbers(tmp_path: Path) -> None:
+    small = {"points": (2,), "sizes": "1KiB:64KiB", "algorithms": "ring,recursive-doubling"}
+    factory.write_comm_series(tmp_path, **{**BOX, **small})
+    first, second = (fit_all(table_of(tmp_path)) for _ in range(2))
+    assert json.dumps(first.fits[0].network.model_dump()) == json.dumps(second.fits[0].network.model_dump())

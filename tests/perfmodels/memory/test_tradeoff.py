@@ -1,0 +1,82 @@
+"""Step time against capacity and batch, and the largest batch of each method."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from dlbench.perfmodels.memory.planner import (
+    METHODS,
+    against_batch,
+    against_capacity,
+    in_core_bytes,
+    largest_batch,
+    point,
+    scaled,
+)
+from dlbench.perfmodels.memory.search import smallest_capacity
+from tests.perfmodels.memory.chains import equal_chain, link
+
+CHAIN = equal_chain(8, state_bytes=500, outside_bytes=40, turn_s=0.5)
+RATES = link(70)
+
+
+def test_a_scaled_chain_is_proportional_but_for_the_state() -> None:
+    double = scaled(CHAIN, 8)
+    assert double.batch == 8
+    assert double.state_bytes == CHAIN.state_bytes
+    assert double.useful_s == 2 * CHAIN.useful_s
+    assert double.units[1].saved_bytes == 200
+    assert in_core_bytes(double) - 500 == 2 * (in_core_bytes(CHAIN) - 500)
+    assert scaled(CHAIN, CHAIN.batch) == CHAIN
+    assert scaled(CHAIN, 1).units[1].input_bytes == 3  # never less than its share
+
+
+def test_the_curve_goes_from_the_smallest_capacity_to_in_core() -> None:
+    curve = against_capacity(CHAIN, RATES, ("planned", "planned"), points=6)
+    assert curve[0].capacity_bytes == smallest_capacity(CHAIN, recompute=True, swap=True)
+    assert curve[-1].capacity_bytes == in_core_bytes(CHAIN)
+    passes = [found.plan.predicted.pass_s for found in curve if found.plan is not None]
+    assert len(passes) == 6
+    assert all(one >= other - 1e-9 for one, other in itertools.pairwise(passes))
+    assert passes[-1] == CHAIN.useful_s
+    in_core = against_capacity(CHAIN, RATES, ("none", "none"), points=6)
+    assert [found.plan is not None for found in in_core] == [False] * 5 + [True]
+
+
+def test_samples_per_second_beyond_what_fits_in_core() -> None:
+    capacity = in_core_bytes(CHAIN)
+    curve = against_batch(CHAIN, link(20), ("planned", "planned"), capacity, (2, 4, 6, 8))
+    rates = [found.samples_per_s for found in curve]
+    assert rates[0] == rates[1] == pytest.approx(4 / CHAIN.useful_s)
+    assert all(rate is not None and 0 < rate < 4 / CHAIN.useful_s for rate in rates[2:])
+    assert [
+        found.samples_per_s is None for found in against_batch(CHAIN, RATES, ("none", "none"), capacity, (4, 5))
+    ] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_largest_batch_fits_and_one_more_does_not(method: tuple[str, str]) -> None:
+    capacity = in_core_bytes(CHAIN)
+    largest = largest_batch(CHAIN, RATES, method, capacity)  # type: ignore[arg-type]
+    assert largest >= CHAIN.batch
+    for batch, does in ((largest, True), (largest + 1, False)):
+        found = point(scaled(CHAIN, batch), RATES, method, capacity, effort=1000)  # type: ignore[arg-type]
+        assert (found.plan is not None) is does
+
+
+def test_plans_train_at_least_the_batches_of_single_methods() -> None:
+    capacity = in_core_bytes(CHAIN)
+    largest = {method: largest_batch(CHAIN, RATES, method, capacity) for method in METHODS}
+    assert largest["none", "none"] == CHAIN.batch < largest["blocks", "none"] <= largest["planned", "none"]
+    assert largest["planned", "planned"] == max(batch for method, batch in largest.items() if method[1] != "offload")
+
+
+def test_what_cannot_be_has_no_batch() -> None:
+    assert largest_batch(CHAIN, RATES, ("planned", "planned"), 400) == 0
+    assert largest_batch(CHAIN, None, ("none", "streamed"), 10_000) == 0
+    assert point(CHAIN, None, ("none", "planned"), 10_000).plan is None

@@ -1,0 +1,480 @@
+"""Counts, closed forms, predictions and fits of collectives; the oracles are formulas and planted costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.errors import UserError
+from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
+from dlbench.perfmodels.predictions import (
+    Sharing,
+    bus_factor,
+    crossovers,
+    features,
+    predict,
+    recommend,
+)
+from dlbench.perfmodels.schedules import Layout, counts, pipeline_chunks
+from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
+from tests.support.closed_forms import closed_form, closed_form_bytes, closed_form_steps, ring_doubling_crossover
+
+ALLREDUCE = ALGORITHMS["allreduce"]
+NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
+KIB, MIB = 2**10, 2**20
+
+
+def level(*pieces: tuple[int | None, float, float]) -> Level:
+    return Level(pieces=tuple(Piece(up_to_bytes=u, alpha_s=a, beta_s_per_byte=b) for u, a, b in pieces))
+
+
+def network(inside: Level | None, across: Level | None, gamma: float = 0.0, shared_link: bool = True) -> NetworkModel:
+    return NetworkModel(
+        system="test", transport="none", inside=inside, across=across, gamma_s_per_byte=gamma, shared_link=shared_link
+    )
+
+
+SHAPED = network(level((None, 2e-5, 3e-10)), level((None, 1e-4, 4e-8)))
+"""Four ranks per node behind 200 Mbit/s, as in the one-box cluster."""
+
+
+# --- counts and closed forms -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCE)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24])
+def test_counters_equal_the_closed_forms(algorithm: str, ranks: int) -> None:
+    elements = 2 * ranks * 2 ** (ranks.bit_length() - 1)  # every algorithm's parts are whole
+    for group_size in [g for g in range(1, ranks + 1) if ranks % g == 0]:
+        layout = Layout(ranks=ranks, group_size=group_size)
+        counted = counts("allreduce", algorithm, layout, elements, 4)
+        assert {c.steps for c in counted} == {closed_form_steps(algorithm, layout)}
+        assert max(c.bytes_sent for c in counted) == closed_form_bytes(algorithm, layout, 4 * elements)
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(p, k) for p in (2, 5, 8) for k in range(1, p + 1)])
+def test_counters_of_a_parameter_server(ranks: int, shards: int) -> None:
+    layout = Layout(ranks=ranks, group_size=1)
+    counted = counts("allreduce", "parameter-server", layout, 840, 4, shards=shards)
+    sent = closed_form_bytes("parameter-server", layout, 840 * 4, shards=shards)
+    assert max(c.bytes_sent for c in counted) == sent
+    assert {c.steps for c in counted} == {2}
+
+
+def test_the_figures_of_the_literature_for_eight_ranks() -> None:
+    """Steps, and bytes of the busiest rank over n, as the formulas say by hand."""
+    eight = Layout(ranks=8, group_size=4)
+    figures = {name: (closed_form_steps(name, eight), int(closed_form_bytes(name, eight, 64))) for name in ALLREDUCE}
+    assert figures == {
+        "ring": (14, 112),
+        "binomial-tree": (6, 192),
+        "double-binary-tree": (6, 128),
+        "recursive-doubling": (3, 192),
+        "recursive-halving-doubling": (6, 112),
+        "shifted-halving-doubling": (6, 112),
+        "direct": (2, 112),
+        "parameter-server": (2, 112),
+        "hierarchical": (8, 112),
+        "leader": (14, 208),
+    }
+
+
+def test_bytes_between_groups() -> None:
+    """Two nodes of four: a flat ring sends 1.75 n over each link, hierarchical n."""
+    layout, elements = Layout(ranks=8, group_size=4), 6400
+    across = {
+        name: sum(c.bytes_across for c in counts("allreduce", name, layout, elements, 1)[:4])
+        for name in ("ring", "hierarchical", "leader", "recursive-halving-doubling")
+    }
+    assert across == {"ring": 11200, "hierarchical": 6400, "leader": 6400, "recursive-halving-doubling": 6400}
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    ranks=st.integers(1, 12),
+    elements=st.integers(0, 300),
+    group_size=st.integers(1, 12),
+)
+def test_what_is_sent_across_is_part_of_what_is_sent(
+    name: tuple[Collective, str], ranks: int, elements: int, group_size: int
+) -> None:
+    if name[1] in GROUPED_ALGORITHMS and ranks % group_size:
+        group_size = 1
+    for c in counts(*name, Layout(ranks=ranks, group_size=group_size), elements, 4):
+        assert 0 <= c.bytes_across <= c.bytes_sent
+        assert (c.messages == 0) == (c.bytes_sent == 0)
+        if group_size == 1:
+            assert c.bytes_across == c.bytes_sent
+
+
+# --- predictions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALLREDUCE)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 13, 16])
+@pytest.mark.parametrize("shared_link", [True, False])
+def test_predictions_are_the_closed_forms(algorithm: str, ranks: int, shared_link: bool) -> None:
+    """Start-ups, bytes and bytes added, each priced alone, on one level and, for grouped ones, on both."""
+    num_bytes = 64 * MIB
+    chunks = pipeline_chunks("allreduce", algorithm, ranks, num_bytes // 4)
+    for group_size in [g for g in range(1, ranks + 1) if ranks % g == 0]:
+        if algorithm not in GROUPED_ALGORITHMS and group_size != ranks:
+            continue
+        layout = Layout(ranks=ranks, group_size=group_size)
+        form = closed_form(algorithm, layout, chunks=chunks, shared_link=shared_link)
+        seconds = {
+            "alpha": network(level((None, 1.0, 0.0)), level((None, 0.0, 0.0))),
+            "beta": network(level((None, 0.0, 1.0)), level((None, 0.0, 0.0))),
+            "alpha_across": network(level((None, 0.0, 0.0)), level((None, 1.0, 0.0))),
+            "beta_across": network(level((None, 0.0, 0.0)), level((None, 0.0, 1.0)), shared_link=shared_link),
+            "gamma": network(level((None, 0.0, 0.0)), level((None, 0.0, 0.0)), gamma=1.0),
+        }
+        for term, priced in seconds.items():
+            priced = priced.model_copy(update={"shared_link": shared_link})
+            size = 1 if term.startswith("alpha") else num_bytes
+            expected = float(getattr(form, term) * size)
+            assert predict("allreduce", algorithm, num_bytes, layout, priced) == pytest.approx(expected), term
+
+
+def test_one_server_is_a_bottleneck_by_its_closed_form() -> None:
+    layout = Layout(ranks=6, group_size=6)
+    for shards in range(1, 7):
+        form = closed_form("parameter-server", layout, shards=shards)
+        assert form.beta == Fraction(2 * 5, shards)
+        priced = network(level((None, 1e-5, 1e-9)), None, gamma=1e-10)
+        expected = form.alpha * 1e-5 + float(form.beta) * MIB * 60e-9 + float(form.gamma) * MIB * 60e-10
+        got = predict("allreduce", "parameter-server", 60 * MIB, layout, priced, shards=shards)
+        assert got == pytest.approx(expected)
+
+
+def test_a_shared_link_multiplies_beta_by_its_flows() -> None:
+    """Every rank of four sends its n / 8 to the other node at once."""
+    layout = Layout(ranks=8, group_size=4)
+    shared, apart = (network(level((None, 0, 0)), level((None, 0.0, 1.0)), shared_link=s) for s in (True, False))
+    assert predict("all-to-all", "direct", 8000, layout, shared) == pytest.approx(16 * 1000)
+    assert predict("all-to-all", "direct", 8000, layout, apart) == pytest.approx(4 * 1000)
+    assert predict("allreduce", "ring", 8000, layout, shared) == pytest.approx(14 * 1000)  # one flow a link
+
+
+def test_shared_memory_adds_up_what_a_group_sends() -> None:
+    """Each of four ranks passes its n / 4 on to the next, in 2 x 3 steps."""
+    layout = Layout(ranks=4, group_size=4)
+    apart = network(level((None, 1.0, 1.0)), None)
+    shared = apart.model_copy(update={"shared_memory": True})
+    assert predict("allreduce", "ring", 8000, layout, apart) == pytest.approx(6 * (1 + 2000))
+    assert predict("allreduce", "ring", 8000, layout, shared) == pytest.approx(6 * (1 + 4 * 2000))
+
+
+@pytest.mark.parametrize("link", [True, False])
+@pytest.mark.parametrize("memory", [True, False])
+def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
+    planted = network(level((None, 2e-5, 2e-9)), level((None, 1e-4, 6e-9)), shared_link=link)
+    planted = planted.model_copy(update={"shared_memory": memory})
+    observations = [
+        Observation(
+            collective="allreduce",
+            algorithm=algorithm,
+            layout=layout,
+            num_bytes=size,
+            element_bytes=4,
+            shards=None,
+            seconds=predict("allreduce", algorithm, size, layout, planted),
+        )
+        for layout in (Layout(ranks=4, group_size=2), Layout(ranks=6, group_size=3), Layout(ranks=8, group_size=4))
+        for algorithm in ("ring", "hierarchical", "leader", "direct", "recursive-doubling")
+        for size in (4 * KIB, 64 * KIB, MIB, 16 * MIB)
+    ]
+    sharing, predictions = choose_sharing(observations)
+    assert sharing == Sharing(link=link, memory=memory)
+    assert max(abs(seconds / seen.seconds - 1) for seen, seconds in predictions) < 0.01
+
+
+def test_hierarchical_gains_what_it_saves_between_nodes() -> None:
+    layout = Layout(ranks=8, group_size=4)
+    flat, grouped = (predict("allreduce", name, 64 * MIB, layout, SHAPED) for name in ("ring", "hierarchical"))
+    assert 1.7 < flat / grouped < 1.75
+
+
+def test_messages_are_priced_by_the_piece_of_their_own_size() -> None:
+    pieces = network(level((1000, 1.0, 0.0), (None, 100.0, 0.0)), None)
+    layout = Layout(ranks=4, group_size=4)
+    assert predict("allreduce", "ring", 4000, layout, pieces) == 6 * 1.0
+    assert predict("allreduce", "ring", 4004, layout, pieces) == 6 * 100.0
+    assert predict("allreduce", "recursive-doubling", 4000, layout, pieces) == 2 * 100.0
+
+
+def test_fewer_elements_than_ranks() -> None:
+    priced = network(level((None, 1.0, 0.0)), None)
+    layout = Layout(ranks=8, group_size=8)
+    assert predict("allreduce", "direct", 4 * 8, layout, priced) == 14.0
+    assert predict("allreduce", "direct", 4 * 3, layout, priced) == 14.0  # the owner of an element takes 7, gives 7
+    assert predict("all-gather", "direct", 4 * 3, layout, priced) == 7.0
+    assert predict("reduce-scatter", "recursive-halving", 4, layout, priced) == 3.0
+    assert predict("allreduce", "ring", 0, layout, priced) == 0.0
+    assert predict("allreduce", "ring", 400, Layout(ranks=1, group_size=1), network(None, None)) == 0.0
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    groups=st.integers(1, 4),
+    group_size=st.integers(1, 4),
+    elements=st.integers(16, 100_000),
+    shared_link=st.booleans(),
+)
+def test_features_give_the_prediction(
+    name: tuple[Collective, str], groups: int, group_size: int, elements: int, shared_link: bool
+) -> None:
+    priced = network(
+        level((4096, 1e-5, 1e-9), (None, 6e-5, 2e-10)), level((None, 1e-4, 5e-9)), gamma=3e-10, shared_link=shared_link
+    )
+    layout = Layout(ranks=groups * group_size, group_size=group_size)
+    taken_apart = features(*name, 4 * elements, layout, priced)
+    seconds = predict(*name, 4 * elements, layout, priced)
+    assert taken_apart.seconds(priced) == seconds
+    assert all(count > 0 for count in taken_apart.starts.values())
+    assert (seconds > 0) == (layout.ranks > 1)
+
+
+def test_what_was_never_measured_is_not_predicted() -> None:
+    layout = Layout(ranks=8, group_size=4)
+    with pytest.raises(UserError, match="across groups were never measured"):
+        predict("allreduce", "ring", 4096, layout, network(SHAPED.inside, None))
+    with pytest.raises(UserError, match="inside a group were never measured"):
+        predict("allreduce", "hierarchical", 4096, layout, network(None, SHAPED.across))
+    with pytest.raises(UserError, match="no whole number of elements of 4 bytes"):
+        predict("allreduce", "ring", 4097, layout, SHAPED)
+
+
+def test_bus_factors_of_nccl_tests() -> None:
+    assert [bus_factor(c, 8) for c in ALGORITHMS] == [1.75, 0.875, 0.875, 1.0, 0.875]
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 16, 32])
+def test_crossover_of_ring_and_recursive_doubling(ranks: int) -> None:
+    alpha, beta = 5e-5, 1e-9
+    expected = ring_doubling_crossover(alpha, beta, ranks)
+    assert expected is not None
+    priced = network(level((None, alpha, beta)), None)
+    layout = Layout(ranks=ranks, group_size=ranks)
+    found = crossovers("allreduce", ["ring", "recursive-doubling"], layout, priced, 1024, 1 << 30)
+    assert [(a, b) for _, a, b in found] == [("recursive-doubling", "ring")]
+    assert found[0][0] == pytest.approx(expected, abs=8)
+    for size, best in ((found[0][0] - 4, "recursive-doubling"), (found[0][0], "ring")):
+        assert recommend("allreduce", ["ring", "recursive-doubling"], size, layout, priced) == best
+
+
+def test_no_crossover() -> None:
+    assert ring_doubling_crossover(1e-5, 1e-9, 2) is None
+    with pytest.raises(ValueError, match="no closed form for 6 ranks"):
+        ring_doubling_crossover(1e-5, 1e-9, 6)
+    priced, layout = network(level((None, 1e-5, 1e-9)), None), Layout(ranks=4, group_size=4)
+    assert crossovers("allreduce", ["ring"], layout, priced, 4, 4096) == []
+    assert crossovers("allreduce", ["ring", "direct"], layout, priced, 4096, 4096) == []
+    with pytest.raises(ValueError, match="no sizes"):
+        crossovers("allreduce", ["ring"], layout, priced, 4096, 4)
+
+
+def test_many_ranks_are_predicted() -> None:
+    layout = Layout(ranks=256, group_size=8)
+    form = closed_form("hierarchical", layout)
+    for size in (MIB, 4 * MIB, 256 * MIB):
+        expected = form.alpha * 2e-5 + float(form.beta) * size * 3e-10
+        expected += form.alpha_across * 1e-4 + float(form.beta_across) * size * 4e-8
+        assert predict("allreduce", "hierarchical", size, layout, SHAPED) == pytest.approx(expected)
+
+
+# --- fits --------------------------------------------------------------------------------------------------------
+
+LAYOUTS = (Layout(ranks=4, group_size=2), Layout(ranks=8, group_size=4))
+SIZES = tuple(2**k for k in range(10, 27, 2))
+SOME: tuple[tuple[Collective, str], ...] = (
+    ("allreduce", "ring"),
+    ("allreduce", "recursive-doubling"),
+    ("allreduce", "hierarchical"),
+    ("allreduce", "leader"),
+    ("all-gather", "ring"),
+    ("broadcast", "binomial-tree"),
+)
+
+
+def measured(
+    planted: NetworkModel,
+    *,
+    layouts: Sequence[Layout] = LAYOUTS,
+    noise: float = 0.0,
+    outliers: float = 0.0,
+    names: Sequence[tuple[Collective, str]] = SOME,
+) -> list[Observation]:
+    rng = np.random.default_rng(7)
+    points = []
+    for layout in layouts:
+        for collective, algorithm in names:
+            for size in SIZES:
+                seconds = predict(collective, algorithm, size, layout, planted) * math.exp(rng.normal(0, noise))
+                if rng.random() < outliers:
+                    seconds *= rng.uniform(2, 10)
+                points.append(
+                    Observation(
+                        collective=collective,
+                        algorithm=algorithm,
+                        layout=layout,
+                        num_bytes=size,
+                        element_bytes=4,
+                        shards=None,
+                        seconds=seconds,
+                    )
+                )
+    return points
+
+
+def fitted(points: Sequence[Observation]) -> NetworkModel:
+    return fit_network(points, system="test", transport="none", sources=("a-run",), fitted="2026-01-01T00:00:00Z")
+
+
+def same_level(found: Level | None, planted: Level | None, rel: float) -> None:
+    assert (found is None) == (planted is None)
+    if found is None or planted is None:
+        return
+    assert len(found.pieces) == len(planted.pieces)
+    for one, other in zip(found.pieces, planted.pieces, strict=True):
+        assert one.alpha_s == pytest.approx(other.alpha_s, rel=rel)
+        assert one.beta_s_per_byte == pytest.approx(other.beta_s_per_byte, rel=rel)
+
+
+def test_planted_costs_are_found() -> None:
+    found = fitted(measured(SHAPED))
+    same_level(found.inside, SHAPED.inside, 1e-6)
+    same_level(found.across, SHAPED.across, 1e-6)
+    assert found.gamma_s_per_byte == 0.0
+    assert found.median_error == pytest.approx(0.0, abs=1e-6)
+    assert (found.num_points, found.sources) == (len(measured(SHAPED)), ("a-run",))
+
+
+def test_planted_gamma_is_told_from_beta() -> None:
+    planted = network(level((None, 2e-5, 3e-10)), level((None, 1e-4, 1e-9)), gamma=5e-10)
+    found = fitted(measured(planted, noise=0.02))
+    assert found.gamma_s_per_byte == pytest.approx(5e-10, rel=0.1)
+    same_level(found.across, planted.across, 0.1)
+
+
+def test_noise_and_outliers_move_little_and_intervals_say_how_much() -> None:
+    points = measured(SHAPED, noise=0.05, outliers=0.1)
+    rng = np.random.default_rng(1)
+    resampled = np.array([point.seconds for point in points]) * np.exp(rng.normal(0, 0.05, (50, 1)))
+    found = fit_network(points, system="test", transport="none", sources=(), fitted="", resampled=resampled, runs=5)
+    assert found.across is not None
+    assert len(found.draws) == 50
+    assert fitted(points).across.pieces[0].alpha_interval_s is None  # type: ignore[union-attr]  # nothing was resampled
+    piece = found.across.pieces[0]
+    assert piece.alpha_s == pytest.approx(1e-4, rel=0.1)
+    assert piece.beta_s_per_byte == pytest.approx(4e-8, rel=0.05)
+    assert piece.alpha_interval_s is not None
+    assert piece.beta_interval_s_per_byte is not None
+    assert piece.alpha_interval_s[0] <= piece.alpha_s <= piece.alpha_interval_s[1]
+    assert piece.beta_interval_s_per_byte[0] <= piece.beta_s_per_byte <= piece.beta_interval_s_per_byte[1]
+    assert found.median_error is not None
+    assert 0.01 < found.median_error < 0.1
+
+
+def test_a_planted_break_is_found_and_no_other() -> None:
+    planted = network(level((None, 1e-5, 2e-10)), level((65536, 5e-5, 4e-9), (None, 3e-4, 1e-9)))
+    found = fitted(measured(planted, noise=0.02))
+    assert found.inside is not None
+    assert found.across is not None
+    assert len(found.inside.pieces) == 1
+    limit = found.across.pieces[0].up_to_bytes
+    assert limit is not None
+    assert 65536 <= limit < 4 * 65536  # where messages lie on both sides
+    same_level(found.across, planted.across, 0.15)
+
+
+def test_one_node_gives_one_level() -> None:
+    layouts = (Layout(ranks=2, group_size=4), Layout(ranks=4, group_size=4))
+    names = [name for name in SOME if name[1] not in GROUPED_ALGORITHMS]
+    found = fitted(measured(SHAPED, layouts=layouts, names=names))
+    assert found.across is None
+    same_level(found.inside, SHAPED.inside, 1e-6)
+
+
+def test_a_level_that_never_decides_is_only_bounded() -> None:
+    """A flat ring over two nodes waits for the link in every step: inside is anything up to that."""
+    found = fitted(measured(SHAPED, names=[("allreduce", "ring")]))
+    assert found.inside is not None
+    piece = found.inside.pieces[0]
+    assert (piece.alpha_s, piece.beta_s_per_byte) == (0.0, 0.0)
+    assert piece.alpha_interval_s == pytest.approx((0.0, 1e-4))
+    same_level(found.across, SHAPED.across, 1e-6)
+
+
+def test_held_out_points_are_not_seen() -> None:
+    """All times of one size and rank count are doubled: their predictions stay what the others say."""
+    points = measured(SHAPED)
+    odd = [p.num_bytes == MIB and p.layout.ranks == 8 for p in points]
+    changed = [
+        Observation(**{**vars(p), "seconds": 2 * p.seconds}) if is_odd else p
+        for p, is_odd in zip(points, odd, strict=True)
+    ]
+    predicted = dict(held_out(changed))
+    assert list(predicted) == changed
+    for point, is_odd in zip(changed, odd, strict=True):
+        if is_odd:
+            assert predicted[point] == pytest.approx(point.seconds / 2, rel=1e-4)
+
+
+def test_what_the_others_do_not_determine_is_not_held_out() -> None:
+    """Without the runs on two nodes nothing is known across groups; one rank count is held out by size."""
+    names = [name for name in SOME if name[1] not in GROUPED_ALGORITHMS]
+    points = measured(SHAPED, layouts=(Layout(ranks=4, group_size=4), Layout(ranks=8, group_size=4)), names=names)
+    assert {point.layout.ranks for point, _ in held_out(points)} <= {4}
+    alone = measured(SHAPED, layouts=(Layout(ranks=8, group_size=4),))
+    assert [point for point, _ in held_out(alone)] == alone
+
+
+def test_a_line_where_least_squares_fails() -> None:
+    """1 kB to 100 MB with 10 % noise: ordinary least squares misses the start-up by far, relative errors do not."""
+    startup, per_byte = 5e-5, 1e-9
+    rng = np.random.default_rng(3)
+    sizes = [int(size) for size in np.geomspace(1e3, 1e8, 40)]
+    ordinary, ours = [], []
+    for _ in range(20):
+        seconds = [(startup + per_byte * size) * math.exp(rng.normal(0, 0.1)) for size in sizes]
+        seconds[int(rng.integers(0, 40))] *= 5  # one slow point
+        ordinary.append(float(np.polyfit(sizes, seconds, 1)[1]))
+        ours.append(fit_line("test", 4, sizes, seconds))
+    assert all(line.startup_s == pytest.approx(startup, rel=0.15) for line in ours)
+    assert all(line.per_byte_s == pytest.approx(per_byte, rel=0.15) for line in ours)
+    assert sum(abs(alpha - startup) > 2 * startup for alpha in ordinary) >= 15
+    assert any(alpha < 0 for alpha in ordinary)
+
+
+def test_a_line_is_never_negative() -> None:
+    line = fit_line("test", 2, [1000, 2000, 4000], [1.0, 2.5, 6.0])
+    assert line.startup_s == 0.0
+    assert line.per_byte_s > 0
+    flat = fit_line("test", 2, [1000, 2000, 4000], [3.0, 2.0, 1.0])
+    assert flat.startup_s == pytest.approx(1.0, rel=1e-3)  # the median with weights 1 / time
+    assert flat.per_byte_s == 0.0
+
+
+def test_too_little_is_refused() -> None:
+    points = measured(SHAPED)
+    with pytest.raises(UserError, match="needs 5 points or more of two sizes or more, here are 3 of 3"):
+        fitted(points[:3])
+    with pytest.raises(UserError, match="of two sizes or more, here are 12 of 1"):
+        fitted([point for point in points if point.num_bytes == MIB])
+    with pytest.raises(UserError, match="are no measurement"):
+        fitted([Observation(**{**vars(points[0]), "seconds": 0.0}), *points])
+    alone = {"collective": "allreduce", "algorithm": "ring", "layout": Layout(ranks=1, group_size=1)}
+    with pytest.raises(UserError, match="of one rank alone"):
+        fitted([Observation(**{**vars(point), **alone}) for point in points])
+    with pytest.raises(UserError, match="two sizes or more, here are 1"):
+        fit_line("test", 2, [8, 8], [1.0, 1.0])
+    with pytest.raises(UserError, match="must be positive"):
+        fit_line("test", 2, [8, 16], [1.0, 0.0])

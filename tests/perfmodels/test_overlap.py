@@ -1,0 +1,146 @@
+"""Merging of gradients and exposed communication, against all partitions there are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.perfmodels.overlap import (
+    best_exposed,
+    best_merge,
+    exchange_times,
+    exposed,
+    hybrid_threshold,
+    merge,
+    merged,
+)
+from dlbench.specs.comm import LineCost
+
+
+def line(startup: float, per_byte: float) -> LineCost:
+    return LineCost(name="test", startup_s=startup, per_byte_s=per_byte, ranks=4)
+
+
+def partitions(count: int) -> Iterator[tuple[int, ...]]:
+    for cuts in itertools.product([False, True], repeat=count - 1):
+        groups = [1]
+        for cut in cuts:
+            groups = [*groups, 1] if cut else [*groups[:-1], groups[-1] + 1]
+        yield tuple(groups)
+
+
+def end(groups: tuple[int, ...], sizes: list[int], ready: list[float], cost: LineCost) -> float:
+    return exchange_times(*merged(groups, sizes, ready), cost)[-1][1]
+
+
+gradients = st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 20)), min_size=1, max_size=10).map(
+    lambda pairs: ([size for size, _ in pairs], list(itertools.accumulate(gap for _, gap in pairs)))
+)
+costs = st.builds(line, st.floats(0, 50), st.floats(0, 0.5))
+
+
+@given(gradients=gradients, cost=costs)
+def test_the_planner_is_as_good_as_the_best_of_all_partitions(
+    gradients: tuple[list[int], list[float]], cost: LineCost
+) -> None:
+    sizes, ready = gradients
+    best = min(end(groups, sizes, ready, cost) for groups in partitions(len(sizes)))
+    assert end(best_merge(sizes, ready, cost), sizes, ready, cost) == pytest.approx(best, rel=1e-12)
+    assert best_exposed(sizes, ready, cost, ready[-1]) == pytest.approx(max(0.0, best - ready[-1]), abs=1e-9)
+
+
+@given(gradients=gradients, cost=costs)
+def test_both_are_no_worse_than_single_messages_and_one_message(
+    gradients: tuple[list[int], list[float]], cost: LineCost
+) -> None:
+    sizes, ready = gradients
+    count = len(sizes)
+    plain = min(end((1,) * count, sizes, ready, cost), end((count,), sizes, ready, cost))
+    for groups in (merge(sizes, ready, cost), best_merge(sizes, ready, cost)):
+        assert sum(groups) == count
+        assert end(groups, sizes, ready, cost) <= plain * (1 + 1e-12)
+
+
+@given(gradients=gradients, per_byte=st.floats(0, 0.5))
+def test_without_a_startup_merging_gains_nothing(gradients: tuple[list[int], list[float]], per_byte: float) -> None:
+    sizes, ready = gradients
+    cost = line(0.0, per_byte)
+    wait_free = end((1,) * len(sizes), sizes, ready, cost)
+    for groups in (merge(sizes, ready, cost), best_merge(sizes, ready, cost)):
+        assert end(groups, sizes, ready, cost) == pytest.approx(wait_free, rel=1e-12)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=20),
+    cost=st.builds(line, st.floats(0.1, 5), st.floats(0, 0.5)),
+)
+def test_what_is_ready_at_once_goes_as_one_message(sizes: list[int], cost: LineCost) -> None:
+    ready = [0.0] * len(sizes)
+    assert merge(sizes, ready, cost) == best_merge(sizes, ready, cost) == (len(sizes),)
+
+
+def test_gradients_far_apart_are_not_merged() -> None:
+    sizes, ready, cost = [10, 10, 10], [0.0, 100.0, 200.0], line(1.0, 0.1)
+    assert merge(sizes, ready, cost) == best_merge(sizes, ready, cost) == (1, 1, 1)
+    assert exchange_times(sizes, ready, cost) == ((0.0, 2.0), (100.0, 102.0), (200.0, 202.0))
+    assert exposed((1, 1, 1), sizes, ready, cost, 200.0) == 2.0
+    assert exposed((3,), sizes, ready, cost, 200.0) == 4.0
+    assert exposed((1, 1, 1), sizes, ready, cost, 300.0) == 0.0
+
+
+def test_the_published_rule_is_not_always_the_best() -> None:
+    # The rule looks at two neighbours: the second gradient joins the first, half a second late, and the third comes a
+    # whole start-up after that and stays alone. Better: the first alone, the others together behind it.
+    sizes, ready, cost = [10, 1, 10], [0.0, 0.5, 2.5], line(2.0, 0.1)
+    assert merge(sizes, ready, cost) == (2, 1)
+    assert end((2, 1), sizes, ready, cost) == pytest.approx(6.6)
+    assert best_merge(sizes, ready, cost) == (1, 2)
+    assert end((1, 2), sizes, ready, cost) == pytest.approx(6.1)
+
+
+def test_waiting_less_than_a_startup_is_worth_it() -> None:
+    assert merge([10, 10], [0.0, 0.5], line(1.0, 0.1)) == (2,)
+    assert merge([10, 10], [0.0, 1.5], line(1.0, 0.1)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("flat", "grouped", "threshold"),
+    [
+        (line(10.0, 1.0), line(1.0, 2.0), 9),  # equal at 9 bytes
+        (line(10.0, 1.0), line(1.0, 5.0), 3),  # 2.25: from 3 on
+        (line(1.0, 1.0), line(2.0, 2.0), 0),
+        (line(1.0, 1.0), line(1.0, 1.0), 0),
+        (line(2.0, 1.0), line(1.0, 1.0), None),
+        (line(10.0, 2.0), line(1.0, 1.0), None),
+        (line(1.0, 2.0), line(10.0, 1.0), None),  # flat below 9 bytes only
+    ],
+)
+def test_threshold_of_hybrid(flat: LineCost, grouped: LineCost, threshold: int | None) -> None:
+    assert hybrid_threshold(flat, grouped) == threshold
+    if threshold:
+        assert flat.time(threshold) <= grouped.time(threshold)
+        assert flat.time(threshold - 1) > grouped.time(threshold - 1)
+
+
+def test_nothing_to_send() -> None:
+    cost = line(1.0, 1.0)
+    assert merge([], [], cost) == best_merge([], [], cost) == ()
+    assert best_exposed([], [], cost, 1.0) == 0.0
+
+
+def test_what_cannot_be_is_refused() -> None:
+    cost = line(1.0, 1.0)
+    with pytest.raises(ValueError, match="2 sizes and 1 times"):
+        exchange_times([1, 2], [0.0], cost)
+    with pytest.raises(ValueError, match="below 0"):
+        exchange_times([-1], [0.0], cost)
+    for planner in (merge, best_merge):
+        with pytest.raises(ValueError, match="in the order"):
+            planner([1, 2], [1.0, 0.0], cost)
+    for groups in ((1,), (2, 1), (2, 0)):
+        with pytest.raises(ValueError, match="do not hold 2"):
+            merged(groups, [1, 2], [0.0, 1.0])
