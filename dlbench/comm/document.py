@@ -414,8 +414,7 @@ def _predicted_cell(row: _Predicted) -> Cell:
 HEIGHT = 260
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 """As many as can be distinguished; one more than there are colours, so that pairs repeat late."""
-TOLERANCE = 0.1
-"""Half the width of the band around a perfect prediction (fraction)."""
+TOLERANCE = 0.1  # Half the width of the band around a perfect prediction (fraction).
 
 
 class _Quantity(NamedTuple):
@@ -424,8 +423,7 @@ class _Quantity(NamedTuple):
     axis: str
     value: Callable[[Measurement], Estimate | float | None]
     """None where a measurement has none; a number is predicted over measured."""
-    unit: str = ""
-    """Behind the value where no header names it."""
+    unit: str = ""  # Behind the value where no header names it.
 
     def cell(self, row: Measurement) -> Estimate | Cell | None:
         """What people read."""

@@ -41,8 +41,7 @@ from dlbench.stats.pairing import KnownKey
 
 Unit = Literal["pair", "run", "session"]
 
-MAX_REPEATS = 1000
-"""More are not looked for."""
+MAX_REPEATS = 1000  # More are not looked for.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +50,13 @@ class Sample:
 
     a: tuple[float, ...]
     b: tuple[float, ...]
-    paired: bool
-    """Whether equal places are pairs of interleaved runs."""
-    sessions_a: tuple[str, ...] | None = None
-    """Session of each run of A; None: each run is one of its own."""
+    paired: bool  # Whether equal places are pairs of interleaved runs.
+    sessions_a: tuple[str, ...] | None = None  # Session of each run of A; None: each run is one of its own.
     sessions_b: tuple[str, ...] | None = None
-    together: bool = False
-    """Whether one job or one command ran both sides."""
+    together: bool = False  # Whether one job or one command ran both sides.
     history: tuple[tuple[float, ...], ...] = ()
     """Values of further sessions, a tuple for each, which only show how far sessions scatter."""
-    floor: float | None = None
-    """In place of side A: what B is held against; larger values of B miss it."""
+    floor: float | None = None  # In place of side A: what B is held against; larger values of B miss it.
 
     @property
     def fewest(self) -> int:
@@ -87,19 +82,14 @@ class Evidence:
     """The units of both sides, as logarithms, and what their difference is."""
 
     unit: Unit
-    a: tuple[float, ...]
-    """Mean logarithm of each unit; where paired, equal places are pairs."""
+    a: tuple[float, ...]  # Mean logarithm of each unit; where paired, equal places are pairs.
     b: tuple[float, ...]
-    scatter: float
-    """Standard deviation over units of these logarithms; of pairs, of their differences."""
-    error: float
-    """Standard error of the difference of the means."""
-    freedom: float
-    """Degrees of freedom of it."""
+    scatter: float  # Standard deviation over units of these logarithms; of pairs, of their differences.
+    error: float  # Standard error of the difference of the means.
+    freedom: float  # Degrees of freedom of it.
     is_borrowed: bool = False
     """Whether a side has too few units of its own, so that the scatter of others stands for it."""
-    is_of_floor: bool = False
-    """Whether `a` is no side but the floor."""
+    is_of_floor: bool = False  # Whether `a` is no side but the floor.
 
     @property
     def is_of_one_side(self) -> bool:
@@ -168,8 +158,7 @@ def _found(level: float, freedom: float) -> float:
 def evidence_of(sample: Sample) -> Evidence | None:
     """What can be tested; None where nothing says how far sessions scatter.
 
-    Raises:
-        ValueError: a side has fewer than two runs.
+    Raises `ValueError`: a side has fewer than two runs.
     """
     if sample.fewest < 2:
         raise ValueError(f"a test needs two runs per side, got {len(sample.a)} and {len(sample.b)}")
@@ -267,13 +256,11 @@ Verdict = Literal["regressed", "missed", "insufficient", "inconclusive", "improv
 class Rule:
     """What counts as a change."""
 
-    tolerance: float = 0.02
-    """B may be slower by this fraction."""
+    tolerance: float = 0.02  # B may be slower by this fraction.
     level: float = 0.01
     """Chance that any comparison of a command is called regressed though B is not slower than tolerated; likewise for
     improved."""
-    wanted: float = 0.03
-    """The slowdown for which the number of repeats is reported (fraction)."""
+    wanted: float = 0.03  # The slowdown for which the number of repeats is reported (fraction).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,15 +274,12 @@ class TTest:
     level_worse: float
     """What `p_worse` must not exceed: the level that Holm's correction over the family leaves this comparison."""
     level_better: float
-    equivalence: tuple[float, float]
-    """90 % interval of the ratio."""
+    equivalence: tuple[float, float]  # 90 % interval of the ratio.
     unit: Unit
     scatter: float
     """Standard deviation over units of the logarithms of one side; where paired, of the logarithms of the ratios."""
-    detectable: float
-    """Smallest slowdown that is called one with 80 % probability (fraction)."""
-    wanted: float
-    """The slowdown that is asked for (fraction)."""
+    detectable: float  # Smallest slowdown that is called one with 80 % probability (fraction).
+    wanted: float  # The slowdown that is asked for (fraction).
     repeats: int | None
     """Units of each side that show it with 80 % probability; None: not with 1,000, or it is tolerated."""
 
@@ -305,8 +289,7 @@ class Judgement:
     """What the runs of both sides say."""
 
     verdict: Verdict
-    reason: str
-    """Why, in a sentence without its full stop."""
+    reason: str  # Why, in a sentence without its full stop.
     ratio: Estimate | None
     """B / A of geometric means, above 1 is worse; None where a side has no run. Where a test was made, over units, and
     its interval is the one that decides: regressed where it lies above the tolerance, improved where it lies below."""

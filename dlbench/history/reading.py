@@ -60,8 +60,7 @@ class Removal:
     """What goes of one run."""
 
     entry: HistoryEntry
-    files: tuple[str, ...]
-    """Relative names; empty: the whole run."""
+    files: tuple[str, ...]  # Relative names; empty: the whole run.
     num_bytes: int
 
 

@@ -244,8 +244,7 @@ class RankProcesses:
         self._on_progress = on_progress
         self._token = token
         self._launcher = launcher
-        self._launcher_told = False
-        """Its supervisor said that it did not end well, and so was not killed itself."""
+        self._launcher_told = False  # Its supervisor said that it did not end well, and so was not killed itself.
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []

@@ -26,9 +26,6 @@ _INDEX_ARRAYS = 3  # Beside them, for each part that is computed unpadded.
 def require_version(planned: object) -> None:
     """Checks that the plan was made by this version of dlbench: another may do other work by the same keys.
 
-    Args:
-        planned: the version in a plan's file.
-
     Raises EnvironmentLacksError: it is another one.
     """
     if isinstance(planned, str) and planned != dlbench.__version__:

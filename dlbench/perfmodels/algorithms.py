@@ -19,12 +19,9 @@ from functools import cache
 class Transfer:
     """A run of elements that travels."""
 
-    peer: int
-    """The other rank."""
-    first: int
-    """First element, in the buffer."""
-    count: int
-    """Elements."""
+    peer: int  # The other rank.
+    first: int  # First element, in the buffer.
+    count: int  # Elements.
 
 
 @dataclass(frozen=True)
@@ -33,10 +30,8 @@ class Step:
 
     sends: tuple[Transfer, ...] = ()
     receives: tuple[Transfer, ...] = ()
-    reduce: bool = False
-    """Whether what arrives is added (True) or put in place (False)."""
-    from_input: bool = False
-    """Whether sends read the untouched input instead of the working buffer (all-to-all)."""
+    reduce: bool = False  # Whether what arrives is added (True) or put in place (False).
+    from_input: bool = False  # Whether sends read the untouched input instead of the working buffer (all-to-all).
 
 
 Schedule = tuple[Step, ...]

@@ -215,14 +215,10 @@ class Layout:
 class RankCounts:
     """What one rank does in one collective."""
 
-    steps: int
-    """Steps of its schedule, those without a message of its own included: equal on all ranks."""
-    messages: int
-    """Messages it sends."""
-    bytes_sent: int
-    """Bytes it sends."""
-    bytes_across: int
-    """Those of them that leave its group."""
+    steps: int  # Steps of its schedule, those without a message of its own included: equal on all ranks.
+    messages: int  # Messages it sends.
+    bytes_sent: int  # Bytes it sends.
+    bytes_across: int  # Those of them that leave its group.
 
 
 def counts(

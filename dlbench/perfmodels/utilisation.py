@@ -23,12 +23,9 @@ __all__ = ["TERA", "Peak", "datasheet_peak", "model_flops_utilisation", "why_no_
 class Peak:
     """The peak of one device, as its maker states it."""
 
-    flops_per_s: float
-    """Dense, without sparsity, floating-point operations a second."""
-    memory_bytes_per_s: float | None
-    """Of its memory, bytes a second; None where cards of that name differ."""
-    source: str
-    """Where the number is from."""
+    flops_per_s: float  # Dense, without sparsity, floating-point operations a second.
+    memory_bytes_per_s: float | None  # Of its memory, bytes a second; None where cards of that name differ.
+    source: str  # Where the number is from.
 
 
 def datasheet_peak(device: str, precision: str) -> Peak | None:
@@ -81,16 +78,11 @@ class Sheet:
     """One product."""
 
     product: str
-    names: str
-    """Regular expression of the whole name that NVML or torch gives, without NVIDIA, Tesla and AMD."""
-    tflops: dict[str, float]
-    """Dense, 1e12 operations a second, by precision."""
-    memory_tb_per_s: float | None
-    """1e12 bytes a second; None where cards of one name differ."""
-    document: str
-    """The maker's, that states these figures."""
-    is_checked: bool = False
-    """Whether the figures were held against that document itself."""
+    names: str  # Regular expression of the whole name that NVML or torch gives, without NVIDIA, Tesla and AMD.
+    tflops: dict[str, float]  # Dense, 1e12 operations a second, by precision.
+    memory_tb_per_s: float | None  # 1e12 bytes a second; None where cards of one name differ.
+    document: str  # The maker's, that states these figures.
+    is_checked: bool = False  # Whether the figures were held against that document itself.
 
     @property
     def source(self) -> str:

@@ -34,11 +34,9 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
 }
 """dlbench's own algorithms, executed message by message."""
 
-BACKENDS = ("gloo", "mpi", "nccl", "horovod")
-"""Libraries whose own collectives are timed next to them, as references."""
+BACKENDS = ("gloo", "mpi", "nccl", "horovod")  # Libraries whose own collectives are timed next to them, as references.
 
-LIBRARY = "library"
-"""What a point calls the algorithm of a library, which chooses it itself."""
+LIBRARY = "library"  # What a point calls the algorithm of a library, which chooses it itself.
 IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
 """The same of MPI's all-reduce, which is timed both ways: in place, as exchanges of training call it, and into a second
 buffer, as osu_allreduce of OSU's micro-benchmarks does."""

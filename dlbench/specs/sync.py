@@ -15,8 +15,7 @@ Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")
 """Exchanges that treat the ranks of a group apart from the rest."""
 
-OWN_FUSION = "own:25MiB"
-"""What `fusion: auto` is where dlbench itself synchronises: the size of DDP's buckets."""
+OWN_FUSION = "own:25MiB"  # What `fusion: auto` is where dlbench itself synchronises: the size of DDP's buckets.
 
 MGWFBP_STEPS = 4
 """Warm-up steps that fusion own:mgwfbp needs before it can merge: one that sets things up, three that are watched."""
@@ -26,8 +25,7 @@ _OWN_WORDS = {
     "own:single": "own single message",
     "own:mgwfbp": "own buckets by MG-WFBP",
 }
-_LEAST_FUSION = 1024
-"""Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it."""
+_LEAST_FUSION = 1024  # Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it.
 _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 

@@ -53,10 +53,8 @@ def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear",
     leaves what was published on either side, and the rest is the lower row's. Below the first row the rate is scaled
     down from it. Beyond the last one it is the last row's: no published rule holds there.
 
-    Args:
-        batch: samples of one step over all ranks.
-        below: how rates are scaled below the first row: linear (Goyal et al. 2017, section 2.1) or with the square root
-            (You et al. 2019, section 4, for LAMB).
+    `batch`: samples of one step over all ranks. `below`: how rates are scaled below the first row: linear (Goyal et al.
+    2017, section 2.1) or with the square root (You et al. 2019, section 4, for LAMB).
     """
     first, last = table[0], table[-1]
     for row in table:
@@ -454,9 +452,8 @@ TABLE = "train.optimizer.learning_rate_table"
 def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, starts_from: str | None) -> str | None:
     """Why training to the target is not offered, and what to do, in one sentence; None if it is.
 
-    Args:
-        global_batch: samples of one step over all ranks.
-        starts_from: the checkpoint that training begins with; None for random weights.
+    `global_batch`: samples of one step over all ranks. `starts_from`: the checkpoint that training begins with; None
+    for random weights.
     """
     if quality.starts_from == "checkpoint" and starts_from is None:
         return (
@@ -475,9 +472,8 @@ def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, s
 def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str | None:
     """What a person should know of a global batch that no row of the table has, in one sentence; None if nothing.
 
-    Args:
-        global_batch: samples of one step over all ranks.
-        to_quality: whether training is to reach a target; else only a batch beyond the table is noted.
+    `global_batch`: samples of one step over all ranks. `to_quality`: whether training is to reach a target; else only a
+    batch beyond the table is noted.
     """
     place = train.optimizer.place(global_batch)
     if place is None or place.where == "row" or not (to_quality or place.where == "beyond"):

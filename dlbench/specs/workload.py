@@ -432,8 +432,7 @@ DataSpec = Annotated[ImageData | TextData | DensityData, Field(discriminator="fo
 def _of_this_site() -> Iterator[type[Model]]:
     """Networks of the folders in DLBENCH_PATH: a module next to the workload file of the same name holds its `Model`.
 
-    Raises:
-        UserError: a module cannot be loaded.
+    Raises `UserError`: a module cannot be loaded.
     """
     folders = search_path("workloads")[:-1]
     package = types.ModuleType(SITE)

@@ -401,8 +401,7 @@ class _Room:
     def __init__(self, now: SubmissionStatus, queue: Queue, most: int | None) -> None:
         self._most = most
         self._active = sum(len(queue.active(job_id)) for job_id in now.ids if job_id)
-        self.taken: dict[int, str] = {}
-        """Ids of this time, by the job's number."""
+        self.taken: dict[int, str] = {}  # Ids of this time, by the job's number.
 
     def takes(self, job: Job) -> bool:
         """Whether there is room for one more."""

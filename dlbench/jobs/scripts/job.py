@@ -92,10 +92,8 @@ class Job:
     One after the other in one allocation; or each in an allocation of its own, as the elements of a job array.
     """
 
-    plans: tuple[LaunchPlan, ...]
-    """At least one, in the order in which they run."""
-    time_limit: str
-    """What sbatch is asked for, as Slurm writes it: of all runs, in an array of each."""
+    plans: tuple[LaunchPlan, ...]  # At least one, in the order in which they run.
+    time_limit: str  # What sbatch is asked for, as Slurm writes it: of all runs, in an array of each.
     array_limit: int | None = None
     """None: one allocation for all. Else an array, of which that many run at a time at most; 0: any number."""
 

@@ -267,8 +267,7 @@ _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or s
 class Told:
     """What Slurm says of some runs."""
 
-    accounting: dict[str, RunAccounting] = field(default_factory=dict)
-    """By run id."""
+    accounting: dict[str, RunAccounting] = field(default_factory=dict)  # By run id.
     why_not: dict[str, str] = field(default_factory=dict)
     """Of runs that were submitted, why there is nothing, by run id."""
 

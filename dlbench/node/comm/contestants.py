@@ -28,10 +28,8 @@ from dlbench.specs.comm import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective, Comm
 class Vectors:
     """The memory of one size, used by all contestants in turn; both of the vector's length and on one device."""
 
-    data: torch.Tensor
-    """What is worked on, and where the result is looked for."""
-    given: torch.Tensor
-    """This rank's input; nobody writes it."""
+    data: torch.Tensor  # What is worked on, and where the result is looked for.
+    given: torch.Tensor  # This rank's input; nobody writes it.
 
 
 class Contestant:
@@ -39,8 +37,7 @@ class Contestant:
 
     algorithm: str
     carrier: str
-    counters: Counters | None = None
-    """What it sent; None for libraries, which do not say."""
+    counters: Counters | None = None  # What it sent; None for libraries, which do not say.
     is_in_place: bool
     """Whether it works on what the operation before left, in `Vectors.data`; otherwise it reads `Vectors.given`."""
 
@@ -302,8 +299,7 @@ class HostSampleClock:
     """The host's clock, from a device that is idle to one that is idle again."""
 
     timing: Timing = "host clock"
-    shares_starts = True
-    """Whether starts are readings of the host's clock at which operations really began."""
+    shares_starts = True  # Whether starts are readings of the host's clock at which operations really began.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -60,8 +60,7 @@ class Lineup:
         self._mpi: Any = None
         self._torch_groups: dict[str, dist.ProcessGroup] = {}
         self._horovod: HorovodEngine | None = None
-        self.not_measured: list[str] = []
-        """What was asked for and cannot be had, each a sentence."""
+        self.not_measured: list[str] = []  # What was asked for and cannot be had, each a sentence.
 
     def in_turns(self, deadline: Deadline) -> list[Contestant]:
         """All but Horovod, which disturbs the others as soon as it is started. Raises `EnvironmentLacksError`: what

@@ -209,10 +209,8 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
     Takes well under a second in a process that has made an optimizer, as every rank has; the first of the two loads
     torch's compiler, which costs seconds.
 
-    Args:
-        spec: the network; also gives the shape of an image or a volume.
-        data: gives sequence_length and max_predictions of text. The masked-LM head is counted for max_predictions
-            positions, which is what it computes, however many of them are used.
+    `data`: gives sequence_length and max_predictions of text. The masked-LM head is counted for max_predictions
+    positions, which is what it computes, however many of them are used.
     """
     layers: list[LayerMacs] = []
     network = network_of(spec)

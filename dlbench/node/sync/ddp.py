@@ -443,8 +443,7 @@ class BucketSummary:
 
     num_steps: int
     messages: tuple[Message, ...]
-    wire_bytes: float
-    """Of all vectors of a step that were exchanged."""
+    wire_bytes: float  # Of all vectors of a step that were exchanged.
     communication_s: float | None
     exposed_s: float | None
     hidden_s: float | None

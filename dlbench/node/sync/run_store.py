@@ -35,14 +35,11 @@ from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import Endpoint
 
-MAX_BODY_BYTES = 16 * 2**20
-"""Of one request: addresses of some ten thousand ranks."""
-PATIENCE_S = 30.0
-"""How long a connection may take to say what it wants."""
+MAX_BODY_BYTES = 16 * 2**20  # Of one request: addresses of some ten thousand ranks.
+PATIENCE_S = 30.0  # How long a connection may take to say what it wants.
 _REMEMBERED = 1 << 16
 """Changes that are known again when a client, having lost the connection, asks for them a second time."""
-LONGEST_WAIT_S = 20.0
-"""How long one request waits for keys; who wants to wait longer asks again."""
+LONGEST_WAIT_S = 20.0  # How long one request waits for keys; who wants to wait longer asks again.
 
 
 class KeyServer:
@@ -239,10 +236,8 @@ def operate(keys: Keys, order: Mapping[str, Any]) -> Any:
 
 _ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
 
-_PAUSES_S = (0.05, 0.5, 2.0)
-"""Before a question is asked once more."""
-_SLACK_S = 60.0
-"""How long rank 0 may take to answer, besides the time it was asked to wait."""
+_PAUSES_S = (0.05, 0.5, 2.0)  # Before a question is asked once more.
+_SLACK_S = 60.0  # How long rank 0 may take to answer, besides the time it was asked to wait.
 
 
 def open_endpoint(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> Endpoint:

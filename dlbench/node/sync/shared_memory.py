@@ -34,11 +34,9 @@ from dlbench.errors import EnvironmentLacksError, PeerLostError, RunError
 from dlbench.node.local_sockets import is_own_user, socket_address
 from dlbench.units import format_seconds
 
-LINE_BYTES = 64
-"""What one rank writes lies so far from what another writes: a cache line. A sem_t fits into one."""
+LINE_BYTES = 64  # What one rank writes lies so far from what another writes: a cache line. A sem_t fits into one.
 
-LOOK_AROUND_NS = 20_000_000
-"""So often a waiting rank looks whether the others still live."""
+LOOK_AROUND_NS = 20_000_000  # So often a waiting rank looks whether the others still live.
 
 RUNNING, LEFT, FOUND_DEAD, FOUND_LATE, FOUND_LEFT = range(5)
 """States of a rank. The last three: it gave up because of another rank."""
@@ -59,8 +57,7 @@ class Call(NamedTuple):
     elements: int
     dtype: torch.dtype
     root: int = 0
-    place: int = -1
-    """Byte of allocated memory at which the vector begins; -1: it lies elsewhere."""
+    place: int = -1  # Byte of allocated memory at which the vector begins; -1: it lies elsewhere.
 
     def text(self) -> str:
         root = f" with root {self.root}" if self.name in ("reduce", "broadcast") else ""

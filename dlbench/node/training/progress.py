@@ -246,11 +246,7 @@ ENDED = ("done", "failed")
 
 
 class NodeStatus:
-    """What one rank says of itself.
-
-    Args:
-        place: this rank; the one with local rank 0 writes.
-    """
+    """What one rank says of itself. `place`: this rank; the one with local rank 0 writes."""
 
     def __init__(self, folder: RunFolder, place: RankPlace) -> None:
         self._folder, self._place = folder, place

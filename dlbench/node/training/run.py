@@ -136,13 +136,10 @@ def train(context: RankContext) -> Record | None:
 def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | None = None) -> TrainState:
     """Builds network, optimizer and data as planned; the engine makes all ranks' parameters equal.
 
-    Args:
-        context: its engine is started already.
-        timer: marks the end of the backward pass, where the engine knows it.
-        resume_from: a checkpoint, or a folder with some, in place of the plan's.
-
-    Raises UserError: the data set is not what the plan needs, or what it resumes from does not fit.
-    EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
+    `timer`: marks the end of the backward pass, where the engine knows it. `resume_from`: a checkpoint, or a folder
+    with some, in place of the plan's. Raises UserError: the data set is not what the plan needs, or what it resumes
+    from does not fit. EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its
+    memory.
     """
     plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
     workload, train = plan.workload, plan.workload.train

@@ -51,10 +51,8 @@ class Staging:
 def stage_data(context: RankContext, progress: Progress | None) -> Staging | None:
     """Stages what the plan asks for; None where it asks for nothing.
 
-    Args:
-        progress: of the checkpoint that the run goes on from.
-
-    Raises DlbenchError: it failed on this node; PeerLostError: on another one.
+    `progress`: of the checkpoint that the run goes on from. Raises DlbenchError: it failed on this node; PeerLostError:
+    on another one.
     """
     plan, place, data = context.plan, context.place, context.plan.workload.data
     if data.is_synthetic or data.staging == "none":
@@ -136,9 +134,7 @@ def staging_result(
 ) -> StagingResult | None:
     """What the record says of staging; None where there was none.
 
-    Args:
-        staging: of rank 0.
-        summaries: of every rank: `staging`, as `Staging.summary` gives it.
+    `staging`: of rank 0. `summaries`: of every rank: `staging`, as `Staging.summary` gives it.
     """
     if staging is None:
         return None

@@ -101,8 +101,7 @@ class TrainState:
 class InjectedFault:
     """The sleeps of one rank, and how long they really were.
 
-    Args:
-        rank: this rank; where the fault does not act on it, nothing sleeps.
+    `rank`: this rank; where the fault does not act on it, nothing sleeps.
     """
 
     def __init__(self, spec: FaultSpec, rank: int) -> None:
@@ -173,9 +172,8 @@ _HISTORY = 1000  # Steps kept in a record.
 class NoiseProbe:
     """Collects squared gradient norms of one rank; nothing is waited for before the end.
 
-    Args:
-        model: its parameters get hooks that see each gradient before the exchange.
-        accumulation: backward passes of one step, each of a loss divided by it.
+    `model`: its parameters get hooks that see each gradient before the exchange. `accumulation`: backward passes of one
+    step, each of a loss divided by it.
     """
 
     def __init__(self, model: nn.Module, accumulation: int) -> None:
@@ -221,10 +219,8 @@ def estimate_noise_scale(
 ) -> NoiseScale:
     """The noise scale from the norms of all ranks.
 
-    Args:
-        ranks: for each rank, for each step the squared norms of its local and of the exchanged gradient.
-        small_batch: samples behind a local gradient.
-        large_batch: samples behind the exchanged one.
+    `ranks`: for each rank, for each step the squared norms of its local and of the exchanged gradient. `small_batch`:
+    samples behind a local gradient. `large_batch`: samples behind the exchanged one.
     """
     # Steps whose gradients overflowed hold no information.
     steps = [

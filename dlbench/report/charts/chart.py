@@ -20,12 +20,10 @@ class Chart:
 
     id: str
     title: str
-    alt: str
-    """What the chart shows, in words and numbers."""
+    alt: str  # What the chart shows, in words and numbers.
     spec: dict[str, Any]
     """Vega-Lite, without the configuration (`dlbench.report.charts.style.CONFIG`) that all charts share."""
-    table: TextTable
-    """The numbers it is drawn from."""
+    table: TextTable  # The numbers it is drawn from.
 
     def __post_init__(self) -> None:
         for name in ("title", "alt", "spec"):
@@ -112,8 +110,7 @@ def _clean(value: Any) -> Any:
 
 # Series that a reader may fade by a click into the legend
 
-MAX_SERIES = 16
-"""More of them would be a wall of buttons."""
+MAX_SERIES = 16  # More of them would be a wall of buttons.
 
 _SELECTION = "legend"
 

@@ -132,8 +132,7 @@ class TuningRow:
 
     cycle_time_ms: float
     fusion_threshold_bytes: float
-    score: float
-    """Bytes per microsecond."""
+    score: float  # Bytes per microsecond.
 
 
 def parse_log(text: str) -> tuple[TuningRow, ...]:
