@@ -408,7 +408,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str]:
-    """The tags given, and the commit that a CI tells.
+    """The tags given, and the commit that a CI names.
 
     Raises `UserError`: a tag is not of the right form, or the CI's variable holds no word.
     """

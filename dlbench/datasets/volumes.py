@@ -232,7 +232,7 @@ def decode_volume(payload: bytes | memoryview) -> Volume:
 class NpyVolumes(Volumes):
     """Pairs of .npy files."""
 
-    LAYOUT = "<name>_x.npy (int16, (n, S, S, S, C)) beside <name>_y.npy (float32, (n, T))"
+    LAYOUT = "<name>_x.npy (int16, (n, S, S, S, C)) next to <name>_y.npy (float32, (n, T))"
     SUFFIXES = ("_x.npy",)
 
     @staticmethod
@@ -348,7 +348,7 @@ def _listed(folder: Path) -> tuple[str, list[str]]:
     ((container, names),) = found.items()
     for name in sorted(names) if container == "npy" else ():
         if name[: -len("_x.npy")] + "_y.npy" not in targets:
-            raise UserError(f"{str(folder / name)!r} has no file of targets beside it; expected {NpyVolumes.LAYOUT}")
+            raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")
     return container, sorted(names)
 
 

@@ -129,7 +129,7 @@ class BaselineRun(Spec):
     job: str = Field(description="Cluster and id of its Slurm job; empty outside of one.")
     boot: str = Field(description="Host of rank 0 and the id of its boot; empty where the run does not know.")
     figures: dict[str, Amount] = Field(
-        description="Its metrics by name (dlbench.analysis.metrics), with the unit in the name; absent: not told."
+        description="Its metrics by name (dlbench.analysis.metrics), with the unit in the name; absent: not known."
     )
 
 

@@ -420,7 +420,7 @@ def _few_sessions(sample: Sample) -> str:
     a, b = (len(set(names)) for _, names in sample.sides)
     if sample.floor is not None:
         return (
-            f"{b} sessions: fewer than {MIN_SESSIONS} do not tell how far they scatter; choose the runs of one "
+            f"{b} sessions: fewer than {MIN_SESSIONS} do not show how far they scatter; choose the runs of one "
             "(--where series=NAME)"
         )
     held = "one session a side" if a == b == 1 else f"{a} and {b} sessions"

@@ -93,7 +93,7 @@ class _Stream:
         self.may_end = False
 
     def read(self, num_bytes: int) -> bytes:
-        """Up to so many bytes; fewer at the end alone."""
+        """Up to `num_bytes` bytes; fewer at the end alone."""
         try:
             found = self._file.read(num_bytes)
         except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:

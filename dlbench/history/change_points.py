@@ -46,7 +46,7 @@ MIN_EVIDENCE = 800.0
 """Least Bayes factor of a change point. Set by simulation: at autocorrelation 0.5 about 5 % of histories of 110 nights
 ever show a change that is none. For a single look 150 is called very strong (Kass and Raftery)."""
 MIN_EFFECT = 0.02
-ODD_NIGHTS = 3  # So many odd nights in a row are outliers, however far they lie.
+ODD_NIGHTS = 3  # This many odd nights in a row are outliers, however far they lie.
 MIN_SEGMENT = 5  # Fewest nights between two change points, so that every level has a 95 % interval.
 MIN_NIGHTS = 12  # With fewer nights no order of them, however clear, reaches `MIN_EVIDENCE`.
 MIN_DRIFT = 2 * MIN_SEGMENT
@@ -423,7 +423,7 @@ def _moods() -> tuple[Array, Array, Array]:
     import numpy as np
 
     r = np.linspace(0, 0.95, 20)
-    # Beta(10, 10) with a change. Without one, more and more up to 1, where moods are hardest to tell from levels.
+    # Beta(10, 10) with a change. Without one, more and more up to 1, where moods look most like levels.
     changed, unchanged = 9 * (np.log(np.maximum(r, 0.01)) + np.log(1 - r)), np.log1p(4 * r)
     return r, changed - np.logaddexp.reduce(changed), unchanged - np.logaddexp.reduce(unchanged)
 

@@ -139,7 +139,7 @@ def _straight(team: Team, span: Span, *, sends_own: bool, reduce: bool) -> list[
 
 def parameter_server(team: Team, span: Span, shards: int) -> list[Step]:
     """Two steps: each server adds up its shard of the span and sends the sum to all. Servers stand on the first
-    `shards` ranks, beside the worker there (co-located): what a server's own worker adds does not travel.
+    `shards` ranks, next to the worker there (co-located): what a server's own worker adds does not travel.
     """
     p, i = team.size, team.index
     if p == 1:

@@ -35,7 +35,7 @@ class Verdict:
     that throughput does not fill (evaluation, staging, restarts or another throughput)."""
     expected_s: float  # Seconds that the samples take at the throughput.
     stated_s: float  # Seconds that were stated.
-    needed_throughput: float  # Samples a second that the stated time needs.
+    needed_throughput: float  # Samples per second that the stated time needs.
     speed_factor: float  # needed_throughput over the stated one: above 1, the time is too short.
     group: int | None
     """Size of a group of ranks for which the throughput may have been stated; None unless impossible and near one."""
@@ -52,9 +52,9 @@ def training_samples(samples_per_epoch: int, epochs: float) -> float:
 
 
 def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
-    """Samples a second of `ranks` ranks. `per_rank`: samples a second of one rank at the same batch per rank. `ranks`:
-    how many. `efficiency`: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises
-    `ValueError`: a number is not positive or not finite.
+    """Samples per second of `ranks` ranks. `per_rank`: samples per second of one rank at the same batch per rank.
+    `efficiency`: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises `ValueError`: a
+    number is not positive or not finite.
     """
     return _positive("per_rank", per_rank) * _positive("ranks", ranks) * _positive("efficiency", efficiency)
 

@@ -203,7 +203,7 @@ class LaunchPlan(Spec):
 
     @property
     def yields(self) -> bool:
-        """Whether Open MPI is told to yield while it waits: as the system says, else where ranks share cores."""
+        """Whether Open MPI is set to yield while it waits: as the system says, else where ranks share cores."""
         asked = self.system.launch.oversubscribe_yield
         return self.system.launch.by_mpi and (self.layout.shares_cores if asked is None else asked)
 

@@ -244,14 +244,14 @@ class TrainSpec(Spec):
     swap: Swap = Field(
         "none",
         description="Activations moved to the host (GPU) or to a file (CPU) between forward and backward pass: none; "
-        "offload: all, each when it is made and when it is needed (torch's save_on_cpu); streamed: all, beside the "
+        "offload: all, each when it is made and when it is needed (torch's save_on_cpu); streamed: all, during the "
         "computation, one block ahead; planned: those that a plan for train.memory.capacity chooses.",
     )
     memory: MemorySpec = Field(MemorySpec(), description="What a plan of recomputing and swapping may use.")
     optimizer_state: Literal["device", "host"] = Field(
         "device",
         description="Where the optimizer's state lies and parameters are updated; host: by the CPU, block by block, "
-        "beside the next forward pass.",
+        "during the next forward pass.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
         "none",

@@ -323,7 +323,7 @@ class _Data(Spec):
     validation: str | None = Field(
         None,
         min_length=1,
-        description="Data of evaluations, a path; none: `validation`, `val` or `valid` beside `train`.",
+        description="Data of evaluations, a path; none: `validation`, `val` or `valid` next to `train`.",
     )
     loader_workers: CountOrZero | Literal["auto"] = Field(
         0, description="Reader processes per rank; 0 reads in the training process; auto: measured before training."

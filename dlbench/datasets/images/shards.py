@@ -15,7 +15,7 @@ What a scan reads:
   background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and a remark says
   so.
 
-Only headers are read, not the images: some microseconds a sample, and two or three small reads.
+Only headers are read, not the images: some microseconds per sample, and two or three small reads.
 """
 
 from __future__ import annotations
@@ -215,18 +215,18 @@ def _scan_tar(path: Path) -> _Rows:
                 waiting["label"] = (folder, key, int(text))
             elif suffix.lower() in IMAGE_SUFFIXES:
                 if "image" in waiting:
-                    raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} beside it")
+                    raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} next to it")
                 waiting["image"] = (folder, key, member)
             else:
                 rows.passed_over += 1
             if len(waiting) == 2:
                 image = waiting["image"][2]
                 if waiting["image"][:2] != waiting["label"][:2]:
-                    raise ValueError(f"member {_short(image.name)} has no .{LABEL_SUFFIX} beside it")
+                    raise ValueError(f"member {_short(image.name)} has no .{LABEL_SUFFIX} next to it")
                 rows.add(image.offset, image.offset_data, image.size, waiting["label"][2])
                 waiting.clear()
         if "image" in waiting:
-            raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} beside it")
+            raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} next to it")
         if tar.offset > path.stat().st_size:
             raise ValueError(f"cut off: ends before byte {tar.offset}")
     return rows

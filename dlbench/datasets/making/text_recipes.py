@@ -375,7 +375,7 @@ class SamplesRecipe:
         }
 
     def parts(self) -> Sequence[Part]:
-        """Files of samples. Draws all pairs once to count them: about 10 µs a sample.
+        """Files of samples. Draws all pairs once to count them: about 10 µs per sample.
 
         Raises UserError: the text, the vocabulary, the share or a size does not fit.
         """

@@ -170,7 +170,7 @@ class SeriesJob(Spec):
     runs: tuple[RunName, ...] = Field(min_length=1, description="Its runs, in their order.")
     time_limit: str = Field(description="What it asks for, as Slurm writes it; of an array, for each run.")
     array_limit: int | None = Field(
-        description="null: one allocation for all. Else a job array, of which so many run at a time; 0: any number."
+        description="null: one allocation for all. Else a job array, of which this many run at a time; 0: any number."
     )
     comment: str = Field(description="By which Slurm finds the job again: sbatch --comment.")
 

@@ -69,7 +69,7 @@ class SlurmNode:
 
     @property
     def gpus(self) -> tuple[tuple[str, int], ...]:
-        """Its GPUs by type, which is empty where Slurm was told none."""
+        """Its GPUs by type, which is empty where Slurm has none configured."""
         return gpus_in(self.gres)
 
     @property
@@ -343,9 +343,7 @@ def _gpus(plan: LaunchPlan, nodes: Sequence[SlurmNode]) -> Iterator[Finding]:
     kinds = sorted({name for one in nodes for name, _ in one.gpus if name})
     fitting = [one for one in nodes if sum(count for name, count in one.gpus if not kind or name == kind) >= wanted]
     if kind and not any(name == kind for one in nodes for name, _ in one.gpus):
-        remedy = (
-            f"slurm.gpu_type: {nearest(kind, kinds)}" if kinds else "leave slurm.gpu_type out: Slurm was told no types"
-        )
+        remedy = f"slurm.gpu_type: {nearest(kind, kinds)}" if kinds else "leave slurm.gpu_type out: Slurm has no types"
         yield _finding("GPUs", "wrong", f"no node has GPUs of type {kind}", remedy)
     elif len(fitting) < plan.layout.nodes:
         remedy = f"node.gpus: {max((count for _, count in some.gpus))}"

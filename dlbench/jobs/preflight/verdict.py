@@ -137,7 +137,7 @@ def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
         least = min(len(one.cores) for one in seen)
         yield f"{least} core{'s' * (least > 1)} of the {needed} that each rank should have"
     if far := [str(one.local_rank) for one in seen if one.beside_gpu is False]:
-        yield f"cores of local rank{'s' * (len(far) > 1)} {', '.join(far)} are not beside the GPU: see slurm.cpu_bind"
+        yield f"cores of local rank{'s' * (len(far) > 1)} {', '.join(far)} are not next to the GPU: see slurm.cpu_bind"
     for one in seen:
         yield from (
             f"{name} does not import: {why}" for name, why in one.broken.items() if name not in ("torch", "numpy")

@@ -142,7 +142,7 @@ def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
         if name not in _NOT_ASKED:
             yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
     yield "system.image.folder", plan.system.image.folder
-    # Where Slurm is not told, runs of one job may differ.
+    # Where Slurm does not know, runs of one job may differ.
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 
 

@@ -257,7 +257,7 @@ SETTLING_S = (0.0, 2.0, 5.0, 10.0)
 
 _MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
 """Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
-_COMES_BACK_S = 120  # How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s.
+_COMES_BACK_S = 120  # How long such an end is not believed; slurmctld informs slurmdbd of jobs that wait every 5 s.
 _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
 
 _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
@@ -319,7 +319,7 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
 def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
     """Keeps what Slurm says of runs whose jobs are ending; returns why there is nothing, by run id.
 
-    slurmctld tells accounting of an end with a delay: for some seconds it is asked again.
+    slurmctld informs accounting of an end with a delay: for some seconds it is asked again.
 
     `pause`: waits that many seconds.
     """
@@ -463,7 +463,7 @@ def _not_measured(accounting: RunAccounting, answer: _Answer, no_energy: str) ->
         f"no accounting: {answer.why_not}" if answer.why_not else f"job {accounting.job_id} has no srun step of it"
     )
     reasons = {
-        "waited_s": "Slurm does not tell when the job could have started",
+        "waited_s": "Slurm does not say when the job could have started",
         "run_s": no_steps,
         "max_rss_bytes": no_steps if not accounting.steps else "Slurm gathers none (JobAcctGatherType)",
         "energy_j": no_steps if answer.why_not else no_energy,

@@ -3,7 +3,7 @@
 A sample of back-to-back operations is timed by the host's clock, or in the stream of a GPU. On a GPU the host only
 orders work. Timed by its clock, a short collective is mostly the host's: the way out of a barrier over TCP, launches,
 and two waits for the device. In the stream, ranks meet by a tiny all-reduce of their own, and events before and after
-the operations tell what passed between them, as a training step would see it.
+the operations report what passed between them, as a training step would see it.
 """
 
 from __future__ import annotations

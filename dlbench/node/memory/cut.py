@@ -293,7 +293,7 @@ def _outside(model: nn.Module, root: _Call, called: Mapping[int, int], units: Se
         elif any(id(one) in within for one in module.modules()):
             why = "holds the chain"
         else:
-            why = "before the chain" if place < first else "after the chain" if place > last else "beside the chain"
+            why = "before the chain" if place < first else "after the chain" if place > last else "next to the chain"
         yield f"{name or 'the network itself'}: {why}"
 
 

@@ -359,7 +359,7 @@ class Room:
         return not self._limits or self._issued + num_bytes <= self._limits[0][1]
 
     def issue(self, block: int, num_bytes: int) -> None:
-        """So many bytes of a block, the next one in backward order, come back, or stay; it is owed room from now on."""
+        """Bytes of a block, the next one in backward order, come back, or stay; it is owed room from now on."""
         self._issued += num_bytes
         if self._costs is None:
             return

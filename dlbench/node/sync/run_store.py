@@ -228,7 +228,7 @@ def operate(keys: Keys, order: Mapping[str, Any]) -> Any:
         return was_there
     if name == "compare_set":
         expected, desired = base64.b64decode(order["expected"]), base64.b64decode(order["desired"])
-        # As torch's stores: a key that is not there counts as an empty one, and is then told as what was expected.
+        # As torch's stores: a key that is not there counts as an empty one, and is then reported as what was expected.
         new = keys.change(key, lambda old: desired if (old or b"") == expected else old, request=request)
         return base64.b64encode(expected if new is None else new).decode()
     raise ValueError(f"no operation {name!r}")

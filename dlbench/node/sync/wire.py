@@ -153,7 +153,7 @@ class TopkWire(WireFormat):
         self._by_name: dict[str, torch.Tensor] = {}
         self._elements = 0
         self._wire_bytes = 0.0
-        # On the device of the gradients: the host must not wait for a count that is read once a run.
+        # On the device of the gradients: the host must not wait for a count that is read once per run.
         self._nonzero: torch.Tensor | None = None
         self.dense_switches = 0
 

@@ -70,7 +70,7 @@ class Progress:
         threading.Thread(target=self._ticks, name="dlbench-tick", daemon=True).start()
 
     def expect(self, steps: int, warmup: int) -> None:
-        """Tells how many steps there will be at most, which not every plan says, and how many are warm-up."""
+        """Notes how many steps there will be at most, which not every plan says, and how many are warm-up."""
         self._total, self._warmup = steps, warmup
         if self.stage == "measuring" and self.step < warmup:  # it was lengthened at its end
             with self._lock:
@@ -117,7 +117,7 @@ class Progress:
         self._tell_now_and_then(self.stage)
 
     def on_staging(self, there: int, needed: int) -> None:
-        """So many bytes of those that are needed are staged, over all nodes; 0 of 0 at the start."""
+        """Notes the bytes staged of those that are needed, over all nodes; 0 of 0 at the start."""
         text = f"staging, {format_bytes(there)} of {format_bytes(needed)}" if needed else "staging"
         if self.stage != "staging":
             self.enter("staging")

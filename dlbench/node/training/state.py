@@ -207,7 +207,7 @@ class NoiseProbe:
         self.large.append(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).square().sum())
 
     def squared_norms(self) -> list[list[float]]:
-        """Squared norms a step, (small, large), as plain Python; waits for the device."""
+        """Squared norms per step, (small, large), as plain Python; waits for the device."""
         if not self.small:
             return []
         pairs: list[list[float]] = torch.stack([torch.stack(self.small), torch.stack(self.large)], 1).cpu().tolist()

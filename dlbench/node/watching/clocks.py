@@ -43,7 +43,7 @@ def greeting(token: str) -> bytes:
 
 
 class ClockServer:
-    """Tells the time, on a thread of its own.
+    """Answers with the time, on a thread of its own.
 
     `clock`: what is read; for tests. Raises OSError: cannot listen at this address.
     """

@@ -107,7 +107,7 @@ METHODS: tuple[Method, ...] = (
 )
 LARGEST_BATCH = 1 << 20  # No larger batch is looked for.
 LEAST_SAVING = 0.01
-"""Share of what training in core holds: what saves less saves nothing (told and live bytes agree no better)."""
+"""Share of what training in core holds: what saves less saves nothing (reported and live bytes agree no better)."""
 CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.memory.search`).
 
 

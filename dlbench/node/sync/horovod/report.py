@@ -91,7 +91,7 @@ def fusion_in_force(requested: str | None, seen: TimelineSummary | None, place: 
         unit = _ROUNDING * place.local_size
         allowed = math.ceil((fusion_bytes(requested) or 0) / unit) * unit
         if seen.largest_fused_bytes > allowed:
-            found, evidence = seen.largest_fused_bytes, "Horovod's timeline has a fused message of so many bytes"
+            found, evidence = seen.largest_fused_bytes, "Horovod's timeline has a fused message of this size"
     effective = None if found is None else exact_bytes(int(found)) if found else "none"
     return Setting(
         key="sync.fusion", requested=requested, effective=effective, evidence=NOT_READ if found is None else evidence

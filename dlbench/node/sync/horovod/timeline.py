@@ -369,7 +369,8 @@ class TimelineWindow:
 
     def _origin_s(self, pairs: Sequence[_Pair]) -> tuple[float | None, str]:
         """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason. Horovod's times are
-        the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes them when it is told.
+        the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes them when it
+        learns of them.
         """
         timeline = self._timeline
         if timeline is None or timeline.epoch_us is None:
