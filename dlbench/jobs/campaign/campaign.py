@@ -9,8 +9,8 @@ same things. Inside a job they keep the order of the series, in which repeats ar
 
 The repeats of a point run on the same nodes, or on others in turn. On the same nodes differences between nodes are in
 no comparison of points, and a slow node is in all figures. In turn, every node is used alike over the repeats:
-differences between nodes average out, stand in the scatter of repeats, and can be separated from those of hosts. The nodes
-are asked for with --nodelist, which is part of each run's plan.
+differences between nodes average out, stand in the scatter of repeats, and are separable from those of hosts. The
+nodes are asked for with --nodelist, which is part of each run's plan.
 """
 
 from __future__ import annotations
