@@ -156,11 +156,6 @@ _REJECTED: tuple[Column[Rejected], ...] = (
 )
 
 
-def rejected_sheet(group: GroupReport) -> Sheet[Rejected]:
-    """Points without a figure."""
-    return Sheet(name="points", title="Points without figures", columns=_REJECTED, rows=group.rejected)
-
-
 def best_sheet(group: GroupReport) -> Sheet[Best]:
     """The fastest series of each size; without the carrier where all algorithms have the same."""
     carriers = {series.carrier for series in group.series if not series.is_library}
@@ -718,7 +713,7 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
             id=f"rejected-{group.id}",
             title="Points without figures",
             headline=f"{len(group.rejected)} points",
-            sheets=(rejected_sheet(group),),
+            sheets=(Sheet(name="points", title="Points without figures", columns=_REJECTED, rows=group.rejected),),
             brief=(),
         )
 

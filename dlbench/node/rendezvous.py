@@ -144,11 +144,8 @@ def _address_of(interface: str) -> str:
 
 def _is_reachable(address: str) -> bool:
     """Whether other nodes may reach it: no loopback, and no bridge of this node's own."""
-    return not address.startswith("127.") and all(address not in found for _, found in _inner_addresses())
-
-
-def _inner_addresses() -> Iterator[tuple[str, list[str]]]:
-    return ((name, found) for name, found in _addresses() if _INNER.match(name))
+    inner = (found for name, found in _addresses() if _INNER.match(name))
+    return not address.startswith("127.") and all(address not in found for found in inner)
 
 
 def _addresses() -> Iterator[tuple[str, list[str]]]:

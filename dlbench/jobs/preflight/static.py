@@ -214,7 +214,9 @@ def _of_partitions(plan: LaunchPlan, names: Sequence[str], chosen: Sequence[Mapp
             yield _finding("partition", "ok", f"{name}{default} is up, {said.get('TotalNodes', '?')} nodes")
         yield _time(slurm.time_limit, said.get("MaxTime", ""))
         yield from _longest_job(slurm.max_time, said.get("MaxTime", ""))
-        yield from _max_nodes(plan.layout.nodes, said.get("MaxNodes", ""))
+        asked, most = plan.layout.nodes, said.get("MaxNodes", "")
+        if most.isdecimal() and asked > int(most):
+            yield _finding("nodes", "wrong", f"{asked} are asked for, the partition allows {most}", f"--nodes {most}")
         yield from _sharing(exclusive=slurm.exclusive, said=said.get("OverSubscribe", ""))
 
 
@@ -242,11 +244,6 @@ def _seconds(text: str) -> int | None:
     if not text or text.upper() in _ENDLESS or not re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", text):
         return None
     return limit_seconds(text)
-
-
-def _max_nodes(asked: int, most: str) -> Iterator[Finding]:
-    if most.isdecimal() and asked > int(most):
-        yield _finding("nodes", "wrong", f"{asked} are asked for, the partition allows {most}", f"--nodes {most}")
 
 
 def _sharing(*, exclusive: bool, said: str) -> Iterator[Finding]:

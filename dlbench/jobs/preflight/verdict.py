@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
-from dlbench.records.comm import CommPoint, CommRun, read_comm_run
+from dlbench.records.comm import CommPoint, read_comm_run
 from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.comm import CommPlan
@@ -166,7 +166,8 @@ def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, 
         return Finding(subject=subject, state="wrong", found=str(error)), {}
     if run.record is None:
         blamed = {status.host: status.reason for status in run.statuses if status.failure == "own" and status.reason}
-        return Finding(subject=subject, state="wrong", found=run.detail), blamed if not _all_alike(run, blamed) else {}
+        all_alike = len(blamed) == run.plan.layout.nodes
+        return Finding(subject=subject, state="wrong", found=run.detail), {} if all_alike else blamed
     points = [point for point in run.record.points if point.times_s]
     carriers = ", ".join(dict.fromkeys(point.carrier for point in points))
     missing = f"; not measured here: {'; '.join(run.record.not_measured)}" if run.record.not_measured else ""
@@ -174,10 +175,6 @@ def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, 
         return Finding(subject=subject, state="wrong", found=run.detail), {}
     found = f"right sums over {plan.layout.ranks} ranks by {carriers}{_time_of(points)}{missing}"
     return Finding(subject=subject, state="ok", found=found), {}
-
-
-def _all_alike(run: CommRun, blamed: Mapping[str, str]) -> bool:
-    return len(blamed) == run.plan.layout.nodes
 
 
 def _time_of(points: Iterable[CommPoint]) -> str:

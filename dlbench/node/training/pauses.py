@@ -219,14 +219,9 @@ class StoppedEarlyError(Exception):
         self.checkpoint = checkpoint  # Name of the checkpoint that was written; None where the run keeps none.
 
 
-def stop_requested() -> bool:
-    """Whether this rank was asked to stop."""
-    return signal.SIGUSR1 in signal.sigpending()
-
-
 def any_stop_requested(gather: Callable[[Any], list[Any]]) -> bool:
-    """Whether any rank was; called by all ranks, between two steps, and it makes them wait for each other."""
-    return any(gather(stop_requested()))
+    """Whether any rank was asked to stop; called by all ranks, between two steps: they wait for each other in it."""
+    return any(gather(signal.SIGUSR1 in signal.sigpending()))
 
 
 def stop_check_interval(warn_before_s: float, step_s: Sequence[float], gather: Callable[[Any], list[Any]]) -> int:

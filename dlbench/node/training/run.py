@@ -156,6 +156,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             initial = load_initial(plan.checkpoint.initialize_from, model, workload.model)
         loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
         loss_of, batch_of = sample_loss(model, loss, precision), sample_batches(plan, device)
+
+        # What changes how the network computes or what it keeps.
         compilation: Compilation | None = None
         memory: ActivationMemory | None = None
         graphs: NetworkGraphs | None = None
@@ -177,7 +179,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             stage("compiling")
             graphs.capture(model, precision, loss_of, batch_of(train.batch_per_rank), context.beat)
             stage("building")
-        # Before the engine's own hooks, which hand the gradient on.
+
+        # The probe before the engine's own hooks, which hand the gradient on.
         noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
         optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
         wrapped, optimizer = engine.prepare(
@@ -200,6 +203,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         engine.barrier()
         context.events.start_run()
 
+        # The data, and what is done to them in which order.
         staging = stage_data(context, resumed.progress if resumed else None)
         _require_device_for_data(plan, context)
         reading = None if workload.data.is_synthetic else _rank_reading(context)
@@ -209,12 +213,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         undo.callback(source.close)
         if resumed is not None:
             resumed.require(data_identity(source))
-        schedule = plan_schedule(
-            plan,
-            first=first,
-            batches_per_epoch=source.order.batches_per_epoch if source.order else None,
-            on_gpu=context.on_gpu,
-        )
+        per_epoch = source.order.batches_per_epoch if source.order else None
+        schedule = plan_schedule(plan, first=first, batches_per_epoch=per_epoch, on_gpu=context.on_gpu)
         if schedule.steps < 1:
             raise UserError(
                 f"checkpoint.resume_from: {schedule.first} steps are done already, the plan ends after {schedule.end}; "

@@ -335,7 +335,9 @@ def check(
     """
     work = _equal_work(plan, ranks, measured_steps)
     end = _different_end(ranks) if trains_without_sync(plan) else _same_end(ranks)
-    found = [_finite(ranks), _same_start(ranks), end, _trained(ranks), work]
+    starts = [rank.initial_parameters_sha256 for rank in ranks]
+    start = _same("identical start", starts, "before the first step")
+    found = [_finite(ranks), start, end, _trained(ranks), work]
     wire = wire_check(exchange, is_scaled=is_scaled)
     if wire is not None:
         found.append(wire)
@@ -425,10 +427,6 @@ def _finite(ranks: list[RankResult]) -> Check:
     bad = [r.rank for r in ranks if not r.losses_finite]
     detail = f"loss not finite on ranks {_some(bad)}" if bad else "every loss on every rank is finite"
     return Check(name="finite loss", passed=not bad, detail=detail)
-
-
-def _same_start(ranks: list[RankResult]) -> Check:
-    return _same("identical start", [r.initial_parameters_sha256 for r in ranks], "before the first step")
 
 
 def _same_end(ranks: list[RankResult]) -> Check:

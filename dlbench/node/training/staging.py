@@ -100,7 +100,12 @@ def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
             work.wait(_PERIOD_S)
         everyone = context.engine.gather(work.status() if work is not None else None)
         nodes = [one for one in everyone if one is not None]
-        _require_none_failed(work, everyone, context.place)
+        for rank, one in enumerate(everyone):
+            if one is None or one["error"] is None:
+                continue
+            if rank == context.place.rank and work is not None and work.error is not None:
+                raise work.error
+            raise PeerLostError(f"rank {rank} could not stage its node: {one['error']}")
         if all(one["done"] for one in nodes):
             context.beat("staging")
             return everyone
@@ -109,15 +114,6 @@ def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
             moved = now
             context.beat("staging moved")
         context.status.on_staging(sum(one["copied"] for one in nodes), sum(one["needed"] for one in nodes))
-
-
-def _require_none_failed(work: NodeStaging | None, everyone: Sequence[Any], place: RankPlace) -> None:
-    for rank, one in enumerate(everyone):
-        if one is None or one["error"] is None:
-            continue
-        if rank == place.rank and work is not None and work.error is not None:
-            raise work.error
-        raise PeerLostError(f"rank {rank} could not stage its node: {one['error']}")
 
 
 def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Progress | None) -> Parts:

@@ -428,7 +428,7 @@ def _seconds(send: Callable[[], None], world: Group, clock: Clock, device: torch
     There a second meeting is ordered in the stream, so that neither the way out of the first, nor launches, nor waiting
     for the device are in the time.
     """
-    _in_step(world, device)
+    _any(world, device, False)
     clock.settle()
     if clock.marks_are_free:
         start = time.monotonic()
@@ -440,10 +440,6 @@ def _seconds(send: Callable[[], None], world: Group, clock: Clock, device: torch
     end = clock.mark()
     clock.settle()
     return clock.between(begin, end)
-
-
-def _in_step(world: Group, device: torch.device) -> None:
-    _any(world, device, False)
 
 
 def _any(world: Group, device: torch.device, here: bool) -> bool:
