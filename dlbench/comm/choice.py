@@ -65,8 +65,7 @@ class Recommended:
     low: int  # Smallest measured size of the range, bytes.
     high: int  # Largest measured size of the range, bytes.
     title: str  # The clear winner at its ends; empty where there is none.
-    tied: tuple[str, ...] = ()
-    """Where none is clear: those that are not clearly slower at any of these sizes, the fastest first."""
+    tied: tuple[str, ...] = ()  # Where none is clear: those not clearly slower at any of these sizes, fastest first.
     spread: float = 0.0
 
 

@@ -105,8 +105,7 @@ class Fit:
     errors: tuple[Errors, ...]  # Over all held-out points, over large ones, and by algorithm.
     lines: tuple[LineCost, ...]
     network: NetworkModel = field(metadata={"json": False})
-    predicted: dict[PointKey, float] = field(metadata={"json": False})
-    """Seconds that a fit without the point expects of it."""
+    predicted: dict[PointKey, float] = field(metadata={"json": False})  # Seconds by a fit without the point.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,8 +61,7 @@ class Measurement:
     timing: str = "host clock"  # What the time is by; see `CommPoint`.
     single_call_s: float | None = None
     """Median over all iterations of one operation alone by the host's clock, seconds; None where that is the time."""
-    skew_s: float | None = None
-    """Median over all iterations of how far apart ranks began them, seconds; None where it was not recorded."""
+    skew_s: float | None = None  # Median over all iterations of how far apart ranks began, seconds; None: not recorded.
     steps: int | None = None  # Most steps of a rank, counted; None for libraries.
     messages: int | None = None  # Most messages that a rank sends, counted.
     bytes_sent: int | None = None  # Most bytes that a rank sends, counted.

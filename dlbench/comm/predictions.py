@@ -62,14 +62,12 @@ class Prediction:
 
     ranks: int
     group_size: int
-    extrapolated: tuple[str, ...]
-    """What is asked beyond the points behind the fitted costs, each in words; not of lines."""
+    extrapolated: tuple[str, ...]  # What is asked beyond the points behind the fitted costs, in words; not of lines.
     largest_held_out: LargestHeldOut | None  # How far the same fit is off one step beyond its points.
     series: tuple[PredictedSeries, ...]
     best: tuple[str, ...]
     ranges: tuple[Recommended, ...]  # What to use by size, where the fastest is so beyond the intervals of predictions.
-    withheld: str
-    """Why no algorithm is predicted, in a sentence: a fit that misses the largest rank count says nothing of more."""
+    withheld: str  # Why no algorithm is predicted: a fit that misses the largest rank count says nothing of more.
     crossovers: tuple[tuple[int, str, str], ...]  # First size of the new best, bytes; from which; to which.
     fusion_of: str  # What is best at the largest size.
     fusion_is_measured: bool

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]
-    """Counts (S, S, S, C) and parameters (T,) of one sample."""
+    Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]  # (S, S, S, C) and (T,) of one sample.
 else:
     Volume = tuple
 

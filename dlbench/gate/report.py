@@ -174,8 +174,7 @@ class MetricResult:
     """regressed, improved, equivalent, inconclusive, insufficient; of a floor missed, met, inconclusive, insufficient;
     `information` for metrics that do not decide."""
     reason: str
-    awaits_reference: bool
-    """Whether nothing is wrong with B, and the reference is not there yet: too few runs of A, or too few sessions."""
+    awaits_reference: bool  # Whether B is all right and the reference lacks runs or sessions.
     a: Estimate | None
     """Geometric mean over the units of the ratio, over runs without a test; None where no run has the figure."""
     b: Estimate | None

@@ -268,8 +268,7 @@ class SideRun:
     figures: Mapping[str, float]  # By name of `dlbench.analysis.metrics.METRICS`; absent where the run does not say.
     circumstances: Circumstances  # What decides its session.
     command: str  # Equal for runs that one command planned, which interleaves them; empty in a baseline file.
-    pair: RunKey
-    """Block and repeat: a run of the other side with the same one is its partner; ("", 0) in a baseline file."""
+    pair: RunKey  # Block and repeat: the other side's run with the same one is its partner; ("", 0) in a baseline file.
     throughput: float | None = None  # Samples per second of all ranks; None in a baseline file.
     wall_s: float | None = None  # From the start of rank 0 to the end of the run, seconds; None in a baseline file.
 
@@ -289,8 +288,7 @@ class SidePoint:
     sample_unit: str
     notice: str  # What the workload must not be mistaken for.
     runs: tuple[SideRun, ...]  # In the order in which they were planned.
-    environment: Mapping[str, str]
-    """Keys with one value in all runs, without those that name the job or the place in it."""
+    environment: Mapping[str, str]  # Keys with one value in all runs, but those that name the job or the place in it.
     tags: Mapping[str, str]
     doubts: tuple[str, ...] = ()
     """Why its runs are no clean repeats of each other, or not of them alone, a sentence each without full stop."""

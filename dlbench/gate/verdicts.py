@@ -54,8 +54,7 @@ class Sample:
     sessions_a: tuple[str, ...] | None = None  # Session of each run of A; None: each run is one of its own.
     sessions_b: tuple[str, ...] | None = None
     together: bool = False  # Whether one job or one command ran both sides.
-    history: tuple[tuple[float, ...], ...] = ()
-    """Values of further sessions, a tuple for each, which only show how far sessions scatter."""
+    history: tuple[tuple[float, ...], ...] = ()  # Values of further sessions, which only show how far sessions scatter.
     floor: float | None = None  # In place of side A: what B is held against; larger values of B miss it.
 
     @property
@@ -87,8 +86,7 @@ class Evidence:
     scatter: float  # Standard deviation over units of these logarithms; of pairs, of their differences.
     error: float  # Standard error of the difference of the means.
     freedom: float  # Degrees of freedom of it.
-    is_borrowed: bool = False
-    """Whether a side has too few units of its own, so that the scatter of others stands for it."""
+    is_borrowed: bool = False  # Whether a side has too few units of its own, so that others' scatter stands for it.
     is_of_floor: bool = False  # Whether `a` is no side but the floor.
 
     @property
@@ -268,20 +266,16 @@ class TTest:
     """What the test of one comparison says."""
 
     method: str
-    p_worse: float
-    """Chance of a B that looks as much worse as this or more, if it is worse by the tolerance and no more."""
+    p_worse: float  # Chance of a B that looks as much worse as this or more, if it is worse by just the tolerance.
     p_better: float
-    level_worse: float
-    """What `p_worse` must not exceed: the level that Holm's correction over the family leaves this comparison."""
+    level_worse: float  # What `p_worse` must not exceed: what Holm's correction over the family leaves it.
     level_better: float
     equivalence: tuple[float, float]  # 90 % interval of the ratio.
     unit: Unit
-    scatter: float
-    """Standard deviation over units of the logarithms of one side; where paired, of the logarithms of the ratios."""
+    scatter: float  # Standard deviation over units of one side's logarithms; where paired, of the ratios' logarithms.
     detectable: float  # Smallest slowdown that is called one with 80 % probability (fraction).
     wanted: float  # The slowdown that is asked for (fraction).
-    repeats: int | None
-    """Units of each side that show it with 80 % probability; None: not with 1,000, or it is tolerated."""
+    repeats: int | None  # Units of each side that show it with 80 % probability; None: not with 1,000, or tolerated.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,8 +67,7 @@ class Limits:
     file_bytes: int = 1 << 37  # Of one member: 128 GiB.
     total_bytes: int = 1 << 42  # Of all members: 4 TiB.
     name_bytes: int = 1000
-    unfolding: int = 200
-    """Bytes that a compressed byte may become, on average, beyond the first `unfolding_from` bytes."""
+    unfolding: int = 200  # Bytes that a compressed byte may become, on average, beyond `unfolding_from` bytes.
     unfolding_from: int = 1 << 28
 
 

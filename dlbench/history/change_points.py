@@ -58,15 +58,13 @@ NAMED = 0.01  # Share of ordinary nights that lie beyond the usual range.
 _MOST_USUAL = 250  # Newest nights of a level of which its usual range is made.
 _TAILS = (1.5, 2.0, 3.0, 6.0, 30.0)
 """Degrees of freedom that nights may have, equally likely beforehand: from tails without a variance to normal ones."""
-_WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))
-"""What the scale may be, in robust standard deviations."""
+_WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))  # The scale, in robust standard deviations.
 _SHIFTS = tuple(-3.0 + step for step in range(7))  # What the centre may be off the median, in standard errors.
 
 _CLIP, _MOST = 3.0, 4.0
 _STEP = 2.0
 _NORMAL_MAD = 0.6744897501960817  # Median of the absolute value of a standard normal.
-_RAMP = 50.0
-"""As `_STEP`, where a ramp and steps are held against each other: what is compared may be many scatters high."""
+_RAMP = 50.0  # As `_STEP`, where a ramp is held against steps: what is compared may be many scatters high.
 _SHORTEST = 20  # Nights of the shortest stretches that are looked at for candidates.
 _RAMP_ENDS = 20
 
@@ -118,11 +116,9 @@ class ChangePoint:
 class Newest:
     """What the newest nights alone say: too few of them for a change point."""
 
-    num_beyond: int
-    """Newest nights, in a row, that lie beyond the usual range on one side; 0: the newest is an ordinary night."""
+    num_beyond: int  # Newest nights, in a row, beyond the usual range on one side; 0: the newest is ordinary.
     ratio: float  # Median of these nights (of the newest one, if none is beyond) over the level before them (1).
-    low: float
-    """Usual range of the nights before: holds the next one but for `NAMED`; at least `MIN_EFFECT` to either side."""
+    low: float  # Usual range of the nights before: holds the next but for `NAMED`; `MIN_EFFECT` or more each way.
     high: float
     wait_for: int  # More such nights that make a change point of them; 0 if none is beyond.
 

@@ -100,8 +100,7 @@ class HistoryEntry:
     repeat: int = 0
     side: str = ""
     variant: str = ""
-    group: str = ""
-    """Equal for runs that may be compared (`dlbench.analysis.comparability.group_id`); empty without a record."""
+    group: str = ""  # Equal for comparable runs (`dlbench.analysis.comparability.group_id`); empty without a record.
     label: str = ""  # The group in words, without foreign markup being made harmless: that is the reader's business.
     system: str = ""
     workload: str = ""

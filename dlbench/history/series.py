@@ -98,8 +98,7 @@ class Change:
     before: Estimate  # Median over nights before; of a drift the level at its first night.
     after: Estimate
     ratio: Estimate
-    evidence: float
-    """Bayes factor of a change against none (1), divided by what all trends cost that are followed together."""
+    evidence: float  # Bayes factor of a change against none (1), divided by what all trends followed together cost.
     acknowledged: Acknowledgement | None
     """Who said that it is known, when, and why; None where nobody did, or where it has gone on since."""
     commits_before: tuple[str, ...]  # Of the night `last_before`; empty where none is known.

@@ -34,8 +34,7 @@ class HostMonth:
     """One host in one calendar month (UTC)."""
 
     month: str
-    ratio: Estimate
-    """Own work of its slowest rank relative to that of the other hosts' slowest ranks (1); mean over nights."""
+    ratio: Estimate  # Own work of its slowest rank over that of the other hosts' slowest (1); mean over nights.
     later: Estimate | None
     """By how much later than the other hosts' its exchanges end, as a share of the step; mean over nights. None where
     the clocks do not say."""
@@ -57,8 +56,7 @@ class HostCourse:
 
     host: str
     verdict: Now
-    current: Estimate | None
-    """Own work as in `HostMonth`, over the nights that say how it is now; None where it was not used lately."""
+    current: Estimate | None  # As in `HostMonth`, over the nights that say how it is now; None where not used lately.
     later: Estimate | None
     since: str  # End of the first of the nights that `current` is made of, UTC; empty without one.
     num_nights: int

@@ -16,8 +16,7 @@ class Demand:
 
     accelerator: str
     samples_per_s: float
-    sample_bytes: float | None
-    """Stored bytes of a sample of the published data set; None where the demand is not tied to a data set."""
+    sample_bytes: float | None  # Stored bytes of a sample of the published data set; None where there is none.
     source: str  # Where the figures are from, in words.
 
     @property

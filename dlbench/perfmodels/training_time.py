@@ -20,8 +20,7 @@ GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)
 """Usual numbers of GPUs in a node: factors by which a throughput is off when a node's is taken for the machine's."""
 
 TOLERANCE = 0.05  # How much faster than its own throughput a training may be before the numbers contradict each other.
-HINT_TOLERANCE = 0.15
-"""How near the factor between two times must be to a group size; wide, because printed figures are rounded."""
+HINT_TOLERANCE = 0.15  # How near the factor of two times must be to a group size; wide, as printed figures are rounded.
 
 Status = Literal["fits", "impossible", "unexplained"]
 

@@ -19,8 +19,7 @@ Level = Literal["answer", "evidence", "appendix"]
 """How deep a section stands: read at once, opened where its headline makes curious, looked up."""
 
 
-FEW_CARDS = 6
-"""Up to this many cards with facts stand below a wide picture; more are lines of a list next to a narrow one."""
+FEW_CARDS = 6  # Cards with facts below a wide picture at most; more become lines of a list next to a narrow one.
 
 
 def _clean(one: object, *names: str) -> None:
@@ -113,8 +112,7 @@ class Section:
     title: str
     short_title: str = ""  # What a list of all sections calls it; empty: the title.
     level: Level = "evidence"
-    headline: str = ""
-    """The finding in one line of at most 100 characters: it stands for the section where that is folded."""
+    headline: str = ""  # The finding in at most 100 characters: it stands for the section where that is folded.
     about: tuple[str, ...] = ()  # Small words of introduction.
     facts: tuple[tuple[str, str], ...] = ()  # Names and values: conditions of a group, definitions of the methods.
     are_methods: bool = False  # Whether the facts are sentences, one below the other.
@@ -130,11 +128,9 @@ class Section:
     missing: tuple[Missing, ...] = ()
     missing_title: str = "Not measured by these runs"
     next_step: str = ""  # Of a group: what to do next, in a sentence; the terminal's summary ends with it.
-    brief: tuple[str, ...] | None = None
-    """What the terminal's summary says; None: the words, where it prints a sheet of this section."""
+    brief: tuple[str, ...] | None = None  # The terminal's summary; None: the words, where it prints a sheet of this.
     is_group: bool = False  # Whether it is one of many alike, of which a long page prints the first ones in full.
-    overview: tuple[tuple[str, str], ...] = ()
-    """Of a group: titles and cells of its line where it is not printed in full."""
+    overview: tuple[tuple[str, str], ...] = ()  # Of a group: titles and cells of its line where not printed in full.
     where: Mapping[str, Datum] | None = None
     """Columns that programs find in front of every row of its sheets, such as the id of a group."""
     in_contents: bool = True
@@ -154,8 +150,7 @@ class BaseReport:
     format: str
     version: int = 1
     title: str
-    as_of: str
-    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
+    as_of: str  # When the newest run finished, UTC; empty if none did. Not the report's time: equal runs, equal report.
     dlbench_version: str = dlbench.__version__
 
     def document(self, *sections: Section, **more: Any) -> Document:
@@ -178,17 +173,14 @@ class Document:
     title: str
     dlbench_version: str = dlbench.__version__
     meta: tuple[str, ...] = ()  # Lines under the title: how many runs, of when.
-    as_of: str = ""
-    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
+    as_of: str = ""  # When the newest run finished, UTC; empty if none did. Equal runs, equal report.
     notices: tuple[str, ...] = ()  # What its figures must not be mistaken for.
     sections: tuple[Section, ...]
     data: object  # Dataclasses; what the JSON holds.
-    always: tuple[NamedTable, ...] = ()
-    """Tables for programs that every such report has, if only a header: tables without rows."""
+    always: tuple[NamedTable, ...] = ()  # Tables that every such report has for programs, if only a header.
     file_prefix: str = ""  # In front of the names of the files that a page offers.
     command: str = "dlbench report RUNS"  # Writes the document; a page names it for tables that are too large for it.
-    one_group_at_a_time: bool = False
-    """Whether a page opens with what stands before the groups, and shows each group by itself."""
+    one_group_at_a_time: bool = False  # Whether a page opens with what precedes the groups, and shows each by itself.
 
     def __post_init__(self) -> None:
         _clean(self, "as_of", "meta", "notices")
@@ -234,8 +226,7 @@ class ListedRun:
     """What a report says of a run, whatever became of it; a report adds its own fields."""
 
     run_id: str
-    group: str
-    """Id of its group; empty for runs without figures. Groups of control runs are in no report that has others."""
+    group: str  # Id of its group; empty for runs without figures. Groups of control runs are in no other report.
     state: str
     failure_reason: str  # Why there is no figure; empty where there is one.
     ranks: int

@@ -35,8 +35,7 @@ R = TypeVar("R")
 Value = Estimate | str | int | float | bool | None
 Datum = str | int | float | bool | None  # One value of a table for programs.
 
-RowKind = Literal["", "sum", "part"]
-"""How a row stands to the others: `sum` of those above, `part` of the row above it."""
+RowKind = Literal["", "sum", "part"]  # `sum` of the rows above, `part` of the row above it.
 
 MAX_TEXT = 2000  # Characters of a cell; longer foreign text is cut.
 
@@ -263,14 +262,12 @@ class Sheet(Generic[R]):
     is_data: Callable[[R], bool] = _always
     """Whether programs get the row; others are for people only, such as lines that say what is missing."""
     is_shown: Callable[[R], bool] = _always  # Whether people get the row.
-    order: Callable[[R], float] | None = None
-    """Sorts the rows for people, smallest first; programs get them as they come."""
+    order: Callable[[R], float] | None = None  # Sorts the rows for people, smallest first; programs get them unsorted.
     kind: Callable[[R], RowKind] = lambda row: ""
     in_terminal: bool = False  # Whether the terminal's summary prints it.
     is_sortable: bool = False
     is_folded: bool = False  # Whether a page shows it only when it is opened.
-    is_drawn: bool = False
-    """Whether a chart of its section carries these numbers: a page prints them where the chart is not drawn."""
+    is_drawn: bool = False  # Whether a chart carries these numbers: a page prints them where it is not drawn.
     max_rows: int | None = None  # Rows in a page and in the terminal's summary; the CSV holds all.
 
     def __post_init__(self) -> None:
@@ -371,8 +368,7 @@ class NamedTable:
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[dict[str, Datum], ...] = field(default=())
-    units: Mapping[str, str] = field(default_factory=dict)
-    """Of the columns that hold estimates, e.g. `s`, `fraction`, `images/s`."""
+    units: Mapping[str, str] = field(default_factory=dict)  # Of columns of estimates, e.g. `s`, `fraction`, `images/s`.
 
 
 def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:

@@ -251,10 +251,8 @@ class Residual(Spec):
 TOLERATED_MISS = 0.05
 """Share by which a hindcast may miss: algorithms that differ by less count as equally fast (`STAY_WITHIN` of
 `dlbench.comm.choice`), so that such a miss changes no advice."""
-POOR_MEDIAN = 0.25
-"""Median error of an algorithm beyond which its prediction is no advice: those that it chooses among differ by less."""
-POOR_WORST = 1.0
-"""Worst error of an algorithm beyond which its prediction is no advice: somewhere it is off by the time itself."""
+POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
+POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
 
 
 class FitError(Spec):

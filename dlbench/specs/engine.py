@@ -17,8 +17,7 @@ class EngineKind:
     title: str  # As reports call it.
     on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
     synchronises: bool = True  # Whether it takes two ranks or more.
-    fusion: str = ""
-    """The size up to which its library fuses messages by default, e.g. 25MiB; empty: it has no such size."""
+    fusion: str = ""  # The size up to which its library fuses messages by default, e.g. 25MiB; empty: none.
     thread: str = "the engine"  # What takes core time from the backward pass.
     package: str = ""  # What ranks import for it besides torch.
     overlaps_compiled: bool = False

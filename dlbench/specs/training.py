@@ -152,8 +152,7 @@ class OptimizerSpec(Spec):
         return self
 
 
-DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")
-"""Forms of decay that end at a step of their own, with a rate of their own."""
+DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Forms of decay with a last step and a rate of their own there.
 
 
 class ScheduleSpec(Spec):

@@ -47,8 +47,7 @@ class MlperfRules:
     benchmark: str
     quality_key: str  # The event that holds a quality.
     init_min: int  # Minutes that init_start to init_stop may take at most (open division).
-    most_error: float | None = None
-    """The quality that one evaluation has to reach, where the rule set asks for an error."""
+    most_error: float | None = None  # The quality that one evaluation has to reach, where rules ask for an error.
 
     @property
     def command(self) -> str:

@@ -65,8 +65,7 @@ class ShardIndex:
     container: str  # `tar` or `tfrecord`
     shards: tuple[str, ...]  # file names, sorted
     sizes: tuple[int, ...]  # bytes of each shard
-    classes: tuple[str, ...]
-    """Names of the classes; the position is the label. Digits where the shards do not name them."""
+    classes: tuple[str, ...]  # By label; digits where the shards do not name them.
     shard: NDArray[np.int32]  # (num_samples,) the shard of each sample
     records: NDArray[np.int64]  # (num_samples,) byte at which the tar member's header, or the record, starts
     offsets: NDArray[np.int64]  # (num_samples,) byte at which the encoded image starts
@@ -307,8 +306,7 @@ class ImageSet:
     classes: tuple[str, ...]  # names of the classes; the position is the label
     labels: NDArray[np.int32]  # (num_samples,) the label of each sample
     sha256: str  # digest of the index (names or sizes, and labels), hexadecimal; image contents are not read
-    remarks: tuple[str, ...]
-    """What a person should know about how the set was understood, one line each: what was passed over, ..."""
+    remarks: tuple[str, ...]  # How the set was understood, one line each: what was passed over, ...
 
     @property
     def num_samples(self) -> int:

@@ -97,8 +97,7 @@ class SampleRule:
     sequence_length: int  # tokens of a sample, special ones and padding counted; S
     max_predictions: int  # hidden tokens of a sample at most; P
     masked_lm_probability: float = 0.15
-    short_sequence_probability: float = 0.1
-    """Share of the documents that are cut into shorter samples; no effect on `runs`."""
+    short_sequence_probability: float = 0.1  # Share of documents cut into shorter samples; no effect on `runs`.
 
 
 class Pair(NamedTuple):

@@ -71,8 +71,7 @@ Packing = Literal["points", "all", "runs"]
 """points: the runs of one number of nodes and ranks share an allocation. all: those of all points share one of the
 largest size. runs: each has its own, in job arrays."""
 
-_MOST_ELEMENTS = 1000
-"""Of an array, because Slurm numbers up to 1,000 unless a site says otherwise (slurm.conf(5), MaxArraySize 1001)."""
+_MOST_ELEMENTS = 1000  # Of an array: Slurm numbers up to 1,000 by default (slurm.conf(5), MaxArraySize 1001).
 
 _MINUTE = 60  # Slurm counts time limits in minutes (sbatch(1), --time).
 
@@ -189,8 +188,7 @@ def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
 
 MARGIN = 1.5  # On the longest earlier run: what is stopped is lost, what is left over is not charged.
 
-START_S = 60.0
-"""Given to each run besides that: its record begins when rank 0 has started, after modules and the launcher."""
+START_S = 60.0  # Given to each run besides that: its record begins when rank 0 has started.
 
 MOST_READ = 500  # Earlier runs that are looked at, by name the last: each costs a file.
 

@@ -35,8 +35,7 @@ JobState = Literal["submitted", "begun", "unsure", "written", "missing"]
 """unsure: its script was written, and nothing says whether Slurm took it. written: likewise, and it was to be submitted
 by hand. begun: its ranks wrote, no id is known."""
 
-WRITTEN = "-"
-"""In place of a job's id in `ID.jobs`, a line for each of its runs: its script was written, and not submitted."""
+WRITTEN = "-"  # Instead of a job's id in `ID.jobs`, a line for each of its runs: its script was written, not submitted.
 
 _LOG = re.compile(r"slurm-(\d+)(_\d+)?\.out")
 _ANY_LOG = re.compile(rf"(earlier-)?{_LOG.pattern}")

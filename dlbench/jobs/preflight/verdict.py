@@ -15,8 +15,7 @@ from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds
 
-MUCH_LOAD = 0.05
-"""Share of a node's cores from which others' use of them is doubtful, as in reports (docs/measuring.md)."""
+MUCH_LOAD = 0.05  # Share of a node's cores from which others' use is doubtful, as in reports (docs/measuring.md).
 LOAD_RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms.
 FAR_CLOCK_S = 1.0  # From here on times in logs of two nodes, which are whole seconds, contradict each other.
 

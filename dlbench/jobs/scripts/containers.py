@@ -25,8 +25,7 @@ _OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHON
 GRANTED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """By which Slurm says which GPUs of a node are the job's: not all sites keep a job from the others by other means."""
 
-VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
-"""As nodes read the path of a tier (dlbench.datasets.staging.place)."""
+VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")  # In the path of a tier (dlbench.datasets.staging.place).
 
 _MARK = secrets.token_hex(8)
 _PLACE = re.compile(rf"/DLBENCH-{_MARK}-([A-Za-z_][A-Za-z0-9_]*)-")

@@ -23,8 +23,7 @@ from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 IMAGES_FOLDER = "dlbench_images"
 """The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
 
-IMAGE_STEP = "dlbench-image"
-"""What accounting calls the step that holds the images on the nodes, besides those of the runs."""
+IMAGE_STEP = "dlbench-image"  # What accounting calls the step that holds the images on the nodes.
 
 
 def image_values(job: Job) -> dict[str, object]:
@@ -146,8 +145,7 @@ def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 
 
-PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""As bash has it where nobody says otherwise."""
+PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # As bash has it by default.
 
 SUBMITTED = "DLBENCH_SUBMITTED"
 """Says to a job's script that it got no other variable of the submitting shell than those let through."""

@@ -252,8 +252,7 @@ _QUEUE_FIELDS = {
 _WIDTH = 2000  # Of a column of squeue, which cuts what is longer: lists of nodes.
 _ENDED = FINAL | {"REQUEUED", "REVOKED"}
 _NOT_ENDED = "has not ended"
-SETTLING_S = (0.0, 2.0, 5.0, 10.0)
-"""Pauses before Slurm is asked for jobs that have written their last record, seconds."""
+SETTLING_S = (0.0, 2.0, 5.0, 10.0)  # Pauses before Slurm is asked for jobs that wrote their last record, seconds.
 
 _MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
 """Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
@@ -268,8 +267,7 @@ class Told:
     """What Slurm says of some runs."""
 
     accounting: dict[str, RunAccounting] = field(default_factory=dict)  # By run id.
-    why_not: dict[str, str] = field(default_factory=dict)
-    """Of runs that were submitted, why there is nothing, by run id."""
+    why_not: dict[str, str] = field(default_factory=dict)  # Of submitted runs, why there is nothing, by run id.
 
 
 def accounting_of(runs: Iterable[LaunchedRun]) -> Told:

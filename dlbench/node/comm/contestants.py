@@ -38,8 +38,7 @@ class Contestant:
     algorithm: str
     carrier: str
     counters: Counters | None = None  # What it sent; None for libraries, which do not say.
-    is_in_place: bool
-    """Whether it works on what the operation before left, in `Vectors.data`; otherwise it reads `Vectors.given`."""
+    is_in_place: bool  # Whether it works on what the operation before left, in `Vectors.data`, not on `Vectors.given`.
 
     def bind(self, vectors: Vectors) -> str:
         """Prepares for vectors of one size; why it cannot do this one, or nothing. Raises `DlbenchError`: the algorithm

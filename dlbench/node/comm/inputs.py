@@ -22,8 +22,7 @@ from dlbench.specs.base import Precision
 from dlbench.specs.comm import Collective
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-EXACT: dict[Precision, int] = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8}
-"""Up to here every whole number is one of the type."""
+EXACT: dict[Precision, int] = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8}  # Whole numbers up to here are exact.
 
 PATTERN_LENGTH = 1_048_573  # A prime, so that no block of a vector begins where the pattern does.
 ENTRIES = 1021

@@ -25,8 +25,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.perfmodels.schedules import Schedule, Step, Transfer, all_to_all_block
 from dlbench.specs.launch import LauncherName
 
-SEGMENT_BYTES = 1024 * 1024
-"""Longer messages travel in segments of so much, so that one is summed up while the next arrives."""
+SEGMENT_BYTES = 1024 * 1024  # Longer messages travel in such segments: one is summed up while the next arrives.
 
 
 @dataclass(slots=True)

@@ -193,8 +193,7 @@ class RankCores:
     cores than loader processes each process has one of its own, from the last core down, and training the others.
     """
 
-    _shared_out: ClassVar[list[int] | None] = None
-    """All of the rank, while its training process keeps to a part of them."""
+    _shared_out: ClassVar[list[int] | None] = None  # All of the rank, while its training process keeps to some of them.
 
     def __init__(self) -> None:
         self.all = RankCores._shared_out or sorted(os.sched_getaffinity(0))

@@ -308,8 +308,7 @@ def _no_chain(root: _Call, called: Mapping[int, int]) -> str:
     )
 
 
-BlockFunction = Callable[..., Any]
-"""Takes what the first module of a block is called with, returns what the last one returns."""
+BlockFunction = Callable[..., Any]  # From the arguments of a block's first module to the result of its last one.
 
 
 class Block:

@@ -28,8 +28,7 @@ NORM_EPSILON = 1e-12
 INIT_STD = 0.02
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_FIRST_WORD = 5
-"""Ids below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here they only need to be five ids."""
+_FIRST_WORD = 5  # Below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here any five ids will do.
 _CLS, _SEP, _MASK = 2, 3, 4
 
 

@@ -34,8 +34,7 @@ Outputs = tuple[Tensor, ...]
 """ResNet: class logits (N, classes). BERT: masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2). CosmoFlow:
 parameters (N, T)."""
 
-Criterion = Callable[[Outputs, Batch], Tensor]
-"""Outputs and batch -> a scalar loss, the mean over the batch, in float32."""
+Criterion = Callable[[Outputs, Batch], Tensor]  # To a scalar loss, the mean over the batch, in float32.
 
 Loss = Callable[[nn.Module, Batch], Tensor]  # Forward pass and loss: a scalar, the mean over the batch, in float32.
 
@@ -49,8 +48,7 @@ class Quality:
     value: float  # The metric.
     loss: float  # Mean loss over samples.
     samples: int
-    predictor_value: float
-    """The metric of a predictor that knows nothing but the evaluated targets' frequencies (or mean)."""
+    predictor_value: float  # The metric of a predictor that knows only the evaluated targets' frequencies (or mean).
 
 
 class Meter:
@@ -135,8 +133,7 @@ class Accuracy(Meter):
         return max(total.values()) / sum(total.values())
 
 
-Products = list[tuple[str, str, int]]
-"""Of a module's call: part of its name (or nothing), kind of `LayerMacs`, multiply-adds."""
+Products = list[tuple[str, str, int]]  # Of a module's call: part of its name (or nothing), kind, multiply-adds.
 
 Spec = TypeVar("Spec", bound=Model)
 

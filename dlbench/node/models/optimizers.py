@@ -34,8 +34,7 @@ def _norms(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
 
 
-Scalar = float | Tensor
-"""A number, or in a compiled update a tensor without dimensions: a number would be part of the program."""
+Scalar = float | Tensor  # A tensor in a compiled update, where a number would be part of the program.
 
 
 class _Foreach(torch.optim.Optimizer):

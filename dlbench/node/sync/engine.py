@@ -50,8 +50,7 @@ def settings_of(*rows: tuple[str, Value, Value, str]) -> list[Setting]:
 class Engine:
     """One way of keeping ranks in step. Used in this order: `start`, `prepare`, the loop, `stop`."""
 
-    marks_backward = False
-    """Whether the engine itself marks the end of the backward phase (DDP waits inside `backward()`)."""
+    marks_backward = False  # Whether the engine itself marks the end of the backward phase (DDP waits in `backward()`).
     _optimizer: Any = None  # As `prepare` returned it.
 
     @classmethod

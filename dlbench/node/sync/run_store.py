@@ -37,8 +37,7 @@ from dlbench.node.rendezvous import Endpoint
 
 MAX_BODY_BYTES = 16 * 2**20  # Of one request: addresses of some ten thousand ranks.
 PATIENCE_S = 30.0  # How long a connection may take to say what it wants.
-_REMEMBERED = 1 << 16
-"""Changes that are known again when a client, having lost the connection, asks for them a second time."""
+_REMEMBERED = 1 << 16  # Changes known again when a client that lost the connection asks for them a second time.
 LONGEST_WAIT_S = 20.0  # How long one request waits for keys; who wants to wait longer asks again.
 
 

@@ -38,8 +38,7 @@ LINE_BYTES = 64  # What one rank writes lies so far from what another writes: a 
 
 LOOK_AROUND_NS = 20_000_000  # So often a waiting rank looks whether the others still live.
 
-RUNNING, LEFT, FOUND_DEAD, FOUND_LATE, FOUND_LEFT = range(5)
-"""States of a rank. The last three: it gave up because of another rank."""
+RUNNING, LEFT, FOUND_DEAD, FOUND_LATE, FOUND_LEFT = range(5)  # The last three: the rank gave up because of another.
 
 FINDINGS = {FOUND_DEAD: "has died", FOUND_LATE: "did not come in time", FOUND_LEFT: "has left the group"}
 
@@ -307,8 +306,7 @@ class Room:
 BLOCK_ELEMENTS = 1 << 16
 """Summed at a time: still in the cache when the next rank's numbers are added and when the result is copied."""
 
-SMALL_BYTES = 8192
-"""Up to so much, every rank sums the whole vector: more work than its share, but one meeting instead of two."""
+SMALL_BYTES = 8192  # Up to this, every rank sums the whole vector: more work, but one meeting instead of two.
 
 
 class SharedMemoryGroup:

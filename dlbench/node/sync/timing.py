@@ -36,8 +36,7 @@ class Anchor:
 
     event: torch.cuda.Event
     host_ns: int  # CLOCK_MONOTONIC.
-    delay_ns: int
-    """From the call to the host's knowing that the event has passed, on a device that had nothing else to do."""
+    delay_ns: int  # From the call to the host's knowing that the event has passed, on an idle device.
 
     @property
     def error_ns(self) -> int:
@@ -64,8 +63,7 @@ def anchored() -> Anchor:
 class Clock:
     """Moments, and the order between computing and exchanging: of a CPU, where a call returns when its work is done."""
 
-    marks_are_free = True
-    """Whether a moment costs next to nothing, so that one may be taken for every gradient of every step."""
+    marks_are_free = True  # Whether a moment costs so little that each gradient of each step may take one.
 
     def enter_thread(self) -> None:
         """Called once on the communication thread."""
@@ -337,8 +335,7 @@ def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, fl
     return total - across, across
 
 
-LEAST_SAMPLE_S = 2e-3
-"""Shortest sample: some fifty times the 15 to 40 us by which ranks were seen to leave gloo's barrier apart."""
+LEAST_SAMPLE_S = 2e-3  # Shortest sample: some fifty times the 15 to 40 us by which ranks leave gloo's barrier apart.
 MOST_OPERATIONS = 1000  # Of a sample; OSU's benchmarks repeat small messages as often.
 _GROWTH = 16  # From a trial to the next one at most: the first one, of one operation, is mostly barrier.
 

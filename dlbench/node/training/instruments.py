@@ -30,8 +30,7 @@ from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 
-_SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}
-"""Of the lane swap: recomputing and waiting, what leaves the device, what comes back."""
+_SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}  # Lane swap: recomputing and waiting, what leaves the device, what returns.
 
 
 class RankWatch:

@@ -41,8 +41,7 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")  # Modes in which torch captur
 
 GRAPH_PASSES = 3  # Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`).
 
-MOST_BLOCKS = 1024
-"""Blocks whose functions may be compiled one by one; torch's own limit, 8 for one function, is made for mistakes."""
+MOST_BLOCKS = 1024  # Blocks compiled one by one at most; torch's own limit, 8 for one function, is for mistakes.
 
 
 class Compilation:

@@ -42,8 +42,7 @@ from dlbench.units import format_bytes, utc_now, utf8_text
 PLAIN_PERIOD_S = 10.0
 LAUNCHER_PERIOD_S = 0.5
 _TICK_S = 1.0
-_SOME_STEP = -9_007_199_254_740_991
-"""Stands for the step in a text into which it is filled later; no step has this number."""
+_SOME_STEP = -9_007_199_254_740_991  # Stands for the step in a text that is filled in later.
 
 
 class Progress:
@@ -240,8 +239,7 @@ _LOOK_S = 0.002
 _MEET_S = {"measuring": 0.5, "done": 2.0}
 """How long the first rank waits for the others' word of a stage into which all go together. None of it is measured: a
 barrier follows the one, the other is the end."""
-ALONE_AFTER_S = 5.0
-"""When a rank that does not reach the first of its node writes a file of its own: containers part networks."""
+ALONE_AFTER_S = 5.0  # When a rank that does not reach its node's first writes its own file: containers part networks.
 ENDED = ("done", "failed")
 
 

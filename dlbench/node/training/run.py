@@ -69,8 +69,7 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
-PATIENCE = 0.8
-"""Of the time after which a rank counts as stalled, waited for a sample of another rank: so that it can be named."""
+PATIENCE = 0.8  # Of the stall time-out: how long a sample of another rank is waited for, so that it can be named.
 
 
 def train(context: RankContext) -> Record | None:

@@ -39,8 +39,7 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.training.activations import ActivationMemory
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
-BACKWARD_PER_FORWARD = 2
-"""A backward pass counts as two forward passes, as in the count of FLOPs: gradients of inputs and of weights."""
+BACKWARD_PER_FORWARD = 2  # A backward pass counts as two forward passes, as for FLOPs: gradients of inputs and weights.
 
 
 @dataclass(kw_only=True)

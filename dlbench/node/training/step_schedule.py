@@ -23,12 +23,10 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 from dlbench.specs.training import MeasureSpec
 
-WATCHED_STEPS = 3
-"""Last steps of the warm-up in which the engine watches its exchange closely; measured steps stay untouched."""
+WATCHED_STEPS = 3  # Last steps of the warm-up in which the exchange is watched closely; measured steps stay untouched.
 
 
-HELD_STEPS = 3
-"""Steps of the warm-up in which a GPU is held back, which shows what its kernels take: an odd number has a median."""
+HELD_STEPS = 3  # Warm-up steps in which a GPU is held back, to show what kernels take; odd, for the median.
 
 
 _TIMED_STEPS = 4
@@ -48,8 +46,7 @@ class StepSchedule:
     evaluate_every: float | None = None  # Steps; None: never.
     checkpoint_every: float | None = None
     window_steps: int = 0  # Warm-up steps in which layers are to be watched one by one.
-    deciding_steps: int = 0
-    """First steps by whose times the exchange is arranged or tuned: no layer is watched in them."""
+    deciding_steps: int = 0  # First steps by whose times the exchange is arranged or tuned: no layer is watched.
     warmup_s: float = 0.0  # The warm-up lasts so long at least, seconds, as far as is known before its last steps.
     measured_s: float = 0.0  # The measured steps last so long at least, as far as the warm-up shows.
 

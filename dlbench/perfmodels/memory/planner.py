@@ -106,8 +106,7 @@ METHODS: tuple[Method, ...] = (
     ("planned", "planned"),
 )
 LARGEST_BATCH = 1 << 20  # No larger batch is looked for.
-LEAST_SAVING = 0.01
-"""Share of what training in core holds: what saves less saves nothing (reported and live bytes agree no better)."""
+LEAST_SAVING = 0.01  # Of what training in core holds: less saves nothing (reported and live bytes agree no better).
 CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.memory.search`).
 
 

@@ -197,8 +197,7 @@ PATIENCE = 30  # Random changes in a row that may come to nothing.
 NEAR = 4  # How many blocks apart two may be that are changed together, where there are more than `FEW`.
 FEW = 16
 LONGEST = 8  # Units of a block in the first plans, in chains of more than `FEW` units.
-PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)
-"""What a second of moving may cost, in seconds of computing: transfers that are hidden cost nothing."""
+PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)  # Seconds of computing that a second of moving may cost; hidden transfers cost 0.
 DESCENTS = 4  # First plans that are made better.
 
 

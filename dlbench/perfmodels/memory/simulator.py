@@ -189,8 +189,7 @@ class Trace:
     """What a simulated pass gives besides its totals."""
 
     operations: list[Operation] = field(default_factory=list)
-    changes: list[tuple[float, int]] = field(default_factory=list)
-    """Time, and bytes that are held from then on more (or less)."""
+    changes: list[tuple[float, int]] = field(default_factory=list)  # Time, and bytes held from then on.
 
     def add(self, lane: Lane, kind: Kind, block: int | None, start: float, end: float) -> None:
         """An operation; nothing where it takes no time."""
@@ -347,8 +346,7 @@ class _WayBack:
         those whose limit a later one undercuts are left out, so that the first is the least."""
         self.pending = len(done.outs)  # Swap-outs from here on stay for the backward pass.
         freed = sum(out.freed for out in done.outs[done.oldest :])
-        self._below = done.held - setting.output_bytes - freed
-        """What blocks up to `_next` hold when their swap-outs have ended."""
+        self._below = done.held - setting.output_bytes - freed  # What blocks up to `_next` hold after their swap-outs.
 
     def compute(self, kind: Kind, block: int | None, seconds: float) -> None:
         done, start = self._done, self._done.clock

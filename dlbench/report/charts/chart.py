@@ -21,8 +21,7 @@ class Chart:
     id: str
     title: str
     alt: str  # What the chart shows, in words and numbers.
-    spec: dict[str, Any]
-    """Vega-Lite, without the configuration (`dlbench.report.charts.style.CONFIG`) that all charts share."""
+    spec: dict[str, Any]  # Vega-Lite, without the configuration that all charts share (`style.CONFIG`).
     table: TextTable  # The numbers it is drawn from.
 
     def __post_init__(self) -> None:

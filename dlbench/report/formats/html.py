@@ -32,8 +32,7 @@ from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
 
 DRAWERS = 2  # Charts drawn at a time: Vega runs outside Python's lock, and a login node has little to spare.
-MAX_CHARTED_GROUPS = 10
-"""Further groups are shown as tables only, so that the page stays small and is made in little time."""
+MAX_CHARTED_GROUPS = 10  # Further groups are tables only, so that the page stays small and is quickly made.
 CHART_BYTES = 1_600_000  # Charts of further groups are left out once those drawn take so much of the page.
 MAX_GROUPS = 25  # Further groups get a line each, for the same reason.
 DOWNLOAD_BYTES = 700_000  # Files in the page, together; what does not fit is left to the command.

@@ -33,8 +33,7 @@ from dlbench.specs.horovod_build import REMEDY, HorovodBuild
 from dlbench.specs.sync import fusion_bytes
 from dlbench.units import exact_bytes
 
-_ROUNDING = 8 * 64
-"""The threshold in force is a multiple of this and the ranks of a node, bytes (controller.cc of Horovod 0.28)."""
+_ROUNDING = 8 * 64  # The threshold in force is a multiple of this times ranks of a node, bytes (controller.cc, 0.28).
 
 _TYPES = {"float32": "fp32", "float16": "fp16"}
 
@@ -109,8 +108,7 @@ def read_back(symbol: str, kind: Any) -> float | None:
     return value
 
 
-SEARCHED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
-"""Variables that must not be set, or Horovod does not search their values."""
+SEARCHED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")  # If set, Horovod does not search their values.
 
 
 def tuning_variables(settings: HorovodSettings, log: Path) -> dict[str, str]:

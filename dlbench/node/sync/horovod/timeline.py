@@ -241,8 +241,7 @@ _Pair = tuple[WatchedStep, tuple[FusedMessage, ...]]  # A watched step and its m
 class TimelineSummary:
     """The watched steps as the timeline has them; medians over steps where nothing else is said."""
 
-    messages: tuple[Message, ...]
-    """Of one step, the last of those with the median number of messages, with its own times."""
+    messages: tuple[Message, ...]  # Of one step, the last with the median number of messages, with its own times.
     counts: tuple[int, ...]  # Messages of each watched step.
     wire_bytes: float | None  # Of all vectors of a step.
     communication_s: float | None

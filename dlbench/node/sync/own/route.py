@@ -43,8 +43,7 @@ from dlbench.specs.sync import GROUPED, Wire
 
 CALIBRATION_S = 2.0  # For all lines of a run together; it is spent once, before training.
 SHARED_MEMORY_WAIT_S = 60.0
-SLOT_BYTES = 16 * 2**20
-"""Of shared memory for what does not lie in it already: casts to 16 bits. Longer vectors go in chunks."""
+SLOT_BYTES = 16 * 2**20  # Of shared memory for what lies elsewhere: casts to 16 bits. Longer vectors go in chunks.
 
 
 @dataclass(frozen=True, kw_only=True)
