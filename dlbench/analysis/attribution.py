@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-PartTimes = Mapping[RunKey, Mapping[str, float]]
-"""Seconds per step of each part, by run."""
+PartTimes = Mapping[RunKey, Mapping[str, float]]  # Seconds per step of each part, by run.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +57,8 @@ class Part:
     """One of `dlbench.analysis.causes.CAUSES`, or of what they are part of or consist of; `step` for the whole."""
     seconds: Estimate
     """Geometric mean over runs (where paired: over the pairs) of the mean step x the part's mean share of it."""
-    ideal_seconds: float
-    """The same at the baseline, for the same number of samples per rank."""
-    lost: Estimate
-    """Efficiency that is lost here, a fraction; negative where the part became faster."""
+    ideal_seconds: float  # The same at the baseline, for the same number of samples per rank.
+    lost: Estimate  # Efficiency that is lost here, a fraction; negative where the part became faster.
     p: float | None
     """Two-sided p of Student's t test that nothing is lost or gained here, of this part alone; None at the baseline."""
 
@@ -71,8 +68,7 @@ class Attribution:
     """The parts of a step and their sum."""
 
     parts: tuple[Part, ...]
-    whole: Part
-    """The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency."""
+    whole: Part  # The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency.
     more: Mapping[str, Part]
     """Further rows, made alike, that are no terms of the sum: what parts consist of, or are part of."""
 

@@ -45,11 +45,9 @@ if TYPE_CHECKING:
 CAUSES = ("compute", "exchange", "straggler", "input", "host", "launch", "throttling", "memory", "rest")
 """In the order in which they are printed; together they are the whole step."""
 
-EXCHANGE_PHASE = "exchange_phase"
-"""The gradient exchange after the backward pass: `exchange` and `straggler`."""
+EXCHANGE_PHASE = "exchange_phase"  # The gradient exchange after the backward pass: `exchange` and `straggler`.
 
-COMPUTE_PARTS = ("forward", "backward", "optimizer")
-"""What `compute` consists of."""
+COMPUTE_PARTS = ("forward", "backward", "optimizer")  # What `compute` consists of.
 
 INPUT_PARTS = ("fetch", "prepare", "copy")
 """What `input` consists of: fetching samples, preparing them, copying batches to the device."""
@@ -57,8 +55,7 @@ INPUT_PARTS = ("fetch", "prepare", "copy")
 WAIT_PARTS = ("wait", "copy")
 """The same where a run does not say what its readers did: the wait for batches, and the copy."""
 
-_OUT_OF_COMPUTE = ("launch", "throttling", "memory")
-"""Parts whose seconds lie in the phases of computing."""
+_OUT_OF_COMPUTE = ("launch", "throttling", "memory")  # Parts whose seconds lie in the phases of computing.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,30 +63,23 @@ class Causes:
     """The causes of one run."""
 
     ranks: int
-    steps: int
-    """Measured steps of every rank."""
+    steps: int  # Measured steps of every rank.
     sums_ns: dict[str, int]
     """Of all ranks and steps, by `CAUSES`, nanoseconds; their sum is ranks x the longest measured time of any rank."""
     not_measured: dict[str, str]
     """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
-    throttling_evidence: str
-    """How the share of lowered clocks is known; empty where it is not."""
-    launch_evidence: str = ""
-    """How `launch` is known; empty where it is not, and on CPUs, where nothing is launched."""
-    memory_evidence: str = ""
-    """How `memory` is known, or why it is 0; empty where it is not known."""
-    compute_ns: dict[str, int]
-    """`compute` by `COMPUTE_PARTS`, nanoseconds."""
+    throttling_evidence: str  # How the share of lowered clocks is known; empty where it is not.
+    launch_evidence: str = ""  # How `launch` is known; empty where it is not, and on CPUs, where nothing is launched.
+    memory_evidence: str = ""  # How `memory` is known, or why it is 0; empty where it is not known.
+    compute_ns: dict[str, int]  # `compute` by `COMPUTE_PARTS`, nanoseconds.
     taken_ns: dict[str, dict[str, int]]
     """`launch`, `throttling` and `memory` by the `COMPUTE_PARTS` that they were taken from, nanoseconds."""
     input_ns: dict[str, int]
     """`input` by `WAIT_PARTS`, nanoseconds; with `fetch` and `prepare`, the wait's own parts, where the run says what
     its readers did."""
     waiting: Waiting
-    work_ns: tuple[int, ...]
-    """Each rank's own work, by rank: all its measured steps without the exchange."""
-    hosts: tuple[str, ...]
-    """Host of each rank."""
+    work_ns: tuple[int, ...]  # Each rank's own work, by rank: all its measured steps without the exchange.
+    hosts: tuple[str, ...]  # Host of each rank.
     leaving: Mapping[str, Leaving] = field(default_factory=dict)
     """Which host leaves the exchange later than the others; empty where the clocks do not say."""
 

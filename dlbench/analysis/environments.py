@@ -27,8 +27,7 @@ _INTERFACES = ("variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
 _LOOPBACK = "lo"
 
 
-NOT_SET = "not set"
-"""Value of a key that a run does not have."""
+NOT_SET = "not set"  # Value of a key that a run does not have.
 
 # What a data source says of itself that must not change between repeats; the rest depends on the rank count.
 _DATA_KEYS = ("kind", "index_sha256", "num_samples", "decoder")
@@ -41,16 +40,14 @@ class Difference:
     key: str
     values: tuple[tuple[str, tuple[str, ...]], ...]
     """Each value (`not set` where a run has none) with the ids of its runs, the most frequent first."""
-    expected: bool
-    """Whether it names the job or the place in it, and so differs by nature."""
+    expected: bool  # Whether it names the job or the place in it, and so differs by nature.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environments:
     """What several runs ran in."""
 
-    common: dict[str, str]
-    """Keys with one value in all runs."""
+    common: dict[str, str]  # Keys with one value in all runs.
     differences: tuple[Difference, ...]
 
 

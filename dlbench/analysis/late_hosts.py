@@ -87,10 +87,8 @@ _UP_TO_EXCHANGE = ("input", "h2d", "forward", "backward", "exchange")
 class Leaving:
     """One host in one run; shares of the mean step (1)."""
 
-    later: float
-    """By how much later than the other hosts it leaves an exchange, median over steps."""
-    at_least: float
-    """The same, as far as it is certain for all that the clocks may be off; negative where it is not."""
+    later: float  # By how much later than the other hosts it leaves an exchange, median over steps.
+    at_least: float  # The same, as far as it is certain for all that the clocks may be off; negative where it is not.
 
 
 def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:

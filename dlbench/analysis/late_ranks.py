@@ -18,22 +18,16 @@ from dlbench.analysis.stragglers import WORK, LateRank
 class Straggler:
     """A rank, or a host, for which the others waited; means over the runs of a point, seconds per step."""
 
-    rank: int | None
-    """None for a host."""
+    rank: int | None  # None for a host.
     host: str
-    last_share: float
-    """Fraction of the steps in which it came last."""
-    waited_s: float
-    """Waiting for it, mean over all ranks."""
-    waited_share: float
-    """The same as a fraction of all waiting."""
+    last_share: float  # Fraction of the steps in which it came last.
+    waited_s: float  # Waiting for it, mean over all ranks.
+    waited_share: float  # The same as a fraction of all waiting.
     input_s: float
     """Its input wait and copy beyond the mean of the ranks in time, in the steps in which it was late, spread over all
     steps; of a host the mean over its ranks."""
-    compute_s: float
-    """The same of forward, backward and optimizer."""
-    host_s: float
-    """The same of what lies between the phases."""
+    compute_s: float  # The same of forward, backward and optimizer.
+    host_s: float  # The same of what lies between the phases.
     late_by: str
     """In what it was late most: `input`, `compute`, `host`; `unexplained` where nothing of its own explains it."""
 

@@ -43,34 +43,24 @@ _KERNELS = tuple(f"kernel_{phase}_ns" for phase in LAUNCHED)
 class RunMeasures:
     """Figures of one valid run; times in seconds."""
 
-    steps: int
-    """Measured steps of every rank."""
-    samples: int
-    """Samples of all measured steps of all ranks."""
-    measured_s: float
-    """Longest measured time of any rank."""
-    throughput: float
-    """samples / measured_s, samples per second."""
-    step_median_s: float
-    """Median over steps of the slowest rank's time in each step."""
-    step_p95_s: float
-    """95th percentile of the same (linear interpolation)."""
-    step_cv: float
-    """Coefficient of variation of the same: standard deviation / mean."""
-    parts: dict[str, float]
-    """Seconds a step of each of `PARTS`; their sum is measured_s / steps."""
+    steps: int  # Measured steps of every rank.
+    samples: int  # Samples of all measured steps of all ranks.
+    measured_s: float  # Longest measured time of any rank.
+    throughput: float  # samples / measured_s, samples per second.
+    step_median_s: float  # Median over steps of the slowest rank's time in each step.
+    step_p95_s: float  # 95th percentile of the same (linear interpolation).
+    step_cv: float  # Coefficient of variation of the same: standard deviation / mean.
+    parts: dict[str, float]  # Seconds a step of each of `PARTS`; their sum is measured_s / steps.
     exchange_wait_s: float
     """Part of `exchange`, not to be added: mean excess over the rank that waited least in each step."""
-    exchange_wait_first_s: float
-    """The same of rank 0, whose messages a record holds: median over steps."""
+    exchange_wait_first_s: float  # The same of rank 0, whose messages a record holds: median over steps.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
     """How long devices waited for their hosts' calls, see `dlbench.analysis.launching`; by `LAUNCHED`, nanoseconds."""
 
-    bound_ns: dict[str, Times]
-    """At most, of all measured steps; shape (ranks, steps)."""
+    bound_ns: dict[str, Times]  # At most, of all measured steps; shape (ranks, steps).
     kernel_ns: dict[str, Times]
     """What the phase's kernels take alone, `UNKNOWN_NS` where no step shows it; shape (ranks,)."""
 
@@ -79,19 +69,13 @@ class Launching:
 class RunSteps:
     """Times of all measured steps of one run, nanoseconds; times have shape (ranks, steps)."""
 
-    numbers: Times
-    """Of the steps, warm-up steps counted; shape (steps,)."""
-    begin_ns: Times
-    """Start of each rank's first measured step on its machine's clock; shape (ranks,)."""
-    end_ns: Times
-    """End of each rank's last measured step, likewise."""
+    numbers: Times  # Of the steps, warm-up steps counted; shape (steps,).
+    begin_ns: Times  # Start of each rank's first measured step on its machine's clock; shape (ranks,).
+    end_ns: Times  # End of each rank's last measured step, likewise.
     step_ns: Times
-    phase_ns: dict[str, Times]
-    """By phase, in the order of `PHASES`."""
-    unbroken: int
-    """First steps that follow each other without a pause (evaluation, checkpoint) on every rank."""
-    launch: Launching | None = None
-    """None on CPUs."""
+    phase_ns: dict[str, Times]  # By phase, in the order of `PHASES`.
+    unbroken: int  # First steps that follow each other without a pause (evaluation, checkpoint) on every rank.
+    launch: Launching | None = None  # None on CPUs.
 
     @property
     def other_ns(self) -> Times:
@@ -356,8 +340,7 @@ def _refuse_impossible(run: Run, step_ns: Times, phase_ns: dict[str, Times]) -> 
     )
 
 
-UNKNOWN_NS = -1
-"""Instead of the time of a phase's kernels, where no step shows it."""
+UNKNOWN_NS = -1  # Instead of the time of a phase's kernels, where no step shows it.
 
 REFERENCE_STEPS = 3
 """Steps that show what the kernels of a phase take, where as many are found among the measured ones; otherwise the last

@@ -22,11 +22,9 @@ class Metric:
 
     name: str
     title: str
-    unit: str
-    """As `dlbench.stats.estimates.Estimate.unit`."""
+    unit: str  # As `dlbench.stats.estimates.Estimate.unit`.
     higher_is_worse: bool
-    about: str
-    """How it is made, in a sentence."""
+    about: str  # How it is made, in a sentence.
 
 
 METRICS: tuple[Metric, ...] = (

@@ -10,14 +10,11 @@ from dlbench.specs.plan import LaunchPlan
 
 CODE = "unlike-runs"
 
-MAX_KEYS = 6
-"""Keys that a sentence names; it counts the others, and reports list them all."""
+MAX_KEYS = 6  # Keys that a sentence names; it counts the others, and reports list them all.
 MAX_VALUES = 4
-MAX_LENGTH = 80
-"""Characters of a value that are shown."""
+MAX_LENGTH = 80  # Characters of a value that are shown.
 
-Facts = Mapping[str, str]
-"""What a run met, by key."""
+Facts = Mapping[str, str]  # What a run met, by key.
 
 
 def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:

@@ -34,27 +34,18 @@ class Point:
 
     ranks: int
     nodes: int
-    batch_per_rank: int
-    """Samples per step."""
+    batch_per_rank: int  # Samples per step.
     is_baseline: bool
     throughput: Estimate
     """Samples per second, all ranks together; geometric mean over runs, so that its ratios are speed-ups."""
-    throughput_per_rank: Estimate
-    """Samples per second and rank."""
-    step: Estimate
-    """Seconds; geometric mean over runs of each run's median step."""
-    step_p95: Estimate
-    """Seconds; geometric mean over runs of each run's 95th percentile."""
-    speedup: Estimate
-    """Against the baseline (1)."""
-    ideal_speedup: float
-    """ranks / ranks of the baseline."""
-    efficiency: Estimate
-    """Share of the ideal (1)."""
-    serial_fraction: Estimate | None
-    """Karp-Flatt (1); None under weak scaling and at the baseline."""
-    paired_with_baseline: bool
-    """Whether its runs and the baseline's are the same repeats, interleaved."""
+    throughput_per_rank: Estimate  # Samples per second and rank.
+    step: Estimate  # Seconds; geometric mean over runs of each run's median step.
+    step_p95: Estimate  # Seconds; geometric mean over runs of each run's 95th percentile.
+    speedup: Estimate  # Against the baseline (1).
+    ideal_speedup: float  # ranks / ranks of the baseline.
+    efficiency: Estimate  # Share of the ideal (1).
+    serial_fraction: Estimate | None  # Karp-Flatt (1); None under weak scaling and at the baseline.
+    paired_with_baseline: bool  # Whether its runs and the baseline's are the same repeats, interleaved.
     mean_step: Estimate
     """Seconds; geometric mean over runs of the measured time / steps, of which the efficiency is a ratio."""
     run_ids: tuple[str, ...]
@@ -66,10 +57,8 @@ class Group:
 
     id: str
     scaling: Literal["weak", "strong"]
-    points: tuple[Point, ...]
-    """By rank count, then node count; the first is the baseline."""
-    sample: Run
-    """One of its runs, to read the common settings from."""
+    points: tuple[Point, ...]  # By rank count, then node count; the first is the baseline.
+    sample: Run  # One of its runs, to read the common settings from.
     runs: tuple[Run, ...]
 
     @property

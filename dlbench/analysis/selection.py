@@ -15,8 +15,7 @@ from dlbench.specs.plan import RunPlan
 
 RunT = TypeVar("RunT", bound=LaunchedRun)
 
-MAX_VALUES = 12
-"""Values of a key that an error lists."""
+MAX_VALUES = 12  # Values of a key that an error lists.
 
 
 def properties(run: LaunchedRun) -> dict[str, str]:

@@ -31,12 +31,9 @@ LONGEST_S = 24 * 3600
 class Circumstances:
     """What the session of a run follows from."""
 
-    finished: str
-    """When it ended, UTC, ISO 8601."""
-    job: str
-    """Cluster and id of its Slurm job; empty outside of one."""
-    boot: str
-    """Host of rank 0 and the kernel's id of its boot; empty where a run does not know."""
+    finished: str  # When it ended, UTC, ISO 8601.
+    job: str  # Cluster and id of its Slurm job; empty outside of one.
+    boot: str  # Host of rank 0 and the kernel's id of its boot; empty where a run does not know.
 
     @property
     def moment(self) -> float:

@@ -118,8 +118,7 @@ class Comparison:
     groups: tuple[Group, ...]
     places: Mapping[tuple[int, int], tuple[Side, ...]]
     """Sides by ranks and nodes, ascending, where two kinds or more ran."""
-    references: Mapping[tuple[int, int], Side]
-    """What the others of a place are measured against, where it ran."""
+    references: Mapping[tuple[int, int], Side]  # What the others of a place are measured against, where it ran.
 
 
 def compare(
@@ -167,8 +166,7 @@ class Twins:
     planned: frozenset[Variant]
     runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]
     """Those with figures, by variant and repeat; every variant that was asked for is there."""
-    missing: tuple[str, ...]
-    """Why the others have none, in sentences."""
+    missing: tuple[str, ...]  # Why the others have none, in sentences.
 
     def of(self, variant: Variant, figure: Callable[[RunMeasures], T]) -> dict[RunKey, T]:
         """A figure of the runs of a variant."""

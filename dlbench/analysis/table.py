@@ -35,8 +35,7 @@ class WithoutFigures:
     """A run that yields no figure, and why."""
 
     run: Run
-    state: str
-    """invalid, failed, incomplete, or damaged (a valid record whose step files are not whole)."""
+    state: str  # invalid, failed, incomplete, or damaged (a valid record whose step files are not whole).
     why: str
 
 
@@ -44,13 +43,11 @@ class WithoutFigures:
 class RunTable:
     """All runs of a scan."""
 
-    figures: pd.DataFrame
-    """One row for each run with figures, in the order of the scan; columns see `tabulate`."""
+    figures: pd.DataFrame  # One row for each run with figures, in the order of the scan; columns see `tabulate`.
     parts: pd.DataFrame
     """The same runs by `run_id`: seconds a step of each of `PARTS` (they sum to the step), `exchange_wait` and
     `exchange_wait_first`."""
-    runs: dict[str, Run]
-    """Runs with figures, by run id."""
+    runs: dict[str, Run]  # Runs with figures, by run id.
     without: tuple[WithoutFigures, ...]
     damaged: tuple[str, ...]
     """Damaged files, one line each; their runs yield no figure, unless it is spans or samples that are damaged."""
@@ -160,16 +157,12 @@ class Wanted:
 class LoadedRun:
     """What is kept of a run."""
 
-    row: dict[str, object]
-    """Its row of `dlbench.analysis.table.RunTable.figures`."""
+    row: dict[str, object]  # Its row of `dlbench.analysis.table.RunTable.figures`.
     parts: dict[str, float]
     """Seconds a step of each of `dlbench.analysis.measures.PARTS`, `exchange_wait` and `exchange_wait_first`."""
-    causes: Causes | None
-    """None unless asked for."""
-    digest: StepDigest | None
-    """None unless asked for."""
-    damaged: tuple[str, ...] = ()
-    """Spans and samples that are damaged, one line each; they take no figure away."""
+    causes: Causes | None  # None unless asked for.
+    digest: StepDigest | None  # None unless asked for.
+    damaged: tuple[str, ...] = ()  # Spans and samples that are damaged, one line each; they take no figure away.
 
 
 def load_run(run: Run, wanted: Wanted) -> LoadedRun:
@@ -232,12 +225,10 @@ def _row(run: Run, measures: RunMeasures) -> dict[str, object]:
     }
 
 
-MAX_PROCESSES = 6
-"""More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them."""
+MAX_PROCESSES = 6  # More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them.
 WORTH_A_PROCESS = 32 << 20
 """Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
-FILE_BYTES = 16 << 10
-"""As much of a step file is read in the time that it takes to open one and to look at its header."""
+FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
 
 
 def load_runs(

@@ -41,10 +41,8 @@ class MeasuredPoint:
 
     labels: Mapping[str, str]
     run_ids: tuple[str, ...]
-    finished: float
-    """End of its newest run, seconds since 1970; -inf where none says."""
-    figures: Mapping[str, Estimate]
-    """By name of `FIGURES`; without energy where a run has none."""
+    finished: float  # End of its newest run, seconds since 1970; -inf where none says.
+    figures: Mapping[str, Estimate]  # By name of `FIGURES`; without energy where a run has none.
 
 
 def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:

@@ -254,13 +254,11 @@ _REASONS = re.compile(r"gpu\.(\d{1,4})\.clock_reasons")
 class Counter:
     """How some fields are shown."""
 
-    columns: tuple[str, ...]
-    """One field; of several the mean is shown."""
+    columns: tuple[str, ...]  # One field; of several the mean is shown.
     name: str
     unit: str
     factor: float = 1.0
-    is_growing: bool = False
-    """Shown as the rate of growth, from one reading to the next."""
+    is_growing: bool = False  # Shown as the rate of growth, from one reading to the next.
 
 
 def counters_of(columns: Sequence[str], *, cores: bool) -> list[Counter]:

@@ -38,8 +38,7 @@ from dlbench.perfetto.run import TraceRun
 from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.rows.samples import SampleReader
 
-PARALLEL_BYTES = 4_000_000
-"""Runs with smaller files are written by this process alone."""
+PARALLEL_BYTES = 4_000_000  # Runs with smaller files are written by this process alone.
 MOST_WORKERS = 4
 _RANKS_PER_PART = 8
 _NODES_PER_PART = 8

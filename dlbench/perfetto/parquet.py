@@ -27,8 +27,7 @@ from dlbench.perfetto.run import TraceRun
 from dlbench.records.rows.spans import LANES
 from dlbench.records.rows.steps import LAUNCHED, PHASES
 
-METADATA_KEY = "dlbench.trace"
-"""Key of the table's metadata under which the facts stand, as JSON."""
+METADATA_KEY = "dlbench.trace"  # Key of the table's metadata under which the facts stand, as JSON.
 
 _ROWS_PER_GROUP = 262_144
 

@@ -86,13 +86,10 @@ def _head(path: Path, file: TextIO) -> str:
 class _Survey:
     """What the first reading leaves: where each complete event lies."""
 
-    threads: dict[tuple[str, str], int]
-    """Number of each process and thread, in the order in which they were met."""
+    threads: dict[tuple[str, str], int]  # Number of each process and thread, in the order in which they were met.
     names: dict[tuple[str, str], str]
-    keys: Times
-    """(n,): number of the thread, of all complete events in the order of the file."""
-    start: Times
-    """(n,): on the axis, nanoseconds."""
+    keys: Times  # (n,): number of the thread, of all complete events in the order of the file.
+    start: Times  # (n,): on the axis, nanoseconds.
     end: Times
 
 

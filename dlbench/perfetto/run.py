@@ -26,12 +26,9 @@ _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 class Selection:
     """What was asked for."""
 
-    ranks: tuple[int, ...]
-    """In order, each once."""
-    steps: tuple[int, int] | None = None
-    """First and last step; None: all."""
-    cores: bool = False
-    """Whether every core has a counter of its own."""
+    ranks: tuple[int, ...]  # In order, each once.
+    steps: tuple[int, int] | None = None  # First and last step; None: all.
+    cores: bool = False  # Whether every core has a counter of its own.
 
 
 def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
@@ -81,18 +78,12 @@ class TraceRun:
 
     folder: RunFolder
     selection: Selection
-    node_of: tuple[int, ...]
-    """Node of each rank."""
-    clocks: tuple[NodeClock, ...]
-    """By node."""
-    window: tuple[int, int] | None
-    """First and last nanosecond of the chosen steps; None where all are shown."""
-    parts: int
-    """Forward and backward passes of a step."""
-    has_spans: bool
-    """Whether every rank is to have spans."""
-    sampled_nodes: tuple[int, ...]
-    """Nodes that are to have samples."""
+    node_of: tuple[int, ...]  # Node of each rank.
+    clocks: tuple[NodeClock, ...]  # By node.
+    window: tuple[int, int] | None  # First and last nanosecond of the chosen steps; None where all are shown.
+    parts: int  # Forward and backward passes of a step.
+    has_spans: bool  # Whether every rank is to have spans.
+    sampled_nodes: tuple[int, ...]  # Nodes that are to have samples.
 
     @property
     def num_ranks(self) -> int:

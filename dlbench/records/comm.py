@@ -127,8 +127,7 @@ class CommScan:
 
     root: Path
     runs: list[CommRun] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """Damaged runs, one line each; they are skipped."""
+    problems: list[str] = field(default_factory=list)  # Damaged runs, one line each; they are skipped.
     withheld: list[str] = field(default_factory=list)
     """Runs of other users, who let nobody read them, one line each; they are skipped."""
 
@@ -194,8 +193,7 @@ def read_launched(path: Path) -> Run | CommRun:
     return read_comm_run(path) if plan_format(RunFolder(path)) == COMM_FORMAT else read_run(path)
 
 
-MAX_BYTES = 1 << 24
-"""Of a file at most: it holds some numbers for each carrier and algorithm."""
+MAX_BYTES = 1 << 24  # Of a file at most: it holds some numbers for each carrier and algorithm.
 
 
 def read_network(path: Path) -> NetworkModel:

@@ -17,8 +17,7 @@ from dlbench.specs.plan import LaunchPlan
 
 CHECKPOINT_SUFFIX = ".safetensors"
 
-MAX_JSON = 1 << 27
-"""Bytes of a JSON file at most: a record has some 2 kB per rank, so this is one of 60,000 ranks."""
+MAX_JSON = 1 << 27  # Bytes of a JSON file at most: a record has some 2 kB per rank, so this is one of 60,000 ranks.
 
 
 @dataclass(frozen=True)

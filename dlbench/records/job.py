@@ -143,14 +143,11 @@ def write_accounting(folder: RunFolder, accounting: RunAccounting) -> None:
     write_json(folder.accounting, accounting.model_dump(mode="json"))
 
 
-END_OF_LOG = 1 << 20
-"""Bytes of a log that are looked at: what it says of the end stands at the end."""
+END_OF_LOG = 1 << 20  # Bytes of a log that are looked at: what it says of the end stands at the end.
 
-LABEL = re.compile(r"^ *\d+: ", re.MULTILINE)
-"""What srun --label writes before each line of a rank: its number."""
+LABEL = re.compile(r"^ *\d+: ", re.MULTILINE)  # What srun --label writes before each line of a rank: its number.
 
-_TOLD = 200
-"""Characters of a line that are quoted."""
+_TOLD = 200  # Characters of a line that are quoted.
 
 _SUPERVISOR = re.compile(r"^(?: *\d+: )?dlbench: rank (\d+) was ended by signal (\S+) at (\S+)$", re.MULTILINE)
 # E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
@@ -196,8 +193,7 @@ _SIGNALS = {
 }
 """By the words of strsignal(3), which srun writes."""
 
-_NO_MEMORY = "Out Of Memory"
-"""srun's words for a task that the kernel's out-of-memory killer ended."""
+_NO_MEMORY = "Out Of Memory"  # srun's words for a task that the kernel's out-of-memory killer ended.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,11 +201,9 @@ class _Ending:
     """One rank that ended before Slurm ended the others."""
 
     rank: int
-    words: str
-    """E.g. ``by signal SIGKILL``."""
+    words: str  # E.g. ``by signal SIGKILL``.
     number: signal.Signals | None = None
-    at: str = ""
-    """UTC, ISO 8601, as its supervisor said; empty if srun said it."""
+    at: str = ""  # UTC, ISO 8601, as its supervisor said; empty if srun said it.
 
 
 def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | None:

@@ -35,8 +35,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
 EARLIER = "made by an earlier dlbench: measure again"
 
-MAX_LEVELS = 3
-"""How deep folders of folders of runs may lie below the one that is read."""
+MAX_LEVELS = 3  # How deep folders of folders of runs may lie below the one that is read.
 
 MANY_FILES = 1000
 """A folder below the root with more entries than this before its first folder holds no runs: it is a data set, or a run
@@ -50,19 +49,15 @@ class LaunchedRun:
     folder: RunFolder
     plan: LaunchPlan
     statuses: list[RankStatus]
-    failure: Failure | None = None
-    """Why a launcher gave up; None where none did."""
-    interrupted: Interrupted | None = None
-    """That it stopped on request; None where it did not."""
+    failure: Failure | None = None  # Why a launcher gave up; None where none did.
+    interrupted: Interrupted | None = None  # That it stopped on request; None where it did not.
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
     progress: str = ""
     """Its progress by what rank 0 reported last in the log of its job: between stages no status is written."""
-    accounting: RunAccounting | None = None
-    """What Slurm says that it took, where that is kept."""
+    accounting: RunAccounting | None = None  # What Slurm says that it took, where that is kept.
 
-    counted: ClassVar[str] = "step"
-    """What a rank's status counts."""
+    counted: ClassVar[str] = "step"  # What a rank's status counts.
 
     @property
     def recorded(self) -> Literal["valid", "invalid"] | None:
@@ -114,8 +109,7 @@ class Run(LaunchedRun):
 
     plan: RunPlan
     record: Record | None
-    watch_cost: WatchCost | None = None
-    """What watching cost, where `dlbench run --watch-cost` measured it."""
+    watch_cost: WatchCost | None = None  # What watching cost, where `dlbench run --watch-cost` measured it.
 
     @cached_property
     def ranks_by_node(self) -> dict[int, tuple[RankResult, ...]]:
@@ -161,8 +155,7 @@ class Scan:
 
     root: Path
     runs: list[Run] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """Damaged runs, one line each; they are skipped."""
+    problems: list[str] = field(default_factory=list)  # Damaged runs, one line each; they are skipped.
     withheld: list[str] = field(default_factory=list)
     """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
 

@@ -26,8 +26,7 @@ from dlbench.units import utc_now
 PROGRESS_MARK = "DLBENCH-PROGRESS "
 """What the lines begin with by which rank 0 reports its progress to a launcher, on standard output."""
 
-_ROOM_BYTES = 4096
-"""One block and one inode of most file systems, which is what `failure.json` takes."""
+_ROOM_BYTES = 4096  # One block and one inode of most file systems, which is what `failure.json` takes.
 
 MAX_BYTES = 1 << 20
 """Of a file of statuses at most, which holds one line of each rank of a node, and of one that says why a run ended."""
@@ -37,8 +36,7 @@ _STATUS = re.compile(r"(rank|node)-.*\.status\.json", re.DOTALL)
 PEER_MARK = "dlbench: another rank ended first"
 """The line of a rank's log by which a launcher knows, also on a full disk, that this rank is no cause."""
 
-SIGN_PERIOD_S = 5.0
-"""How often rank 0 gives the launcher a sign of life at least, seconds."""
+SIGN_PERIOD_S = 5.0  # How often rank 0 gives the launcher a sign of life at least, seconds.
 
 Stage = Literal["starting", "staging", "warm-up", "measuring", "finishing", "done", "failed"]
 
@@ -191,8 +189,7 @@ def _statuses_in(name: str, content: Any) -> tuple[RankStatus, ...]:
     return (RankStatus.model_validate(content),)
 
 
-_NAMED = 3
-"""Ranks of which each is named; the others are counted."""
+_NAMED = 3  # Ranks of which each is named; the others are counted.
 
 _STOPPED = "was stopped (state T: SIGSTOP, Ctrl-Z or a debugger)"
 

@@ -13,18 +13,14 @@ from dataclasses import dataclass
 class ClockReason:
     """One bit of the mask."""
 
-    bit: int
-    """The bit's value: 1, 2, 4, ..."""
-    name: str
-    """NVML's name in lower case."""
+    bit: int  # The bit's value: 1, 2, 4, ...
+    name: str  # NVML's name in lower case.
     is_throttling: bool
     """Whether work gets slower because of power, heat or a fault. The others are a choice, or there is no work."""
-    about: str
-    """What holds the clock, in a few words."""
+    about: str  # What holds the clock, in a few words.
 
 
-IDLE_BIT = 0x1
-"""Nothing runs: such a sample says nothing of the clock under load."""
+IDLE_BIT = 0x1  # Nothing runs: such a sample says nothing of the clock under load.
 
 CLOCK_REASONS = (
     ClockReason(bit=IDLE_BIT, name="gpu_idle", is_throttling=False, about="nothing runs"),

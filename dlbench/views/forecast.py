@@ -103,16 +103,14 @@ class Anchor:
     """A published figure for the same kind of network."""
 
     title: str
-    efficiency: float
-    """Share of the ideal (fraction)."""
+    efficiency: float  # Share of the ideal (fraction).
     ranks: int
     baseline: str
     hardware: str
     recipe: str
     source: str
     address: str
-    differences: tuple[str, ...]
-    """What the runs do otherwise; empty: the same work, and only then is it drawn."""
+    differences: tuple[str, ...]  # What the runs do otherwise; empty: the same work, and only then is it drawn.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +123,7 @@ class Forecast:
     why_no_forecast: str
     anchors: tuple[Anchor, ...]
     why_no_anchor: str
-    notes: tuple[str, ...]
-    """What limits the forecasts."""
+    notes: tuple[str, ...]  # What limits the forecasts.
 
     @property
     def same_work(self) -> tuple[Anchor, ...]:
@@ -276,8 +273,7 @@ def anchor_sheet(same_work: tuple[Anchor, ...]) -> Sheet[Anchor]:
     )
 
 
-CURVE = 33
-"""Points of the law's line."""
+CURVE = 33  # Points of the law's line.
 
 
 def _drawn_sheet(group: Group, found: Forecast) -> Sheet[Point | ForecastPoint]:

@@ -70,13 +70,11 @@ class BatchMemory:
 
     batch: int = field(metadata=column("Batch per rank", "batch_per_rank", unit="samples"))
     """Samples per rank and step."""
-    parts: int = field(metadata=column("Parts"))
-    """Parts in which a batch is computed."""
+    parts: int = field(metadata=column("Parts"))  # Parts in which a batch is computed.
     precision: str = field(metadata=column("Precision"))
     peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))
     """Of the rank that held most, over all runs with figures; None where none has any."""
-    num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))
-    """Runs with figures."""
+    num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))  # Runs with figures.
     num_without_memory: int = field(
         metadata=column(
             "Ended without memory", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"
@@ -89,17 +87,13 @@ class BatchMemory:
 class Memory:
     """Memory of ranks, and what limits the batch."""
 
-    on_gpu: bool
-    """Whether ranks computed on GPUs."""
+    on_gpu: bool  # Whether ranks computed on GPUs.
     points: tuple[MemoryPoint, ...]
-    model_bytes: int
-    """Parameters in fp32."""
+    model_bytes: int  # Parameters in fp32.
     gradient_bytes: int
-    host_bytes: int | None
-    """Memory of rank 0's node; None where not recorded."""
+    host_bytes: int | None  # Memory of rank 0's node; None where not recorded.
     batches: tuple[BatchMemory, ...]
-    limit: str
-    """What is known of the largest batch, in a sentence."""
+    limit: str  # What is known of the largest batch, in a sentence.
     notes: tuple[str, ...]
 
 

@@ -99,8 +99,7 @@ _METHODS = {
     "precision, data source, batch, launcher, system, cores per rank and device agree. Under strong scaling the global "
     "batch must agree.",
 }
-METHODS: tuple[tuple[str, str], ...] = tuple(_METHODS.items())
-"""Title and text."""
+METHODS: tuple[tuple[str, str], ...] = tuple(_METHODS.items())  # Title and text.
 
 
 def not_shown(groups: tuple[Group, ...]) -> tuple[Missing, ...]:

@@ -23,11 +23,9 @@ from dlbench.views.view import GroupSource, GroupView, place_columns
 COLD_SHARE = 0.9
 """An epoch is cold if at least this share of the data set was not in the page cache when it began, or where nobody
 looked, if at least this share of its bytes came from storage."""
-WARM_SHARE = 0.1
-"""And warm if at most this share."""
+WARM_SHARE = 0.1  # And warm if at most this share.
 
-MAX_EPOCHS = 50
-"""Epochs of a table."""
+MAX_EPOCHS = 50  # Epochs of a table.
 
 Temperature = Literal["cold", "warm", "mixed", "not known"]
 
@@ -55,8 +53,7 @@ class EpochReads:
     ranks: int
     nodes: int
     epoch: int
-    is_whole: bool
-    """Whether every run read all of it."""
+    is_whole: bool  # Whether every run read all of it.
     num_runs: int
     temperature: Temperature = field(metadata=column("Cold or warm", is_brief=True))
     samples: float
@@ -71,13 +68,10 @@ class EpochReads:
         metadata=column("From the page cache", "page_cache_bytes", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
     )
     """The rest of the bytes of samples: from the page cache."""
-    fetch_s: Estimate = field(metadata=column("Fetching"))
-    """All readers together, seconds."""
+    fetch_s: Estimate = field(metadata=column("Fetching"))  # All readers together, seconds.
     prepare_s: Estimate = field(metadata=column("Preparing"))
-    wait_s: Estimate = field(metadata=column("Wait of a rank"))
-    """Wait of a rank for batches, mean over ranks."""
-    seconds: Estimate = field(metadata=column("Length", "epoch_s", is_brief=True))
-    """Length of the epoch's steps."""
+    wait_s: Estimate = field(metadata=column("Wait of a rank"))  # Wait of a rank for batches, mean over ranks.
+    seconds: Estimate = field(metadata=column("Length", "epoch_s", is_brief=True))  # Length of the epoch's steps.
     bytes_per_s: float | None = field(
         metadata=column("Rate", text=lambda rate: Cell(f"{format_bytes(rate)}/s", number=rate))
     )
@@ -126,10 +120,8 @@ class ReadingPoint:
         metadata=column("From storage", text=_share_cell, missing=NOT_COUNTED, is_brief=True)
     )
     """Bytes from storage over bytes of samples, all epochs; None: not counted."""
-    cache: tuple[str, ...]
-    """What became of data.cache, each text once."""
-    cache_in_force: bool = field(metadata=column("Page cache as asked"))
-    """Of every run."""
+    cache: tuple[str, ...]  # What became of data.cache, each text once.
+    cache_in_force: bool = field(metadata=column("Page cache as asked"))  # Of every run.
     cached_share: float | None = field(
         metadata=column("Data set cached at the start", text=_share_cell, missing="unknown")
     )
@@ -144,11 +136,9 @@ class ReadingPoint:
 class Reading:
     """Reading of a group of runs."""
 
-    asked_cache: str
-    """data.cache."""
+    asked_cache: str  # data.cache.
     points: tuple[ReadingPoint, ...]
-    epochs: tuple[EpochReads, ...]
-    """By rank count, then epoch; at most `MAX_EPOCHS` of each rank count."""
+    epochs: tuple[EpochReads, ...]  # By rank count, then epoch; at most `MAX_EPOCHS` of each rank count.
     choices: tuple[ReaderChoice, ...]
 
 

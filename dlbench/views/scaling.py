@@ -122,17 +122,14 @@ def loss_text(group: Group) -> str:
     return _explanation(group.largest, None if found is None else found.at(group.largest))
 
 
-_LINEAR = 100
-"""Times as many ranks, two decades, up to which axes are linear unless a reader asks."""
-_EXTENT = 40
-"""Room for the labels of a vertical axis, pixels: seven characters."""
+_LINEAR = 100  # Times as many ranks, two decades, up to which axes are linear unless a reader asks.
+_EXTENT = 40  # Room for the labels of a vertical axis, pixels: seven characters.
 
 
 class _Quantity(NamedTuple):
     """What a chart shows over ranks."""
 
-    name: str
-    """Of the figure of a point."""
+    name: str  # Of the figure of a point.
     title: str
     axis: str
     ideal: Callable[[Point], float]

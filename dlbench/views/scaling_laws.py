@@ -55,10 +55,8 @@ TEXTS: dict[Term, str] = {
     "edge": "d (beyond one node)",
 }
 
-MIN_POINTS = 3
-"""Rank counts, baseline included: with two, every law fits, and nothing shows which is wrong."""
-LEVEL = 0.01
-"""A law is ruled out where points that follow it would miss it as far less often than this."""
+MIN_POINTS = 3  # Rank counts, baseline included: with two, every law fits, and nothing shows which is wrong.
+LEVEL = 0.01  # A law is ruled out where points that follow it would miss it as far less often than this.
 RESAMPLES = 1000
 ROUNDING = 1e-4
 """Relative misses below this are no evidence, however little the runs scatter: clocks and models are no better."""
@@ -73,41 +71,30 @@ class LawPoint:
 
     ranks: int
     nodes: int
-    measured: Estimate
-    """Efficiency."""
-    fitted: float
-    """Efficiency by the law (fraction)."""
-    residual: float
-    """Measured less fitted (fraction)."""
-    serial_fraction: Estimate | None
-    """Karp and Flatt's, of this point alone; None under weak scaling."""
+    measured: Estimate  # Efficiency.
+    fitted: float  # Efficiency by the law (fraction).
+    residual: float  # Measured less fitted (fraction).
+    serial_fraction: Estimate | None  # Karp and Flatt's, of this point alone; None under weak scaling.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
     """A scaling law fitted to the measured points."""
 
-    name: str
-    """Its terms; the first is called Amdahl under strong scaling."""
+    name: str  # Its terms; the first is called Amdahl under strong scaling.
     formula: str
     scaling: Scaling
     terms: tuple[Term, ...]
-    coefficients: tuple[Estimate, ...]
-    """One for each term (1)."""
-    worst_residual: float
-    """Largest residual without its sign (fraction)."""
-    hindcast_ranks: int
-    """Ranks of the largest point."""
+    coefficients: tuple[Estimate, ...]  # One for each term (1).
+    worst_residual: float  # Largest residual without its sign (fraction).
+    hindcast_ranks: int  # Ranks of the largest point.
     hindcast_error: float
     """Measured less what the law, fitted without the largest point, would have said of it (fraction)."""
     is_ruled_out: bool
     """Whether even this one, the nearest, misses the points by more than the scatter of the runs explains."""
-    alternatives: tuple[str, ...]
-    """Other laws that the points do not rule out."""
-    doubt: str
-    """Why nothing may be extrapolated from the law, in a sentence; empty where it may."""
-    points: tuple[LawPoint, ...]
-    """That it is fitted to, without the baseline, where every law holds."""
+    alternatives: tuple[str, ...]  # Other laws that the points do not rule out.
+    doubt: str  # Why nothing may be extrapolated from the law, in a sentence; empty where it may.
+    points: tuple[LawPoint, ...]  # That it is fitted to, without the baseline, where every law holds.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +102,12 @@ class ForecastPoint:
     """What a law says of a rank count that was not measured."""
 
     ranks: int
-    efficiency: float
-    """Share of the ideal (fraction)."""
+    efficiency: float  # Share of the ideal (fraction).
     low: float
     high: float
     """95 % over runs and over the laws that the points do not rule out: the lowest and the highest end of any, further
     out by `Fitted.margin`."""
-    throughput: float
-    """Samples per second; `low` and `high` scale alike."""
+    throughput: float  # Samples per second; `low` and `high` scale alike.
     throughput_low: float
     throughput_high: float
 
@@ -208,10 +193,8 @@ class _Data:
     scaling: Scaling
     points: tuple[Point, ...]
     ratios: Array
-    times: Array
-    """Over the baseline's, shape (points)."""
-    drawn: Array | None
-    """The same in each resample of the runs, (resamples, points); None: too few runs."""
+    times: Array  # Over the baseline's, shape (points).
+    drawn: Array | None  # The same in each resample of the runs, (resamples, points); None: too few runs.
 
     def law(self, terms: tuple[Term, ...], coefficients: Array) -> Array:
         return time_at(self.scaling, terms, coefficients, self.ratios)
@@ -223,8 +206,7 @@ class _Candidate:
 
     terms: tuple[Term, ...]
     coefficients: Array
-    drawn: Array | None
-    """In each resample, (resamples, terms)."""
+    drawn: Array | None  # In each resample, (resamples, terms).
     is_ruled_out: bool
 
 
@@ -233,10 +215,8 @@ class Fitted:
     """The law, and what forecasts from it need."""
 
     law: Law
-    left: tuple[_Candidate, ...]
-    """Laws that are not ruled out."""
-    largest: int
-    """Ranks of the largest point."""
+    left: tuple[_Candidate, ...]  # Laws that are not ruled out.
+    largest: int  # Ranks of the largest point.
     margin: float
     """How far the law's hindcast may have been off: the larger end of its 95 % interval over runs (fraction)."""
 

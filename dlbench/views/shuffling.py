@@ -24,12 +24,9 @@ from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import METRIC_TITLES
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
-MAX_EPOCHS = 50
-"""Epochs of a table, of each rank count."""
-MAX_ERRORS = 20
-"""Errors that are listed."""
-MAX_CURVES = 8
-"""Runs of one setting that are drawn."""
+MAX_EPOCHS = 50  # Epochs of a table, of each rank count.
+MAX_ERRORS = 20  # Errors that are listed.
+MAX_CURVES = 8  # Runs of one setting that are drawn.
 
 
 def _three(value: float) -> Cell:
@@ -67,12 +64,9 @@ class AuditPoint:
         metadata=column("Label distance", text=_three, missing="no classes", is_brief=True)
     )
     held_samples_peak: int | None = field(metadata=column("Held by a rank at most"))
-    exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))
-    """Longest wait of any run."""
-    audit_s: Estimate = field(metadata=column())
-    """What the audit cost, mean over ranks."""
-    audit_share: float | None
-    """The same over the time of the measured steps, largest of any run; None: not known."""
+    exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))  # Longest wait of any run.
+    audit_s: Estimate = field(metadata=column())  # What the audit cost, mean over ranks.
+    audit_share: float | None  # The same over the time of the measured steps, largest of any run; None: not known.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +77,7 @@ class Audit:
     partition: str | None
     points: tuple[AuditPoint, ...]
     epochs: tuple[AuditRow, ...]
-    errors: tuple[str, ...]
-    """Samples read twice or never, by name, with the run; at most `MAX_ERRORS`."""
+    errors: tuple[str, ...]  # Samples read twice or never, by name, with the run; at most `MAX_ERRORS`.
     num_errors: int
 
 
@@ -179,8 +172,7 @@ class ShuffleRow:
     is_paired: bool
     novelty: float | None = field(metadata=column("Novelty", text=_three))
     label_distance: float | None = field(metadata=column("Label distance", text=_three))
-    metric: str
-    """Of runs to a quality; empty otherwise."""
+    metric: str  # Of runs to a quality; empty otherwise.
     final: Estimate | None = field(metadata=column("Last value", "final_value"))
     curves: tuple[Learning, ...]
 
@@ -194,11 +186,9 @@ class ShuffleRow:
 class ShuffleComparison:
     """Groups that differ in nothing but shuffling, and the staging that it needs."""
 
-    id: str
-    """In the page: `shuffling-1`."""
+    id: str  # In the page: `shuffling-1`.
     label: str
-    rows: tuple[ShuffleRow, ...]
-    """By rank count, global shuffling first."""
+    rows: tuple[ShuffleRow, ...]  # By rank count, global shuffling first.
     has_global: bool
 
 
@@ -423,8 +413,7 @@ def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
     )
 
 
-WORTH_SAYING = 0.001
-"""Share of the steps below which the cost of the audit is not mentioned."""
+WORTH_SAYING = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
 
 
 class ShuffleAuditView(GroupView):

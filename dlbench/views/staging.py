@@ -40,16 +40,14 @@ class StagingPoint:
     streams: int = field(metadata=column("Streams"))
     seconds: Estimate = field(metadata=column("Until all were ready", "staging_s", is_brief=True))
     """Until all nodes were ready; over runs that copied everything, where there are some, else over all."""
-    num_reused: int = field(metadata=column(name="reused_runs"))
-    """Runs that found some or all of it of an earlier run."""
+    num_reused: int = field(metadata=column(name="reused_runs"))  # Runs that found some or all of it of an earlier run.
     num_runs: int
     needed_bytes: int = field(metadata=column("Needed on a node", unit="bytes", is_brief=True))
     free_bytes: int = field(metadata=column("Free there", unit="bytes"))
     """On the node that had least, before the first byte was copied."""
     copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))
     """By all nodes of a run, the most of any."""
-    slowest_bytes_per_s: float | None
-    """Of a node, over all runs; None where nothing was copied before training."""
+    slowest_bytes_per_s: float | None  # Of a node, over all runs; None where nothing was copied before training.
     fastest_bytes_per_s: float | None = field(metadata=column(name="node_bytes_per_s_fastest"))
     kept: bool = field(metadata=column("Kept"))
     paths: tuple[str, ...]
@@ -136,13 +134,10 @@ class BreakEven:
     factor: Estimate = field(metadata=column("Factor", text=times_cell))
     """Epoch in place over epoch staged: above 1, staged epochs are faster."""
     is_paired: bool
-    epochs: float | None
-    """Break-even epochs; None: never, by these means, or nothing is copied before training."""
+    epochs: float | None  # Break-even epochs; None: never, by these means, or nothing is copied before training.
     epochs_low: float | None = field(metadata=column(name="break_even_epochs_low"))
-    epochs_high: float | None = field(metadata=column(name="break_even_epochs_high"))
-    """None: no upper end."""
-    is_lazy: bool
-    """Nothing is copied before training: there is nothing to pay back."""
+    epochs_high: float | None = field(metadata=column(name="break_even_epochs_high"))  # None: no upper end.
+    is_lazy: bool  # Nothing is copied before training: there is nothing to pay back.
 
 
 def break_evens(groups: Sequence[scaling.Group], table: RunTable) -> tuple[BreakEven, ...]:

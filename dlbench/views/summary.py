@@ -26,8 +26,7 @@ from dlbench.views.quality.numbers import Quality
 from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView, place_of
 
-STEP = "step_median_s"
-"""The metric of the history that says most of a group's speed."""
+STEP = "step_median_s"  # The metric of the history that says most of a group's speed.
 
 
 def rating(group: Group, report: Report) -> Rating | None:
@@ -85,13 +84,10 @@ def _usual(trend: Trend) -> Rating:
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
 
 
-_LABEL = 230
-"""Longest name in a picture of many groups, pixels: the list next to it has them whole."""
+_LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
 _LEAST_ROW = 9
-_PICTURE = 600
-"""Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900."""
-_ROOM = 190
-"""Height of a picture of few groups, pixels: their cards fit the same screen."""
+_PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
+_ROOM = 190  # Height of a picture of few groups, pixels: their cards fit the same screen.
 
 
 def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Chart]:

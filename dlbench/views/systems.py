@@ -75,10 +75,8 @@ def _ranks(ranks: list[RankResult]) -> str:
 
 
 MAX_HOSTS = 24
-MAX_TEXTS = 6
-"""Texts of a field where runs differ; the rest are counted."""
-MAX_DESCRIBED = 200
-"""Runs of a system that are looked at, evenly spread."""
+MAX_TEXTS = 6  # Texts of a field where runs differ; the rest are counted.
+MAX_DESCRIBED = 200  # Runs of a system that are looked at, evenly spread.
 
 _TITLES = {
     "number_of_nodes": "Nodes",
@@ -112,13 +110,10 @@ class SystemDescription:
     name: str
     title: str
     num_runs: int
-    hosts: tuple[str, ...]
-    """Hosts of the records, at most `MAX_HOSTS`."""
+    hosts: tuple[str, ...]  # Hosts of the records, at most `MAX_HOSTS`.
     num_hosts: int
-    fields: tuple[tuple[str, str], ...]
-    """Title and text of each known field; several texts where runs differ."""
-    unknown: tuple[str, ...]
-    """Titles of the fields that no run recorded."""
+    fields: tuple[tuple[str, str], ...]  # Title and text of each known field; several texts where runs differ.
+    unknown: tuple[str, ...]  # Titles of the fields that no run recorded.
 
 
 def systems(table: RunTable) -> tuple[SystemDescription, ...]:
@@ -258,8 +253,7 @@ class _Row:
     system: SystemDescription
     what: str
     text: str
-    is_data: bool = True
-    """Whether it is a field of the description; others are counts and lists, for people only."""
+    is_data: bool = True  # Whether it is a field of the description; others are counts and lists, for people only.
 
 
 class SystemsView(ReportView):

@@ -48,18 +48,13 @@ def gpus_per_rank(run: Run) -> float:
 class Peak:
     """The peak of one rank."""
 
-    flops_per_s: float
-    """Floating-point operations per second: of its GPU, or of its cores together."""
-    unit_flops_per_s: float
-    """Of one GPU or one core, as it was declared."""
-    per_rank: float
-    """GPUs or cores per rank; below 1 where ranks share a GPU."""
+    flops_per_s: float  # Floating-point operations per second: of its GPU, or of its cores together.
+    unit_flops_per_s: float  # Of one GPU or one core, as it was declared.
+    per_rank: float  # GPUs or cores per rank; below 1 where ranks share a GPU.
     unit: Literal["GPU", "core"]
     source: str
-    is_declared: bool
-    """From `node.peak_tflops`; otherwise from a data sheet, by the GPU's name."""
-    memory_bytes_per_s: float | None = None
-    """Of its memory, as the data sheet has it; None where that is not known."""
+    is_declared: bool  # From `node.peak_tflops`; otherwise from a data sheet, by the GPU's name.
+    memory_bytes_per_s: float | None = None  # Of its memory, as the data sheet has it; None where that is not known.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +66,7 @@ class UtilisationPoint:
     throughput: Estimate
     achieved: Estimate | None
     """Model FLOPs per second and rank, `TFLOP/s/rank`; None where a sample's FLOPs are not known."""
-    peak_tflops: float | None
-    """Of one rank."""
+    peak_tflops: float | None  # Of one rank.
     mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))
     """Model FLOPs utilisation (fraction); None without a peak."""
 
@@ -82,8 +76,7 @@ class Utilisation:
     """Use of the hardware."""
 
     training_flops_per_sample: int | None
-    peak: str
-    """The peak with its source, or how to declare it."""
+    peak: str  # The peak with its source, or how to declare it.
     points: tuple[UtilisationPoint, ...]
     padding: str = ""
     """What is odd about FLOPs of samples whose padding was left out, in a clause; empty where none was."""
@@ -238,12 +231,9 @@ class PublishedRate:
 
     gpus: int = field(metadata=column("GPUs", is_brief=True))
     device: str
-    published: float
-    """Samples a second and GPU."""
-    measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s", is_brief=True))
-    """The same, here."""
-    ratio: Estimate = field(metadata=column("Here / published", is_brief=True))
-    """Measured over published."""
+    published: float  # Samples a second and GPU.
+    measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s", is_brief=True))  # The same, here.
+    ratio: Estimate = field(metadata=column("Here / published", is_brief=True))  # Measured over published.
     differences: tuple[str, ...] = field(
         metadata=column("What differs", value=lambda found: ", ".join(found) or "nothing known")
     )

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
     Flags = npt.NDArray[np.bool_]
 
-MAX_GAP_PERIODS = 5
-"""Samples further apart than this many of their own periods are not joined."""
+MAX_GAP_PERIODS = 5  # Samples further apart than this many of their own periods are not joined.
 
 _NEIGHBOURS = 5
 
@@ -33,12 +32,9 @@ _NEIGHBOURS = 5
 class Amount:
     """What an interval holds."""
 
-    value: float
-    """Of the part that is known, in the unit of the counter (joules)."""
-    known_ns: int
-    """How much of the interval is known."""
-    length_ns: int
-    """The whole interval."""
+    value: float  # Of the part that is known, in the unit of the counter (joules).
+    known_ns: int  # How much of the interval is known.
+    length_ns: int  # The whole interval.
 
     @property
     def coverage(self) -> float:
@@ -59,26 +55,20 @@ class Amount:
         )
 
 
-NOTHING = Amount(value=0.0, known_ns=0, length_ns=0)
-"""An interval of no length."""
+NOTHING = Amount(value=0.0, known_ns=0, length_ns=0)  # An interval of no length.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
     """A rate over time, linear between neighbouring samples."""
 
-    time_ns: Times
-    """When samples were taken, growing; shape (n,)."""
+    time_ns: Times  # When samples were taken, growing; shape (n,).
     begin_rate: Floats
     """Rate (per second) at the begin of each piece between two samples; shape (n - 1,), or (0,) without samples."""
-    end_rate: Floats
-    """The same at its end."""
-    known: Flags
-    """Whether the piece is known."""
-    bridged: Flags
-    """Whether it is known as a whole only: a gap over which a counter went on."""
-    resets: int = 0
-    """How often the counter fell."""
+    end_rate: Floats  # The same at its end.
+    known: Flags  # Whether the piece is known.
+    bridged: Flags  # Whether it is known as a whole only: a gap over which a counter went on.
+    resets: int = 0  # How often the counter fell.
 
     @property
     def num_samples(self) -> int:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
-Interval = tuple[int, int]
-"""Begin and end, nanoseconds of the node's clock."""
+Interval = tuple[int, int]  # Begin and end, nanoseconds of the node's clock.
 
 STAGES = ("idle", "building", "compiling", "staging", "warm-up", "measured", "evaluation", "checkpoint")
 """What a node can be at; idle is what no other stage holds: before building, after the last step, between stages."""
@@ -41,20 +40,14 @@ class NodeSamples:
 
     node_rank: int
     host: str
-    period_s: float
-    """Longest period that the sampler had, seconds."""
-    time_ns: Times
-    """When each sample was taken, shape (n,)."""
-    columns: dict[str, Floats]
-    """The wanted fields by name, NaN where one was not read; each of shape (n,)."""
-    names: tuple[str, ...]
-    """All sampled fields."""
+    period_s: float  # Longest period that the sampler had, seconds.
+    time_ns: Times  # When each sample was taken, shape (n,).
+    columns: dict[str, Floats]  # The wanted fields by name, NaN where one was not read; each of shape (n,).
+    names: tuple[str, ...]  # All sampled fields.
     unavailable: dict[str, str]
     """What the node could not read, each with the reason; a name may stand for a group (`gpu`)."""
-    facts: dict[str, str]
-    """What does not change: names and UUIDs of GPUs, limits."""
-    failures: tuple[str, ...]
-    """What failed on the way, each a sentence."""
+    facts: dict[str, str]  # What does not change: names and UUIDs of GPUs, limits.
+    failures: tuple[str, ...]  # What failed on the way, each a sentence.
 
     def period_of(self, name: str) -> float:
         """Longest period at which one field was read, seconds: slow ones are read every tenth time."""
@@ -152,16 +145,12 @@ def nodes_of(run: Run) -> list[int]:
 class NodeStages:
     """What a node did when, after its lowest rank."""
 
-    whole: Interval
-    """From the start of the rank's process to its end."""
-    measured: Interval
-    """From the start of the first measured step to the end of the last."""
-    pieces: tuple[tuple[str, int, int], ...]
-    """The whole, cut into stages of `STAGES`: stage, begin, end."""
+    whole: Interval  # From the start of the rank's process to its end.
+    measured: Interval  # From the start of the first measured step to the end of the last.
+    pieces: tuple[tuple[str, int, int], ...]  # The whole, cut into stages of `STAGES`: stage, begin, end.
     unaccounted_s: float
     """Time in the stage `measured` that no measured step holds, seconds: pauses that no span holds."""
-    has_spans: bool
-    """Whether spans hold the stages; without them the whole is from the first to the last step."""
+    has_spans: bool  # Whether spans hold the stages; without them the whole is from the first to the last step.
 
     @property
     def edges(self) -> list[int]:

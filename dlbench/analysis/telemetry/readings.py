@@ -20,8 +20,7 @@ from dlbench.analysis.telemetry.node_samples import NodeSamples, nodes_of, read_
 from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import Run
 
-MAX_NODES = 160
-"""Nodes whose samples are read for one table: a few seconds of work."""
+MAX_NODES = 160  # Nodes whose samples are read for one table: a few seconds of work.
 MAX_NODES_OF_LARGE_RUN = 8
 """Nodes that are read of the middle run of a point whose runs have more nodes than may be read; evenly spread."""
 
@@ -32,8 +31,7 @@ FIELDS = re.compile(
 )
 """Fields that are summed up; `host.cpu.busy` is too."""
 
-PointKey = tuple[str, int, int]
-"""Group, ranks, nodes."""
+PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,26 +39,19 @@ class MachineReading:
     """The machine while one run trained."""
 
     run_id: str
-    energy: RunEnergy | None
-    """None where samples are damaged, or some nodes were left out."""
-    nodes: tuple[NodeTelemetry, ...]
-    """Of the measured window, by node."""
-    why: dict[str, str]
-    """Why nodes have no samples, by node (`node 3`)."""
-    problem: str
-    """What is damaged; empty where nothing is."""
-    left_out: int = 0
-    """Nodes that were not read."""
+    energy: RunEnergy | None  # None where samples are damaged, or some nodes were left out.
+    nodes: tuple[NodeTelemetry, ...]  # Of the measured window, by node.
+    why: dict[str, str]  # Why nodes have no samples, by node (`node 3`).
+    problem: str  # What is damaged; empty where nothing is.
+    left_out: int = 0  # Nodes that were not read.
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineReadings:
     """Of the runs of a table."""
 
-    by_run: Mapping[str, MachineReading]
-    """By run id; runs that were not read are not in it."""
-    middle: Mapping[PointKey, Run]
-    """The run of each point whose throughput is in the middle."""
+    by_run: Mapping[str, MachineReading]  # By run id; runs that were not read are not in it.
+    middle: Mapping[PointKey, Run]  # The run of each point whose throughput is in the middle.
 
     def energy_of(self, run: Run) -> RunEnergy:
         """As `dlbench.analysis.telemetry.energy.run_energy`, of a run that was read whole.

@@ -37,14 +37,10 @@ _QUOTA = "host.cpu.throttled_s"
 class Throttled:
     """What throttling cost one GPU, or the ranks of one node."""
 
-    where: str
-    """`gpu.0 of n0`, `n0`."""
-    share: float
-    """Of the computing in the measured window (1)."""
-    time_share: float
-    """Of the sampled window: time with a throttling bit; of a node, what its quota held back (1)."""
-    coverage: float
-    """Sampled share of the window (1)."""
+    where: str  # `gpu.0 of n0`, `n0`.
+    share: float  # Of the computing in the measured window (1).
+    time_share: float  # Of the sampled window: time with a throttling bit; of a node, what its quota held back (1).
+    coverage: float  # Sampled share of the window (1).
     evidence: str
 
 
@@ -259,12 +255,9 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
 class GpuUse:
     """The GPUs of one node that count."""
 
-    gpus: tuple[int, ...]
-    """NVML's numbers; none where no rank used one, or the share of a board is not known."""
-    is_certain: bool
-    """False where some of them may not have been used by the run."""
-    how: str
-    """How it is known, or why there is none; a sentence without its full stop."""
+    gpus: tuple[int, ...]  # NVML's numbers; none where no rank used one, or the share of a board is not known.
+    is_certain: bool  # False where some of them may not have been used by the run.
+    how: str  # How it is known, or why there is none; a sentence without its full stop.
 
 
 def sampled_gpus(samples: NodeSamples) -> tuple[int, ...]:

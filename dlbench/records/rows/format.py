@@ -23,23 +23,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-Fields = Sequence[tuple[str, str]]
-"""Name and type of each column, e.g. ("start_ns", "<i8")."""
+Fields = Sequence[tuple[str, str]]  # Name and type of each column, e.g. ("start_ns", "<i8").
 
 CODES = {"<i8": "q", "<u8": "Q", "<i4": "i", "<u4": "I", "<u2": "H", "<f4": "f", "<f8": "d"}
 """Types of columns, and what `struct` calls them."""
-MAX_CONTENT = 1 << 25
-"""Bytes of a block's content, before it is deflated: none is larger."""
+MAX_CONTENT = 1 << 25  # Bytes of a block's content, before it is deflated: none is larger.
 
-MAX_HEADER = 1 << 20
-"""Bytes of the header's line: it is no longer."""
+MAX_HEADER = 1 << 20  # Bytes of the header's line: it is no longer.
 
-HEAD = struct.Struct("<cII")
-"""Kind, length, CRC-32 of the content."""
-CHECK = struct.Struct("<I")
-"""CRC-32 of those."""
-ROWS, NOTE = b"R", b"N"
-"""Kinds of blocks."""
+HEAD = struct.Struct("<cII")  # Kind, length, CRC-32 of the content.
+CHECK = struct.Struct("<I")  # CRC-32 of those.
+ROWS, NOTE = b"R", b"N"  # Kinds of blocks.
 
 # Level 1 of deflate: measured rows are mostly noise, which no level shrinks.
 _LEVEL = 1

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 SAMPLES_FORMAT, SAMPLES_VERSION = "dlbench.samples", 1
 
 TIME_FIELDS: tuple[tuple[str, str], ...] = (("time_ns", "<i8"), ("late_ns", "<i8"))
-SAMPLE_TYPES = ("<f4", "<f8")
-"""Types of sampled fields; counters need 8 bytes."""
+SAMPLE_TYPES = ("<f4", "<f8")  # Types of sampled fields; counters need 8 bytes.
 
 _HEADER_KEYS: dict[str, type | tuple[type, ...]] = {
     "node_rank": int,

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 SPANS_FORMAT, SPANS_VERSION = "dlbench.spans", 1
 
-LANES = ("stage", "compute", "exchange", "input", "staging", "swap")
-"""Lane of a span, by its number."""
+LANES = ("stage", "compute", "exchange", "input", "staging", "swap")  # Lane of a span, by its number.
 STAGE, COMPUTE, EXCHANGE, INPUT, STAGING, SWAP = range(len(LANES))
 
 SPAN_FIELDS: tuple[tuple[str, str], ...] = (
@@ -39,8 +38,7 @@ SPAN_FIELDS: tuple[tuple[str, str], ...] = (
 )
 
 
-MAX_NAMES = 65_535
-"""Different names in one file; spans of further names are called `OTHER_NAMES`."""
+MAX_NAMES = 65_535  # Different names in one file; spans of further names are called `OTHER_NAMES`.
 OTHER_NAMES = "(further names)"
 
 _SPANS_PER_BLOCK = 256
@@ -149,8 +147,7 @@ class SpanReader:
     """
 
     path: Path
-    names: list[str] = field(default_factory=list)
-    """Names met so far, by number; complete for the rows given so far."""
+    names: list[str] = field(default_factory=list)  # Names met so far, by number; complete for the rows given so far.
 
     def __post_init__(self) -> None:
         self._reader = BlockReader(self.path, SPANS_FORMAT, "spans")

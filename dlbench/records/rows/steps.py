@@ -136,10 +136,8 @@ class StepFile:
     """Steps of one rank, as read."""
 
     header: dict[str, Any]
-    steps: npt.NDArray[np.void]
-    """Structured array with the fields of `FIELDS`."""
-    torn_bytes: int
-    """Bytes behind the last whole block: 0 unless the rank was killed while writing."""
+    steps: npt.NDArray[np.void]  # Structured array with the fields of `FIELDS`.
+    torn_bytes: int  # Bytes behind the last whole block: 0 unless the rank was killed while writing.
 
     @property
     def measured(self) -> npt.NDArray[np.void]:

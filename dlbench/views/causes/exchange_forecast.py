@@ -53,17 +53,14 @@ ALGORITHM = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of an element on the wire; the formats that send only part of a gradient have no model."""
 
-AS_IT_RAN = "as it ran"
-"""The messages of the run stay as they were."""
+AS_IT_RAN = "as it ran"  # The messages of the run stay as they were.
 
-GRID = 16
-"""Sizes through which a line is laid, where messages are merged by it."""
+GRID = 16  # Sizes through which a line is laid, where messages are merged by it.
 
 LEAST_EXPLAINED = 0.2
 """Share of the measured exchange on the wire that the model must give as it ran: below, it is about something else."""
 
-BISECTIONS = 40
-"""Halvings of a scale between 0 and 1: to the last digit that is printed, and far beyond."""
+BISECTIONS = 40  # Halvings of a scale between 0 and 1: to the last digit that is printed, and far beyond.
 
 Price = Callable[[float], "Array"]
 """Seconds of a message of that many bytes of fp32 gradients: by the fitted costs, then by each draw."""
@@ -74,8 +71,7 @@ class Way:
     """How gradients go."""
 
     exchange: str
-    fusion: str
-    """`AS_IT_RAN`, or one of `single` and `mgwfbp`."""
+    fusion: str  # `AS_IT_RAN`, or one of `single` and `mgwfbp`.
     wire: str
     group_size: int
 
@@ -84,13 +80,10 @@ class Way:
 class Forecast:
     """What to expect of a change."""
 
-    gain: float
-    """Share by which the throughput grows (1); below 0 where it shrinks."""
-    low: float | None
-    """Ends of the 95 % interval; None where the network or the point has too few runs for one."""
+    gain: float  # Share by which the throughput grows (1); below 0 where it shrinks.
+    low: float | None  # Ends of the 95 % interval; None where the network or the point has too few runs for one.
     high: float | None
-    basis: str
-    """What it was computed from, in words."""
+    basis: str  # What it was computed from, in words.
 
 
 class _NoModelError(Exception):

@@ -29,15 +29,12 @@ from dlbench.stats.pairing import RunKey
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 
-WORTH_EXPLAINING = 0.01
-"""Fraction of efficiency below which a loss is not explained."""
+WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
 
 LIKELY_RUNS = 4
 """Runs or sessions from which a cause may be likely: of three equal ones a side one report in ten would name one."""
-_PRINTED = 0.0005
-"""Fraction of efficiency that is printed as 0.1 points."""
-MOST_NAMED = 3
-"""Causes that are named in a line."""
+_PRINTED = 0.0005  # Fraction of efficiency that is printed as 0.1 points.
+MOST_NAMED = 3  # Causes that are named in a line.
 
 Finding = Literal["baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "likely", "found"]
 
@@ -54,35 +51,28 @@ class NextExperiment:
     """Something to try."""
 
     text: str
-    forecast_gain: float | None
-    """Forecast growth of the throughput, a fraction."""
-    forecast_low: float | None
-    """Ends of its 95 % interval; None: too few runs of the network's fit or of the point."""
+    forecast_gain: float | None  # Forecast growth of the throughput, a fraction.
+    forecast_low: float | None  # Ends of its 95 % interval; None: too few runs of the network's fit or of the point.
     forecast_high: float | None
-    basis: str
-    """What the forecast was computed from, or why there is none; empty where none was asked for."""
+    basis: str  # What the forecast was computed from, or why there is none; empty where none was asked for.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The diagnosis of a point."""
 
-    line: str
-    """In one sentence, without the place and the last full stop."""
-    next: str
-    """What to do next, likewise; empty where nothing suggests itself."""
+    line: str  # In one sentence, without the place and the last full stop.
+    next: str  # What to do next, likewise; empty where nothing suggests itself.
     finding: Finding
     """`found`: a cause stands out of the noise of enough runs, all causes counted. `likely`: of four runs, every one
     lost, and to this cause, and a t test of the whole finds a loss. Otherwise why nothing does."""
-    name: str
-    """network-bound, straggler-bound, input-bound, ...; empty unless found or likely."""
+    name: str  # network-bound, straggler-bound, input-bound, ...; empty unless found or likely.
     cause: str
     """The cause that costs most, of those that stand out if any does; at the baseline, that takes most of the step
     apart from computing. Empty where none costs anything worth explaining."""
     bound: float | None
     """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
-    experiments: tuple[NextExperiment, ...]
-    """In order; empty unless found or likely."""
+    experiments: tuple[NextExperiment, ...]  # In order; empty unless found or likely.
 
 
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
@@ -345,10 +335,8 @@ class CauseShare(Part):
     is_measured: bool
     """Whether all runs of the point and of the baseline say something of it. If not, its time is part of `compute` in
     all of them, because seconds that some report and others hide cannot be compared; its 0 s here mean nothing."""
-    not_measured: tuple[str, ...]
-    """Why some of these runs say nothing of it, each reason once."""
-    notes: tuple[str, ...]
-    """How runs know it, or why it is 0."""
+    not_measured: tuple[str, ...]  # Why some of these runs say nothing of it, each reason once.
+    notes: tuple[str, ...]  # How runs know it, or why it is 0.
     adjusted_p: float | None = None
     """Of its loss, after Holm over the causes of all rank counts of the group and Bonferroni over the groups of the
     report; None at the baseline, and for what is not measured."""
@@ -376,8 +364,7 @@ class Pop:
 
     load_balance: Estimate
     communication: Estimate
-    parallel: Estimate
-    """Their product."""
+    parallel: Estimate  # Their product.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,22 +376,15 @@ class CausePoint:
     is_baseline: bool
     run_ids: tuple[str, ...]
     verdict: Verdict
-    efficiency: Estimate
-    """A fraction, as in the view `scaling`."""
-    causes: tuple[CauseShare, ...]
-    """By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency."""
+    efficiency: Estimate  # A fraction, as in the view `scaling`.
+    causes: tuple[CauseShare, ...]  # By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency.
     exchange_phase: Part
     """The gradient exchange after the backward pass: `exchange`, on the wire, and `straggler`, waiting."""
-    whole: CauseShare
-    """The mean step; its lost share is 1 - efficiency, with the interval of the efficiency."""
-    pop: Pop | None
-    """None where some rank does nothing but communicate."""
-    waiting_ranks: tuple[Straggler, ...]
-    """Ranks that were waited for, longest first."""
-    waiting_hosts: tuple[Straggler, ...]
-    """The same by host."""
-    num_hosts: int
-    """Hosts of a run, the most of any."""
+    whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
+    pop: Pop | None  # None where some rank does nothing but communicate.
+    waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
+    waiting_hosts: tuple[Straggler, ...]  # The same by host.
+    num_hosts: int  # Hosts of a run, the most of any.
     planted: tuple[tuple[int, float], ...]
     """Ranks slowed on purpose, and what that added, seconds per step, mean over runs."""
 
@@ -424,16 +404,11 @@ class WatchCost:
     value: float
     """Fraction of the step time. Measured: of the newest series that was, at its largest rank count. Accounted: median
     over runs."""
-    low: float
-    """Accounted: least low end of any run."""
-    high: float
-    """Accounted: largest high end of any run."""
-    method: str
-    """`measured` if that was done for any run, else `accounted`."""
-    ranks: int | None
-    """Where it was measured; None if accounted, over all rank counts."""
-    num_runs: int
-    """Runs behind it: pairs of watched and unwatched ones if measured."""
+    low: float  # Accounted: least low end of any run.
+    high: float  # Accounted: largest high end of any run.
+    method: str  # `measured` if that was done for any run, else `accounted`.
+    ranks: int | None  # Where it was measured; None if accounted, over all rank counts.
+    num_runs: int  # Runs behind it: pairs of watched and unwatched ones if measured.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,13 +416,10 @@ class Diagnosed:
     """The causes of all rank counts of a group."""
 
     watching: str
-    fault: str
-    """A fault injected on purpose; empty for none."""
+    fault: str  # A fault injected on purpose; empty for none.
     watch_cost: WatchCost | None
-    limits: tuple[str, ...]
-    """What blurs the causes of these runs, each a sentence."""
-    points: tuple[CausePoint, ...]
-    """The baseline first."""
+    limits: tuple[str, ...]  # What blurs the causes of these runs, each a sentence.
+    points: tuple[CausePoint, ...]  # The baseline first.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,8 +427,7 @@ class LostPercent:
     """The account of every rank count, and who was waited for."""
 
     diagnosed: Diagnosed
-    nodes: SlowNodes
-    """Of this group's hosts only, over all runs of the folder."""
+    nodes: SlowNodes  # Of this group's hosts only, over all runs of the folder.
 
     def at(self, point: Point) -> CausePoint | None:
         """The account of one rank and node count; None where it has none."""

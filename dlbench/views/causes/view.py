@@ -40,8 +40,7 @@ from dlbench.views.causes.numbers import (
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_of
 
-MAX_PLANTED = 8
-"""Ranks with an injected fault that are named."""
+MAX_PLANTED = 8  # Ranks with an injected fault that are named.
 
 
 def findings(found: Diagnosed, next_step: str) -> Iterator[str]:
@@ -104,10 +103,8 @@ class _Row:
     point: CausePoint
     part: Part
     title: str
-    part_of: str = ""
-    """The row that it is part of; empty for the terms of the sum."""
-    is_lost: bool = False
-    """Whether it is shown as lost points, for people only, and not in seconds."""
+    part_of: str = ""  # The row that it is part of; empty for the terms of the sum.
+    is_lost: bool = False  # Whether it is shown as lost points, for people only, and not in seconds.
     kind: RowKind = ""
 
     @property
@@ -308,10 +305,8 @@ _IDEAL, _MEASURED = "#676d76", "#1769ab"
 """Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
 
 _ROW = 30
-_ALONE = 900
-"""Plot width of a waterfall with no chart next to it, pixels: with its labels as wide as a page of 1400."""
-_ROOM_FOR_WORDS = 45.0
-"""Percent: where a bar and its interval begin further left, its words stand at its right end."""
+_ALONE = 900  # Plot width of a waterfall with no chart next to it, pixels: with its labels as wide as a page of 1400.
+_ROOM_FOR_WORDS = 45.0  # Percent: where a bar and its interval begin further left, its words stand at its right end.
 
 
 def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
@@ -446,8 +441,7 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
     )
 
 
-MOST_ALONE = 2
-"""Rank counts up to which the waterfall is the only chart."""
+MOST_ALONE = 2  # Rank counts up to which the waterfall is the only chart.
 
 VARIANT = (
     "not shown: in these runs something was taken away on purpose; the plain runs beside them have this view, and "

@@ -68,8 +68,7 @@ METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_bu
 # One pass
 
 
-PassSpan = Operation | TransferSpan
-"""One operation of a pass, simulated or measured; seconds from its start."""
+PassSpan = Operation | TransferSpan  # One operation of a pass, simulated or measured; seconds from its start.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +76,7 @@ class PlannedPart:
     """A block of a plan."""
 
     number: int = field(metadata=column("Block", "block", is_brief=True))
-    modules: str = field(metadata=column("Modules", is_brief=True, limit=60))
-    """Its module, or the first and the last."""
+    modules: str = field(metadata=column("Modules", is_brief=True, limit=60))  # Its module, or the first and the last.
     num_units: int = field(metadata=column("Units", "units"))
     decision: Decision = field(
         metadata=column("Decision", text=lambda one: one.replace("-swap", ", input swapped"), is_brief=True)
@@ -99,17 +97,14 @@ class Passage:
 
     run_id: str
     label: str
-    is_planned: bool
-    """Whether a plan decides for every block; otherwise all are treated alike."""
+    is_planned: bool  # Whether a plan decides for every block; otherwise all are treated alike.
     predicted: Prediction
     capacity_bytes: int | None
     blocks: tuple[PlannedPart, ...]
     simulated: tuple[Operation, ...]
     """By the simulator, with the chain and the rates that were measured before training."""
-    held: tuple[tuple[float, int], ...]
-    """What the simulator says is held from each of these times (seconds) on, bytes."""
-    measured: tuple[TransferSpan, ...]
-    """A watched pass of rank 0; empty where none was watched."""
+    held: tuple[tuple[float, int], ...]  # What the simulator says is held from each of these times (seconds) on, bytes.
+    measured: tuple[TransferSpan, ...]  # A watched pass of rank 0; empty where none was watched.
 
 
 def _passage_of(result: MemoryResult, run_id: str, label: str) -> Passage:
@@ -171,16 +166,13 @@ class MethodPoint:
     ranks: int
     nodes: int
     method: str
-    label: str = field(metadata=column("Activations", is_brief=True))
-    """With what distinguishes methods of one title."""
+    label: str = field(metadata=column("Activations", is_brief=True))  # With what distinguishes methods of one title.
     recompute: str
     swap: str
     capacity: str
-    batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))
-    """Samples per rank and step."""
+    batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))  # Samples per rank and step.
     parts: int
-    throughput: Estimate | None = None
-    """Samples per second, all ranks; None where no run has figures."""
+    throughput: Estimate | None = None  # Samples per second, all ranks; None where no run has figures.
     step: Estimate | None = field(default=None, metadata=column("Step, measured", "step_s", is_brief=True))
     process_peak: Estimate | None = field(default=None, metadata=column("Whole process", "process_peak_bytes"))
     """Bytes of the rank that held most: allocated on its GPU, or resident in its process with all that it loaded."""
@@ -247,8 +239,7 @@ class Limit:
     ranks: int
     nodes: int
     capacity_bytes: int
-    batch: int
-    """Samples of a pass that this holds in core, by the measured chains."""
+    batch: int  # Samples of a pass that this holds in core, by the measured chains.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,14 +249,10 @@ class Gain:
     ranks: int
     nodes: int
     batch: int
-    planned: str
-    """Label of the fastest planned method."""
-    over: str
-    """Label of the fastest method that treats all blocks alike and is not in core."""
-    ratio: Estimate
-    """Throughput of the plan over that method's."""
-    planned_peak_bytes: float | None
-    """Measured; see `MethodPoint.device_peak`."""
+    planned: str  # Label of the fastest planned method.
+    over: str  # Label of the fastest method that treats all blocks alike and is not in core.
+    ratio: Estimate  # Throughput of the plan over that method's.
+    planned_peak_bytes: float | None  # Measured; see `MethodPoint.device_peak`.
     over_peak_bytes: float | None
 
 
@@ -279,10 +266,8 @@ class OutOfCore:
     preset: str
     engine: str
     sample_unit: str
-    points: tuple[MethodPoint, ...]
-    """By rank count, method and batch."""
-    limits: tuple[Limit, ...]
-    """At each rank count whose plans were made for one capacity in bytes."""
+    points: tuple[MethodPoint, ...]  # By rank count, method and batch.
+    limits: tuple[Limit, ...]  # At each rank count whose plans were made for one capacity in bytes.
     gains: tuple[Gain, ...]
     """At each rank count and batch that ran with a plan and with a method that treats all blocks alike."""
     median_step_error: float | None
@@ -290,8 +275,7 @@ class OutOfCore:
     median_peak_error: float | None
     frees_at_once: bool
     """Whether memory that was freed went back to the system at once, which on a CPU makes peaks real and steps slow."""
-    passages: tuple[Passage, ...]
-    """A pass of one run of each method, with its largest batch at the largest rank count."""
+    passages: tuple[Passage, ...]  # A pass of one run of each method, with its largest batch at the largest rank count.
 
 
 def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ...]:

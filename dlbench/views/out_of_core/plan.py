@@ -44,10 +44,8 @@ from dlbench.views.out_of_core.numbers import (
 )
 from dlbench.views.out_of_core.view import blocks_sheet, byte_unit, held_chart, in_core_mark, lanes_chart
 
-CAPACITIES = 6
-"""Of the curve of memory against time, from the smallest to that of training in core."""
-BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)
-"""Batches of the curve of throughput, in multiples of the largest in core."""
+CAPACITIES = 6  # Of the curve of memory against time, from the smallest to that of training in core.
+BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +58,7 @@ class Forecast:
     batch: int
     capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))
     """What may be held; None: no limit."""
-    fits: bool = field(metadata=column("Fits", is_brief=True))
-    """Whether a pass holds no more than that."""
+    fits: bool = field(metadata=column("Fits", is_brief=True))  # Whether a pass holds no more than that.
     pass_s: float | None = field(metadata=column("Pass", unit="s", is_brief=True))
     """Forward and backward pass, seconds; None where no plan fits."""
     samples_per_s: float | None = field(metadata=column(is_brief=True))
@@ -95,23 +92,17 @@ class MemoryPlan:
     chain: Chain
     rates: TransferRates | None
     capacity_bytes: int
-    in_core_bytes: int
-    """What training holds in core with this batch."""
-    smallest_bytes: int
-    """The smallest capacity that any plan fits."""
-    in_core_batch: int
-    """The largest batch that the capacity holds in core; 0: none."""
+    in_core_bytes: int  # What training holds in core with this batch.
+    smallest_bytes: int  # The smallest capacity that any plan fits.
+    in_core_batch: int  # The largest batch that the capacity holds in core; 0: none.
     plan: BlockPlan
     blocks: tuple[PlannedPart, ...]
     operations: tuple[Operation, ...]
-    held: tuple[tuple[float, int], ...]
-    """What is held from each of these times (seconds) on, bytes."""
-    methods: tuple[Forecast, ...]
-    """With this batch: the plans for the capacity, all others as they are."""
+    held: tuple[tuple[float, int], ...]  # What is held from each of these times (seconds) on, bytes.
+    methods: tuple[Forecast, ...]  # With this batch: the plans for the capacity, all others as they are.
     by_capacity: tuple[Forecast, ...]
     """Of the plan, with this batch, from the smallest capacity to that of training in core."""
-    by_batch: tuple[Forecast, ...]
-    """With this capacity, batches in core and beyond."""
+    by_batch: tuple[Forecast, ...]  # With this capacity, batches in core and beyond.
 
 
 def memory_plan(
@@ -483,8 +474,7 @@ LANES = ("compute", "out", "in")
 KIND_SIGNS = {"forward": "F", "recompute": "R", "backward": "B", "wait": "."}
 """What stands in the line of the computation; anything else that is computed is `=`."""
 IDLE = "."
-WIDTH = 68
-"""Characters of a lane: with its title it fits 80 columns."""
+WIDTH = 68  # Characters of a lane: with its title it fits 80 columns.
 
 LEGEND = (
     "F forward, R recomputed, B backward, = outside of the chain, . waiting or idle; digits: the last digit of the "

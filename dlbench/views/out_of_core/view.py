@@ -31,8 +31,7 @@ from dlbench.views.out_of_core.numbers import (
 from dlbench.views.view import ReportSource, ReportView, place_of
 
 TITLE = "Out of core"
-MAX_GAINS = 4
-"""Rank counts and batches whose gain is said in words, the largest first; the tables have all."""
+MAX_GAINS = 4  # Rank counts and batches whose gain is said in words, the largest first; the tables have all.
 
 METHODS_CAPTION = (
     "Peak: of the rank that held most in the measured steps, beyond the process itself; predicted: by the simulator, "
@@ -115,8 +114,7 @@ KINDS = {
 }
 """Title and colour of the operations of a pass, in the order of the legend."""
 
-_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")
-"""Of methods with the title of another one."""
+_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
 
 
 def method_charts(found: OutOfCore, number: int) -> list[Chart]:

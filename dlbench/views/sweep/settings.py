@@ -33,8 +33,7 @@ from dlbench.units import format_bytes, format_number, format_seconds
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.")
 """Keys whose default is dlbench's own. Those of a workload or system are in files that a plan no longer names."""
-_TRAINING = ("train.", "model.", "data.")
-"""Keys that change what is trained."""
+_TRAINING = ("train.", "model.", "data.")  # Keys that change what is trained.
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
 """Of them those that change where activations and state lie meanwhile, and no number that is computed."""
 SettingVerdict = Literal["baseline", "faster", "slower", "equal", "undecided", "insufficient", "no figure"]
@@ -46,21 +45,16 @@ class Autotune:
     """Horovod's autotuner as one contestant: what its search cost, and when that is paid back."""
 
     num_runs: int
-    num_finished: int
-    """Runs in which it had settled before the measured steps."""
+    num_finished: int  # Runs in which it had settled before the measured steps.
     planned_steps: int
-    settled_step: float | None
-    """Median over runs; None where it settled in none."""
-    evaluations: float
-    """Settings it tried; median over runs."""
+    settled_step: float | None  # Median over runs; None where it settled in none.
+    evaluations: float  # Settings it tried; median over runs.
     cost: Estimate | None
     """Time that the search cost beyond as many steps afterwards, seconds; None where no run records it."""
-    chosen: tuple[str, ...]
-    """Fusion threshold and cycle time that it chose, in words, each pair once."""
+    chosen: tuple[str, ...]  # Fusion threshold and cycle time that it chose, in words, each pair once.
     gain_s: float | None
     """Seconds per step that the tuned setting is faster than the baseline; negative where it is slower."""
-    break_even_steps: float | None
-    """Steps after which the search is paid back; None: never, or not known."""
+    break_even_steps: float | None  # Steps after which the search is paid back; None: never, or not known.
     words: str
 
 
@@ -74,8 +68,7 @@ class Losses:
     """Of the same setting with fp32 on the wire, or else of the baseline; None where there is none to compare with."""
     reference_label: str = field(metadata=column("That is", "reference", value=lambda found: found or None))
     difference: Estimate | None = field(metadata=column("Difference", "loss_difference"))
-    why: str
-    """Why there is nothing to compare with; empty where there is."""
+    why: str  # Why there is nothing to compare with; empty where there is.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,30 +76,24 @@ class Setting:
     """One combination of the swept keys at one rank count."""
 
     values: tuple[tuple[str, str], ...]
-    label: str = field(metadata=column(name="setting"))
-    """The values alone, in the order of the keys."""
+    label: str = field(metadata=column(name="setting"))  # The values alone, in the order of the keys.
     is_baseline: bool
     throughput: Estimate | None = field(metadata=column("Throughput", "throughput_per_s"))
     """Samples per second, geometric mean over runs."""
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """To the baseline's, over the repeats that both have."""
-    adjusted_p: float | None
-    """Of that ratio, after Holm over all settings of the cell; None at the baseline."""
+    adjusted_p: float | None  # Of that ratio, after Holm over all settings of the cell; None at the baseline.
     verdict: SettingVerdict
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
-    num_planned: int = field(metadata=column(name="planned_runs"))
-    """Runs of the series that were to measure it."""
-    why: str
-    """Why the first of the others has no figure; empty where all have."""
+    num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
+    why: str  # Why the first of the others has no figure; empty where all have.
     changes: tuple[str, ...] = field(metadata=column(value=" | ".join))
     """What is computed otherwise than at the baseline, in words."""
     inert: tuple[str, ...] = field(metadata=column(value=" | ".join))
     """Settings of its runs that had no effect: it is not what its name says."""
     autotune: Autotune | None
-    losses: Losses | None
-    """The loss after equal steps next to that of fp32 on the wire; None where the wire is that."""
-    options: str
-    """The options of `dlbench run` that ask for it; keys that act in no run of it are left out."""
+    losses: Losses | None  # The loss after equal steps next to that of fp32 on the wire; None where the wire is that.
+    options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
 
 
@@ -300,8 +287,7 @@ MARGIN = 0.02
 """Differences that lie within this share, interval and all, are no reason to choose one setting over another."""
 MARGIN_TEXT = f"{MARGIN * 100:g} %"
 
-Pair = tuple[str, AxisValue, AxisValue]
-"""An axis and two of its values: the second over the first."""
+Pair = tuple[str, AxisValue, AxisValue]  # An axis and two of its values: the second over the first.
 
 AxisVerdict = Literal["matters", "no effect", "undecided", "insufficient"]
 
@@ -311,8 +297,7 @@ class Measured:
     """One setting's throughput, as the comparison of axes needs it."""
 
     values: Mapping[str, AxisValue]
-    acting: frozenset[str]
-    """Swept keys that act in this combination."""
+    acting: frozenset[str]  # Swept keys that act in this combination.
     throughput: Mapping[RunKey, float]
 
 
@@ -331,11 +316,9 @@ class Axis:
     """One swept key."""
 
     key: str
-    levels: tuple[Level, ...]
-    """The first is the one that the others are measured against."""
+    levels: tuple[Level, ...]  # The first is the one that the others are measured against.
     verdict: AxisVerdict
-    words: str
-    """The verdict in a sentence, with the two values that are furthest apart."""
+    words: str  # The verdict in a sentence, with the two values that are furthest apart.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,10 +326,8 @@ class Interaction:
     """The largest deviation from what the axes' effects alone would give."""
 
     values: Mapping[str, AxisValue]
-    deviation: Estimate
-    """Its throughput over that of the additive model on the logarithm (ratio)."""
-    is_claimed: bool
-    """Whether it stands after counting all combinations and leaves the margin."""
+    deviation: Estimate  # Its throughput over that of the additive model on the logarithm (ratio).
+    is_claimed: bool  # Whether it stands after counting all combinations and leaves the margin.
 
     @property
     def words(self) -> str:

@@ -16,8 +16,7 @@ from dlbench.views.sweep.numbers import Sweep, SweepCell, short_keys, sweeps
 from dlbench.views.sweep.settings import MARGIN, MARGIN_TEXT, Axis, Level, Losses, Setting
 from dlbench.views.view import ReportSource, ReportView
 
-MAX_LABELS = 3
-"""Settings named next to a remark; the others are counted."""
+MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
 
 
 def verdict_title(setting: Setting) -> str:
@@ -119,8 +118,7 @@ def losses_sheet(cell: SweepCell) -> Sheet[Setting]:
     )
 
 
-MAX_SETTINGS = 40
-"""Settings drawn, fastest first; the table has all."""
+MAX_SETTINGS = 40  # Settings drawn, fastest first; the table has all.
 
 MARKS = "* changes the arithmetic; ! a requested value had no effect; shaded: within 2 % of the baseline."
 
