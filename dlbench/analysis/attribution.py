@@ -84,13 +84,9 @@ def attribute(
 ) -> Attribution:
     """The parts of a point against its baseline; where they are paired (`dlbench.stats.pairing`), over the pairs.
 
-    Args:
-        own: the parts of this point's runs.
-        baseline: those of the baseline's runs.
-        work: samples per rank and step of this point / of the baseline (1 under weak scaling).
-        names: the parts, in order; together they are the whole step.
-        more: further rows of the same runs.
-        is_baseline: nothing is lost by definition.
+    `names` are the parts, in order, together the whole step; `more` are further rows of the same runs; `work`: samples
+    per rank and step of this point / of the baseline (1 under weak scaling); at the baseline (`is_baseline`) nothing is
+    lost by definition.
     """
     pairs = Pairing((), 0) if is_baseline else pairing(own, baseline)
     mine = _Side(own, names, more, pairs.keys or sorted(own), 1.0)
@@ -119,10 +115,8 @@ def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """The parts of each run, moved by one amount a part, so that their arithmetic means are the point's seconds.
 
     Those are q_k, not the means of the runs' own, which are larger where runs scatter. Sums and differences of parts
-    and of points then are those of the figures that every other table has, and scatter over the runs as they did.
-
-    Args:
-        runs: seconds of the parts of each run's step; together they are the whole step, above 0.
+    and of points then are those of the figures that every other table has, and scatter over the runs as they did. Takes
+    seconds of the parts of each run's step; together they are the whole step, above 0.
     """
     wholes = [math.fsum(parts.values()) for parts in runs]
     mean = math.exp(math.fsum(map(math.log, wholes)) / len(wholes))

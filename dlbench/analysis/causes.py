@@ -95,10 +95,8 @@ class Causes:
         return {name: found[name] for name in CAUSES}
 
     def seconds_without(self, names: Collection[str]) -> dict[str, float]:
-        """Mean seconds per step by `CAUSES`, and of what they are part of and consist of, by name.
-
-        Args:
-            names: causes to be taken as if this run had not measured them: 0, and their time is part of `compute`.
+        """Mean seconds per step by `CAUSES`, and of what they are part of and consist of, by name. Causes in `names`
+        are taken as if this run had not measured them: 0, and their time is part of `compute`.
         """
         sums, compute = dict(self.sums_ns), dict(self.compute_ns)
         for name in names:
@@ -114,13 +112,8 @@ class Causes:
 def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     """The causes of a run with a valid record.
 
-    Args:
-        run: the run.
-        steps: what `load_steps` gave for it, if that is at hand; read otherwise.
-
-    Raises:
-        IncompleteDataError: as `dlbench.analysis.measures.load_steps`.
-        ValueError: the run has no valid record and so no figures.
+    `steps`: what `load_steps` gave for it, if that is at hand. Raises IncompleteDataError: as
+    `dlbench.analysis.measures.load_steps`; or ValueError: the run has no valid record and so no figures.
     """
     loaded = steps or load_steps(run)
     assert run.record is not None

@@ -103,10 +103,8 @@ def unique_labels(groups: Sequence[Labelled]) -> list[str]:
 
 
 def differing_settings(groups: Sequence[tuple[str, LaunchPlan]]) -> list[tuple[Condition, ...]]:
-    """What each group was asked for otherwise than others that are comparable with it; empty where none is.
-
-    Args:
-        groups: what is equal for comparable groups, and a plan of each.
+    """What each group was asked for otherwise than others that are comparable with it; empty where none is. Takes what
+    is equal for comparable groups, and a plan of each.
     """
     asked = [system_content(plan) for _, plan in groups]
     found = []

@@ -14,11 +14,7 @@ _RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three 
 
 
 def load_doubts(runs: Mapping[str, Sequence[NodeLoad]]) -> Iterator[Doubt]:
-    """One warning for each node whose cores others used, over all runs; and one where the hypervisor took them.
-
-    Args:
-        runs: what each run says of its nodes, by the run's id.
-    """
+    """One warning for each node whose cores others used, over all runs; and one where the hypervisor took them."""
     yield from _doubts(
         runs,
         LOAD_CODES[0],

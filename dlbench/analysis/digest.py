@@ -74,15 +74,7 @@ class StepDigest:
 
 
 def digest_of(run: Run, steps: RunSteps) -> StepDigest:
-    """The steps of a run in short.
-
-    Args:
-        run: with a valid record.
-        steps: what `dlbench.analysis.measures.load_steps` gave for it.
-
-    Raises:
-        ValueError: the run has no record.
-    """
+    """The steps of a run in short. Raises ValueError: the run has no record."""
     import numpy as np
 
     if run.record is None:

@@ -70,12 +70,8 @@ def names_the_job(key: str) -> bool:
 
 
 def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
-    """The environments (of rank 0) of runs that have a record; others are passed over.
-
-    Args:
-        runs: at least one.
-        with_data: also compare what the data source says of itself, as keys `data.…`; only runs of
-            one workload can agree there.
+    """The environments (of rank 0) of runs that have a record; others are passed over. `with_data`: also what the data
+    source says of itself, as keys `data.…`; only runs of one workload can agree there.
     """
     return side_by_side({run.plan.run_id: _told(run.record, with_data) for run in runs if run.record is not None})
 

@@ -43,11 +43,8 @@ def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, 
 
     All ranks wait for the slowest, so a host is as slow as its slowest rank; but the largest of eight values is larger
     than that of four by chance alone. With k ranks on the host with fewest, a host of m counts with the mean, over all
-    choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x ascending.
-
-    Args:
-        hosts: host of each rank.
-        values: one for each rank.
+    choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x ascending. Both arguments have
+    one item per rank.
     """
     of_host: dict[str, list[float]] = {}
     for host, value in zip(hosts, values, strict=True):

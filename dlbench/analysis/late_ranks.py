@@ -80,11 +80,8 @@ def _straggler(rank: int | None, host: str, parts: Sequence[_Part], total_ns: in
 def main_straggler(ranks: Sequence[Straggler], num_ranks: int) -> Straggler | None:
     """The rank for which most of the waiting was; None where ranks take turns.
 
-    With p ranks it must hold a share of (1 + 1/p) / 2 of it: half-way from an even share to all.
-
-    Args:
-        ranks: longest waited for first.
-        num_ranks: p, of the runs.
+    With p ranks it must hold a share of (1 + 1/p) / 2 of it: half-way from an even share to all. `ranks`: longest
+    waited for first.
     """
     first = ranks[0] if ranks else None
     return first if first is not None and first.waited_share >= (1 + 1 / num_ranks) / 2 else None
@@ -94,10 +91,7 @@ def main_host(hosts: Sequence[Straggler], runs: Sequence[Causes]) -> Straggler |
     """The host for whose ranks most of the waiting was, of several; None where hosts take turns.
 
     If s of the ranks are on it, it must hold a share of (1 + s) / 2 of the waiting: half-way from an even share to all.
-
-    Args:
-        hosts: longest waited for first.
-        runs: those of the point.
+    `hosts`: longest waited for first.
     """
     if not hosts or all(len(set(run.hosts)) == 1 for run in runs):
         return None

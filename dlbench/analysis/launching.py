@@ -22,10 +22,7 @@ from dlbench.units import format_seconds
 
 def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, int] | None, str]:
     """Nanoseconds of all ranks and measured steps by `LAUNCHED`, and how they are known; None and why not.
-
-    Args:
-        steps: of a run.
-        synchronised: whether the run waited for the device after each phase.
+    `synchronised`: whether the run waited for the device after each phase.
     """
     if steps.launch is None:
         return dict.fromkeys(LAUNCHED, 0), ""

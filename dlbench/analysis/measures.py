@@ -89,9 +89,8 @@ class RunSteps:
 def load_steps(run: Run) -> RunSteps:
     """Measured steps of all ranks of a run with a valid record, checked.
 
-    Raises:
-        IncompleteDataError: step files are missing, torn, or disagree with the record or each other.
-        ValueError: the run has no valid record and so no figures.
+    Raises IncompleteDataError: step files are missing, torn, or disagree with the record or each other; or ValueError:
+    the run has no valid record and so no figures.
     """
     if run.record is None or run.state != "valid":
         raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
@@ -103,13 +102,8 @@ def load_steps(run: Run) -> RunSteps:
 def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     """The figures of a run with a valid record.
 
-    Args:
-        run: the run.
-        steps: what `load_steps` gave for it, if that is at hand; read otherwise.
-
-    Raises:
-        IncompleteDataError: step files are missing, torn, or disagree with the record or each other.
-        ValueError: the run has no valid record and so no figures.
+    `steps`: what `load_steps` gave for it, if that is at hand. Raises IncompleteDataError: step files are missing,
+    torn, or disagree with the record or each other; or ValueError: the run has no valid record and so no figures.
     """
     import numpy as np
 
@@ -350,10 +344,8 @@ ones of the warm-up, for which as many are held back."""
 def kernel_ns(took: Times, bound: Times, warmup: Times) -> int:
     """What the kernels of one phase of one rank take, nanoseconds; `UNKNOWN_NS` where no step shows it.
 
-    Args:
-        took: of the phase, every step, nanoseconds; shape (steps,).
-        bound: how long the device waited for the host in it, at most, likewise.
-        warmup: 1 where a step is warm-up.
+    `took`: the phase in every step, nanoseconds; `bound`: how long the device waited for the host in it, at most;
+    `warmup`: 1 where a step is warm-up; each of shape (steps,).
     """
     import numpy as np
 

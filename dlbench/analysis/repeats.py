@@ -20,9 +20,8 @@ Facts = Mapping[str, str]  # What a run met, by key.
 def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
     """At most two serious doubts: one on averages of unlike runs, one on ratios between unlike averages.
 
-    Args:
-        places: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or
-            the host do not count.
+    `places`: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or the
+    host do not count.
     """
     averaged = averaged_unlike(places)
     between = compared_unlike(places)

@@ -145,13 +145,8 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
 def serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
     """Karp and Flatt's experimentally determined serial fraction.
 
-    Args:
-        speedup: measured speed-up against the baseline (1).
-        ideal: ranks divided by the baseline's ranks, above 1.
-
-    Returns:
-        The fraction (1); below 0 where the speed-up exceeds the ideal. It falls with the speed-up,
-        so the interval's ends change places.
+    Takes the measured speed-up against the baseline (1) and ranks divided by the baseline's, above 1. The fraction (1)
+    is below 0 where the speed-up exceeds the ideal; it falls with the speed-up, so the interval's ends change places.
     """
 
     def fraction(value: float) -> float:

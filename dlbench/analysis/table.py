@@ -85,18 +85,14 @@ def without_resumed(table: RunTable) -> RunTable:
 def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:
     """Figures of every valid run, if `with_causes` the causes of its step, and if `with_digests` its steps in short.
 
-    Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then
-    `run_id`, `group` (equal for comparable runs), `series`, `repeat`, `block` (series and swept
-    values: runs of one block and repeat ran interleaved), `position`, `side`,
-    `finished` (UTC), `batch`
-    (samples per rank, integer), `sample_unit`, `steps`, `samples`, `measured_s`, `throughput`
-    (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number of recorded ones).
+    Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then `run_id`, `group`
+    (equal for comparable runs), `series`, `repeat`, `block` (series and swept values: runs of one block and repeat ran
+    interleaved), `position`, `side`, `finished` (UTC), `batch` (samples per rank, integer), `sample_unit`, `steps`,
+    `samples`, `measured_s`, `throughput` (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number
+    of recorded ones).
 
     Damaged runs are not raised but listed, so that one bad file does not hide the rest. Where there is much to read,
-    several processes read; the table is the same.
-
-    Raises:
-        RunError: one of these processes was killed.
+    several processes read; the table is the same. Raises RunError: one of these processes was killed.
     """
     import pandas as pd
 
@@ -166,11 +162,8 @@ class LoadedRun:
 
 
 def load_run(run: Run, wanted: Wanted) -> LoadedRun:
-    """Reads the step files of a run, once.
-
-    Raises:
-        IncompleteDataError: as `dlbench.analysis.measures.load_steps`.
-        ValueError: the run has no valid record and so no figures.
+    """Reads the step files of a run, once. Raises IncompleteDataError: as `dlbench.analysis.measures.load_steps`; or
+    ValueError: the run has no valid record and so no figures.
     """
     steps = load_steps(run)
     measures = measure(run, steps)
@@ -236,15 +229,8 @@ def load_runs(
 ) -> list[LoadedRun | IncompleteDataError]:
     """Reads many runs; what each gave, or why it gives nothing, in the order of `runs`.
 
-    Args:
-        runs: with valid records.
-        wanted: besides the figures.
-        processes: how many read; None: as many as pay for being started, at most one for each usable core. The results
-            are the same.
-
-    Raises:
-        RunError: a process was killed.
-        RuntimeError: a defect, with its traceback.
+    `processes`: how many read; None: as many as pay for being started, at most one for each usable core. The results
+    are the same. Raises RunError: a process was killed; or RuntimeError: a defect, with its traceback.
     """
     weights = [_weight(run) for run in runs]
     if processes is None:

@@ -68,11 +68,8 @@ def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
 
 
 def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
-    """The text, every metric with its help; a metric that no point has is not there.
-
-    Args:
-        rows: of all runs, as in report.json, with `system`.
-        points: what `measured_points` gave for them.
+    """The text, every metric with its help; a metric that no point has is not there. `rows`: of all runs, as in
+    report.json, with `system`; `points`: what `measured_points` gave for them.
     """
     lines = _gauge("dlbench_info", "", "The dlbench that wrote this", [({"version": dlbench.__version__}, 1)])
     for figure, (name, unit, about) in FIGURES.items():

@@ -262,11 +262,8 @@ class Counter:
 
 
 def counters_of(columns: Sequence[str], *, cores: bool) -> list[Counter]:
-    """The counters of a node, in the order of its fields; energy counters are left out.
-
-    Args:
-        columns: names of the fields.
-        cores: whether every core has its own.
+    """The counters of a node, in the order of its fields; energy counters are left out. `cores`: whether every core has
+    its own.
     """
     busy = tuple(name for name in columns if _CORE.fullmatch(name))
     result = [Counter(columns=busy, name="CPU busy", unit="%", factor=100.0)] if busy else []

@@ -63,15 +63,9 @@ def counters_next_to(output: Path) -> Path:
 def write_parquet(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output: Path) -> None:
     """Writes both tables, as a whole or not at all.
 
-    Args:
-        run: what to show.
-        facts: what the trace says of itself; the notes are added.
-        notes: what was met so far; what is met now is added.
-        output: the file of spans; see `counters_next_to` for the other.
-
-    Raises:
-        UserError: they cannot be written.
-        EnvironmentLacksError: pyarrow is too old.
+    `output` is the file of spans (the other: `counters_next_to`); `facts`: what the trace says of itself; to these, and
+    to `notes`, what is met now is added. Raises UserError: they cannot be written; or EnvironmentLacksError: pyarrow is
+    too old.
     """
     if not hasattr(pq.ParquetWriter, "add_key_value_metadata"):
         raise EnvironmentLacksError("--format parquet: pyarrow is too old; remedy: pip install 'pyarrow>=16'")

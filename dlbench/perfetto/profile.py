@@ -38,10 +38,8 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def trace_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a Chrome trace, one at a time; the file may be larger than memory.
-
-    Raises:
-        IncompleteDataError: it cannot be read, or ends or breaks within an event; what came before has been given.
+    """The events of a Chrome trace, one at a time; the file may be larger than memory. Raises IncompleteDataError: it
+    cannot be read, or ends or breaks within an event; what came before has been given.
     """
     try:
         with TextIOWrapper(open_file(path, follow=False), encoding="utf-8", errors="replace") as file:

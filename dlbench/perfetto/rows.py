@@ -158,13 +158,8 @@ class Axis:
 def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest: Mapping[int, int]) -> Axis:
     """The axis on which every time is zero or more.
 
-    Args:
-        lines: what is known of clocks, by node.
-        hosts: of all nodes.
-        earliest: first time in the files of a node, on its own clock; nodes without any are missing.
-
-    Raises:
-        IncompleteDataError: points of a clock contradict each other, or there is no time at all.
+    `earliest`: first time in the files of a node, on its own clock; nodes without any are missing. Raises
+    IncompleteDataError: points of a clock contradict each other, or there is no time at all.
     """
     if not earliest:
         raise IncompleteDataError("no rank left step times or spans, and no node samples")
@@ -235,10 +230,8 @@ class StepRows:
 
 
 def step_rows(path: Path, notes: Notes) -> Iterator[StepRows]:
-    """All steps of one rank, times on the rank's own clock.
-
-    Raises:
-        IncompleteDataError: the file is missing or damaged; what came before has been given.
+    """All steps of one rank, times on the rank's own clock. Raises IncompleteDataError: the file is missing or damaged;
+    what came before has been given.
     """
     reader = StepReader(path)
     end = -LARGEST_NS
@@ -273,10 +266,8 @@ class SampleRows:
 
 
 def sample_rows(path: Path, clock: NodeClock, notes: Notes) -> Iterator[SampleRows]:
-    """All samples of one node; none where nothing was sampled.
-
-    Raises:
-        IncompleteDataError: the file is missing or damaged; what came before has been given.
+    """All samples of one node; none where nothing was sampled. Raises IncompleteDataError: the file is missing or
+    damaged; what came before has been given.
     """
     reader = SampleReader(path=path)
     for rows in merged(reader.blocks(), ROWS_AT_ONCE):

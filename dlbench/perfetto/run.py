@@ -32,10 +32,8 @@ class Selection:
 
 
 def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
-    """Ranks from a text such as `0,1,8-15`; all of them without a text.
-
-    Raises:
-        UserError: it is no list of ranks, or names a rank that the run does not have.
+    """Ranks from a text such as `0,1,8-15`; all of them without a text. Raises UserError: it is no list of ranks, or
+    names a rank that the run does not have.
     """
     if text is None:
         return tuple(range(num_ranks))
@@ -49,11 +47,7 @@ def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
-    """First and last step from a text such as `100-120` or `7`; None without a text.
-
-    Raises:
-        UserError: it is no range.
-    """
+    """First and last step from a text such as `100-120` or `7`; None without one. Raises UserError: it is no range."""
     return None if text is None else _range("--steps", text, text)
 
 
@@ -120,12 +114,8 @@ class TraceRun:
 def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceRun, dict[str, Any]]:
     """Looks once over the run's files; what is damaged goes to the notes.
 
-    Returns:
-        The run, and what a trace says of itself (without what is met later).
-
-    Raises:
-        UserError: no chosen rank has a chosen step.
-        IncompleteDataError: there is nothing to show.
+    Also returns what a trace says of itself (without what is met later). Raises UserError: no chosen rank has a chosen
+    step; or IncompleteDataError: there is nothing to show.
     """
     node_of = _nodes(run)
     watch = run.record.watch if run.record is not None else None
@@ -212,10 +202,8 @@ def _first_sample(folder: RunFolder, node: int) -> Iterator[int]:
 def _window(
     folder: RunFolder, selection: Selection, node_of: tuple[int, ...], clocks: tuple[NodeClock, ...]
 ) -> tuple[int, int] | None:
-    """First and last nanosecond of the chosen steps of the chosen ranks; None where all are.
-
-    Raises:
-        UserError: there are none.
+    """First and last nanosecond of the chosen steps of the chosen ranks; None where all are. Raises UserError: there
+    are none.
     """
     steps = selection.steps
     if steps is None:

@@ -135,10 +135,8 @@ class CommScan:
 def scan_comm(root: Path, *more: Path) -> CommScan:
     """Reads every run of the collective benchmark below some folders; see `dlbench.records.scan.run_folders`.
 
-    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
-
-    Raises:
-        UserError: there is no such folder.
+    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind. Raises
+    UserError: there is no such folder.
     """
     result = CommScan(root=root)
     for folder in run_folders(root, *more):
@@ -155,11 +153,8 @@ def scan_comm(root: Path, *more: Path) -> CommScan:
 
 
 def read_comm_run(path: Path) -> CommRun:
-    """One folder of the collective benchmark.
-
-    Raises:
-        UserError: it is a run of something else.
-        IncompleteDataError: a file is damaged, or it holds no plan.
+    """One folder of the collective benchmark. Raises UserError: it is a run of something else; or IncompleteDataError:
+    a file is damaged, or it holds no plan.
     """
     folder = RunFolder(path)
     if plan_format(folder) not in (COMM_FORMAT, None):
@@ -185,11 +180,7 @@ def _read(folder: RunFolder) -> CommRun:
 
 
 def read_launched(path: Path) -> Run | CommRun:
-    """One run's folder, of whichever kind.
-
-    Raises:
-        IncompleteDataError: a file is damaged, or it holds no plan.
-    """
+    """One run's folder, of whichever kind. Raises IncompleteDataError: a file is damaged, or it holds no plan."""
     return read_comm_run(path) if plan_format(RunFolder(path)) == COMM_FORMAT else read_run(path)
 
 
@@ -197,12 +188,7 @@ MAX_BYTES = 1 << 24  # Of a file at most: it holds some numbers for each carrier
 
 
 def read_network(path: Path) -> NetworkModel:
-    """The file.
-
-    Raises:
-        UserError: there is none, or it holds something else.
-        IncompleteDataError: it is damaged.
-    """
+    """The file. Raises UserError: there is none, or it holds something else; or IncompleteDataError: it is damaged."""
     try:
         content = parse_json(read_named(path, MAX_BYTES))
     except OSError as error:

@@ -130,10 +130,8 @@ class RunFolder:
 
 
 def prepare_output(out: Path) -> Path:
-    """Makes the folder of all runs and proves that it can be written; a group's is shared (`sharing.share`).
-
-    Raises:
-        UserError: it is not a folder, or cannot be made or written.
+    """Makes the folder of all runs and proves that it can be written; a group's is shared (`sharing.share`). Raises
+    UserError: it is not a folder, or cannot be made or written.
     """
     try:
         str(out.absolute()).encode()
@@ -155,11 +153,8 @@ def prepare_output(out: Path) -> Path:
 
 
 def create(out: Path, plan: LaunchPlan) -> RunFolder:
-    """Makes the folder of one run and writes its plan.
-
-    Raises:
-        UserError: a run of that name is there already; nothing is overwritten.
-        RunError: the plan cannot be written.
+    """Makes the folder of one run and writes its plan. Raises UserError: a run of that name is there already; nothing
+    is overwritten. Or RunError: the plan cannot be written.
     """
     folder = RunFolder(out / plan.run_id)
     try:

@@ -135,11 +135,7 @@ class RunAccounting(Spec):
 
 
 def write_accounting(folder: RunFolder, accounting: RunAccounting) -> None:
-    """Writes the file of one run, as a whole.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Writes the file of one run, as a whole. Raises RunError: it cannot be written."""
     write_json(folder.accounting, accounting.model_dump(mode="json"))
 
 
@@ -208,10 +204,7 @@ class _Ending:
 
 def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | None:
     """What the log says of the cause and no rank says; None where it says nothing, or a rank's own words are enough.
-
-    Args:
-        folder: of the run; `launch.log`, else the newest `slurm-*.out`, is read.
-        statuses: what the ranks said last.
+    `launch.log`, else the newest `slurm-*.out`, is read.
     """
     # What ended an earlier attempt stands before the line that begins this one.
     text = _log_of(folder).rpartition(ATTEMPT_MARK)[2]

@@ -97,10 +97,8 @@ class Failure(Spec):
 def write_failure(
     folder: RunFolder, reason: str, *, rank: int | None = None, at: str = "", stopped: Iterable[int] = ()
 ) -> None:
-    """Says why a run was given up: see `Failure`; `at` is a time in UTC, ISO 8601, empty for now.
-
-    Raises:
-        RunError: the file cannot be written.
+    """Says why a run was given up: see `Failure`; `at` is a time in UTC, ISO 8601, empty for now. Raises RunError: the
+    file cannot be written.
     """
     content = Failure(reason=reason, rank=rank, at=at or utc_now(), stopped=tuple(sorted(stopped))).model_dump(
         mode="json"
@@ -131,32 +129,20 @@ def _room(folder: RunFolder) -> Path:
 
 
 def write_node_statuses(folder: RunFolder, statuses: NodeStatuses) -> None:
-    """Replaces what a node's ranks said.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Replaces what a node's ranks said. Raises RunError: the file cannot be written."""
     write_json(folder.node_status(statuses.node), statuses.model_dump(mode="json"))
 
 
 def write_status(folder: RunFolder, status: RankStatus) -> None:
-    """Replaces a rank's status of its own.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Replaces a rank's status of its own. Raises RunError: the file cannot be written."""
     write_json(folder.status(status.rank), status.model_dump(mode="json"))
 
 
 def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatus]:
     """The newest status of each rank in a run's folder, by rank.
 
-    Args:
-        folder: the run's.
-        is_over: whether a record says what became of the run; then a status that may not be read is passed over.
-
-    Raises:
-        IncompleteDataError: one of them is damaged, or may not be read.
+    `is_over`: whether a record says what became of the run; then a status that may not be read is passed over. Raises
+    IncompleteDataError: one of them is damaged, or may not be read.
     """
     newest: dict[int, RankStatus] = {}
     try:
@@ -210,12 +196,8 @@ def _likeliness(status: RankStatus) -> tuple[int, str, int]:
 
 
 def failure_line(statuses: Sequence[RankStatus], failure: Failure | None, counted: str) -> str:
-    """The line: what the launcher saw, then the cause as ranks say it, then how many ended with it.
-
-    Args:
-        statuses: what the ranks said last.
-        failure: what the launcher saw; None if it said nothing.
-        counted: what a rank's status counts, `step` or `point`.
+    """The line: what the launcher saw, then the cause as ranks say it, then how many ended with it. `counted`: what a
+    rank's status counts, `step` or `point`.
     """
     parts = [failure.reason] if failure is not None and failure.reason else []
     cause = first_cause(statuses)

@@ -44,13 +44,8 @@ THROTTLING_MASK = sum(reason.bit for reason in CLOCK_REASONS if reason.is_thrott
 
 
 def clock_reason_names(mask: int) -> tuple[str, ...]:
-    """Names of the bits that are set, lowest first; a bit that nobody knows is `bit_0x...`, and none is dropped.
-
-    Args:
-        mask: NVML's bit mask, as sampled.
-
-    Raises:
-        ValueError: the mask is below zero.
+    """Names of the bits that are set, lowest first; a bit that nobody knows is `bit_0x...`, and none is dropped. Raises
+    ValueError: the mask is below zero.
     """
     if mask < 0:
         raise ValueError(f"a mask of clock reasons cannot be below zero: {mask}")
@@ -60,9 +55,7 @@ def clock_reason_names(mask: int) -> tuple[str, ...]:
 
 
 def throttling_names(mask: int) -> tuple[str, ...]:
-    """Names of the reasons in the mask that are throttling, lowest bit first.
-
-    Raises:
-        ValueError: the mask is below zero.
+    """Names of the reasons in the mask that are throttling, lowest bit first. Raises ValueError: the mask is below
+    zero.
     """
     return clock_reason_names(mask & THROTTLING_MASK) if mask >= 0 else clock_reason_names(mask)

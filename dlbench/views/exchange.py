@@ -346,12 +346,9 @@ def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun 
 def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
     """The line through the times of a run's own messages; None where they do not determine one.
 
-    Args:
-        messages: of a step, in the order of sending.
-        ranks: of the run.
-        name: of the exchange.
-        waiting_s: what this rank waited for stragglers in a step. A message that began as soon as it was ready holds
-            it; one that had to wait for the message before it does not, because that one waited already.
+    `messages`: of a step, in the order of sending; `waiting_s`: what this rank waited for stragglers in a step. A
+    message that began as soon as it was ready holds it; one that had to wait for the message before it does not,
+    because that one waited already.
     """
     timed = [(one.num_bytes, seconds) for one, seconds in _without_waiting(messages, waiting_s) if seconds > 0]
     sizes = [size for size, _ in timed]

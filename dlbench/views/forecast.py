@@ -89,10 +89,8 @@ def differences(run: Run, work: Work) -> dict[str, tuple[str, str]]:
 
 
 def references(run: Run) -> list[tuple[Reference, dict[str, tuple[str, str]]]]:
-    """The published figures of the run's kind of network, each with its `differences`.
-
-    Args:
-        run: one run of a group; the group shares what is compared.
+    """The published figures of the run's kind of network, each with its `differences`. Any run of a group will do: the
+    group shares what is compared.
     """
     family = run.plan.workload.model.family
     return [(one, differences(run, one.work)) for one in published() if one.work.model.get("family") == family]
@@ -132,12 +130,8 @@ class Forecast:
 
 
 def forecast(group: scaling.Group, table: RunTable, *, is_oversubscribed: bool = False) -> Forecast | None:
-    """Fits, anchors and forecasts; None for a group of one point, which scales against nothing.
-
-    Args:
-        group: comparable runs.
-        table: all runs.
-        is_oversubscribed: whether ranks shared cores: such points say nothing of a machine with more ranks.
+    """Fits, anchors and forecasts; None for a group of one point, which scales against nothing. `is_oversubscribed`:
+    ranks shared cores; such points say nothing of a machine with more ranks.
     """
     if len(group.points) == 1:
         return None

@@ -182,11 +182,8 @@ def is_control(run: Run) -> bool:
 
 
 def controls(runs: Sequence[Run], results: Iterable[tuple[str, Sequence[Run]]]) -> tuple[Controls, ...]:
-    """The control runs of each series and workload, in the order in which they first come.
-
-    Args:
-        runs: all runs, with or without figures.
-        results: id and runs of each group that the report shows.
+    """The control runs of each series and workload, in the order in which they first come. `results`: id and runs of
+    each group that the report shows.
     """
     found: dict[tuple[str, str, str], list[Run]] = {}
     for run in filter(is_control, runs):

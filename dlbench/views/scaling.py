@@ -83,11 +83,8 @@ def verdict(
 ) -> str:
     """What the largest scaling point says, in two sentences: the efficiency with its interval, and what it lost.
 
-    Args:
-        unit: what a sample is called.
-        all_points: points of the group, baseline first.
-        is_oversubscribed: whether ranks shared cores, which makes a scaling figure meaningless.
-        causes: the account of the lost percent, where there is one.
+    `unit`: what a sample is called; `all_points`: baseline first; `is_oversubscribed`: ranks shared cores, which makes
+    a scaling figure meaningless.
     """
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:

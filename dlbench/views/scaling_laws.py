@@ -144,14 +144,8 @@ def _term(name: Term, ratios: Array) -> Array:
 def fit_terms(scaling: Scaling, terms: tuple[Term, ...], ratios: Array, times: Array) -> Array:
     """Coefficients, none below 0, with the least squares of relative errors of the times.
 
-    Args:
-        scaling: weak or strong.
-        terms: one or two.
-        ratios: ranks over the baseline's, above 1, shape (points).
-        times: over the baseline's, shape (..., points).
-
-    Returns:
-        Shape (..., terms).
+    `terms`: one or two; `ratios`: ranks over the baseline's, above 1, shape (points); `times`: over the baseline's,
+    shape (..., points). Returns shape (..., terms).
     """
     import numpy as np
 

@@ -111,11 +111,7 @@ class Io:
 
 
 def supply_of(answer: ReadingRate) -> Supply:
-    """An answer of the reader benchmark with cache cold or warm.
-
-    Raises:
-        ValueError: it was asked for neither.
-    """
+    """An answer of the reader benchmark with cache cold or warm. Raises ValueError: it was asked for neither."""
     if answer.cache == "any":
         raise ValueError("the reader benchmark ran with the page cache as it was")
     together = [one.together for one in answer.repeats if one.together.samples] if answer.cache_in_force else []

@@ -133,10 +133,8 @@ def _holds_nodes(run: Run) -> bool:
 
 
 def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
-    """The training at every rank count of a group, and the answer to what was asked.
-
-    Raises:
-        UserError: epochs or a limit of a training whose length is not known, or GPU-hours of runs without GPUs.
+    """The training at every rank count of a group, and the answer to what was asked. Raises UserError: epochs or a
+    limit of a training whose length is not known, or GPU-hours of runs without GPUs.
     """
     group, table = source.group, source.table
     rates = dict(zip(table.figures["run_id"], table.figures["throughput"], strict=True))

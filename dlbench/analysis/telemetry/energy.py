@@ -93,15 +93,9 @@ class RunEnergy:
 def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
     """The energy of a run with a record.
 
-    Figures of a kind are sums over all nodes: where those of one node are missing, there is none.
-
-    Args:
-        run: with a record.
-        read: reads a node, so that readers of the same samples can share them.
-
-    Raises:
-        IncompleteDataError: samples, spans or steps are damaged.
-        ValueError: the run has no record.
+    Figures of a kind are sums over all nodes: where those of one node are missing, there is none. `read` reads a node,
+    so that readers of the same samples can share them. Raises IncompleteDataError: samples, spans or steps are damaged;
+    or ValueError: the run has no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: it has no energy")

@@ -130,12 +130,8 @@ def counter_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
     """A counter that runs from anywhere, NaN where it was not read.
 
     A gap longer than five periods is known as a whole, because the counter went on counting, and not in part. Where the
-    counter falls it was reset (a driver was reloaded): that piece is unknown.
-
-    Args:
-        time_ns: when each value was read, shape (n,).
-        values: e.g. joules, shape (n,).
-        period_s: longest period at which the field was read, seconds.
+    counter falls it was reset (a driver was reloaded): that piece is unknown. Both arrays have shape (n,); `period_s`:
+    longest period at which the field was read, seconds.
     """
     import numpy as np
 
@@ -156,12 +152,8 @@ def counter_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
 def rate_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
     """A rate such as power, NaN where it was not read; gaps longer than five periods are not bridged.
 
-    The period is that of the neighbouring samples, because a sampler that runs out of room doubles its own.
-
-    Args:
-        time_ns: when each value was read, shape (n,).
-        values: e.g. watts, shape (n,).
-        period_s: longest period at which the field was read, seconds.
+    The period is that of the neighbouring samples, because a sampler that runs out of room doubles its own. Both arrays
+    have shape (n,); `period_s`: longest period at which the field was read, seconds.
     """
     import numpy as np
 

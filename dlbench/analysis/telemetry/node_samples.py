@@ -74,11 +74,7 @@ class NodeSamples:
 
 
 def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
-    """The wanted fields of one node.
-
-    Raises:
-        IncompleteDataError: the node has no file of samples, or a damaged one.
-    """
+    """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
     import numpy as np
 
     path = run.folder.samples(node)
@@ -160,9 +156,7 @@ class NodeStages:
 
 def measured_window(run: Run, node: int) -> Interval:
     """Begin of the first and end of the last measured step of the lowest rank of a node, nanoseconds of its clock.
-
-    Raises:
-        IncompleteDataError: the node has no rank in the record, or its steps cannot be read.
+    Raises IncompleteDataError: the node has no rank in the record, or its steps cannot be read.
     """
     return _window(run, node, _steps(run, node))
 
@@ -186,10 +180,8 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
 
 
 def node_stages(run: Run, node: int) -> NodeStages:
-    """The stages of a node; warm-up and measuring from its steps, the rest from spans of the lane of stages.
-
-    Raises:
-        IncompleteDataError: its steps or spans cannot be read.
+    """The stages of a node; warm-up and measuring from its steps, the rest from spans of the lane of stages. Raises
+    IncompleteDataError: its steps or spans cannot be read.
     """
     steps = _steps(run, node)
     measured = _window(run, node, steps)

@@ -54,10 +54,8 @@ class MachineReadings:
     middle: Mapping[PointKey, Run]  # The run of each point whose throughput is in the middle.
 
     def energy_of(self, run: Run) -> RunEnergy:
-        """As `dlbench.analysis.telemetry.energy.run_energy`, of a run that was read whole.
-
-        Raises:
-            IncompleteDataError: samples, spans or steps are damaged.
+        """As `dlbench.analysis.telemetry.energy.run_energy`, of a run that was read whole. Raises IncompleteDataError:
+        samples, spans or steps are damaged.
         """
         reading = self.by_run[run.plan.run_id]
         if reading.energy is None:
@@ -83,12 +81,8 @@ class _Shared:
 
 
 def read_machine(run: Run, nodes: tuple[int, ...] | None = None, *, all_fields: bool = False) -> MachineReading:
-    """The samples of one run with a record.
-
-    Args:
-        run: with a record.
-        nodes: only these, and no energy, which is that of all nodes; None: all.
-        all_fields: whether every sampled field is summed up, or those of `FIELDS`.
+    """The samples of one run with a record. With `nodes`: only these, and no energy, which is that of all nodes. With
+    `all_fields` every sampled field is summed up, else those of `FIELDS`.
     """
     shared = _Shared()
 
@@ -118,11 +112,8 @@ _LAST: list[tuple[weakref.ref[RunTable], int | None, MachineReadings]] = []
 
 
 def machine_readings(table: RunTable, max_nodes: int | None = MAX_NODES) -> MachineReadings:
-    """The samples of the runs with figures, read once for one table.
-
-    Args:
-        table: the runs.
-        max_nodes: how many nodes may be read; None: all of them, and all their fields.
+    """The samples of the runs with figures, read once for one table. `max_nodes`: how many nodes may be read; None: all
+    of them, and all their fields.
     """
     if _LAST and _LAST[0][0]() is table and _LAST[0][1] == max_nodes:
         return _LAST[0][2]

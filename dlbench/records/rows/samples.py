@@ -38,13 +38,8 @@ _HEADER_KEYS: dict[str, type | tuple[type, ...]] = {
 
 
 def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, str]], max_bytes: int) -> BlockWriter:
-    """The writer of one node's samples.
-
-    Args:
-        path: the file.
-        header: node_rank, host, run_id, period_s, unavailable.
-        columns: name and type (`<f4` or `<f8`) of each field.
-        max_bytes: this node's share.
+    """The writer of one node's samples. `header`: node_rank, host, run_id, period_s, unavailable; `columns`: name and
+    type (`<f4` or `<f8`) of each field; `max_bytes`: this node's share.
     """
     content = {"format": SAMPLES_FORMAT, "version": SAMPLES_VERSION, **header}
     return BlockWriter(
@@ -54,11 +49,7 @@ def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, s
 
 @dataclass(kw_only=True)
 class SampleReader:
-    """Samples of one node, block by block.
-
-    Raises:
-        IncompleteDataError: no file of samples, or of an unknown version.
-    """
+    """Samples of one node, block by block. Raises IncompleteDataError: no file of samples, or of an unknown version."""
 
     path: Path
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -97,11 +88,7 @@ class SampleReader:
         return self._reader.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of the header.
-
-        Raises:
-            IncompleteDataError: a block is damaged.
-        """
+        """Structured arrays with the fields of the header. Raises IncompleteDataError: a block is damaged."""
         self.failures.clear()
         self.end = None
         for block in self._reader.blocks():
@@ -111,10 +98,8 @@ class SampleReader:
                 yield block
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block.
-
-        Raises:
-            IncompleteDataError: a block is damaged.
+        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block. Raises
+        IncompleteDataError: a block is damaged.
         """
         self.failures.clear()
         self.end = None

@@ -45,12 +45,8 @@ _SPANS_PER_BLOCK = 256
 
 
 class SpanWriter:
-    """Writes the spans of one rank.
-
-    Args:
-        path: the file.
-        header: rank, run_id.
-        max_bytes: this rank's share; what does not fit is counted.
+    """Writes the spans of one rank. `header`: rank, run_id; what does not fit into `max_bytes`, this rank's share, is
+    counted.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], max_bytes: int) -> None:
@@ -76,9 +72,7 @@ class SpanWriter:
         queued_ns: int = 0,
     ) -> None:
         """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order, but from one thread.
-
-        Raises:
-            OSError: the disk is full or gone.
+        Raises OSError: the disk is full or gone.
         """
         number = self._names.get(name)
         if number is None:
@@ -118,11 +112,7 @@ class SpanWriter:
         return self._blocks.bytes_written
 
     def flush(self) -> None:
-        """Writes what is held in memory.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Writes what is held in memory. Raises OSError: the disk is full or gone."""
         if self._new_names:
             names, self._new_names = self._new_names, []
             first = len(self._names) - len(names)
@@ -140,11 +130,7 @@ class SpanWriter:
 
 @dataclass(kw_only=True)
 class SpanReader:
-    """Spans of one rank, block by block.
-
-    Raises:
-        IncompleteDataError: no file of spans, or of an unknown version.
-    """
+    """Spans of one rank, block by block. Raises IncompleteDataError: no file of spans, or of an unknown version."""
 
     path: Path
     names: list[str] = field(default_factory=list)  # Names met so far, by number; complete for the rows given so far.
@@ -167,10 +153,8 @@ class SpanReader:
         return self._reader.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`.
-
-        Raises:
-            IncompleteDataError: a block is damaged.
+        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`. Raises
+        IncompleteDataError: a block is damaged.
         """
         self.names.clear()
         for block in self._reader.blocks():

@@ -98,18 +98,8 @@ def upper_bound(share: float) -> float:
 def forecast(
     network: NetworkModel, result: ExchangeResult, *, ranks: int, new: Way, exchange: Estimate, step: Estimate
 ) -> Forecast | str:
-    """The throughput to expect if the exchange of a run were changed.
-
-    Args:
-        network: fitted costs.
-        result: the exchange as it ran.
-        ranks: of the run.
-        new: the change.
-        exchange: measured exchange on the wire, seconds per step.
-        step: mean step, seconds.
-
-    Returns:
-        The forecast; or, where the run or the network does not hold enough, what is missing, in words.
+    """The throughput to expect if the exchange of a run were changed. `exchange`: on the wire, as measured, seconds per
+    step; `step`: mean, seconds. Where the run or the network does not hold enough: what is missing, in words.
     """
     import numpy as np
 
@@ -176,10 +166,8 @@ def _basis(
 
 
 class _Replay:
-    """The messages of a run, sent in one way, in the model.
-
-    Raises:
-        _NoModelError: the way has no model, or the run does not say enough.
+    """The messages of a run, sent in one way, in the model. Raises _NoModelError: the way has no model, or the run does
+    not say enough.
     """
 
     def __init__(self, network: NetworkModel, result: ExchangeResult, ranks: int, way: Way) -> None:
@@ -202,10 +190,8 @@ class _Replay:
         self._backward = result.backward_s if result.backward_s is not None else max(known, default=0.0)
 
     def exposed(self, scale: Array) -> Array:
-        """Seconds behind the backward pass, by draw; without times of readiness, seconds of all messages.
-
-        Args:
-            scale: what costs are multiplied with, by draw.
+        """Seconds behind the backward pass, by draw; without times of readiness, seconds of all messages. `scale`: what
+        costs are multiplied with, by draw.
         """
         import numpy as np
 

@@ -78,14 +78,9 @@ class Verdict:
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
     """The p values of losses to causes, after Holm over all causes of all points and Bonferroni over groups.
 
-    With nothing lost, the chance that any cause of a report is called found is at most 5 %.
-
-    Args:
-        points: the causes of each rank count of a group that were measured, the baseline's too.
-        num_groups: groups of the report with several rank counts.
-
-    Returns:
-        For each point, by cause; nothing of the baseline, and of causes that took no time anywhere.
+    With nothing lost, the chance that any cause of a report is called found is at most 5 %. `points`: the causes of
+    each rank count of a group that were measured, the baseline's too; `num_groups`: groups of the report with several
+    rank counts. By cause for each point; nothing of the baseline, and of causes that took no time anywhere.
     """
     tested = [
         (place, part.name, part.p)
@@ -105,12 +100,7 @@ def stands_out(part: Part, adjusted: float) -> bool:
 
 
 def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
-    """The diagnosis of a point.
-
-    Args:
-        case: the point with its causes.
-        network: fitted costs, for forecasts; None: only bounds.
-    """
+    """The diagnosis of a point. `network`: fitted costs, for forecasts; None: only bounds."""
     largest = _largest(case)
     finding = _finding(case, largest)
     name, cause, bound = "", "", None
@@ -439,12 +429,8 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
     """Where the lost percent goes.
 
     None where the table was made without causes, and for runs with something taken away on purpose: a run without
-    exchange has no exchange to blame, and is read next to the plain runs.
-
-    Args:
-        group: comparable runs.
-        table: made `with_causes`, of the same runs.
-        network: fitted costs, for forecasts; None: only bounds.
+    exchange has no exchange to blame, and is read next to the plain runs. `network`: fitted costs, for forecasts; None:
+    only bounds.
     """
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None

@@ -116,10 +116,7 @@ def memory_plan(
     """A plan for the chain's batch, and what surrounds it.
 
     Without rates of transfers nothing can be swapped; `starts` are units with which blocks begin, otherwise the planner
-    chooses.
-
-    Raises:
-        DoesNotFitError: no plan fits; names the smallest capacity that would do.
+    chooses. Raises DoesNotFitError: no plan fits; names the smallest capacity that would do.
     """
     swap = rates is not None
     plan = plan_blocks(chain, rates, capacity_bytes, recompute=True, swap=swap, starts=starts)
@@ -186,11 +183,8 @@ BATCH_CAPTION = (
 
 
 def memory_plan_document(found: MemoryPlan, *, for_pages: bool = False) -> Document:
-    """The plan for every format; its data is `found`.
-
-    Args:
-        found: the plan.
-        for_pages: whether charts are drawn, which take the place of the picture in characters.
+    """The plan for every format; its data is `found`. `for_pages`: whether charts are drawn, which take the place of
+    the picture in characters.
     """
     measured = found.measured
     what = (
@@ -485,10 +479,8 @@ LEGEND = (
 def lanes(spans: Sequence[PassSpan], width: int = WIDTH) -> list[tuple[str, str]]:
     """Title and characters of each lane; the computation has two lines: what is done, and of which block.
 
-    Args:
-        spans: operations of one pass.
-        width: characters of a lane; each stands for an equal part of the pass, and shows what took most of it; a
-            transfer is shown however short it is.
+    Each of the `width` characters of a lane stands for an equal part of the pass, and shows what took most of it; a
+    transfer is shown however short it is.
     """
     end = max((span.end_s for span in spans), default=0.0)
     if end <= 0:

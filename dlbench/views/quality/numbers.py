@@ -82,10 +82,7 @@ def account(result: QualityResult) -> tuple[float, float, float]:
 
 def fit(run: Run, throughput: float) -> Verdict | None:
     """Whether throughput, epochs and time in training steps of this run can all be true; None where one is not known.
-
-    Args:
-        run: a run with a record of training to a quality.
-        throughput: samples per second of its measured steps, all ranks together.
+    `throughput`: samples per second of its measured steps, all ranks together.
     """
     result, epoch = quality_of(run), run.epoch_samples
     last = result.evaluations[-1] if result.evaluations else None

@@ -131,12 +131,8 @@ def acting_keys(plan: RunPlan) -> frozenset[str]:
 
 
 def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:
-    """Whether every swept key that acts is at its default.
-
-    Args:
-        plan: the setting.
-        firsts: the first swept value of each key, which stands for the default where dlbench has none of its own
-            (the engine, what is trained, the system).
+    """Whether every swept key that acts is at its default. `firsts`: the first swept value of each key, which stands
+    for the default where dlbench has none of its own (the engine, what is trained, the system).
     """
     for key, value in plan.series.axes.items():
         if not key.startswith(_DEFAULTS_KNOWN):
@@ -171,12 +167,8 @@ def run_key(run: Run, table: RunTable) -> RunKey:
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
-    """The loss of a setting that changes the arithmetic of the exchange, next to fp32's.
-
-    Args:
-        runs: the setting's runs with figures.
-        all_runs: runs with figures of the cell, by setting, this one and the baseline among them.
-        table: all runs.
+    """The loss of a setting that changes the arithmetic of the exchange, next to fp32's. `runs`: the setting's runs
+    with figures; `all_runs`: those of the cell, by setting, this one and the baseline among them.
     """
     if not runs or not any(text.startswith("wire ") for text in changed_arithmetic(runs[0].plan)):
         return None
@@ -217,14 +209,8 @@ def _median(found: Mapping[RunKey, float | None]) -> Estimate | None:
 def autotuned(
     runs: Sequence[Run], table: RunTable, ratio: Estimate | None, rate_base: float, *, is_faster: bool
 ) -> Autotune | None:
-    """What Horovod's autotuner did in the runs of a setting; None where it was off or nothing is recorded.
-
-    Args:
-        runs: the setting's runs with figures.
-        table: all runs.
-        ratio: its throughput over the baseline's.
-        rate_base: the baseline's throughput, samples per second.
-        is_faster: whether the setting is faster than the baseline for certain.
+    """What Horovod's autotuner did in the runs of a setting; None where it was off or nothing is recorded. `ratio`: its
+    throughput over the baseline's (`rate_base`, samples per second); `is_faster`: for certain.
     """
     records = {run_key(run, table): run.record for run in runs if run.record is not None}
     by_run = {
@@ -349,11 +335,8 @@ def is_within_margin(ratio: Estimate) -> bool:
 
 
 def levels_of(settings: Sequence[Measured], references: Mapping[str, AxisValue]) -> dict[str, list[AxisValue]]:
-    """Values of every axis that acts anywhere and has two of them or more, the reference first.
-
-    Args:
-        settings: all that were measured.
-        references: the value of each axis that its others are compared with.
+    """Values of every axis that acts anywhere and has two of them or more, the reference first. `references`: the value
+    of each axis that its others are compared with.
     """
     found: dict[str, list[AxisValue]] = {}
     for key, reference in references.items():
@@ -378,12 +361,8 @@ def contrasts(
 def axes(
     levels: Mapping[str, Sequence[AxisValue]], found: Mapping[Pair, Mapping[RunKey, float]], adjusted: Sequence[float]
 ) -> tuple[Axis, ...]:
-    """The effect of every axis.
-
-    Args:
-        levels: as `levels_of` gives them.
-        found: as `contrasts` gives them.
-        adjusted: the p value of each of these after Holm over the whole family.
+    """The effect of every axis. `levels` and `found`: as `levels_of` and `contrasts` give them; `adjusted`: the p value
+    of each of `found` after Holm over the whole family.
     """
     p_values = dict(zip(found, adjusted, strict=True))
     return tuple(
@@ -461,11 +440,7 @@ def deviations(
     """What the axes' effects leave of the logarithm of each combination's throughput, one for each repeat.
 
     Empty where it cannot be computed. It can where two axes or more act in every combination of their values, and all
-    of these ran in at least one common repeat.
-
-    Args:
-        settings: all that were measured.
-        levels: as `levels_of` gives them.
+    of these ran in at least one common repeat. `levels`: as `levels_of` gives them.
     """
     import numpy as np
 
@@ -493,12 +468,8 @@ def deviations(
 def interaction(
     keys: Sequence[str], found: Mapping[tuple[AxisValue, ...], Mapping[RunKey, float]], adjusted: Sequence[float]
 ) -> Interaction | None:
-    """The largest deviation from additivity; None where there is none to look at.
-
-    Args:
-        keys: the axes.
-        found: as `deviations` gives them.
-        adjusted: the p value of each of these after Holm over the whole family.
+    """The largest deviation from additivity; None where there is none to look at. `found`: as `deviations` gives them;
+    `adjusted`: the p value of each after Holm over the whole family.
     """
     if not found:
         return None
