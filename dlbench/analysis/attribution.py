@@ -53,14 +53,11 @@ PartTimes = Mapping[RunKey, Mapping[str, float]]  # Seconds per step of each par
 class Part:
     """One part of a step at one scaling point."""
 
-    name: str
-    """One of `dlbench.analysis.causes.CAUSES`, or of what they are part of or consist of; `step` for the whole."""
-    seconds: Estimate
-    """Geometric mean over runs (where paired: over the pairs) of the mean step x the part's mean share of it."""
+    name: str  # One of `dlbench.analysis.causes.CAUSES`, a whole or a part of them; `step` for the whole step.
+    seconds: Estimate  # Geometric mean over runs (or pairs) of the mean step x the part's mean share of it.
     ideal_seconds: float  # The same at the baseline, for the same number of samples per rank.
     lost: Estimate  # Efficiency that is lost here, a fraction; negative where the part became faster.
-    p: float | None
-    """Two-sided p of Student's t test that nothing is lost or gained here, of this part alone; None at the baseline."""
+    p: float | None  # Two-sided p of Student's t test that nothing is lost or gained by it; None at the baseline.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +66,7 @@ class Attribution:
 
     parts: tuple[Part, ...]
     whole: Part  # The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency.
-    more: Mapping[str, Part]
-    """Further rows, made alike, that are no terms of the sum: what parts consist of, or are part of."""
+    more: Mapping[str, Part]  # Further rows, no terms of the sum: what parts consist of, or are part of.
 
 
 def attribute(

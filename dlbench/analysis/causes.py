@@ -52,8 +52,7 @@ COMPUTE_PARTS = ("forward", "backward", "optimizer")  # What `compute` consists 
 INPUT_PARTS = ("fetch", "prepare", "copy")
 """What `input` consists of: fetching samples, preparing them, copying batches to the device."""
 
-WAIT_PARTS = ("wait", "copy")
-"""The same where a run does not say what its readers did: the wait for batches, and the copy."""
+WAIT_PARTS = ("wait", "copy")  # The same where a run does not say what its readers did: wait for batches, and copy.
 
 _OUT_OF_COMPUTE = ("launch", "throttling", "memory")  # Parts whose seconds lie in the phases of computing.
 

@@ -58,8 +58,7 @@ NOT_SHAPING_OPTIONS = frozenset(
 """The same for options of `system.slurm.extra`, by sbatch's names."""
 
 
-AFTER_INTERRUPTION = "after an interruption"
-"""What is said of runs that went on from an earlier attempt (`Record.goes_on`)."""
+AFTER_INTERRUPTION = "after an interruption"  # Of runs that went on from an earlier attempt (`Record.goes_on`).
 
 
 @dataclass(frozen=True, kw_only=True)

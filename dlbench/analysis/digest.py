@@ -24,8 +24,7 @@ QUANTILES = 101  # Quantiles kept of a run's step times: 0 %, 1 %, ..., 100 %.
 MAX_MAP_ROWS = 64
 MAX_MAP_COLUMNS = 100
 MAX_OUTLIERS = 20
-FENCE = 3.0
-"""Interquartile ranges from the third quartile to the fence (Tukey 1977, Exploratory Data Analysis: "far out")."""
+FENCE = 3.0  # Interquartile ranges above the third quartile (Tukey 1977, Exploratory Data Analysis: "far out").
 MIN_CORRELATED = 10  # Fewest steps with an autocorrelation.
 
 

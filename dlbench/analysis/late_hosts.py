@@ -74,8 +74,7 @@ def _median_without(ordered: Sequence[float], one: float) -> float:
     return statistics.median(near)
 
 
-LATE = 0.03
-"""Share of a step by which a host must leave later to be said to: the same as of own work, because all wait for it."""
+LATE = 0.03  # Share of a step by which a late host leaves later: that of own work, because all wait for it.
 
 _UP_TO_EXCHANGE = ("input", "h2d", "forward", "backward", "exchange")
 

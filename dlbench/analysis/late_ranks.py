@@ -28,8 +28,7 @@ class Straggler:
     steps; of a host the mean over its ranks."""
     compute_s: float  # The same of forward, backward and optimizer.
     host_s: float  # The same of what lies between the phases.
-    late_by: str
-    """In what it was late most: `input`, `compute`, `host`; `unexplained` where nothing of its own explains it."""
+    late_by: str  # In what it was late most: `input`, `compute`, `host`; `unexplained` if by nothing of its own.
 
 
 def ranking(runs: Sequence[Causes]) -> tuple[tuple[Straggler, ...], tuple[Straggler, ...]]:

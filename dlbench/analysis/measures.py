@@ -51,8 +51,7 @@ class RunMeasures:
     step_p95_s: float  # 95th percentile of the same (linear interpolation).
     step_cv: float  # Coefficient of variation of the same: standard deviation / mean.
     parts: dict[str, float]  # Seconds a step of each of `PARTS`; their sum is measured_s / steps.
-    exchange_wait_s: float
-    """Part of `exchange`, not to be added: mean excess over the rank that waited least in each step."""
+    exchange_wait_s: float  # Part of `exchange`, not to be added: mean excess over the least wait in each step.
     exchange_wait_first_s: float  # The same of rank 0, whose messages a record holds: median over steps.
 
 
@@ -61,8 +60,7 @@ class Launching:
     """How long devices waited for their hosts' calls, see `dlbench.analysis.launching`; by `LAUNCHED`, nanoseconds."""
 
     bound_ns: dict[str, Times]  # At most, of all measured steps; shape (ranks, steps).
-    kernel_ns: dict[str, Times]
-    """What the phase's kernels take alone, `UNKNOWN_NS` where no step shows it; shape (ranks,)."""
+    kernel_ns: dict[str, Times]  # What the phase's kernels take, `UNKNOWN_NS` where no step shows it; shape (ranks,).
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,8 +36,7 @@ class Point:
     nodes: int
     batch_per_rank: int  # Samples per step.
     is_baseline: bool
-    throughput: Estimate
-    """Samples per second, all ranks together; geometric mean over runs, so that its ratios are speed-ups."""
+    throughput: Estimate  # Samples per second of all ranks; geometric mean over runs, so that ratios are speed-ups.
     throughput_per_rank: Estimate  # Samples per second and rank.
     step: Estimate  # Seconds; geometric mean over runs of each run's median step.
     step_p95: Estimate  # Seconds; geometric mean over runs of each run's 95th percentile.
@@ -46,8 +45,7 @@ class Point:
     efficiency: Estimate  # Share of the ideal (1).
     serial_fraction: Estimate | None  # Karp-Flatt (1); None under weak scaling and at the baseline.
     paired_with_baseline: bool  # Whether its runs and the baseline's are the same repeats, interleaved.
-    mean_step: Estimate
-    """Seconds; geometric mean over runs of the measured time / steps, of which the efficiency is a ratio."""
+    mean_step: Estimate  # Seconds; geometric mean over runs of measured time / steps; the efficiency is its ratio.
     run_ids: tuple[str, ...]
 
 

@@ -62,8 +62,7 @@ class HostHistory:
     """One host over all sessions in which it ran with other hosts."""
 
     host: str
-    ratio: Estimate
-    """Own work of its slowest rank relative to that of the other hosts' slowest ranks; mean over sessions."""
+    ratio: Estimate  # Own work of its slowest rank over that of other hosts' slowest ranks; mean over sessions.
     later: Estimate | None
     """By how much later than the other hosts' its exchanges end, as a share of the step; mean over sessions. None where
     the clocks do not say."""

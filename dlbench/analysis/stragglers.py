@@ -75,8 +75,7 @@ class Waiting:
     """Waiting of a whole run; sums over ranks and steps, nanoseconds."""
 
     waited_ns: int = 0  # In the exchange.
-    moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
-    """Of the late ranks' own work, by `WORK`."""
+    moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))  # Own work of late ranks.
     moved_phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES_OF_WORK, 0))
     """The same by phase; those of one `WORK` sum to its own."""
     ranks: tuple[LateRank, ...] = ()  # Ranks that were late at least once, the one that was waited for longest first.

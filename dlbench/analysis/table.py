@@ -51,8 +51,7 @@ class RunTable:
     without: tuple[WithoutFigures, ...]
     damaged: tuple[str, ...]
     """Damaged files, one line each; their runs yield no figure, unless it is spans or samples that are damaged."""
-    causes: dict[str, Causes] = field(default_factory=dict)
-    """Of the runs with figures, by run id; empty unless they were asked for."""
+    causes: dict[str, Causes] = field(default_factory=dict)  # By run id; empty unless they were asked for.
     digests: dict[str, StepDigest] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
 
@@ -154,8 +153,7 @@ class LoadedRun:
     """What is kept of a run."""
 
     row: dict[str, object]  # Its row of `dlbench.analysis.table.RunTable.figures`.
-    parts: dict[str, float]
-    """Seconds a step of each of `dlbench.analysis.measures.PARTS`, `exchange_wait` and `exchange_wait_first`."""
+    parts: dict[str, float]  # Seconds per step of each of `measures.PARTS`, `exchange_wait`, `exchange_wait_first`.
     causes: Causes | None  # None unless asked for.
     digest: StepDigest | None  # None unless asked for.
     damaged: tuple[str, ...] = ()  # Spans and samples that are damaged, one line each; they take no figure away.

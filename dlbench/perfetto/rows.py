@@ -40,8 +40,7 @@ class Notes:
 
     problems: dict[str, None] = field(default_factory=dict)
     """Missing or damaged data, a sentence each, in the order in which they were met."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """Things to know, a sentence each that goes on after a number."""
+    counts: Counter[str] = field(default_factory=Counter)  # Things to know, sentences that go on after a number.
     num_events: int = 0
 
     def problem(self, text: str) -> None:
@@ -102,8 +101,7 @@ Basis = Literal["reference", "exchanges", "wall clock", "own start"]
 clocks, whose error nobody knows; not at all, the node's own beginning was put at zero."""
 
 LARGEST_NS = 1 << 60  # A time or a length that is as large (36 years) is damage.
-_LARGEST_DRIFT = 0.01
-"""No kernel corrects its clock faster in a run: beyond that, and beyond their bounds, two points contradict."""
+_LARGEST_DRIFT = 0.01  # No kernel corrects a clock faster: beyond that and their bounds, two points contradict.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,8 +174,7 @@ _CODE = re.compile(r"^dlbench: the run ended with exit code (\d+)$", re.MULTILIN
 """What the script of a job of several runs says of each that failed (slurm/job.sbatch.j2)."""
 
 _OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
-ATTEMPT_MARK = "dlbench: attempt "
-"""What the job's script says where an attempt begins that is not the first (slurm/earlier.j2)."""
+ATTEMPT_MARK = "dlbench: attempt "  # How the job's script begins each attempt after the first (slurm/earlier.j2).
 
 _NODE = re.compile(r"srun: error: Node failure on (\S+)")
 _SIGNALS = {

@@ -53,8 +53,7 @@ class LaunchedRun:
     interrupted: Interrupted | None = None  # That it stopped on request; None where it did not.
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
-    progress: str = ""
-    """Its progress by what rank 0 reported last in the log of its job: between stages no status is written."""
+    progress: str = ""  # By what rank 0 reported last in the job's log: between stages no status is written.
     accounting: RunAccounting | None = None  # What Slurm says that it took, where that is kept.
 
     counted: ClassVar[str] = "step"  # What a rank's status counts.

@@ -15,8 +15,7 @@ class ClockReason:
 
     bit: int  # The bit's value: 1, 2, 4, ...
     name: str  # NVML's name in lower case.
-    is_throttling: bool
-    """Whether work gets slower because of power, heat or a fault. The others are a choice, or there is no work."""
+    is_throttling: bool  # Slower because of power, heat or a fault; the others are a choice, or idleness.
     about: str  # What holds the clock, in a few words.
 
 

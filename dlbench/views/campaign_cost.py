@@ -103,8 +103,7 @@ class CampaignCost:
     jobs: int
     untold: int  # Runs of Slurm jobs of which nothing is known; they are in no figure.
     results: int
-    asked_node_hours: float | None
-    """Nodes times time limit; None where a job has no limit, or not all its runs are here."""
+    asked_node_hours: float | None  # Nodes x time limit; None where a job has no limit, or not all its runs are here.
     node_hours: float  # Nodes times elapsed time.
     parts: tuple[Part, ...]
     median_wait_s: float | None
@@ -116,8 +115,7 @@ class CampaignCost:
     partial_jobs: int  # Jobs of which not all runs are here: counted with what these runs took.
     recorded: tuple[Part, ...]
     """What runs with figures say of their own time, from the start of rank 0 on: start, measured, rest."""
-    why_not_apart: str
-    """Why Slurm does not separate some runs from the rest of their job; empty where it separates all."""
+    why_not_apart: str  # Why Slurm does not separate some runs from the rest of their job; else empty.
 
     @property
     def share_measured(self) -> float | None:

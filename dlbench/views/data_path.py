@@ -205,8 +205,7 @@ class DataPoint:
     longest_wait_s: float | None = field(metadata=column("Longest wait", unit="s"))
     stall_steps: int  # Steps of ranks that were looked at.
     stall_ranks: int
-    disk_bytes_per_s: float | None
-    """Read from the disks of all its nodes in the measured window; None where no sample holds it."""
+    disk_bytes_per_s: float | None  # From all disks of its nodes in the measured window; None if not sampled.
     page_cache_bytes: float | None
 
 

@@ -82,8 +82,7 @@ class Difference:
     share: Estimate = field(metadata=column("Of the step", "shorter_fraction"))
     phase_s: Estimate = field(metadata=column("Phase"))  # What the phase of that name holds in the plain runs.
     gap_s: Estimate = field(metadata=column("Gap"))
-    moved_s: Mapping[str, Estimate]
-    """What the gap is made of, by part; sums to it. Positive: time that went away beyond the phase."""
+    moved_s: Mapping[str, Estimate]  # What the gap is made of, by part; positive: time that went beyond the phase.
     verdict: Verdict = field(metadata=column("Verdict"))
     reason: str | None  # Where most of the gap lies, and what is likely behind it; None unless both differ.
 

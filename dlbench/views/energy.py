@@ -70,8 +70,7 @@ class EnergyPoint:
     ranks: int
     nodes: int
     kinds: tuple[KindEnergy, ...]
-    why: tuple[tuple[Kind, str], ...]
-    """Why runs have no figure of a kind, each reason once; a kind may be here and in `kinds`."""
+    why: tuple[tuple[Kind, str], ...]  # Why runs have no figure of a kind, each reason once; it may be in `kinds` too.
     doubts: tuple[str, ...]
     num_unread: int  # Runs whose samples were not read.
 

@@ -55,8 +55,7 @@ MIN_RATIO = 4.0  # Largest over smallest of these sizes: with less, start-up and
 
 ROUNDING = 1e-6  # Of seconds that a record holds.
 
-CONTRADICTED = "model contradicted by measurement"
-"""Why there is no bound where a run did better than the model's best."""
+CONTRADICTED = "model contradicted by measurement"  # Where a run did better than the model's best, there is no bound.
 
 
 NOT_MEASURED = "not measured"
@@ -100,8 +99,7 @@ class Prediction:
     as_ran: Estimate | None = field(metadata=column(name="modelled_after_backward_s"))
     """The model's time for the messages as they ran, to compare with the measured one, seconds per step; None where
     their readiness was not measured."""
-    compute_s: float
-    """Mean step of the baseline for the same samples per rank, without its exchange if it has any, seconds."""
+    compute_s: float  # Mean step of the baseline for the same samples per rank without exchange, seconds.
     efficiency: Estimate = field(metadata=column(name="least_efficiency"))
     """Scaling efficiency if nothing but that were lost (fraction): the baseline's step over the same with what is left;
     from the measured one to 1."""

@@ -134,8 +134,7 @@ class Report(BaseReport, HasViews):
     damaged: tuple[str, ...]
     environment: Environment
     methods: tuple[tuple[str, str], ...]
-    missing: tuple[Missing, ...]
-    """What this report does not show, and what it would take; of single groups see `Group.missing`."""
+    missing: tuple[Missing, ...]  # What this report does not show, and what it would take; see also `Group.missing`.
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:

@@ -64,8 +64,7 @@ class PrecisionRow:
     ranks: int
     nodes: int
     is_reference: bool
-    is_paired: bool = field(metadata=column(name="interleaved"))
-    """Whether its repeats and the reference's ran interleaved."""
+    is_paired: bool = field(metadata=column(name="interleaved"))  # Its repeats and the reference's ran so.
     throughput: Estimate = field(metadata=column("Throughput", is_brief=True))
     ratio: Estimate | None = field(metadata=column("Over", "throughput_ratio", text=times_cell, is_brief=True))
     """Throughput over the reference's; None for the reference itself."""

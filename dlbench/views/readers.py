@@ -90,10 +90,8 @@ class ReaderChoice:
     nodes: int
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int = field(metadata=column("Batches read ahead, each"))
-    computing: bool = field(metadata=column("Beside computing"))
-    """Whether the training process computed between batches."""
-    samples_per_s: float = field(metadata=column("Samples/s of a rank", unit="samples/s"))
-    """Of the slowest rank while all read."""
+    computing: bool = field(metadata=column("Beside computing"))  # Whether the training process computed.
+    samples_per_s: float = field(metadata=column("Samples/s of a rank", unit="samples/s"))  # The slowest, all reading.
     is_chosen: bool = field(metadata=column("Chosen"))
 
 

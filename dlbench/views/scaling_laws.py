@@ -58,8 +58,7 @@ TEXTS: dict[Term, str] = {
 MIN_POINTS = 3  # Rank counts, baseline included: with two, every law fits, and nothing shows which is wrong.
 LEVEL = 0.01  # A law is ruled out where points that follow it would miss it as far less often than this.
 RESAMPLES = 1000
-ROUNDING = 1e-4
-"""Relative misses below this are no evidence, however little the runs scatter: clocks and models are no better."""
+ROUNDING = 1e-4  # Relative misses below this are no evidence at any scatter: clocks and models are no better.
 FACTOR = 2
 """A forecast is made for this many times the largest measured rank count: about as far as the hindcast reached. Laws
 that fit all points alike are too far apart at four times (simulated: `make bench AREA=truth.predictions`)."""
@@ -88,10 +87,8 @@ class Law:
     coefficients: tuple[Estimate, ...]  # One for each term (1).
     worst_residual: float  # Largest residual without its sign (fraction).
     hindcast_ranks: int  # Ranks of the largest point.
-    hindcast_error: float
-    """Measured less what the law, fitted without the largest point, would have said of it (fraction)."""
-    is_ruled_out: bool
-    """Whether even this one, the nearest, misses the points by more than the scatter of the runs explains."""
+    hindcast_error: float  # Measured less what the law fitted without the largest point says of it (fraction).
+    is_ruled_out: bool  # Whether even this, the nearest, misses the points by more than the runs' scatter explains.
     alternatives: tuple[str, ...]  # Other laws that the points do not rule out.
     doubt: str  # Why nothing may be extrapolated from the law, in a sentence; empty where it may.
     points: tuple[LawPoint, ...]  # That it is fitted to, without the baseline, where every law holds.
@@ -211,8 +208,7 @@ class Fitted:
     law: Law
     left: tuple[_Candidate, ...]  # Laws that are not ruled out.
     largest: int  # Ranks of the largest point.
-    margin: float
-    """How far the law's hindcast may have been off: the larger end of its 95 % interval over runs (fraction)."""
+    margin: float  # How far the law's hindcast may be off: larger end of its 95 % interval over runs (fraction).
 
 
 def usable_points(points: tuple[Point, ...]) -> tuple[Point, ...]:

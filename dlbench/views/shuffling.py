@@ -52,8 +52,7 @@ class AuditPoint:
     num_runs: int = field(metadata=column("Runs", "audited_runs", is_brief=True))
     num_bad: int = field(metadata=column("With errors", "bad_runs", is_brief=True))
     whole_epochs: int = field(metadata=column("Whole epochs"))
-    twice: int = field(metadata=column("Read twice", is_brief=True))
-    """Samples read more than once in an epoch, over all runs."""
+    twice: int = field(metadata=column("Read twice", is_brief=True))  # Samples read so in an epoch, over all runs.
     never: int = field(metadata=column("Never read", is_brief=True))
     sent: int = field(metadata=column("Sent"))
     received: int = field(metadata=column("Received"))

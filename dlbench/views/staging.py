@@ -45,8 +45,7 @@ class StagingPoint:
     needed_bytes: int = field(metadata=column("Needed on a node", unit="bytes", is_brief=True))
     free_bytes: int = field(metadata=column("Free there", unit="bytes"))
     """On the node that had least, before the first byte was copied."""
-    copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))
-    """By all nodes of a run, the most of any."""
+    copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))  # The most of any run.
     slowest_bytes_per_s: float | None  # Of a node, over all runs; None where nothing was copied before training.
     fastest_bytes_per_s: float | None = field(metadata=column(name="node_bytes_per_s_fastest"))
     kept: bool = field(metadata=column("Kept"))
@@ -129,8 +128,7 @@ class BreakEven:
     unstaged_epoch: Estimate = field(metadata=column("Epoch in place", "unstaged_epoch_s"))
     """Seconds of an epoch, reading in place."""
     staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))
-    gain: Estimate = field(metadata=column("Gain of an epoch", "gain_s"))
-    """Of an epoch: seconds in place less seconds staged."""
+    gain: Estimate = field(metadata=column("Gain of an epoch", "gain_s"))  # Seconds in place less seconds staged.
     factor: Estimate = field(metadata=column("Factor", text=times_cell))
     """Epoch in place over epoch staged: above 1, staged epochs are faster."""
     is_paired: bool

@@ -31,8 +31,7 @@ from dlbench.views.view import ReportSource, ReportView, place_of
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
 
-WARM_ENOUGH = 0.05
-"""Share of the bytes read that may come from storage in a run whose samples are to come from the page cache."""
+WARM_ENOUGH = 0.05  # Share of bytes from storage that a run may read whose samples are to be in the page cache.
 
 
 PART_TITLES = {

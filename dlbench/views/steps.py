@@ -159,8 +159,7 @@ class StepQuantile:
 
     share: float = field(metadata=column(name="share_of_steps_fraction"))
     """Share of steps that take no longer (fraction): 0, 0.01, ..., 1."""
-    seconds: Estimate
-    """Median over runs, with their range, whatever their number: a band of 101 quantiles is no 101 claims."""
+    seconds: Estimate  # Median over runs with their range, whatever their number: 101 quantiles are no 101 claims.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +170,8 @@ class StepPoint:
     nodes: int
     is_baseline: bool
     run_ids: tuple[str, ...] = field(metadata=column(name="runs", value=len))
-    num_steps: int = field(metadata=column("Steps", "steps", text=lambda count: f"{count:,}"))
-    """Measured steps of all runs together."""
-    num_warmup: int = field(metadata=column(name="warmup_steps_left_out"))
-    """Warm-up steps of all runs together; they are left out."""
+    num_steps: int = field(metadata=column("Steps", "steps", text=lambda count: f"{count:,}"))  # Measured, of all runs.
+    num_warmup: int = field(metadata=column(name="warmup_steps_left_out"))  # Of all runs together; they are left out.
     quantiles: tuple[StepQuantile, ...]
     p50: Estimate = field(metadata=column("Median", "p50_s"))  # Quantiles of each run, geometric mean over runs.
     p95: Estimate = field(metadata=column("p95", "p95_s"))
@@ -325,8 +322,7 @@ def _map(point: Point, table: RunTable) -> RankMap:
     )
 
 
-CORRELATED = 0.2
-"""From this autocorrelation of successive steps on, a warning is given: such steps are not independent."""
+CORRELATED = 0.2  # Autocorrelation of successive steps from which on a warning is given: they are not independent.
 
 
 def step_headline(found: StepTimes) -> str:
@@ -509,8 +505,7 @@ MAX_MARKS = 60  # Outlier steps in a chart; the ones with the largest ratio.
 
 MAX_RECTANGLES = 800  # Of a map; a page of ten maps stays well below five megabytes.
 
-EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
-"""Where the colours of a map change; between 0.97 and 1.03 a cell is left blank."""
+EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)  # Where a map's colours change; between 0.97 and 1.03 a cell is blank.
 _BLANK = 2
 _BIN_COLOURS = ("#2166ac", "#92c5de", "", "#fee08b", "#fdae61", "#f46d43", "#b2182b", "#4a0a2b")
 

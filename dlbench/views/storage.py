@@ -63,8 +63,7 @@ class Supply:
         metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
     )
     sample_bytes: float | None  # Stored bytes of a sample, mean.
-    fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))
-    """Of the time of fetching and preparing."""
+    fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))  # Of fetching and preparing.
     prepare_share: Estimate | None = field(metadata=column("Preparing", is_brief=True))
     storage_share: float | None  # Bytes from devices or the network over bytes of samples; None: not counted.
     fetch_samples_per_s: Estimate | None  # What fetching alone would give to as many readers.

@@ -167,8 +167,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
 
 _TELLING = ("preset", "engine", "scaling", "precision")
 """Conditions that a short name of a group has where groups of its workload differ in them."""
-_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")
-"""The same where groups are else alike."""
+_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # Where groups are else alike.
 
 _NO_GPU = "none"
 

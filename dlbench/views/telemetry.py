@@ -47,8 +47,7 @@ class NodeMeans:
     node_rank: int = field(metadata=column(name="node"))
     host: str = field(metadata=column(limit=MAX_HOST))
     num_gpus: int = field(metadata=column(name="gpus"))  # Sampled ones that ranks computed on, as far as that is known.
-    gpu_power_w: float | None = field(metadata=column())
-    """Of all its GPUs together, mean; None where not all of them report it."""
+    gpu_power_w: float | None = field(metadata=column())  # Sum of its GPUs, mean; None where one reports none.
     num_power: int  # GPUs that report their power.
     sm_clock_hz: float | None = field(metadata=column("SM clock", text=_shape(lambda hertz: f"{hertz / 1e6:,.0f} MHz")))
     """Mean over its GPUs."""
@@ -60,8 +59,7 @@ class NodeMeans:
     """Share of the time in which tensor cores worked."""
     dram_active: float | None = field(metadata=column("GPU memory bandwidth", unit="fraction"))
     """Bandwidth of GPU memory over the highest."""
-    gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))
-    """Highest sample of any of its GPUs."""
+    gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))  # Highest of any GPU.
     gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_shape(lambda one: f"{one:.0f} °C")))
     """Highest sample of any of its GPUs."""
     throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
@@ -76,8 +74,7 @@ class NodeMeans:
     """Bytes per second, all disks together."""
     num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
     num_gaps: int = field(metadata=column("Gaps", "gaps"))
-    missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))
-    """Share of the window without samples (1)."""
+    missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))  # Share without samples (1).
 
 
 @dataclass(frozen=True, kw_only=True)

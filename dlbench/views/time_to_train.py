@@ -106,8 +106,7 @@ class TimeToTrain:
     notes: tuple[str, ...]  # What is in the figures, and what is not.
 
 
-Limits = dict[str, tuple[Callable[[TrainingPoint], Estimate], float]]
-"""What must not be more than how much, by what that is called."""
+Limits = dict[str, tuple[Callable[[TrainingPoint], Estimate], float]]  # Figure and its maximum, by name.
 
 
 def unit_of(seconds: float) -> tuple[float, str]:

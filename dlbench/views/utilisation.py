@@ -64,11 +64,9 @@ class UtilisationPoint:
     ranks: int
     nodes: int
     throughput: Estimate
-    achieved: Estimate | None
-    """Model FLOPs per second and rank, `TFLOP/s/rank`; None where a sample's FLOPs are not known."""
+    achieved: Estimate | None  # Model FLOPs per second and rank, `TFLOP/s/rank`; None: a sample's FLOPs are unknown.
     peak_tflops: float | None  # Of one rank.
-    mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))
-    """Model FLOPs utilisation (fraction); None without a peak."""
+    mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))  # Model FLOPs utilisation (fraction); None: no peak.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +76,7 @@ class Utilisation:
     training_flops_per_sample: int | None
     peak: str  # The peak with its source, or how to declare it.
     points: tuple[UtilisationPoint, ...]
-    padding: str = ""
-    """What is odd about FLOPs of samples whose padding was left out, in a clause; empty where none was."""
+    padding: str = ""  # A clause on what is odd about FLOPs of samples whose padding was left out.
     published: tuple[PublishedRate, ...] = ()
     """Published rates of the same network in the same precision on as many of the same cards."""
 

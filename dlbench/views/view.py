@@ -74,8 +74,7 @@ class View:
     id: ClassVar[str]  # Stable: the anchor in the page, the start of the names of its tables.
     title: ClassVar[str]
     level: ClassVar[Level] = "evidence"
-    key: ClassVar[str] = ""
-    """Field of a group, or of the report, in the JSON that holds its numbers; empty: it has none of its own."""
+    key: ClassVar[str] = ""  # Field of a group, or of the report, in its JSON; empty: it has no numbers of its own.
 
 
 class GroupView(View):

@@ -172,8 +172,7 @@ KINDS: tuple[Kind, ...] = ("GPUs", "processors")
 Method = Literal["energy counter", "energy counter with reset", "power over time stamps"]
 
 MIN_COVERAGE = 0.9  # Less of an interval sampled, and no figure is made of it.
-MIN_WINDOW_S = 10.0
-"""A shorter measured window holds too few updates of a counter (about ten per second) and too few samples."""
+MIN_WINDOW_S = 10.0  # A shorter window holds too few updates of a counter (about ten per second) and samples.
 CHECK_TOLERANCE = 0.1  # Counter and power further apart than this are doubtful.
 
 _HOST_FIELD = re.compile(r"host\.energy\.(.+)_j")

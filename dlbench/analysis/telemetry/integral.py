@@ -63,8 +63,7 @@ class Curve:
     """A rate over time, linear between neighbouring samples."""
 
     time_ns: Times  # When samples were taken, growing; shape (n,).
-    begin_rate: Floats
-    """Rate (per second) at the begin of each piece between two samples; shape (n - 1,), or (0,) without samples."""
+    begin_rate: Floats  # Per second at the begin of each piece between two samples; shape (max(n - 1, 0),).
     end_rate: Floats  # The same at its end.
     known: Flags  # Whether the piece is known.
     bridged: Flags  # Whether it is known as a whole only: a gap over which a counter went on.

@@ -44,8 +44,7 @@ class NodeSamples:
     time_ns: Times  # When each sample was taken, shape (n,).
     columns: dict[str, Floats]  # The wanted fields by name, NaN where one was not read; each of shape (n,).
     names: tuple[str, ...]  # All sampled fields.
-    unavailable: dict[str, str]
-    """What the node could not read, each with the reason; a name may stand for a group (`gpu`)."""
+    unavailable: dict[str, str]  # What the node could not read, and why; a name may stand for a group (`gpu`).
     facts: dict[str, str]  # What does not change: names and UUIDs of GPUs, limits.
     failures: tuple[str, ...]  # What failed on the way, each a sentence.
 
@@ -144,8 +143,7 @@ class NodeStages:
     whole: Interval  # From the start of the rank's process to its end.
     measured: Interval  # From the start of the first measured step to the end of the last.
     pieces: tuple[tuple[str, int, int], ...]  # The whole, cut into stages of `STAGES`: stage, begin, end.
-    unaccounted_s: float
-    """Time in the stage `measured` that no measured step holds, seconds: pauses that no span holds."""
+    unaccounted_s: float  # Seconds of the stage `measured` in no measured step and no span: pauses.
     has_spans: bool  # Whether spans hold the stages; without them the whole is from the first to the last step.
 
     @property

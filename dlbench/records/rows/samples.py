@@ -54,8 +54,7 @@ class SampleReader:
     path: Path
     failures: list[dict[str, Any]] = field(default_factory=list)
     """Fields that failed on the way, met so far: `failed`, `time_ns`, `reason`."""
-    end: dict[str, Any] | None = None
-    """The sampler's own account; None until it was met, and where the sampler was killed."""
+    end: dict[str, Any] | None = None  # The sampler's own account; None until met, and where it was killed.
 
     def __post_init__(self) -> None:
         self._reader = BlockReader(self.path, SAMPLES_FORMAT, "samples")

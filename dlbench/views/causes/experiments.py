@@ -60,12 +60,10 @@ class Case:
     is_baseline: bool
     parts: tuple[Part, ...]  # By `dlbench.analysis.causes.CAUSES`.
     whole: Part  # Their sum: the mean step.
-    adjusted_p: Mapping[str, float]
-    """Of the loss to each cause that was measured, after correction over all causes of the report."""
+    adjusted_p: Mapping[str, float]  # Of the loss to each measured cause, corrected over all causes of the report.
     compute_parts: tuple[Part, ...]  # What `compute` consists of: forward, backward, optimizer.
     hosts: tuple[Straggler, ...]  # Hosts that were waited for, longest first.
-    main_straggler: Straggler | None
-    """The rank, or else the host, for which most of the waiting was; None where they take turns."""
+    main_straggler: Straggler | None  # The rank, or host, for which most waiting was; None if they take turns.
     exclude: tuple[str, ...]  # Hosts that the history of all runs shows to be slow.
 
     def part(self, name: str) -> Part:

@@ -31,8 +31,7 @@ from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experime
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
 
-LIKELY_RUNS = 4
-"""Runs or sessions from which a cause may be likely: of three equal ones a side one report in ten would name one."""
+LIKELY_RUNS = 4  # Runs or sessions per side for a likely cause: of three equal ones, one report in ten names one.
 _PRINTED = 0.0005  # Fraction of efficiency that is printed as 0.1 points.
 MOST_NAMED = 3  # Causes that are named in a line.
 
@@ -70,8 +69,7 @@ class Verdict:
     cause: str
     """The cause that costs most, of those that stand out if any does; at the baseline, that takes most of the step
     apart from computing. Empty where none costs anything worth explaining."""
-    bound: float | None
-    """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
+    bound: float | None  # Growth of the throughput if that cause took no time, a fraction: a limit, no forecast.
     experiments: tuple[NextExperiment, ...]  # In order; empty unless found or likely.
 
 
@@ -368,8 +366,7 @@ class CausePoint:
     verdict: Verdict
     efficiency: Estimate  # A fraction, as in the view `scaling`.
     causes: tuple[CauseShare, ...]  # By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency.
-    exchange_phase: Part
-    """The gradient exchange after the backward pass: `exchange`, on the wire, and `straggler`, waiting."""
+    exchange_phase: Part  # After the backward pass: `exchange`, on the wire, and `straggler`, waiting.
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
     pop: Pop | None  # None where some rank does nothing but communicate.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.

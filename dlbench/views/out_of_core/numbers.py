@@ -83,8 +83,7 @@ class PlannedPart:
     )
     own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))
     """Activations that its forward pass saves, without its input."""
-    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))
-    """Its input, which the block before makes."""
+    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # The block before makes it.
     moved_bytes: int = field(metadata=column("Moves", unit="bytes"))
     """What leaves the device after its forward pass and comes back."""
     forward_s: float = field(metadata=column("Forward", unit="s", is_brief=True))
@@ -101,8 +100,7 @@ class Passage:
     predicted: Prediction
     capacity_bytes: int | None
     blocks: tuple[PlannedPart, ...]
-    simulated: tuple[Operation, ...]
-    """By the simulator, with the chain and the rates that were measured before training."""
+    simulated: tuple[Operation, ...]  # With the chain and the rates that were measured before training.
     held: tuple[tuple[float, int], ...]  # What the simulator says is held from each of these times (seconds) on, bytes.
     measured: tuple[TransferSpan, ...]  # A watched pass of rank 0; empty where none was watched.
 
@@ -268,10 +266,8 @@ class OutOfCore:
     sample_unit: str
     points: tuple[MethodPoint, ...]  # By rank count, method and batch.
     limits: tuple[Limit, ...]  # At each rank count whose plans were made for one capacity in bytes.
-    gains: tuple[Gain, ...]
-    """At each rank count and batch that ran with a plan and with a method that treats all blocks alike."""
-    median_step_error: float | None
-    """Of the predicted step, the median of absolute errors over `points`; None without a prediction."""
+    gains: tuple[Gain, ...]  # Where a plan and a method that treats all blocks alike ran, by rank count and batch.
+    median_step_error: float | None  # Of absolute errors of the prediction over `points`; None without one.
     median_peak_error: float | None
     frees_at_once: bool
     """Whether memory that was freed went back to the system at once, which on a CPU makes peaks real and steps slow."""

@@ -56,8 +56,7 @@ class Forecast:
     recompute: str
     swap: str
     batch: int
-    capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))
-    """What may be held; None: no limit."""
+    capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))  # What may be held; None: all.
     fits: bool = field(metadata=column("Fits", is_brief=True))  # Whether a pass holds no more than that.
     pass_s: float | None = field(metadata=column("Pass", unit="s", is_brief=True))
     """Forward and backward pass, seconds; None where no plan fits."""
@@ -100,8 +99,7 @@ class MemoryPlan:
     operations: tuple[Operation, ...]
     held: tuple[tuple[float, int], ...]  # What is held from each of these times (seconds) on, bytes.
     methods: tuple[Forecast, ...]  # With this batch: the plans for the capacity, all others as they are.
-    by_capacity: tuple[Forecast, ...]
-    """Of the plan, with this batch, from the smallest capacity to that of training in core."""
+    by_capacity: tuple[Forecast, ...]  # Of the plan at this batch, from the least capacity to that of training in core.
     by_batch: tuple[Forecast, ...]  # With this capacity, batches in core and beyond.
 
 

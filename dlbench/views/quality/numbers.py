@@ -133,8 +133,7 @@ class QualityPoint:
     global_batch: int = field(metadata=column("Global batch", unit="samples"))
     num_runs: int  # Runs that ended: those with figures, and those whose sanity checks failed.
     num_reached: int  # Valid runs that met the target.
-    num_invalid: int
-    """Runs whose sanity checks failed, e.g. by a loss that is not finite; they did not meet the target."""
+    num_invalid: int  # Runs that failed a sanity check, e.g. by a loss that is not finite; the target is missed.
     num_lost: int  # Further runs that were killed or failed; nobody knows what they would have reached.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to quality, staging included."""
@@ -159,8 +158,7 @@ class QualityPoint:
     training: Estimate | None = field(metadata=column(name="training_s"))
     evaluation: Estimate | None = field(metadata=column(name="evaluation_s"))
     other: Estimate | None = field(metadata=column(name="other_s"))  # Checkpoints and waits.
-    factors: Factors | None
-    """None where some run on either side did not reach the target, and for a group of one point."""
+    factors: Factors | None  # None where a run on either side missed the target, and for a group of one point.
     run_ids: tuple[str, ...]  # Runs with figures.
 
     @property

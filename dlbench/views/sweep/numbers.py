@@ -99,12 +99,10 @@ class SweepCell:
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
     where there is none."""
-    best_ratio: Estimate | None
-    """Its throughput over the baseline's, corrected for having been chosen from all settings."""
+    best_ratio: Estimate | None  # Throughput over the baseline's, corrected for having been chosen from all settings.
     verdict: str
     advice: str
-    needed_repeats: int | None
-    """Repeats that would show a difference of the margin at the scatter found; None where it is not known."""
+    needed_repeats: int | None  # That show a difference of the margin at the scatter found; None: not known.
     notes: tuple[str, ...]
 
     @property

@@ -49,11 +49,9 @@ class Autotune:
     planned_steps: int
     settled_step: float | None  # Median over runs; None where it settled in none.
     evaluations: float  # Settings it tried; median over runs.
-    cost: Estimate | None
-    """Time that the search cost beyond as many steps afterwards, seconds; None where no run records it."""
+    cost: Estimate | None  # What the search cost beyond as many steps afterwards, seconds; None: not recorded.
     chosen: tuple[str, ...]  # Fusion threshold and cycle time that it chose, in words, each pair once.
-    gain_s: float | None
-    """Seconds per step that the tuned setting is faster than the baseline; negative where it is slower."""
+    gain_s: float | None  # Seconds per step by which the tuned setting is faster than the baseline; negative: slower.
     break_even_steps: float | None  # Steps after which the search is paid back; None: never, or not known.
     words: str
 
@@ -87,8 +85,7 @@ class Setting:
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
     num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
     why: str  # Why the first of the others has no figure; empty where all have.
-    changes: tuple[str, ...] = field(metadata=column(value=" | ".join))
-    """What is computed otherwise than at the baseline, in words."""
+    changes: tuple[str, ...] = field(metadata=column(value=" | ".join))  # What is computed otherwise, in words.
     inert: tuple[str, ...] = field(metadata=column(value=" | ".join))
     """Settings of its runs that had no effect: it is not what its name says."""
     autotune: Autotune | None
@@ -269,8 +266,7 @@ def _autotune_words(found: Autotune, *, is_faster: bool) -> str:
     )
 
 
-MARGIN = 0.02
-"""Differences that lie within this share, interval and all, are no reason to choose one setting over another."""
+MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
 MARGIN_TEXT = f"{MARGIN * 100:g} %"
 
 Pair = tuple[str, AxisValue, AxisValue]  # An axis and two of its values: the second over the first.

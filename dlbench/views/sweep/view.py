@@ -71,8 +71,7 @@ def remark_lines(cell: SweepCell) -> list[str]:
     return lines
 
 
-AxisRow = tuple[Axis, Level, bool]
-"""A value of an axis, and whether it is the one that the others are measured against."""
+AxisRow = tuple[Axis, Level, bool]  # A value of an axis, and whether the others are measured against it.
 
 AXIS_COLUMNS: tuple[Column[AxisRow], ...] = (
     Column("axis", "Axis", lambda row: row[0].key),
