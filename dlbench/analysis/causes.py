@@ -216,11 +216,7 @@ def _compute_parts(
         left[name] -= memory[name]
     throttling = _shared_out(round(throttled * sum(left.values())), left)
     left = {name: value - throttling[name] for name, value in left.items()}
-    return left, {
-        "launch": launch,
-        "throttling": throttling,
-        "memory": {name: memory[name] for name in COMPUTE_PARTS},
-    }
+    return left, {"launch": launch, "throttling": throttling, "memory": {name: memory[name] for name in COMPUTE_PARTS}}
 
 
 def _shared_out(amount: int, among: Mapping[str, int]) -> dict[str, int]:

@@ -50,7 +50,7 @@ class RunMeasures:
     step_median_s: float  # Median over steps of the slowest rank's time in each step.
     step_p95_s: float  # 95th percentile of the same (linear interpolation).
     step_cv: float  # Coefficient of variation of the same: standard deviation / mean.
-    parts: dict[str, float]  # Seconds a step of each of `PARTS`; their sum is measured_s / steps.
+    parts: dict[str, float]  # Seconds per step of each of `PARTS`; their sum is measured_s / steps.
     exchange_wait_s: float  # Part of `exchange`, not to be added: mean excess over the least wait in each step.
     exchange_wait_first_s: float  # The same of rank 0, whose messages a record holds: median over steps.
 
@@ -139,7 +139,7 @@ def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
 
 
 def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
-    """Mean seconds a step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
+    """Mean seconds per step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
     count = step_ns.size
     steps = step_ns.shape[1]
     total = int(step_ns.sum())

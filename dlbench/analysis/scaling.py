@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.stats.estimates import (
-    MIN_RUNS,
-    Estimate,
-    by_definition,
-    geometric_mean_estimate,
-    ratio_estimate,
-)
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 
 if TYPE_CHECKING:

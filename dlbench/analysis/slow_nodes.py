@@ -85,7 +85,7 @@ class SlowNodes:
     num_runs: int  # Runs on two hosts or more that were counted.
     num_sessions: int  # Sessions of these runs.
     num_single_host: int  # Runs on one host: nothing to compare.
-    num_faulty: int  # Runs left out because a fault was planted in them, which would accuse a host of it.
+    num_faulty: int  # Runs left out because a fault was injected into them, which would accuse a host of it.
 
 
 def slow_nodes(table: RunTable) -> SlowNodes:

@@ -45,7 +45,7 @@ class RunTable:
 
     figures: pd.DataFrame  # One row for each run with figures, in the order of the scan; columns see `tabulate`.
     parts: pd.DataFrame
-    """The same runs by `run_id`: seconds a step of each of `PARTS` (they sum to the step), `exchange_wait` and
+    """The same runs by `run_id`: seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and
     `exchange_wait_first`."""
     runs: dict[str, Run]  # Runs with figures, by run id.
     without: tuple[WithoutFigures, ...]

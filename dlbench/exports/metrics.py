@@ -1,4 +1,4 @@
-"""Runs as metrics for monitoring: a file for Prometheus' textfile collector, and one JSON line a run.
+"""Runs as metrics for monitoring: a file for Prometheus' textfile collector, and one JSON line per run.
 
 The text is OpenMetrics 1.0 and the older text format of Prometheus at once, because node_exporter's textfile collector
 reads the latter only: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Names and units follow
@@ -106,7 +106,7 @@ def _quoted(text: str) -> str:
 
 
 def to_json_lines(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
-    """One line a run, whatever became of it; arguments as of `to_openmetrics`, `rows` also with `commit`.
+    """One line per run, whatever became of it; arguments as of `to_openmetrics`, `rows` also with `commit`.
 
     `point` holds the figures of the run's point with their intervals; null for a run that is in none.
     """

@@ -213,7 +213,7 @@ def _schedule(
 
 
 def accelerators_per_node(plan: RunPlan, record: Record) -> int:
-    """GPUs that ranks computed on, a node: every rank has one of its own, or none has."""
+    """GPUs per node that ranks computed on: every rank has one of its own, or none has."""
     on_gpu = sum(rank.device.startswith("cuda") for rank in record.ranks)
     return on_gpu // plan.layout.nodes
 

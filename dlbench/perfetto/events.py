@@ -262,9 +262,7 @@ class Counter:
 
 
 def counters_of(columns: Sequence[str], *, cores: bool) -> list[Counter]:
-    """The counters of a node, in the order of its fields; energy counters are left out. `cores`: whether every core has
-    its own.
-    """
+    """A node's counters but of energy, in the order of its fields. `cores`: whether every core has its own."""
     busy = tuple(name for name in columns if _CORE.fullmatch(name))
     result = [Counter(columns=busy, name="CPU busy", unit="%", factor=100.0)] if busy else []
     for column in columns:

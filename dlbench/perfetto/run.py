@@ -75,7 +75,7 @@ class TraceRun:
     node_of: tuple[int, ...]  # Node of each rank.
     clocks: tuple[NodeClock, ...]  # By node.
     window: tuple[int, int] | None  # First and last nanosecond of the chosen steps; None where all are shown.
-    parts: int  # Forward and backward passes of a step.
+    parts: int  # Forward and backward passes per step.
     has_spans: bool  # Whether every rank is to have spans.
     sampled_nodes: tuple[int, ...]  # Nodes that are to have samples.
 
@@ -202,9 +202,7 @@ def _first_sample(folder: RunFolder, node: int) -> Iterator[int]:
 def _window(
     folder: RunFolder, selection: Selection, node_of: tuple[int, ...], clocks: tuple[NodeClock, ...]
 ) -> tuple[int, int] | None:
-    """First and last nanosecond of the chosen steps of the chosen ranks; None where all are. Raises UserError: there
-    are none.
-    """
+    """First and last nanosecond of the chosen ranks' chosen steps; None for all. Raises UserError: there are none."""
     steps = selection.steps
     if steps is None:
         return None

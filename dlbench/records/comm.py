@@ -40,7 +40,7 @@ class CommPoint(Spec):
     collective: Collective = Field(description="The collective.")
     algorithm: str = Field(
         description="dlbench's own algorithm, or `library` for a reference; of MPI's all-reduce "
-        "`library-in-place` and `library-out-of-place` (into a second buffer).",
+        "`library-in-place` and `library-out-of-place` (into a second buffer)."
     )
     carrier: str = Field(description="What moved the bytes, e.g. torch-gloo, mpi, horovod-gloo.")
     num_bytes: Count = Field(description="Bytes of each rank's buffer.")
@@ -63,7 +63,7 @@ class CommPoint(Spec):
     skew_s: tuple[NonNegative, ...] = Field((), description="How far apart ranks began each timed iteration, seconds.")
     correct: Flag | None = Field(description="Whether all ranks held the right result; null if not checked.")
     max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")
-    steps: CountOrZero | None = Field(None, description="Most steps of a rank, counted; null for libraries.")
+    steps: CountOrZero | None = Field(None, description="Steps per rank, the most, counted; null for libraries.")
     messages: tuple[CountOrZero, ...] = Field((), description="Messages sent by each rank, counted.")
     bytes_sent: tuple[CountOrZero, ...] = Field((), description="Bytes sent by each rank, counted.")
     bytes_across: tuple[CountOrZero, ...] = Field((), description="Those of them that left the group.")

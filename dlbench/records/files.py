@@ -97,9 +97,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False)
 
 
 def json_text(content: Mapping[str, Any]) -> str:
-    """JSON as dlbench writes it: sorted keys, readable, one line break at the end. Raises ValueError: a number is not
-    finite.
-    """
+    """JSON with sorted keys, readable, one line break at the end. Raises ValueError: a number is not finite."""
     return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

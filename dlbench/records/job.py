@@ -104,7 +104,7 @@ class RunAccounting(Spec):
 
     @property
     def run_s(self) -> float | None:
-        """Elapsed time of the run itself, seconds; None where the job's other runs are not told apart."""
+        """Elapsed time of the run itself, seconds; None where the job's other runs are not separated."""
         if self.steps:
             return sum(step.elapsed_s for step in self.steps)
         return sum(attempt.elapsed_s for attempt in self.attempts) if len(self.job_runs) == 1 else None

@@ -54,7 +54,5 @@ def clock_reason_names(mask: int) -> tuple[str, ...]:
 
 
 def throttling_names(mask: int) -> tuple[str, ...]:
-    """Names of the reasons in the mask that are throttling, lowest bit first. Raises ValueError: the mask is below
-    zero.
-    """
+    """Names of the mask's reasons that are throttling, lowest bit first. Raises ValueError: the mask is below zero."""
     return clock_reason_names(mask & THROTTLING_MASK) if mask >= 0 else clock_reason_names(mask)

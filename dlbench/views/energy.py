@@ -384,11 +384,11 @@ def _charts(group: Group, found: Energy) -> Iterator[Chart]:
         series = Series("stage", {**STAGE_COLOURS, "idle": "#d8dee4"}, columns=3)
         tooltip = {"place": "at", "stage": "stage", "shown": "energy"}
         yield finish(
-            stacked(parts, Axis("energy of a run", unit="J"), series, tooltip, limit=220),
+            stacked(parts, Axis("energy per run", unit="J"), series, tooltip, limit=220),
             group,
             name="energy-stages",
-            title="Energy of a run by stage",
-            alt=f"Joules of a run by stage. {words}.",
+            title="Energy per run by stage",
+            alt=f"Joules per run by stage. {words}.",
             table=_stages_sheet(found.points),
             size=(WIDE - 60, max(60, 30 * len({row["place"] for row in parts}))),
         )

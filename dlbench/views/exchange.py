@@ -34,14 +34,7 @@ from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
-from dlbench.report.wording import (
-    basis_text,
-    figure_text,
-    number_text,
-    ranks_text,
-    runs_text,
-    value_text,
-)
+from dlbench.report.wording import basis_text, figure_text, number_text, ranks_text, runs_text, value_text
 from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
@@ -116,7 +109,7 @@ class ExchangePoint:
     num_messages: Estimate | None = field(metadata=column("Messages per step", "messages", **_COUNT))
     """Of a step; None where no message was seen."""
     message_bytes: Estimate | None = field(metadata=column("Gradients per step", "gradient_bytes", **_COUNT))
-    """Gradients of all messages of a step, bytes."""
+    """Gradients of all messages, bytes per step."""
     bytes_inside: Estimate | None = field(metadata=column("Sent per rank, intra-group", **_COUNT))
     """Sent per rank and step inside its group."""
     bytes_across: Estimate | None = field(metadata=column("Sent per rank, inter-group", **_COUNT))
@@ -577,7 +570,7 @@ def _words(point: ExchangePoint, count: int) -> str:
     named = {"messages under way": point.communication, "during the pass": point.hidden, "after it": point.exposed}
     figures = [f"{name} {figure_text(figure)}" for name, figure in named.items() if figure is not None]
     return (
-        f"{len(point.timeline)} messages{of} of a step beside its backward pass, whose end is dashed. "
+        f"{len(point.timeline)} messages{of} of a step next to its backward pass, whose end is dashed. "
         f"{', '.join(figures) or 'No sums are known'}."
     )
 

@@ -47,7 +47,7 @@ class Reference(Spec):
     id: Name = Field(description="Unique in the file.")
     title: str = Field(description="What to call it.")
     efficiency: Fraction = Field(description="Scaling efficiency.")
-    ranks: Count = Field(description="At so many ranks.")
+    ranks: Count = Field(description="At this rank count.")
     baseline: str = Field(description="What it is measured against.")
     hardware: str = Field(description="What it was measured on.")
     recipe: str = Field(description="How.")

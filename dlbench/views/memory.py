@@ -60,7 +60,7 @@ class MemoryPoint:
     """Peak resident bytes of a rank's process, where ranks compute on GPUs and records hold it."""
     gpu_used_bytes: float | None = field(metadata=column("Used on a GPU", missing="not sampled", unit="bytes"))
     """Highest sample of a GPU's used memory in the measured window, with what else was on it."""
-    host_used_bytes: float | None = field(metadata=column("Used on a node", missing="not sampled", unit="bytes"))
+    host_used_bytes: float | None = field(metadata=column("Used per node", missing="not sampled", unit="bytes"))
     """Highest sample of a node's used memory, whatever used it."""
 
 

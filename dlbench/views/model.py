@@ -56,7 +56,7 @@ class Group(HasViews):
     is_sufficient: bool  # Whether every point has enough runs for a comparison.
     points: tuple[Point, ...]
     most_ranks: int | None
-    """Ranks that the machine of these runs holds, one a GPU or else one a core; None: not one machine, or not known."""
+    """Ranks that the machine of these runs holds, one per GPU or else per core; None: not one machine, or not known."""
     doubts: tuple[Doubt, ...]
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What each view found out, by its key; None where it has nothing to say."""

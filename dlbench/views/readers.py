@@ -70,7 +70,7 @@ class EpochReads:
     """The rest of the bytes of samples: from the page cache."""
     fetch_s: Estimate = field(metadata=column("Fetching"))  # All readers together, seconds.
     prepare_s: Estimate = field(metadata=column("Preparing"))
-    wait_s: Estimate = field(metadata=column("Wait of a rank"))  # Wait of a rank for batches, mean over ranks.
+    wait_s: Estimate = field(metadata=column("Wait per rank"))  # For batches, mean over ranks.
     seconds: Estimate = field(metadata=column("Length", "epoch_s", is_brief=True))  # Length of the epoch's steps.
     bytes_per_s: float | None = field(
         metadata=column("Rate", text=lambda rate: Cell(f"{format_bytes(rate)}/s", number=rate))
@@ -90,8 +90,8 @@ class ReaderChoice:
     nodes: int
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int = field(metadata=column("Batches read ahead, each"))
-    computing: bool = field(metadata=column("Beside computing"))  # Whether the training process computed.
-    samples_per_s: float = field(metadata=column("Samples/s of a rank", unit="samples/s"))  # The slowest, all reading.
+    computing: bool = field(metadata=column("While computing"))  # Whether the training process computed.
+    samples_per_s: float = field(metadata=column("Samples/s per rank", unit="samples/s"))  # The slowest, all reading.
     is_chosen: bool = field(metadata=column("Chosen"))
 
 

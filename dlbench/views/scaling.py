@@ -103,7 +103,7 @@ def _explanation(point: Point, account: CausePoint | None) -> str:
     if account is not None:
         return sentence(account.verdict.line)
     return {
-        "insufficient": f"{units_text(point.efficiency)} cannot tell a loss from noise.",
+        "insufficient": f"{units_text(point.efficiency)} cannot distinguish a loss from noise.",
         "within": "There is no loss worth explaining.",
         "above": "That is above the ideal: the baseline ran with a handicap, or its runs drifted.",
         "below": "",

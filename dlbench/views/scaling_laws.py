@@ -13,7 +13,7 @@ programs (Calotoiu et al., SC'13).
 
 A law is ruled out where the points miss it by more than the scatter of the runs explains. Of those left, the one counts
 that, fitted without the largest point, comes nearest to it. The interval of a forecast is over runs and over all laws
-that are left, because points that do not tell two laws apart do not tell their forecasts apart either. The same is made
+that are left, because points that do not separate two laws do not separate their forecasts either. The same is made
 of the smaller points for the largest one, the hindcast: where that misses, no forecast is made; and no forecast is
 surer than the law's hindcast may have been off.
 """

@@ -62,7 +62,7 @@ class AuditPoint:
     label_distance: float | None = field(
         metadata=column("Label distance", text=_three, missing="no classes", is_brief=True)
     )
-    held_samples_peak: int | None = field(metadata=column("Held by a rank at most"))
+    held_samples_peak: int | None = field(metadata=column("Held per rank at most"))
     exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))  # Longest wait of any run.
     audit_s: Estimate = field(metadata=column())  # What the audit cost, mean over ranks.
     audit_share: float | None  # The same over the time of the measured steps, largest of any run; None: not known.

@@ -42,7 +42,7 @@ class StagingPoint:
     """Until all nodes were ready; over runs that copied everything, where there are some, else over all."""
     num_reused: int = field(metadata=column(name="reused_runs"))  # Runs that found some or all of it of an earlier run.
     num_runs: int
-    needed_bytes: int = field(metadata=column("Needed on a node", unit="bytes", is_brief=True))
+    needed_bytes: int = field(metadata=column("Needed per node", unit="bytes", is_brief=True))
     free_bytes: int = field(metadata=column("Free there", unit="bytes"))
     """On the node that had least, before the first byte was copied."""
     copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))  # The most of any run.
@@ -267,7 +267,7 @@ def _sheet(points: Sequence[StagingPoint]) -> Sheet[StagingPoint]:
         StagingPoint,
         *place_columns(),
         *("strategy", "tier", "method", "streams", "seconds", "runs=seconds.n"),
-        Column("node_bytes_per_s_slowest", "Rate of a node", lambda point: point.slowest_bytes_per_s, _rate),
+        Column("node_bytes_per_s_slowest", "Rate per node", lambda point: point.slowest_bytes_per_s, _rate),
         *("fastest_bytes_per_s", "copied_bytes", "needed_bytes", "free_bytes", "num_reused", "kept"),
     )
     return Sheet(name="staging", title="Staging by rank count", columns=columns, rows=points, caption=CAPTION)

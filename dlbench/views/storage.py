@@ -62,7 +62,7 @@ class Supply:
     bytes_per_s: Estimate | None = field(
         metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
     )
-    sample_bytes: float | None  # Stored bytes of a sample, mean.
+    sample_bytes: float | None  # Stored bytes per sample, mean.
     fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))  # Of fetching and preparing.
     prepare_share: Estimate | None = field(metadata=column("Preparing", is_brief=True))
     storage_share: float | None  # Bytes from devices or the network over bytes of samples; None: not counted.

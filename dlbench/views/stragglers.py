@@ -318,7 +318,7 @@ class SlowNodesView(ReportView):
 
 
 def _faulty_text(found: SlowNodes) -> str:
-    return f"{runs_text(found.num_faulty)} with a planted fault left out."
+    return f"{runs_text(found.num_faulty)} with an injected fault left out."
 
 
 def _of_hosts(found: SlowNodes) -> Iterator[str]:

@@ -70,7 +70,7 @@ def _usual(trend: Trend) -> Rating:
     nights = len(trend.nights)
     newest = trend.newest
     if trend.standing == "too few nights":
-        return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that tell what is usual")
+        return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that show what is usual")
     if trend.standing == "worse":
         change = trend.open_regressions[-1]
         text = f"slower: step {percent_change(change.ratio.value)} {since_text(change)}, not acknowledged"

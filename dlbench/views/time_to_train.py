@@ -387,10 +387,10 @@ def _indistinguishable(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[
             few.append(ratio)
         elif where != "above":
             what = "hours" if wanted == "cheapest" else "time"
-            yield f"{other.place} cannot be told apart from {chosen.place}: {times_text(ratio)} the {what}."
+            yield f"{other.place} cannot be distinguished from {chosen.place}: {times_text(ratio)} the {what}."
     if few:
         fewest = min(few, key=lambda one: one.units)
-        yield f"Chosen by values alone: {units_text(fewest)} cannot tell rank counts apart; {repeat_text(fewest)}."
+        yield f"Chosen by values alone: {units_text(fewest)} cannot distinguish rank counts; {repeat_text(fewest)}."
 
 
 class TimeToTrainView(GroupView):

@@ -39,7 +39,7 @@ def gpu_names(run: Run) -> set[str]:
 
 
 def gpus_per_rank(run: Run) -> float:
-    """GPUs of a rank; below 1 where ranks share one, as far as the system declares its GPUs."""
+    """GPUs per rank; below 1 where ranks share one, as far as the system declares its GPUs."""
     gpus = run.plan.system.node.gpus
     return min(1.0, gpus / run.plan.layout.ranks_per_node) if gpus else 1.0
 
@@ -66,7 +66,7 @@ class UtilisationPoint:
     throughput: Estimate
     achieved: Estimate | None  # Model FLOPs per second and rank, `TFLOP/s/rank`; None: a sample's FLOPs are unknown.
     peak_tflops: float | None  # Of one rank.
-    mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))  # Model FLOPs utilisation (fraction); None: no peak.
+    mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))  # Model FLOPs utilisation (1); None: no peak.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class Network(Spec):
 
     id: Name = Field(description="Unique in the file.")
     model: dict[str, Any] = Field(description="Keys of the network; `family` names it.")
-    sequence_length: Count | None = Field(None, description="Tokens of a sample, for text.")
+    sequence_length: Count | None = Field(None, description="Tokens per sample, for text.")
 
 
 class Rate(Spec):
@@ -207,7 +207,7 @@ class Rate(Spec):
     precision: tuple[Precision, ...] = Field(min_length=1, description="Precisions of its class: any of them.")
     gpus: Count = Field(description="GPUs together.")
     per_s: Positive = Field(description="Samples a second, of all of them.")
-    batch: Count = Field(description="Samples a GPU computed at a time.")
+    batch: Count = Field(description="Samples that a GPU computed at a time.")
     parts: Count = Field(1, description="Parts of one update.")
     data: Literal["real", "synthetic"] = Field(description="Whether files were read.")
 
@@ -388,13 +388,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
         ),
         *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
     )
-    return Sheet(
-        name="utilisation",
-        title="Use of the hardware",
-        columns=columns,
-        rows=found.points,
-        in_terminal=True,
-    )
+    return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points, in_terminal=True)
 
 
 def _headline(found: Utilisation) -> str:

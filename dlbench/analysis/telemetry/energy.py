@@ -37,7 +37,7 @@ class StageEnergy:
 
     joules: float  # Of what was sampled.
     sampled_share: float  # Sampled share of the time of all sources (1).
-    seconds: float  # Mean time of a node in this stage.
+    seconds: float  # Mean time per node in this stage.
     filled_joules: float | None
     """Unsampled time taken to be like the rest, each source by itself; None below `MIN_COVERAGE` of one of them."""
     mean_power_w: float | None  # Mean power of all sources together; None where nothing was sampled.

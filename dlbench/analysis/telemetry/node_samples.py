@@ -191,19 +191,12 @@ def node_stages(run: Run, node: int) -> NodeStages:
     for name, begin, end in spans:
         if name in ("building", "compiling", "staging", "evaluation", "checkpoint"):
             found.setdefault(name, []).append((begin, end))
-    whole = (
-        min([first, *(begin for _, begin, _ in spans)]),
-        max([measured[1], *(end for _, _, end in spans)]),
-    )
+    whole = (min([first, *(begin for _, begin, _ in spans)]), max([measured[1], *(end for _, _, end in spans)]))
     pieces = _cut(whole, found)
     held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
     own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
     return NodeStages(
-        whole=whole,
-        measured=measured,
-        pieces=pieces,
-        unaccounted_s=max(0, own - held_ns) / 1e9,
-        has_spans=bool(spans),
+        whole=whole, measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
     )
 
 

@@ -212,9 +212,7 @@ def _limits(kind: str) -> tuple[int, int]:
 
 
 def _wrapped(new: int, step: int, low: int, high: int) -> int:
-    """A difference that its column cannot hold, modulo the column's size. Raises struct.error: the value itself does
-    not fit.
-    """
+    """A difference modulo the size of its column, which cannot hold it. Raises struct.error: nor the value itself."""
     if not low <= new <= high:
         raise struct.error(f"{new} is not from {low} to {high}")
     return (step - low) % (high - low + 1) + low

@@ -106,9 +106,7 @@ class BlockReader:
         return result, notes
 
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
-        """Kind and plain content of every block. `row_size`: bytes. Raises IncompleteDataError: a block within the file
-        is damaged.
-        """
+        """Kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: one is damaged."""
         self.torn_bytes = 0
         try:
             with open_file(self.path, follow=False) as file:

@@ -45,9 +45,7 @@ _SPANS_PER_BLOCK = 256
 
 
 class SpanWriter:
-    """Writes the spans of one rank. `header`: rank, run_id; what does not fit into `max_bytes`, this rank's share, is
-    counted.
-    """
+    """Writes the spans of one rank, at most `max_bytes`; the others are counted. `header`: rank, run_id."""
 
     def __init__(self, path: Path, header: dict[str, Any], max_bytes: int) -> None:
         content = {"format": SPANS_FORMAT, "version": SPANS_VERSION, "lanes": list(LANES), **header}

@@ -230,7 +230,7 @@ def _line(case: Case, finding: Finding, largest: Part | None) -> str:
         why = f"a {amount} in single runs, which have no interval"
     elif finding == "too few runs":
         if lost.low <= 0 <= lost.high:
-            why = f"{in_runs} cannot tell the {amount} from noise"
+            why = f"{in_runs} cannot distinguish the {amount} from noise"
         else:
             why = f"a {amount} in {in_runs}, too few to say what from"
     elif lost.low > 0:

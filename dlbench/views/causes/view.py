@@ -46,7 +46,7 @@ MAX_PLANTED = 8  # Ranks with an injected fault that are named.
 def findings(found: Diagnosed, next_step: str) -> Iterator[str]:
     """The diagnosis of each rank count, the largest first, which ends with what the group should do next."""
     if found.fault:
-        yield f"A fault was planted on purpose: {found.fault}."
+        yield f"A fault was injected on purpose: {found.fault}."
     for point in reversed(found.points):
         advice = f" Next: {next_step}" if next_step and point is found.points[-1] else ""
         yield f"{place_of(point)}: {point.verdict.line}.{advice}"
@@ -444,7 +444,7 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
 MOST_ALONE = 2  # Rank counts up to which the waterfall is the only chart.
 
 VARIANT = (
-    "not shown: in these runs something was taken away on purpose; the plain runs beside them have this view, and "
+    "not shown: in these runs something was taken away on purpose; the plain runs next to them have this view, and "
     "dlbench diagnose says what the difference is."
 )
 """Why a group has no causes."""

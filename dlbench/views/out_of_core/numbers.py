@@ -4,7 +4,7 @@ Throughput, memory and bytes are those of the runs; what was predicted is compar
 
 * peak: what the simulator predicts a rank to hold, against the measured peak of the rank that held most, and against
   the capacity that the plan was made for;
-* step: predicted pass x passes of a step + what the run's own warm-up spent next to forward and backward passes (input,
+* step: predicted pass x passes per step + what the run's own warm-up spent next to forward and backward passes (input,
   exchange, optimiser), against the median measured step.
 """
 
@@ -180,7 +180,7 @@ class MethodPoint:
         default=None, metadata=column("Peak, predicted", unit="bytes", is_brief=True)
     )
     in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))
-    """What a rank would hold in core, by the chain."""
+    """Bytes per rank in core, by the chain."""
     capacity_bytes: int | None = field(default=None, metadata=column("Capacity", unit="bytes"))
     over_budget_bytes: int | None = field(
         default=None, metadata=column("Over the plan", text=lambda found: found or Cell("no"), unit="bytes")

@@ -33,15 +33,7 @@ from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
 from dlbench.specs.memory import BlockPlan, Chain, TransferRates
 from dlbench.units import format_bytes, format_number, format_seconds
-from dlbench.views.out_of_core.numbers import (
-    COLOURS,
-    IN_CORE,
-    TITLES,
-    PassSpan,
-    PlannedPart,
-    blocks_of,
-    schedule_of,
-)
+from dlbench.views.out_of_core.numbers import COLOURS, IN_CORE, TITLES, PassSpan, PlannedPart, blocks_of, schedule_of
 from dlbench.views.out_of_core.view import blocks_sheet, byte_unit, held_chart, in_core_mark, lanes_chart
 
 CAPACITIES = 6  # Of the curve of memory against time, from the smallest to that of training in core.
@@ -269,7 +261,7 @@ def _rates(found: MemoryPlan) -> str:
     return (
         f"; to {rates.tier} {format_number(rates.out_bytes_per_s / 1e9, 3)} GB/s, back "
         f"{format_number(rates.in_bytes_per_s / 1e9, 3)} GB/s{later}; "
-        f"computing takes {percent(rates.drag, 0)} longer beside them"
+        f"computing takes {percent(rates.drag, 0)} longer meanwhile"
     )
 
 

@@ -37,7 +37,7 @@ METHODS_CAPTION = (
     "Peak: of the rank that held most in the measured steps, beyond the process itself; predicted: by the simulator, "
     "of pass and update. In core is predicted by the chain that runs of the other methods measured."
 )
-STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent beside them."
+STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent next to them."
 
 
 def _place_columns(found: OutOfCore) -> tuple[Column[MethodPoint], ...]:

@@ -432,7 +432,7 @@ class _Choice:
                 f"Find what makes runs of one setting differ first: a difference of {MARGIN_TEXT} would take {needed} "
                 "repeats of each."
             )
-        return sentence(f"{repeat_text(fewest, needed)}: {text}; so many show a difference of {MARGIN_TEXT}")
+        return sentence(f"{repeat_text(fewest, needed)}: {text}; that many show a difference of {MARGIN_TEXT}")
 
 
 def _no_best(others: Sequence[Setting], name: str) -> str:
