@@ -25,7 +25,7 @@ from dlbench.views.scaling_report import assemble, document_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_UNITS = (
+_UNITS = (  # Units by the end of a column's name, where the table itself does not say (docs/formats.md).
     (r"_ns$", "ns"),
     (r"bytes_per_s$", "bytes/s"),
     (r"bytes$", "bytes"),
@@ -39,7 +39,6 @@ _UNITS = (
     (r"_per_s$", "1/s"),
     (r"_s$", "s"),
 )
-"""Units by the end of a column's name, where the table itself does not say (docs/formats.md)."""
 
 
 def unit_of(column: str) -> str:

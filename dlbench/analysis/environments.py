@@ -51,12 +51,11 @@ class Environments:
     differences: tuple[Difference, ...]
 
 
-TELLING = (
+TELLING = (  # Beginnings of keys that explain differences of speed, the likeliest first.
     *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
     *("kernel", "os", "python", "libc", "memory."),
     *("data.", "variable."),
 )
-"""Beginnings of keys that explain differences of speed, the likeliest first."""
 
 
 def order_of(key: str) -> tuple[int, str]:

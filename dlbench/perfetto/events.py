@@ -200,7 +200,7 @@ def note_event(pid: int, name: str, args: dict[str, Any]) -> str:
 
 _LARGEST_MASK = float(1 << 53)
 
-_WORDS = {
+_WORDS = {  # What people call a field, without the device before it.
     "power_w": "power",
     "sm_clock_hz": "SM clock",
     "sm_clock_max_hz": "highest SM clock",
@@ -225,7 +225,6 @@ _WORDS = {
     "page_cache_bytes": "page cache",
     "cgroup.memory_bytes": "cgroup memory",
 }
-"""What people call a field, without the device before it."""
 
 # The first that ends a field's name decides: unit (viewers show it behind the name), factor, whether it only grows.
 _UNITS: tuple[tuple[str, str, float, bool], ...] = (

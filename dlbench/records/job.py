@@ -177,7 +177,7 @@ _OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
 ATTEMPT_MARK = "dlbench: attempt "  # How the job's script begins each attempt after the first (slurm/earlier.j2).
 
 _NODE = re.compile(r"srun: error: Node failure on (\S+)")
-_SIGNALS = {
+_SIGNALS = {  # By the words of strsignal(3), which srun writes.
     "Killed": signal.SIGKILL,
     "Terminated": signal.SIGTERM,
     "Segmentation fault": signal.SIGSEGV,
@@ -186,7 +186,6 @@ _SIGNALS = {
     "Illegal instruction": signal.SIGILL,
     "Floating point exception": signal.SIGFPE,
 }
-"""By the words of strsignal(3), which srun writes."""
 
 _NO_MEMORY = "Out Of Memory"  # srun's words for a task that the kernel's out-of-memory killer ended.
 

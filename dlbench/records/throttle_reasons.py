@@ -21,7 +21,7 @@ class ClockReason:
 
 IDLE_BIT = 0x1  # Nothing runs: such a sample says nothing of the clock under load.
 
-CLOCK_REASONS = (
+CLOCK_REASONS = (  # All bits that NVML documents, lowest first.
     ClockReason(bit=IDLE_BIT, name="gpu_idle", is_throttling=False, about="nothing runs"),
     ClockReason(bit=0x2, name="applications_clocks_setting", is_throttling=False, about="clocks that somebody has set"),
     ClockReason(bit=0x4, name="sw_power_cap", is_throttling=True, about="the power limit"),
@@ -36,7 +36,6 @@ CLOCK_REASONS = (
     ClockReason(bit=0x200, name="board_limit", is_throttling=False, about="a limit of the board"),
     ClockReason(bit=0x400, name="reliability", is_throttling=False, about="the highest voltage that is safe"),
 )
-"""All bits that NVML documents, lowest first."""
 
 THROTTLING_MASK = sum(reason.bit for reason in CLOCK_REASONS if reason.is_throttling)
 """The bits of the reasons that are throttling, together."""

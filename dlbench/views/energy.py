@@ -49,10 +49,9 @@ class KindEnergy:
     whole: Estimate  # Joules from the start of the processes to their end, of what was sampled.
     stages: tuple[tuple[str, Estimate], ...]
     """The same by stage, in the order of `STAGES`; stages that no run was at are missing."""
-    num_sources: tuple[int, ...] = field(
+    num_sources: tuple[int, ...] = field(  # GPUs or processor packages per run, each number once.
         metadata=column("Sources", "sources", value=lambda counts: " or ".join(map(str, counts)))
     )
-    """GPUs or processor packages per run, each number once."""
     methods: tuple[str, ...]  # How the energy is known, each way once.
     sampled_share: float = field(metadata=column("Sampled", unit="fraction", is_brief=True))
     """Sampled share of the measured window (1), of the run with the least."""

@@ -75,12 +75,11 @@ class BatchMemory:
     peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))
     """Of the rank that held most, over all runs with figures; None where none has any."""
     num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))  # Runs with figures.
-    num_without_memory: int = field(
+    num_without_memory: int = field(  # Runs that ended because memory was used up, by their own words.
         metadata=column(
             "Ended without memory", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"
         )
     )
-    """Runs that ended because memory was used up, by their own words."""
 
 
 @dataclass(frozen=True, kw_only=True)

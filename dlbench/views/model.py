@@ -145,13 +145,12 @@ class Report(BaseReport, HasViews):
 # Control runs: made to be compared with others of their series, and no results of their own. They stay in the data, and
 # in the views that compare them.
 
-_SHOWN_BY: Mapping[str, str] = {
+_SHOWN_BY: Mapping[str, str] = {  # What compares runs of each variant with the plain ones.
     "synthetic-input": "`dlbench diagnose RUNS` compares them (Decomposition)",
     "no-exchange": "`dlbench diagnose RUNS` compares them (Decomposition)",
     "cached-input": "the view `stalls` compares them",
     "unwatched": "they measured the cost of monitoring, which the plain runs state",
 }
-"""What compares runs of each variant with the plain ones."""
 
 
 @dataclass(frozen=True, kw_only=True)

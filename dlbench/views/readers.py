@@ -60,22 +60,19 @@ class EpochReads:
     shared_bytes: float = field(metadata=column("From the shared file system", unit="bytes"))
     local_bytes: float = field(metadata=column("From node-local disk", unit="bytes"))
     memory_bytes: float = field(metadata=column("From memory of the node", unit="bytes"))
-    storage_bytes: float | None = field(
+    storage_bytes: float | None = field(  # From devices or the network, read-ahead included; None: not counted.
         metadata=column("Of it from storage", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
     )
-    """From devices or the network, read-ahead included; None: not counted."""
-    cached_bytes: float | None = field(
+    cached_bytes: float | None = field(  # The rest of the bytes of samples: from the page cache.
         metadata=column("From the page cache", "page_cache_bytes", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
     )
-    """The rest of the bytes of samples: from the page cache."""
     fetch_s: Estimate = field(metadata=column("Fetching"))  # All readers together, seconds.
     prepare_s: Estimate = field(metadata=column("Preparing"))
     wait_s: Estimate = field(metadata=column("Wait per rank"))  # For batches, mean over ranks.
     seconds: Estimate = field(metadata=column("Length", "epoch_s", is_brief=True))  # Length of the epoch's steps.
-    bytes_per_s: float | None = field(
+    bytes_per_s: float | None = field(  # Bytes of samples over the length.
         metadata=column("Rate", text=lambda rate: Cell(f"{format_bytes(rate)}/s", number=rate))
     )
-    """Bytes of samples over the length."""
 
     @property
     def sample_bytes(self) -> float:
@@ -102,7 +99,7 @@ class ReadingPoint:
     ranks: int
     nodes: int
     num_runs: int
-    loader_workers: tuple[int, ...] = field(
+    loader_workers: tuple[int, ...] = field(  # Reader processes per rank in force; several where runs differ.
         metadata=column(
             "Readers per rank",
             value=_several,
@@ -110,20 +107,17 @@ class ReadingPoint:
             is_brief=True,
         )
     )
-    """Reader processes per rank in force; several where runs differ."""
     prefetch_batches: tuple[int, ...]
     fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))
     """Fetching over fetching and preparing (1); None where readers did neither."""
-    storage_share: float | None = field(
+    storage_share: float | None = field(  # Bytes from storage over bytes of samples, all epochs; None: not counted.
         metadata=column("From storage", text=_share_cell, missing=NOT_COUNTED, is_brief=True)
     )
-    """Bytes from storage over bytes of samples, all epochs; None: not counted."""
     cache: tuple[str, ...]  # What became of data.cache, each text once.
     cache_in_force: bool = field(metadata=column("Page cache as asked"))  # Of every run.
-    cached_share: float | None = field(
+    cached_share: float | None = field(  # Of the data set's pages when training began, mean over runs.
         metadata=column("Data set cached at the start", text=_share_cell, missing="unknown")
     )
-    """Of the data set's pages when training began, mean over runs."""
 
     @property
     def prepare_share(self) -> Estimate | None:

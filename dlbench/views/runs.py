@@ -92,13 +92,12 @@ MAX_DIFFERENCES = 200
 _LEFT_OUT = frozenset({"run_id", "created", "format", "version", "overrides", "tags", "series", "layout"})
 """Parts of a plan that name the run, its place in its series or its size, or that are compared elsewhere."""
 
-_APART = (
+_APART = (  # Settings that keep runs apart, by themselves or through a registered key.
     *("model.", "data.", "train.", "quality.", "measure.", "engine.", "sync.", "watch.", "fault."),
     *("checkpoint.every_",),
 )
-"""Settings that keep runs apart, by themselves or through a registered key."""
 
-_SHOWN = frozenset(
+_SHOWN = frozenset(  # Settings that a registered key shows.
     {
         *("workload.name", "workload.preset", "engine.name", "train.precision", "data.source", "train.batch_per_rank"),
         *("train.gradient_accumulation", "model.memory_format", "system.launch.launcher", "system.name"),
@@ -106,7 +105,6 @@ _SHOWN = frozenset(
         *("data.staging", "data.staging_tier", "data.shuffle", "data.partition", "data.cache"),
     }
 )
-"""Settings that a registered key shows."""
 
 _SIZES = frozenset({"ranks", "nodes"})  # Registered keys that a series varies on purpose.
 

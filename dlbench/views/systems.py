@@ -78,7 +78,7 @@ MAX_HOSTS = 24
 MAX_TEXTS = 6  # Texts of a field where runs differ; the rest are counted.
 MAX_DESCRIBED = 200  # Runs of a system that are looked at, evenly spread.
 
-_TITLES = {
+_TITLES = {  # Fields of a system description that are shown, in order.
     "number_of_nodes": "Nodes",
     "host_processor_model_name": "Processor",
     "host_processor_vcpu_count": "Processor threads per node",
@@ -96,7 +96,6 @@ _TITLES = {
     "framework": "Framework",
     "other_software_stack": "Other software",
 }
-"""Fields of a system description that are shown, in order."""
 
 _VARIABLES = tuple(f"variable.{start}_" for start in ("NCCL", "GLOO", "UCX", "HOROVOD", "OMP", "KMP"))
 """Variables that say how the system was used."""

@@ -206,7 +206,7 @@ class Rate(Spec):
     devices: tuple[str, ...] = Field(min_length=1, description="The card, by the names that torch reports.")
     precision: tuple[Precision, ...] = Field(min_length=1, description="Precisions of its class: any of them.")
     gpus: Count = Field(description="GPUs together.")
-    per_s: Positive = Field(description="Samples a second, of all of them.")
+    per_s: Positive = Field(description="Samples per second, of all of them.")
     batch: Count = Field(description="Samples that a GPU computed at a time.")
     parts: Count = Field(1, description="Parts of one update.")
     data: Literal["real", "synthetic"] = Field(description="Whether files were read.")
@@ -228,13 +228,12 @@ class PublishedRate:
 
     gpus: int = field(metadata=column("GPUs", is_brief=True))
     device: str
-    published: float  # Samples a second and GPU.
+    published: float  # Samples per second and GPU.
     measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s", is_brief=True))  # The same, here.
     ratio: Estimate = field(metadata=column("Here / published", is_brief=True))  # Measured over published.
-    differences: tuple[str, ...] = field(
+    differences: tuple[str, ...] = field(  # What the two do otherwise.
         metadata=column("What differs", value=lambda found: ", ".join(found) or "nothing known")
     )
-    """What the two do otherwise."""
     source: str
     address: str
 

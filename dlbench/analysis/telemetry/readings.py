@@ -24,12 +24,11 @@ MAX_NODES = 160  # Nodes whose samples are read for one table: a few seconds of 
 MAX_NODES_OF_LARGE_RUN = 8
 """Nodes that are read of the middle run of a point whose runs have more nodes than may be read; evenly spread."""
 
-FIELDS = re.compile(
+FIELDS = re.compile(  # Fields that are summed up; `host.cpu.busy` is too.
     r"gpu\.\d+\.(power_w|sm_clock_hz|utilization|memory_used_bytes|temperature_c)"
     r"|host\.(cpu\.mean\.busy|memory_used_bytes|page_cache_bytes)"
     r"|host\.(net|infiniband)\..+\.(received|sent)_bytes|host\.disk\..+\.(read|written)_bytes"
 )
-"""Fields that are summed up; `host.cpu.busy` is too."""
 
 PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 

@@ -20,7 +20,7 @@ from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
 from dlbench.views.readers import WARM_SHARE, complement, fetch_share, storage_share
 
-CAUSE_TITLES: Mapping[str, str] = {
+CAUSE_TITLES: Mapping[str, str] = {  # By `dlbench.analysis.causes.CAUSES`.
     "compute": "compute",
     "exchange": "exchange on the wire",
     "straggler": "waiting for stragglers",
@@ -31,9 +31,8 @@ CAUSE_TITLES: Mapping[str, str] = {
     "memory": "recompute and swap",
     "rest": "imbalance between ranks",
 }
-"""By `dlbench.analysis.causes.CAUSES`."""
 
-ROW_TITLES: Mapping[str, str] = {
+ROW_TITLES: Mapping[str, str] = {  # The same as lines of a table, below what they are part of.
     **CAUSE_TITLES,
     EXCHANGE_PHASE: "gradient exchange after backward",
     "exchange": "of it on the wire",
@@ -46,7 +45,6 @@ ROW_TITLES: Mapping[str, str] = {
     "prepare": "of it preparing samples",
     "copy": "of it copy to the device",
 }
-"""The same as lines of a table, below what they are part of."""
 
 NOT_MEASURED = "not measured"  # Instead of a figure where some run says nothing of a cause: that is not no time at all.
 

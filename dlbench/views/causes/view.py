@@ -288,7 +288,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
     )
 
 
-CAUSE_COLOURS = {
+CAUSE_COLOURS = {  # What a phase of the step shows as well has that phase's colour; the others go with them.
     "exchange": PART_COLOURS["exchange"],
     "straggler": "#a83271",
     "input": PART_COLOURS["input"],
@@ -299,7 +299,6 @@ CAUSE_COLOURS = {
     "compute": PART_COLOURS["backward"],
     "rest": PART_COLOURS["imbalance"],
 }
-"""What a phase of the step shows as well has that phase's colour; the others go with them."""
 
 _IDEAL, _MEASURED = "#676d76", "#1769ab"
 """Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
@@ -443,11 +442,10 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
 
 MOST_ALONE = 2  # Rank counts up to which the waterfall is the only chart.
 
-VARIANT = (
+VARIANT = (  # Why a group has no causes.
     "not shown: in these runs something was taken away on purpose; the plain runs next to them have this view, and "
     "dlbench diagnose says what the difference is."
 )
-"""Why a group has no causes."""
 
 
 class CausesView(GroupView):

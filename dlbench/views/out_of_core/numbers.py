@@ -49,7 +49,7 @@ TITLES: Mapping[tuple[Recompute, Swap], str] = {
 }
 """By `train.recompute` and `train.swap`, in the order in which they are shown."""
 
-COLOURS: Mapping[str, str] = {
+COLOURS: Mapping[str, str] = {  # Of the methods, wherever they are drawn.
     "in core": "#1f2328",
     "all recomputed": "#e69f00",
     "all offloaded": "#8a8f98",
@@ -59,7 +59,6 @@ COLOURS: Mapping[str, str] = {
     "planned swap": "#0072b2",
     "planned (KARMA)": "#d55e00",
 }
-"""Of the methods, wherever they are drawn."""
 OTHER_COLOUR = "#6b5bb5"
 
 METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
@@ -193,14 +192,12 @@ class MethodPoint:
     room_wait_s: Estimate | None = field(default=None, metadata=column("Waited for room"))
     """Forward passes waited for room, seconds per step, mean over ranks."""
     swap_wait_s: Estimate | None = field(default=None, metadata=column("Waited for tensors"))
-    predicted_step: Estimate | None = field(
+    predicted_step: Estimate | None = field(  # Seconds; None without a prediction or a warm-up of two steps.
         default=None, metadata=column("Step, predicted", "predicted_step_s", is_brief=True)
     )
-    """Seconds; None without a prediction or a warm-up of two steps."""
-    step_error: float | None = field(
+    step_error: float | None = field(  # Predicted over measured step - 1; None where one is missing.
         default=None, metadata=column("Error", "step_error_fraction", text=signed_percent, is_brief=True)
     )
-    """Predicted over measured step - 1; None where one is missing."""
     peak_error: float | None = field(default=None, metadata=column("Error", "peak_error_fraction", text=signed_percent))
     host_update_s: Estimate | None = field(
         default=None, metadata=column("Waited for the host's update", "host_update_wait_s")
@@ -212,11 +209,10 @@ class MethodPoint:
     """Of the swapped bytes, the least of any run; None where nothing was verified."""
     tier: str = field(default="", metadata=column("To", text=lambda found: found or None))
     num_runs: int = field(default=0, metadata=column("Runs", "runs"))
-    num_without_memory: int = field(
+    num_without_memory: int = field(  # Runs that ended because memory was used up, or that no plan fits.
         default=0,
         metadata=column("Did not fit", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"),
     )
-    """Runs that ended because memory was used up, or that no plan fits."""
     run_ids: tuple[str, ...] = ()
 
     @property

@@ -103,7 +103,7 @@ def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool
 
 # Charts
 
-KINDS = {
+KINDS = {  # Title and colour of the operations of a pass, in the order of the legend.
     "forward": ("forward", PART_COLOURS["forward"]),
     "recompute": ("recomputed", PART_COLOURS["input"]),
     "backward": ("backward", PART_COLOURS["backward"]),
@@ -112,7 +112,6 @@ KINDS = {
     "swap in": ("swapped in", PART_COLOURS["imbalance"]),
     "wait": ("waiting", PART_COLOURS["exchange"]),
 }
-"""Title and colour of the operations of a pass, in the order of the legend."""
 
 _FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
 
