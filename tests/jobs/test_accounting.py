@@ -521,12 +521,7 @@ def test_wait_keeps_what_the_jobs_took(
 
 @pytest.mark.parametrize(
     ("address", "pattern", "switch"),
-    [
-        ("root.leaf1.n1", "switch.switch.node", "root.leaf1"),
-        ("n1", "node", ""),
-        ("", "", ""),
-        ("strange", "words", ""),
-    ],
+    [("root.leaf1.n1", "switch.switch.node", "root.leaf1"), ("n1", "node", ""), ("", "", ""), ("strange", "words", "")],
 )
 def test_a_rank_knows_the_switches_above_it(address: str, pattern: str, switch: str) -> None:
     assert switch_of({"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}) == switch

@@ -123,21 +123,9 @@ def test_the_command_of_every_launcher() -> None:
     common = ["--kill-on-bad-exit=1", "--label", "--export=ALL", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
     common += ["--chdir=/", "--distribution=block:block"]
     srun = ["srun", f"--job-name={plan.run_id}"]
-    assert launch.srun_command(plan, folder, PYTHON) == [
-        *srun,
-        "--mpi=pmix",
-        *common,
-        "--cpus-per-task=1",
-        *node,
-    ]
+    assert launch.srun_command(plan, folder, PYTHON) == [*srun, "--mpi=pmix", *common, "--cpus-per-task=1", *node]
     gloo = with_system(plan, launch={"launcher": "srun-gloo"})
-    assert launch.srun_command(gloo, folder, PYTHON) == [
-        *srun,
-        "--mpi=none",
-        *common,
-        "--cpus-per-task=1",
-        *node,
-    ]
+    assert launch.srun_command(gloo, folder, PYTHON) == [*srun, "--mpi=none", *common, "--cpus-per-task=1", *node]
     other = with_system(plan, launch={"mpi_plugin": "pmi2"}, slurm={"cpus_per_task": False})
     assert launch.srun_command(other, folder, PYTHON) == [*srun, "--mpi=pmi2", *common, *node]
     mpirun = with_system(plan, launch={"launcher": "mpirun", "environment": {"B": "x y", "A": "1"}})

@@ -115,10 +115,7 @@ def test_what_write_only_prints_submits_the_jobs_by_hand(
     typed = subprocess.run(["bash", "-c", done.stdout], cwd="/", capture_output=True, text=True, check=True)
     assert typed.stdout == "41;cluster\n42;cluster\n"
     first, second = (str(tmp_path / out / one.runs[0] / "job.sbatch") for one in standing_of(tmp_path / out))
-    assert calls(tmp_path) == [
-        ["sbatch", "--parsable", first],
-        ["sbatch", "--dependency=afterany:41", second],
-    ]
+    assert calls(tmp_path) == [["sbatch", "--parsable", first], ["sbatch", "--dependency=afterany:41", second]]
     assert not list(tmp_path.rglob("canary"))
 
 

@@ -142,16 +142,7 @@ def test_that_srun_did_not_bind_a_rank_is_told(
 
 
 def test_that_open_mpi_yields_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = RankPlace(
-        rank=0,
-        size=4,
-        local_rank=0,
-        local_size=4,
-        node_rank=0,
-        num_nodes=1,
-        host="n0",
-        token="t",
-    )
+    place = RankPlace(rank=0, size=4, local_rank=0, local_size=4, node_rank=0, num_nodes=1, host="n0", token="t")
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "")

@@ -395,11 +395,7 @@ def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path, demo_data: d
     ["mpirun", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("supervisor", "rank", "launcher"))],
 )
 def test_nothing_is_left_under_mpirun(
-    tmp_path: Path,
-    demo_data: dict[str, Path],
-    victim: str,
-    horovod_installed: None,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, demo_data: dict[str, Path], victim: str, horovod_installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session folder, its shared memory and the ranks are gone, too."""
     require_horovod_over_mpi()

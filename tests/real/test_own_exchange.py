@@ -80,12 +80,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "hierarchical mgwfbp": {**GROUPS, "sync.exchange": "hierarchical", "sync.fusion": "own:mgwfbp"},
     "leader none": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "own:none"},
     "leader single": {**GROUPS, "sync.exchange": "leader", "sync.fusion": "own:single"},
-    "hybrid given": {
-        **GROUPS,
-        "sync.exchange": "hybrid",
-        "sync.fusion": "own:none",
-        "sync.hybrid_threshold_bytes": 60,
-    },
+    "hybrid given": {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "own:none", "sync.hybrid_threshold_bytes": 60},
     "hybrid found": {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "own:mgwfbp"},
     "all of top-k": {"sync.wire": "topk", "sync.topk_density": 1.0, "sync.fusion": "own:none"},
     "fp16": {**GROUPS, "sync.exchange": "hierarchical", "sync.wire": "fp16", "sync.fusion": "own:single"},

@@ -102,11 +102,7 @@ def scattered(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 LIKEWISE = [("large", 320), ("sample", 400), ("large", 1280)]
-CASES = [
-    "sample",
-    "large",
-    pytest.param("real", marks=[pytest.mark.slow, pytest.mark.nightly]),
-]
+CASES = ["sample", "large", pytest.param("real", marks=[pytest.mark.slow, pytest.mark.nightly])]
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 BOUND_S = 240
 AS_ROOT = "system.launch.environment.OMPI_ALLOW_RUN_AS_ROOT"
 YIELDING = Equipment(
-    preempt="partition",
-    partitions=("box PriorityTier=1 PreemptMode=REQUEUE GraceTime=20", "urgent PriorityTier=10"),
+    preempt="partition", partitions=("box PriorityTier=1 PreemptMode=REQUEUE GraceTime=20", "urgent PriorityTier=10")
 )
 
 

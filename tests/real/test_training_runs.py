@@ -157,10 +157,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     dropout = ("--set", "model.dropout=0.2") if workload != "resnet50" else ()
     common = (workload, "--data", source, "--engine", engine, "--ranks", str(ranks), *dropout)
     whole = run_of(
-        tmp_path,
-        "whole",
-        *common,
-        *("--set", "measure.measured_steps=9", "--set", "checkpoint.every_steps=5"),
+        tmp_path, "whole", *common, *("--set", "measure.measured_steps=9", "--set", "checkpoint.every_steps=5")
     )
     names = record_of(whole).checkpoints
     assert names == ("step-00000010.safetensors", "step-00000012.safetensors")

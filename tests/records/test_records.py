@@ -271,10 +271,7 @@ def rows(path: Path) -> list[tuple[float, ...]]:
 
 
 @given(
-    records=st.lists(STEP, max_size=30),
-    capacity=st.integers(1, 9),
-    share=st.floats(0, 1),
-    extra=st.binary(max_size=8),
+    records=st.lists(STEP, max_size=30), capacity=st.integers(1, 9), share=st.floats(0, 1), extra=st.binary(max_size=8)
 )
 def test_a_torn_tail_costs_only_the_torn_block(
     records: list[tuple[float, ...]], capacity: int, share: float, extra: bytes

@@ -820,10 +820,7 @@ def test_ranks_that_do_not_divide() -> None:
     assert "one machine, not on 2 nodes" in refusal(points=(2,), points_are="nodes")
 
 
-@given(
-    points=st.sets(st.integers(1, 8), min_size=1, max_size=4),
-    batch=st.integers(1, 30),
-)
+@given(points=st.sets(st.integers(1, 8), min_size=1, max_size=4), batch=st.integers(1, 30))
 def test_strong_scaling_keeps_the_global_batch_or_says_no(points: set[int], batch: int) -> None:
     request = {"points": tuple(sorted(points)), "scaling": "strong", "overrides": {"train.batch_per_rank": batch}}
     total = batch * min(points)

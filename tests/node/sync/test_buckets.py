@@ -42,9 +42,7 @@ def test_extremes_of_fusion() -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=8),
-    st.integers(1, 7),
-    st.data(),
+    st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=8), st.integers(1, 7), st.data()
 )
 def test_gradients_go_into_their_own_part_of_the_arena(
     shapes: list[tuple[int, ...]], multiple: int, data: st.DataObject

@@ -602,11 +602,7 @@ def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: boo
 def test_the_end_of_its_input_writes_what_it_holds(tmp_path: Path) -> None:
     order = order_of(tmp_path, period_s=60.0)
     done = subprocess.run(
-        COMMAND,
-        input=order.to_line() + b'{"measuring": true}\n',
-        capture_output=True,
-        check=False,
-        timeout=60,
+        COMMAND, input=order.to_line() + b'{"measuring": true}\n', capture_output=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     rows, _ = rows_of(Path(order.samples))
