@@ -254,7 +254,6 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 def known_keys(model: type[BaseModel], path: list[str]) -> set[str]:
-    """The keys allowed below a path of a specification."""
     branches = [model]
     for part in path:
         annotations = [b.model_fields[part].annotation for b in branches if part in b.model_fields]

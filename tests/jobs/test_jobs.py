@@ -49,7 +49,6 @@ submit = partial(submit_to, Slurm())
 
 
 def states_of(*job_ids: str) -> dict[str, str]:
-    """Slurm's words for these jobs."""
     return {job: found.state for job, found in ask(job_ids, ()).jobs.items()}
 
 
@@ -98,7 +97,6 @@ def alone(plan: LaunchPlan) -> Job:
 
 
 def render_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
-    """The script of a job of one run."""
     return render_job(alone(plan), [folder], python)
 
 
@@ -292,7 +290,6 @@ SIDES: dict[str, Callable[[], Job]] = {
 
 
 def script_of(name: str) -> str:
-    """A golden script, made anew."""
     return render_runs(job_named(name))
 
 
@@ -367,7 +364,6 @@ def told_options(script: str) -> list[str]:
 
 
 def asked_for(job: Job, folder: RunFolder) -> list[str]:
-    """Every option of a job."""
     output = f"{folder.path}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
     options = sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit, warn_script=job.passes_warning_on)
     return [*options, f"--chdir={folder.path}", f"--output={output}"]
@@ -497,8 +493,6 @@ LISTING = (
 
 
 class Cluster:
-    """A folder of stub programs, and what they were called with."""
-
     def __init__(self, root: Path) -> None:
         self.bin, self.dump, self.cwd = root / "bin", root / "dump", root / "cwd"
         for folder in (self.bin, self.dump, self.cwd):

@@ -26,7 +26,6 @@ from tests.support.run_factory import plans, write_unfinished
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run in job 7 that has begun."""
     (plan,) = plans(points=(1,), repeats=1)
     folder = write_unfinished(tmp_path / "runs", plan)
     submission = Submission(

@@ -39,7 +39,6 @@ def leftovers() -> Iterator[Leftovers]:
 
 
 def ranks_of(leftovers: Leftovers, folder: Path, *commands: Sequence[str]) -> RankProcesses:
-    """One supervised program per rank."""
     ranks = RankProcesses(lambda *told: None, TOKEN)
     for rank, command in enumerate(commands):
         variables = {**leftovers.environment, "DLBENCH_RANK": str(rank), "DLBENCH_PROGRESS": "launcher"}
@@ -63,7 +62,6 @@ def supervisors(leftovers: Leftovers, count: int) -> list[int]:
 
 
 def ending_of(ranks: RankProcesses, folder: Path, told: tuple[int, int] | None = None) -> str:
-    """How the first ended, in words."""
     ending = ranks.first_ending(lambda index: folder / f"{index}.log", told)
     assert ending is not None
     return ending.text

@@ -128,7 +128,6 @@ def _by_mpirun(plan: CommPlan, folder: Path) -> tuple[list[int], list[str]]:
 def start(
     folder: Path, plan: CommPlan, task: str = "measure", *, expect_stopped: int | None = None, **options: Any
 ) -> Ended:
-    """Starts the plan's ranks for one task."""
     return start_all(folder, {"": Task(plan, task, options)}, expect_stopped=expect_stopped)[""]
 
 

@@ -52,7 +52,6 @@ def words(out: Path, series: str, engine: str, *settings: str) -> list[str | Pat
 
 
 def launch(out: Path, series: str, engine: str, *settings: str) -> subprocess.CompletedProcess[str]:
-    """One run, as a user starts it."""
     return call_dlbench(*words(out, series, engine, *settings), cwd=out)
 
 

@@ -269,7 +269,6 @@ class Running:
         pytest.fail("the run never came to measure")
 
     def listening(self) -> list[str]:
-        """Addresses at which the run's processes listen."""
         launcher = psutil.Process(self.process.pid)
         connections = [one for child in launcher.children(recursive=True) for one in child.net_connections("inet")]
         return [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]

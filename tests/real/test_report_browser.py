@@ -29,8 +29,6 @@ pytestmark = pytest.mark.browser
 
 
 class Case:
-    """A report as a page."""
-
     def __init__(self, runs: Path, folder: Path) -> None:
         self.report = assemble(scan(runs))
         self.path = folder / "report.html"

@@ -59,7 +59,6 @@ def srun_on_both(box: Box, words: str) -> str:
 
 
 def wait_until_measuring(folder: Path) -> None:
-    """Returns when the first rank of the first run has begun to measure."""
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
         runs = scan(folder).runs if folder.is_dir() else []

@@ -545,7 +545,6 @@ def test_the_sampler_of_the_node_sampled(runs: Runs, engine: str, request: pytes
 
 
 def children(pid: int) -> set[int]:
-    """Processes below a process."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -42,7 +42,6 @@ def plans(**request: Any) -> list[RunPlan]:
 
 
 def refusal(**request: Any) -> str:
-    """The one line that answers a wrong request."""
     with pytest.raises(UserError) as caught:
         plans(**request)
     return one_line(caught.value)

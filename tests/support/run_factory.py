@@ -109,7 +109,6 @@ def constant(milliseconds: Sequence[float], other: float = 0.0) -> StepTimes:
 
 
 def write_run(out: Path, plan: RunPlan, times: StepTimes, story: Story | None = None) -> RunFolder:
-    """A finished run, as compute nodes leave it."""
     story = story or Story()
     out.mkdir(parents=True, exist_ok=True)
     folder = create(out, plan)

@@ -46,7 +46,6 @@ WAIT_S = 30.0
 
 
 def plan_of(*, nodes: int = 1, ranks: int = 1, pin: bool = True, **watch: Any) -> RunPlan:
-    """A plan that is watched."""
     (plan,) = plans(points=(1,), repeats=1)
     launch = plan.system.launch.model_copy(update={"pin": pin})
     return plan.model_copy(
@@ -92,7 +91,6 @@ def order_of(folder: Path, **changes: Any) -> SamplerOrder:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Returns when it is so; fails if it does not become so."""
     until = time.monotonic() + WAIT_S
     while not is_so():
         assert time.monotonic() < until
@@ -100,7 +98,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def rows_of(path: Path) -> tuple[list[Any], SampleReader]:
-    """All rows of a file, and its reader with the notes met."""
     reader = SampleReader(path=path)
     return [row for block in reader.blocks() for row in block], reader
 
@@ -418,7 +415,6 @@ def is_gone(pid: int) -> bool:
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., SamplerProcess]]:
-    """Starts samplers, and ends them."""
     running: list[SamplerProcess] = []
 
     def start(order: SamplerOrder, command: Sequence[str] = COMMAND) -> SamplerProcess:

@@ -233,7 +233,6 @@ def test_rows_are_seen_while_the_writer_writes(path: Path) -> None:
 
 
 def sample_file(path: Path) -> tuple[list[int], Content]:
-    """A small file: sizes after the header and each block, and what it holds."""
     content: Content = [(5, 0.5), (9, 1.5), {"name": "a"}, (9, -1.5), (11, math.inf)]
     sizes = []
     with BlockWriter(path, HEADER, [("a", "<i8"), ("b", "<f4")], delta=("a",), rows_per_block=2) as writer:
