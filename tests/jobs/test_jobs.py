@@ -937,7 +937,6 @@ def test_a_job_s_id_is_kept(tmp_path: Path, program: Program, answer: str, job: 
     made = submit(alone(plan), [folder], PYTHON, None)
     assert made.partition(";")[0] == job
     kept = read_submission(folder)
-    assert kept is not None
     assert (kept.job_id, kept.runs, kept.log) == (job, (), f"{plan.run_id}/slurm-{job}.out")
     assert folder.script.read_text() == render_script(plan, folder, PYTHON)
     assert list(kept.command) == sbatch_arguments(alone(plan), folder)
@@ -967,7 +966,6 @@ def test_every_run_of_a_job_knows_the_job(tmp_path: Path, program: Program) -> N
     made = submit(job, folders, PYTHON, "4")
     assert made == "88"
     kept = read_submission(folders[0])
-    assert kept is not None
     assert (kept.job_id, kept.runs, kept.log) == ("88", job.run_ids, f"{job.run_ids[0]}/slurm-88.out")
     assert list(kept.command) == sbatch_arguments(job, folders[0], "4")
     script = render_job(job, folders, PYTHON)
@@ -1082,7 +1080,6 @@ def test_a_job_that_was_taken_in_all_the_same_is_adopted(
     program("squeue", f"cat <<'E'\n{queue}E")
     assert submit(alone(plan), [folder], PYTHON, None, "token") == "77"
     kept = read_submission(folder)
-    assert kept is not None
     assert kept.job_id == "77"
     asked = calls(tmp_path)[-1]
     assert asked[0] == "squeue"

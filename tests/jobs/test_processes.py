@@ -63,7 +63,6 @@ def supervisors(leftovers: Leftovers, count: int) -> list[int]:
 
 def ending_of(ranks: RankProcesses, folder: Path, told: tuple[int, int] | None = None) -> str:
     ending = ranks.first_ending(lambda index: folder / f"{index}.log", told)
-    assert ending is not None
     return ending.text
 
 

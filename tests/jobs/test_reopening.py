@@ -61,7 +61,6 @@ def test_what_a_job_did_not_come_to_is_submitted_again(tmp_path: Path, program: 
     (new,) = again(root)
     assert new.job.run_ids == (one_b.path.name,)
     kept = read_submission(one_b)
-    assert kept is not None
     assert kept.job_id == new.job_id.partition(";")[0] != "41"
     # No other job, however often it is asked; and the run that began is left to itself.
     ended(program, j41="TIMEOUT", j42="RUNNING", **{f"j{new.job_id}": "PENDING"})

@@ -258,7 +258,6 @@ def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monke
         (4, "50", False),
     ]
     submission = read_submission(folder)
-    assert submission is not None
     assert submission.job_id == "41"
     assert "--dependency=afterany:41" in calls(tmp_path)[-2]
 

@@ -110,7 +110,6 @@ def test_a_slice_is_named_as_the_list_of_devices_names_it(cuda: SimpleNamespace)
     """CUDA's runtime may give a slice the UUID of its board."""
     cuda.count, cuda.name = 1, "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
     found = rank_gpu(torch.device("cuda", 0), None, {"CUDA_VISIBLE_DEVICES": "MIG-7"})
-    assert found is not None
     assert (found.uuid, found.is_slice) == ("MIG-7", True)
 
 
@@ -204,7 +203,6 @@ def test_adapters_are_no_ways_of_their_own() -> None:
 def test_ranks_add_up_and_a_rank_without_a_log_takes_nothing_away() -> None:
     one, other = (parsed(text.splitlines()).model_dump(mode="json") for text in (NVLINK, SHARED))
     both = together([one, None, other, other])
-    assert both is not None
     assert both.channels["SHM/direct/direct"] == 4
     assert (both.network, both.rings, both.nvls, both.collective_channels) == ("IBext_v9, Socket", 16, True, 16)
     assert together([None, None]) is None
@@ -218,7 +216,6 @@ def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again() -> N
     assert "TUNING" not in SUBSYSTEMS, "it writes a line for each collective of each step"
     file.write_text(NVLINK)
     told = log.read()
-    assert told is not None
     assert told["rings"] == 16
     assert variables == {"NCCL_DEBUG_SUBSYS": "COLL"}
     log.close()

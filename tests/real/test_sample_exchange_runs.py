@@ -81,7 +81,6 @@ def test_two_ranks_exchange_samples_say_so_and_go_on_bit_for_bit(cli: Cli, tmp_p
     assert setting.requested == setting.effective == "partial:0.5"
     assert record.inert == ()
     staging = record.staging
-    assert staging is not None
     assert not Path(staging.nodes[0].path).exists()
 
     # Within the second epoch: what the first exchanged is there, what the second has begun to exchange begins anew.
@@ -95,7 +94,6 @@ def test_two_ranks_exchange_samples_say_so_and_go_on_bit_for_bit(cli: Cli, tmp_p
         *("--set", "measure.warmup_steps=0", "--set", f"measure.measured_steps={steps - PER_EPOCH - 3}"),
     )
     went_on = record_of(resumed).shuffle
-    assert went_on is not None
     assert went_on.errors == ()
     assert [(e.epoch, e.is_whole) for e in went_on.epochs] == [(1, False), (2, False)]
     for rank in range(RANKS):

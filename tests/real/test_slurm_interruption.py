@@ -84,7 +84,6 @@ class Job:
         """A second attempt goes on from a checkpoint, ends well, and is marked."""
         self.until(lambda: self.run.record is not None)
         run = self.run
-        assert run.record is not None
         assert (run.state, run.record.attempt) == ("valid", 2), run.detail
         assert run.record.first_step > 0
         assert run.record.goes_on

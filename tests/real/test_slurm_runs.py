@@ -112,7 +112,6 @@ def test_resnet_on_one_and_two_nodes(
     assert [list(node.iterdir()) for node in nodes] == [[], []]
     # Samples went from node to node.
     shuffle = two.record.shuffle
-    assert shuffle is not None
     assert shuffle.errors == ()
     assert shuffle.epochs[0].is_whole
     assert 0 < shuffle.epochs[0].sent == shuffle.epochs[0].received <= 32
@@ -141,7 +140,6 @@ def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Pat
     assert submitted.returncode == 0, submitted.stderr
     (run,) = wait_for(tmp_path / "runs", 1)
     assert run.state == "valid", run.detail
-    assert run.record is not None
     assert [(r.rank, r.node_rank, r.host) for r in run.record.ranks] == [
         (0, 0, "n1"),
         (1, 0, "n1"),
@@ -177,7 +175,6 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
         if "CANCELLED" in told.stdout:
             break
         time.sleep(0.5)
-    assert told is not None
     assert told.returncode == 3
     assert f"job {job} ended as CANCELLED without a record" in told.stdout
     assert "measuring, step" in told.stdout
@@ -206,7 +203,6 @@ def test_one_job_runs_all_points_and_repeats_and_those_that_fail_lose_no_other(
     started = [run.record.started for run in valid if run.record is not None]
     assert started == sorted(started)
     for run in valid:
-        assert run.record is not None
         assert run.record.environment["variable.SLURM_JOB_ID"] == job
         assert [r.host for r in run.record.ranks] == ["n1", "n2"][: run.plan.layout.nodes]
         assert run.record.held_nodes == 2 - run.plan.layout.nodes
@@ -240,7 +236,6 @@ def test_both_sides_of_a_comparison_run_in_one_job(cli: Cli, slurm_box: Box, tmp
     started = [run.record.started for run in runs if run.record is not None]
     assert started == sorted(started)
     for run in runs:
-        assert run.record is not None
         assert run.record.environment["variable.SLURM_JOB_ID"] == job
         assert [r.host for r in run.record.ranks] == ["n1", "n2"]
         assert as_shown(run.folder.script) in promised.stdout
@@ -272,7 +267,6 @@ def test_a_cancelled_comparison_starts_no_further_run(cli: Cli, slurm_box: Box, 
         if told.stdout.count("CANCELLED") == 4:
             break
         time.sleep(0.5)
-    assert told is not None
     assert told.returncode == 3
     assert told.stdout.count(f"job {job} ended as CANCELLED without a record") == 1, told.stdout
     assert told.stdout.count(f"job {job} ended as CANCELLED before this run began") == 3, told.stdout
@@ -310,7 +304,6 @@ def test_runs_inside_an_allocation_load_what_their_side_says(cli: Cli, slurm_box
     a, b = scan(tmp_path / "runs").runs
     for run, loaded in ((a, None), (b, "Ring")):
         assert run.state == "valid", run.detail
-        assert run.record is not None
         assert [r.host for r in run.record.ranks] == ["n1", "n2"]
         assert run.record.environment.get("variable.NCCL_ALGO") == loaded
         assert run.record.environment_differences == ()

@@ -76,7 +76,6 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
     """A run of one rank without a launcher; what begins with `watch` is set past the checks of a request."""
     watch = {key.removeprefix("watch."): value for key, value in overrides.items() if key.startswith("watch.")}
     plan = plan_of(series, **{key: value for key, value in overrides.items() if not key.startswith("watch.")})
-    assert plan.watch is not None
     plan = plan.model_copy(update={"watch": plan.watch.model_copy(update=watch)})
     parts: dict[str, Any] = {"model": plan.workload.model.model_copy(update=SMALL)}
     if data is not None:
@@ -148,7 +147,6 @@ def test_every_layer_of_the_window_lies_in_its_step_and_phase(tmp_path: Path) ->
     assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((0,), 1, 3)
     assert (found.num_spans, found.dropped_spans, found.nodes) == (len(spans), 0, ())
     assert found.trace_bytes == run.folder.spans(0).stat().st_size
-    assert found.overhead is not None
     assert (found.overhead.low, found.overhead.high, found.overhead.num_pairs) == (0.0, 0.0, 0)
 
 
@@ -256,7 +254,6 @@ def test_runs_with_nodes_that_were_not_sampled_stand_apart(tmp_path: Path) -> No
     plan = plan_of("nodes")
     values = []
     for number, (sampler, nodes) in enumerate([(True, [node_watch()]), (True, []), (False, [])]):
-        assert plan.watch is not None
         watch = plan.watch.model_copy(update={"sampler": sampler})
         one = plan.model_copy(update={"run_id": f"{plan.run_id}-{number}", "watch": watch})
         story = Story(record={"watch": watch_result(nodes=nodes)})
@@ -331,11 +328,9 @@ def test_times_of_the_exchange_tell_what_lengthened_them(
     warmup: int, settings: dict[str, Any], changes: dict[str, Any], is_mixed: bool, profiler: bool
 ) -> None:
     plan = plans(points=(2,), repeats=1, engine="ddp", overrides={"measure.warmup_steps": warmup, **settings})[0]
-    assert plan.watch is not None
     plan = plan.model_copy(update={"watch": plan.watch.model_copy(update={"profiler": profiler})})
     course = plan_schedule(plan, first=0, batches_per_epoch=None)
     result = with_layers_noted(plan, course, exchange(**changes))
-    assert result is not None
     assert (result.evidence != "seen") == is_mixed
     doubts = [text for text in watch_warnings(plan, course, [], result) if "lengthens them" in text]
     assert len(doubts) == int(is_mixed and profiler)
@@ -390,7 +385,6 @@ def test_the_worst_node_bounds_the_cost() -> None:
     ]
     ranks = [rank_result(rank=number, node_rank=number // 2, measured_s=10.0 - number) for number in range(6)]
     found = accounted_overhead(WatchSpec(), nodes, ranks)
-    assert found is not None
     # Node 1: ranks 2 and 3 measured for 8 and 7 s.
     assert (found.low, found.value, found.high) == (0.0, pytest.approx(0.05 / 7), pytest.approx(0.05 / 7))
     assert "of 3 nodes 2 gave theirs, node 1 has the largest share" in found.evidence
@@ -445,7 +439,6 @@ def test_messages_of_the_window_are_all_gradients_once(runs: Runs, engine: str, 
         request.getfixturevalue("horovod_installed")
     run = runs(engine)
     record = record_of(run)
-    assert record.exchange is not None
     # A ring of two ranks sends each vector once.
     assert record.exchange.bytes_inside == record.gradient_bytes
     for rank in range(2):
@@ -496,7 +489,6 @@ def test_all_ranks_make_as_many_steps_as_seconds_take_and_watch_the_last_of_the_
         assert {span.step for span in lane(spans, "compute")} == set(range(warmup - 6, warmup - 3))
         assert {span.step for span in lane(spans, "exchange")} == set(range(warmup - 3, warmup))
     found = record_of(run).exchange
-    assert found is not None
     assert found.window_steps == 3
     assert "layers were profiled" not in found.evidence
 
@@ -539,7 +531,6 @@ def test_the_sampler_of_the_node_sampled(runs: Runs, engine: str, request: pytes
     assert times[0] < steps["start_ns"][-1]
     assert times[-1] > steps["start_ns"][-1]
     overhead = watch_of(run).overhead
-    assert overhead is not None
     assert 0 <= overhead.low <= overhead.value <= overhead.high
     assert (overhead.method, overhead.num_pairs) == ("accounted", 0)
 

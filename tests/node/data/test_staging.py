@@ -133,7 +133,6 @@ def test_replicate_copies_the_split_and_leaves_nothing(data: Path, place: Path) 
     assert (raw.data, raw.tier) == (opened(plan).fetch(3).data, "local")
     assert reader.describe() == opened(plan).describe()
     node, warnings = work.finished()
-    assert node is not None
     assert (node.items, node.copied_bytes, warnings) == (15, sum(map(len, contents(data / "train").values())), [])
     work.close()
     assert list(place.iterdir()) == []
@@ -190,7 +189,6 @@ def test_lazy_keeps_what_is_read_and_never_asks_again(data: Path, place: Path) -
     again = reader.fetch(4)
     assert (again.tier, again.data) == ("local", opened(plan).fetch(4).data)
     node, _ = work.finished()
-    assert node is not None
     assert (node.items, node.copied_bytes) == (1, len(again.data))
     work.close()
     assert list(place.iterdir()) == []
@@ -256,7 +254,6 @@ def test_kept_samples_are_not_copied_again_unless_they_differ(data: Path, place:
     second, _ = staged(plan)
     node, _ = second.finished()
     second.close()
-    assert node is not None
     assert node.items == 15
     assert 0 < node.copied_bytes < node.needed_bytes == node.copied_bytes + node.reused_bytes
     assert {k: v for k, v in contents(kept).items() if "jpg" in k or k[-1].isdigit()} == {
@@ -271,7 +268,6 @@ def test_a_changed_source_is_staged_anew(data: Path, place: Path, strategy: str)
         work, held = staged(plan)
         if change:
             node, _ = work.finished()
-            assert node is not None
             assert node.reused_bytes < node.needed_bytes
         reader = own_reader(plan, held)
         wanted = parts_of(plan_of(data, place, "shard"))(15)[0][0]
@@ -306,7 +302,6 @@ def test_a_kill_in_the_middle_is_taken_up_where_it_was(
         journal.write(b'{"path": "torn')
     work, held = staged(plan)
     node, _ = work.finished()
-    assert node is not None
     assert node.reused_bytes == sum(p.stat().st_size for p in sorted((data / "train").rglob("*.jpg"))[:6])
     assert contents(held.folder / "data" / "train") == contents(data / "train")
     assert not list(held.folder.glob(".partial*"))
@@ -639,7 +634,6 @@ def test_each_node_stages_its_own_ranks_samples(data: Path, place: Path) -> None
         assert not one.data.store(1 - rank).folder.exists()
     told = [{"staging": one.summary(), "warnings": []} for one in found]
     result = staging_result(plan, found[0], told)
-    assert result is not None
     assert [(node.host, node.items) for node in result.nodes] == [("n0", len(parts[0])), ("n1", len(parts[1]))]
     for one in found:
         one.close()

@@ -254,7 +254,6 @@ def test_cosmoflow_output_range_and_start() -> None:
     assert out.abs().max() <= 1.2
     first = model.features[0]
     assert isinstance(first, nn.Conv3d)
-    assert first.bias is not None
     assert not first.bias.any()
     assert first.weight.abs().max().item() == pytest.approx(math.sqrt(6 / (27 * (4 + 32))), rel=0.01)
     with pytest.raises(ValueError, match="input_size 48 is not a multiple of 32"):

@@ -76,7 +76,6 @@ def test_a_gradient_that_never_came_counts_as_zeros() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     (bucket,) = buckets.fill(torch.full((64,), torch.nan), [[parameter]], 1)
     bucket.take(0, 0.25)
-    assert parameter.grad is not None
     assert parameter.grad.tolist() == [0.0] * 3
 
 

@@ -581,7 +581,6 @@ def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: boo
     rank = subprocess.Popen([sys.executable, "-c", code, order.to_line().decode()], stdout=subprocess.PIPE)
     forked = -1
     try:
-        assert rank.stdout is not None
         pid, forked = map(int, rank.stdout.readline().split())
         assert rank.wait(WAIT_S) == -9
         wait_until(lambda: is_gone(pid))
