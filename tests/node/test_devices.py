@@ -31,6 +31,7 @@ from dlbench.records.record import RankGpu
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
+from tests.support.rank_places import rank_place
 
 NAMED = "12345678-1234-1234-1234-123456789012"
 
@@ -45,16 +46,7 @@ def plan_of(request: str, launcher: str = "srun-gloo") -> RunPlan:
 
 
 def place(local_rank: int, local_size: int = 4) -> RankPlace:
-    return RankPlace(
-        rank=local_rank,
-        size=local_size,
-        local_rank=local_rank,
-        local_size=local_size,
-        node_rank=0,
-        num_nodes=1,
-        host="n0",
-        token="t",
-    )
+    return rank_place(local_rank, local_size)
 
 
 @pytest.fixture

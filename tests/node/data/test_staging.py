@@ -30,7 +30,6 @@ from dlbench.node.data import staging
 from dlbench.node.data.reader import BadSampleError, SampleReader
 from dlbench.node.data.source import build_source, open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
-from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.staging import Staging, stage_data, staging_result
 from dlbench.process_tree import HeldFolder
@@ -42,6 +41,7 @@ from tests.support.datasets import write_manifest
 from tests.support.jpeg_files import write_tree
 from tests.support.leftovers import Leftovers
 from tests.support.one_rank import context_of
+from tests.support.rank_places import rank_place
 
 pytest.importorskip("PIL.Image")
 
@@ -610,11 +610,8 @@ def staged_on_two_nodes(plan: RunPlan) -> list[Staging | BaseException | None]:
     meeting = Meeting()
 
     def rank(number: int) -> Staging | BaseException | None:
-        place = RankPlace(
-            rank=number, size=2, local_rank=0, local_size=1, node_rank=number, num_nodes=2, host=f"n{number}", token="t"
-        )
         try:
-            return stage_data(context_of(plan, engine=meeting.of(number), place=place), None)
+            return stage_data(context_of(plan, engine=meeting.of(number), place=rank_place(number, 2, 1)), None)
         except BaseException as error:
             return error
 

@@ -39,6 +39,7 @@ from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 from tests.support import nvml_library
+from tests.support.rank_places import rank_place
 from tests.support.run_factory import plans
 
 SECOND = 1_000_000_000
@@ -60,16 +61,7 @@ def plan_of(*, nodes: int = 1, ranks: int = 1, pin: bool = True, **watch: Any) -
 def place_of(plan: RunPlan, node: int = 0) -> RankPlace:
     """Local rank 0 of a node."""
     local = plan.layout.ranks_per_node
-    return RankPlace(
-        rank=node * local,
-        size=plan.layout.ranks,
-        local_rank=0,
-        local_size=local,
-        node_rank=node,
-        num_nodes=plan.layout.nodes,
-        host=f"n{node}",
-        token="a-start",
-    )
+    return rank_place(node * local, plan.layout.ranks, local, token="a-start")
 
 
 def order_of(folder: Path, **changes: Any) -> SamplerOrder:
