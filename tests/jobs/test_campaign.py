@@ -43,27 +43,15 @@ from dlbench.jobs.scheduler import (
 from dlbench.jobs.scripts.job import Job
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_failure, write_status
-from dlbench.specs.expand import expand
-from dlbench.specs.requests import Request
 from tests.support.desk_scheduler import Desk
-from tests.support.run_factory import constant, status, write_run
+from tests.support.run_factory import BOX, constant, plans, status, write_run
 
 TIMES = constant([1, 0, 3, 5, 0, 1])
 QUIET: Callable[..., None] = lambda *_: None  # noqa: E731
 
 
 def jobs(count: int, series: str = "s") -> list[Job]:
-    request = Request(
-        workload="cosmoflow",
-        preset="ci",
-        system="box",
-        engine="ddp",
-        points=(1,),
-        points_are="nodes",
-        repeats=count,
-        series=series,
-    )
-    return [job_of([plan], {}) for plan in expand(request, machine_cores=4)]
+    return [job_of([plan], {}) for plan in plans(**BOX, engine="ddp", repeats=count, series=series)]
 
 
 @pytest.fixture

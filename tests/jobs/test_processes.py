@@ -32,12 +32,6 @@ TOKEN = secrets.token_hex(8)
 DEAF = "trap '' TERM HUP INT; while :; do sleep 1; done"
 
 
-@pytest.fixture
-def leftovers() -> Iterator[Leftovers]:
-    with Leftovers() as found:
-        yield found
-
-
 def ranks_of(leftovers: Leftovers, folder: Path, *commands: Sequence[str]) -> RankProcesses:
     ranks = RankProcesses(lambda *told: None, TOKEN)
     for rank, command in enumerate(commands):

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.records.record import Record
-from dlbench.records.scan import Run
 from tests.support.forked_runs import run_forked
+from tests.support.run_factory import record_of
 
 SHORT = (
     *("--ranks", "2", "--preset", "ci", "--set", "train.batch_per_rank=2", "--set", "layout.cores_per_rank=1"),
@@ -20,12 +19,6 @@ CASES = {
     # Buffers that hold gradients are arranged anew in the warm-up, the second time after its fourth step.
     "own exchange": ("--engine", "ddp", "--set", "sync.fusion=own:mgwfbp"),
 }
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    assert run.state == "valid", run.detail
-    return run.record
 
 
 @pytest.mark.horovod

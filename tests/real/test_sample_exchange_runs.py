@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.run_factory import record_of
 from tests.support.volumes import write_volumes
 
 h5py = pytest.importorskip("h5py")
@@ -37,12 +37,6 @@ def run_of(cli: Cli, out: Path, series: str, density: Path, *arguments: str | Pa
     (run,) = [run for run in scan(out).runs if run.plan.series.id == series]
     assert (done.returncode == 0) == (run.state == "valid"), done.stderr
     return run
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    assert run.state == "valid", run.detail
-    return run.record
 
 
 @pytest.mark.slow

@@ -51,6 +51,19 @@ def wait_for(folder: Path, count: int) -> list[Run]:
     pytest.fail(f"not all done within {BOUND_S} s: {[(r.state, r.detail) for r in runs]}\n{logs}")
 
 
+def cancelled(cli: Cli, box: Box, root: Path, job: str, times: int = 1) -> subprocess.CompletedProcess[str]:
+    """What `dlbench status` says of a running job once it is cancelled."""
+    assert "RUNNING" in cli("status", root, **box.environment).stdout
+    subprocess.run(["scancel", job], env={"PATH": "/usr/bin:/bin", **box.environment}, check=True, timeout=30)
+    deadline = time.monotonic() + BOUND_S
+    told = cli("status", root, **box.environment)
+    while told.stdout.count("CANCELLED") < times and time.monotonic() < deadline:
+        time.sleep(0.5)
+        told = cli("status", root, **box.environment)
+    assert told.returncode == 3
+    return told
+
+
 def srun_on_both(box: Box, words: str) -> str:
     """What both nodes of a box say to a command."""
     command = ["srun", "--nodes=2", "--ntasks=2", "bash", "-c", words]
@@ -166,16 +179,7 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
     (job,) = submitted.stdout.split()
     wait_until_measuring(tmp_path / "runs")
     assert any("dlbench.supervisor" in words for words in leftovers.processes().values())
-    assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
-    scancel = ["scancel", job]
-    subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
-    told, deadline = None, time.monotonic() + BOUND_S
-    while time.monotonic() < deadline:
-        told = cli("status", tmp_path / "runs", **slurm_box.environment)
-        if "CANCELLED" in told.stdout:
-            break
-        time.sleep(0.5)
-    assert told.returncode == 3
+    told = cancelled(cli, slurm_box, tmp_path / "runs", job)
     assert f"job {job} ended as CANCELLED without a record" in told.stdout
     assert "measuring, step" in told.stdout
 
@@ -258,16 +262,7 @@ def test_a_cancelled_comparison_starts_no_further_run(cli: Cli, slurm_box: Box, 
     )
     (job,) = submitted.stdout.split()
     wait_until_measuring(tmp_path / "runs")
-    assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
-    scancel = ["scancel", job]
-    subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
-    told, deadline = None, time.monotonic() + BOUND_S
-    while time.monotonic() < deadline:
-        told = cli("status", tmp_path / "runs", **slurm_box.environment)
-        if told.stdout.count("CANCELLED") == 4:
-            break
-        time.sleep(0.5)
-    assert told.returncode == 3
+    told = cancelled(cli, slurm_box, tmp_path / "runs", job, times=4)
     assert told.stdout.count(f"job {job} ended as CANCELLED without a record") == 1, told.stdout
     assert told.stdout.count(f"job {job} ended as CANCELLED before this run began") == 3, told.stdout
     assert "measuring, step" in told.stdout

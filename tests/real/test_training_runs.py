@@ -23,6 +23,7 @@ from dlbench.records.scan import Run
 from dlbench.specs.workload import BertModel
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
+from tests.support.run_factory import record_of
 from tests.support.volumes import write_volumes
 
 h5py = pytest.importorskip("h5py")
@@ -58,12 +59,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_of(out: Path, series: str, *arguments: str | Path) -> Run:
     (found,) = run_forked(*arguments, "--series", series, "--out", out, "--preset", "ci")
     return found
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    assert run.state == "valid", run.detail
-    return run.record
 
 
 def curve(run: Run) -> np.ndarray:

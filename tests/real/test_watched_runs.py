@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.training.instruments import RankWatch, accounted_overhead
@@ -25,7 +24,7 @@ from dlbench.node.watching.agent import SamplerProcess
 from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.record import RankResult, Record
+from dlbench.records.record import RankResult
 from dlbench.records.registry import watching
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.steps import PHASES, read_steps
@@ -37,7 +36,7 @@ from dlbench.specs.watch import WatchSpec
 from tests.records.rows.test_spans import Seen, read_spans
 from tests.support.forked_runs import run_forked
 from tests.support.one_rank import context_of
-from tests.support.run_factory import Story, constant, plans, write_run
+from tests.support.run_factory import Story, constant, plans, record_of, write_run
 from tests.support.volumes import write_volumes
 from tests.support.watch_factory import node_watch, watch_result
 
@@ -57,12 +56,7 @@ def plan_of(series: str, **overrides: Any) -> RunPlan:
     )[0]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +82,6 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
     finally:
         context.watch.close()
     return read_run(folder.path)
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    assert run.state == "valid", run.detail
-    return run.record
 
 
 def watch_of(run: Run) -> WatchResult:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -539,12 +539,6 @@ def test_a_cancelled_staging_leaves_nothing(data: Path, place: Path, monkeypatch
 
 
 # However the process ends
-
-
-@pytest.fixture
-def leftovers() -> Iterator[Leftovers]:
-    with Leftovers() as found:
-        yield found
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
