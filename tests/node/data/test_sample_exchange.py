@@ -152,20 +152,21 @@ def test_a_sample_that_comes_back_late_is_not_sent_on_from_an_older_copy(tmp_pat
     with met(tmp_path, ownership) as group:
         fast, slow = group.all
         batches = group.orders[0].batches_per_epoch
+
+        def received(exchange: SampleExchange, epoch: int) -> int:
+            return int(exchange.summary()["epochs"].get(str(epoch), {}).get("received", 0))
+
         for exchange in group.all:
             exchange.dealt(0, batches)
             exchange.consumed(1)
+        until(lambda: received(fast, 0) == len(due[0].awaited))
         for epoch in (1, 2):
             fast.dealt(epoch, batches)
             fast.consumed(epoch + 1)
         at_once = [index for index in due[2].samples.tolist() if index not in due[1].awaited]
-
-        def received() -> int:
-            return int(slow.summary()["epochs"].get("2", {}).get("received", 0))
-
-        until(lambda: received() >= len(at_once))
+        until(lambda: received(slow, 2) >= len(at_once))
         time.sleep(0.05)
-        assert received() == len(at_once)
+        assert received(slow, 2) == len(at_once)
         for epoch in (1, 2):
             slow.dealt(epoch, batches)
             slow.consumed(epoch + 1)
