@@ -22,13 +22,7 @@ from dlbench.datasets.images import jpeg_decode
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.images.image_set import IMAGENET, completeness, index_jpeg_tree, open_image_set
 from dlbench.datasets.images.shards import INDEX, ImageSet, ImageShards, open_image_shards
-from dlbench.datasets.making.image_recipes import (
-    PHOTOS,
-    Container,
-    PackRecipe,
-    PhotoRecipe,
-    class_labels,
-)
+from dlbench.datasets.making.image_recipes import PHOTOS, Container, PackRecipe, PhotoRecipe, class_labels
 from dlbench.datasets.making.production import Part, produce
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.datasets.verification import verify_images
@@ -168,9 +162,9 @@ def test_tars_of_others_are_understood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "told"),
     [
-        ({"a.jpg": b"A"}, "member 'a.jpg' has no .cls beside it"),
-        ({"a.jpg": b"A", "b.jpg": b"B"}, "member 'a.jpg' has no .cls beside it"),
-        ({"a.jpg": b"A", "b.cls": b"1"}, "member 'a.jpg' has no .cls beside it"),
+        ({"a.jpg": b"A"}, "member 'a.jpg' has no .cls next to it"),
+        ({"a.jpg": b"A", "b.jpg": b"B"}, "member 'a.jpg' has no .cls next to it"),
+        ({"a.jpg": b"A", "b.cls": b"1"}, "member 'a.jpg' has no .cls next to it"),
         ({"a.jpg": b"A", "a.cls": b"cat"}, "member 'a.cls' holds b'cat', not a label in digits"),
         ({"a.txt": b"A"}, "the shards hold no image"),
     ],

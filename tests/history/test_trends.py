@@ -313,7 +313,7 @@ def test_few_nights_are_rated_unknown_whatever_the_newest(count: int) -> None:
         found = rated(course(count, step_at(count - 1, factor)))
         assert (found.tone, found.text) == (
             "unknown",
-            f"unknown: {count} of the 12 nights that tell what is usual",
+            f"unknown: {count} of the 12 nights that show what is usual",
         )
 
 

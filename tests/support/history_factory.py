@@ -18,7 +18,6 @@ from tests.support.run_factory import NOW, Story, constant, plans, write_run
 
 
 def import_folder(history: History, runs: Path) -> list[Outcome]:
-    """Brings every run of a folder in."""
     folders = run_folders(runs)
     candidates = [Candidate(folder=folder, name=folder.path.name) for folder in folders]
     with history.store.room() as room:
@@ -88,5 +87,4 @@ def write_history(
 
 
 def tree(path: Path) -> dict[str, bytes]:
-    """Contents of the files below a folder, by relative name."""
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}

@@ -140,8 +140,6 @@ STREAMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One command."""
-
     words: tuple[str, ...]
     surroundings: Surroundings = field(default_factory=Surroundings)
     variables: dict[str, str] = field(default_factory=dict)
@@ -153,7 +151,6 @@ class Case:
 
 @cache
 def leaves() -> dict[str, click.Command]:
-    """Every command that can be called, by its words."""
     return dict(_leaves(cli, ()))
 
 
@@ -275,13 +272,11 @@ def _value(parameter: click.Parameter, name: str, rng: random.Random) -> str:
 
 
 def leftovers(root: Path) -> list[str]:
-    """What a command left half-written."""
     found = [str(path.relative_to(root)) for path in root.rglob("*") if path.name.endswith(".partial")]
     return found + [str(path.relative_to(root)) for path in root.rglob(".write-test-*")]
 
 
 def clear(root: Path) -> None:
-    """Removes what commands made."""
     for name in ("new", "out.html", "out.json", "out.csv", "out.md", "out.txt", "canary"):
         shutil.rmtree(root / name, ignore_errors=True)
         if not (root / name).is_dir():

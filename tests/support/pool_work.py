@@ -30,7 +30,6 @@ def wait_for_go(folder: Path, item: int) -> int:
 
 
 def begin(folder: Path, item: int) -> int:
-    """Leaves a file that says so."""
     (folder / str(item)).touch()
     return item
 
@@ -48,7 +47,6 @@ def stay_after_sigterm(folder: Path, item: int) -> None:
 
 
 def fail(how: str, item: int) -> object:
-    """Item 3 fails."""
     if item != 3:
         return item
     if how == "user":

@@ -103,7 +103,6 @@ def write_samples(
 
 
 def is_double(name: str) -> bool:
-    """Whether a field needs 8 bytes: counters, bytes and masks do."""
     return name.endswith(
         ("_j", "_bytes", "throttled_s", "clock_reasons", "replays", "ecc_corrected", "ecc_uncorrected")
     )
@@ -115,7 +114,6 @@ def clock_line(node_rank: int = 0, host: str = "n0", **changes: Any) -> dict[str
 
 
 def node_watch(node_rank: int = 0, host: str = "n0", **changes: Any) -> dict[str, Any]:
-    """A sampler that went well."""
     return {
         "node_rank": node_rank,
         "host": host,
@@ -197,7 +195,6 @@ def large_run(
     for rank in range(ranks):
         _write_steps(folder, plan, course, rank, rng)
     window = window_ranks(plan)
-    assert plan.watch is not None
     first = max(0, plan.measure.warmup_steps - plan.watch.window_steps)
     num_steps = plan.measure.warmup_steps - first
     writers = []
