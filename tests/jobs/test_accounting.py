@@ -384,7 +384,7 @@ def test_a_page_leads_with_node_hours_and_says_once_why_energy_is_not_there(four
     )
     assert found is not None
     page = to_html(cost_document(found))
-    assert '<p class="finding">0.02 node-hours in 1 job, ' in page
+    assert '<p class="finding">0.02\N{NO-BREAK SPACE}node-hours in 1 job, ' in page
     assert page.count("ot measured: no plugin") == 1
 
 
