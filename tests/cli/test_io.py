@@ -35,7 +35,7 @@ def repeat(factor):
         "bytes_per_s": rate * factor * 100000, "tier_bytes": {"shared": samples * 100000},
         "storage_bytes": samples * 100000 if cold else 0, "fetch_s": fetch * order["processes"],
         "prepare_s": prepare * order["processes"], "passes": 1.0, "is_short": False}}
-print(json.dumps({"format": "dlbench.analysis-rate", "kind": "jpeg-tree", "num_samples": 4096, "set_bytes": 1,
+print(json.dumps({"format": "dlbench.reading-rate", "kind": "jpeg-tree", "num_samples": 4096, "set_bytes": 1,
     "processes": order["processes"], "cores_per_process": 1, "batch": order["batch"], "seconds": order["seconds"],
     "loader_workers": 1, "prefetch_batches": 2, "trials": [], "cache": order["data"]["cache"],
     "cache_told": "by the book" if IN_FORCE else "no right to drop it", "cache_in_force": IN_FORCE, "warnings": [],
