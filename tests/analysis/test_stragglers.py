@@ -165,10 +165,7 @@ def test_ranks_of_unequal_lateness_owe_in_proportion() -> None:
 
 def test_what_is_moved_is_taken_from_the_phases_that_were_longer() -> None:
     """Rank 0 is 25 late by its optimizer, 90 by its backward pass, and 30 earlier by its forward pass."""
-    rows = [
-        [[0, 0, 30, 50, 10, 30, 0], [0, 0, 0, 140, 10, 5, 0]],
-        [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 95, 5, 0]],
-    ]
+    rows = [[[0, 0, 30, 50, 10, 30, 0], [0, 0, 0, 140, 10, 5, 0]], [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 95, 5, 0]]]
     found = waiting(run_steps(rows))
     # 85 in all, in proportion to the two that were longer.
     assert found.moved_ns["compute"] == 85

@@ -42,12 +42,7 @@ PHASES_MS = (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)
 
 
 def write_side(
-    out: Path,
-    factors: Sequence[float],
-    *,
-    days: int = 0,
-    story: Callable[[], Story] = Story,
-    **request: Any,
+    out: Path, factors: Sequence[float], *, days: int = 0, story: Callable[[], Story] = Story, **request: Any
 ) -> Path:
     """Runs of 100 ms per step times a factor each, one factor for each repeat.
 

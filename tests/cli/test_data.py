@@ -457,10 +457,7 @@ def test_demo_names_old_and_foreign_folders_before_making_anything(cli: Cli, tmp
     write_manifest(tmp_path / "old" / "text", kind="demo-text", made_with={"version": 1}, counts={})
     (tmp_path / "foreign" / "density").mkdir(parents=True)
     (tmp_path / "foreign" / "density" / "mine").touch()
-    for name, told in (
-        ("old", "holds a data set with kind 'demo-text'"),
-        ("foreign", "exists without a manifest"),
-    ):
+    for name, told in (("old", "holds a data set with kind 'demo-text'"), ("foreign", "exists without a manifest")):
         done = cli("data", "demo", name)
         assert done.returncode == 2
         assert told in done.stderr

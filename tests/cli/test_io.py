@@ -148,13 +148,7 @@ def test_the_demand_of_a_rate_and_of_a_run(answering: Answering, data: Path, tmp
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [
-        (2, UserError),
-        (3, RunError),
-        (4, IncompleteDataError),
-        (5, EnvironmentLacksError),
-        (70, RunError),
-    ],
+    [(2, UserError), (3, RunError), (4, IncompleteDataError), (5, EnvironmentLacksError), (70, RunError)],
 )
 def test_errors_of_the_readers_are_those_of_the_command(
     answering: Answering, data: Path, code: int, kind: type[Exception]

@@ -121,10 +121,7 @@ def test_what_an_encoding_lacks_is_written_out(tmp_path: Path) -> None:
     code = "import sys; from dlbench.cli.streams import Streams; Streams()\n"
     code += "print('µ ≥ \\udcff'); print('≥ \\udcff', file=sys.stderr)"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
-        capture_output=True,
-        check=True,
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "latin-1"}, capture_output=True, check=True
     )
     assert done.stdout == b"\xb5 \\u2265 \xff\n"
     assert done.stderr == b"\\u2265 \n"

@@ -268,10 +268,7 @@ def test_page_is_well_formed_and_loads_nothing(name: str, request: pytest.Fixtur
 def test_equal_runs_give_the_report_that_the_suffix_names(
     sample: Path, tmp_path: Path, made: CollectivesReport
 ) -> None:
-    for suffix, wanted in (
-        (".json", written(made, "json")),
-        (".txt", written(made, "text")),
-    ):
+    for suffix, wanted in ((".json", written(made, "json")), (".txt", written(made, "text"))):
         out = tmp_path / f"report{suffix}"
         found = run_cli("report", sample, "-o", out)
         assert found.exit_code == 0, found.output

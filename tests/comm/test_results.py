@@ -20,14 +20,7 @@ from hypothesis import strategies as st
 
 from dlbench.comm import choice
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
-from dlbench.comm.measurements import (
-    CollectiveGroup,
-    CollectiveTable,
-    Measurement,
-    Series,
-    rate,
-    tabulate,
-)
+from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, rate, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
 from dlbench.comm.report import assemble, contenders, fusion_text, group_doubts, same_messages
 from dlbench.errors import IncompleteDataError, UserError

@@ -212,10 +212,7 @@ def test_a_weak_step_among_nights_that_resemble_each_other_is_found() -> None:
     assert hits >= 13
 
 
-@given(
-    st.lists(st.floats(0.5, 2.0), min_size=0, max_size=60),
-    st.floats(1e-6, 1e6),
-)
+@given(st.lists(st.floats(0.5, 2.0), min_size=0, max_size=60), st.floats(1e-6, 1e6))
 def test_units_do_not_matter_and_points_are_in_order(values: list[float], unit: float) -> None:
     found = [one.index for one in detect(values)]
     # Rounding of a product may part values that were equal.

@@ -340,10 +340,7 @@ def two_nodes(out: Path, clock: Mapping[str, Any], wall: int = 0) -> RunFolder:
     """Two ranks on two nodes; the clock of the second is told."""
     plan = plans(system="example-gpu", points=(2,), ranks_per_node=1, repeats=1, overrides={"system.node.gpus": 1})[0]
     assert plan.layout.nodes == 2
-    nodes = [
-        node_watch(0, "n0", clock=clock_line(0, "n0", wall_offset_ns=wall)),
-        node_watch(1, "n1", clock=clock),
-    ]
+    nodes = [node_watch(0, "n0", clock=clock_line(0, "n0", wall_offset_ns=wall)), node_watch(1, "n1", clock=clock)]
     story = Story(record={"watch": watch_result(nodes=nodes)}, host=lambda rank: f"n{rank}")
     return write_run(out, plan, constant(PHASE_MS, other=0.75), story)
 

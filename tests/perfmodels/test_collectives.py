@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from dlbench.errors import UserError
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
-from dlbench.perfmodels.predictions import (
-    Sharing,
-    bus_factor,
-    crossovers,
-    features,
-    predict,
-    recommend,
-)
+from dlbench.perfmodels.predictions import Sharing, bus_factor, crossovers, features, predict, recommend
 from dlbench.perfmodels.schedules import Layout, counts, pipeline_chunks
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
 from tests.support.closed_forms import closed_form, closed_form_bytes, closed_form_steps, ring_doubling_crossover
@@ -97,10 +90,7 @@ def test_bytes_between_groups() -> None:
 
 
 @given(
-    name=st.sampled_from(NAMES),
-    ranks=st.integers(1, 12),
-    elements=st.integers(0, 300),
-    group_size=st.integers(1, 12),
+    name=st.sampled_from(NAMES), ranks=st.integers(1, 12), elements=st.integers(0, 300), group_size=st.integers(1, 12)
 )
 def test_what_is_sent_across_is_part_of_what_is_sent(
     name: tuple[Collective, str], ranks: int, elements: int, group_size: int

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import UserError
-from dlbench.perfmodels.training_time import (
-    consistency,
-    time_to_train,
-    total_throughput,
-    training_samples,
-)
+from dlbench.perfmodels.training_time import consistency, time_to_train, total_throughput, training_samples
 from dlbench.perfmodels.utilisation import model_flops_utilisation
 from dlbench.specs.files import find
 

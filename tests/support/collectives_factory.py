@@ -16,16 +16,7 @@ from dlbench.records.comm import CommPoint, CommRecord, CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.status import write_status
-from dlbench.specs.comm import (
-    ELEMENT_BYTES,
-    IN_PLACE,
-    LIBRARY,
-    OUT_OF_PLACE,
-    CommPlan,
-    Level,
-    NetworkModel,
-    Piece,
-)
+from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, OUT_OF_PLACE, CommPlan, Level, NetworkModel, Piece
 from dlbench.specs.expand import expand_comm
 from dlbench.specs.requests import CommRequest
 from tests.support.run_factory import NOW, status
@@ -81,14 +72,7 @@ class Story:
 
 def comm_plans(**request: Any) -> list[CommPlan]:
     """Plans of a series on this machine, unless said otherwise; five repeats at four ranks in groups of two."""
-    asked = {
-        "points": (4,),
-        "group_size": 2,
-        "repeats": 5,
-        "series": "c1",
-        "sizes": "1KiB:16MiB",
-        **request,
-    }
+    asked = {"points": (4,), "group_size": 2, "repeats": 5, "series": "c1", "sizes": "1KiB:16MiB", **request}
     return expand_comm(CommRequest(**asked), machine_cores=8, installed=("mpi4py",), now=NOW).plans
 
 

@@ -97,11 +97,7 @@ def run_ranks(
 
 
 def call_dlbench(
-    *arguments: str | Path,
-    cwd: Path,
-    timeout: float = 300,
-    surroundings: Surroundings | None = None,
-    **variables: str,
+    *arguments: str | Path, cwd: Path, timeout: float = 300, surroundings: Surroundings | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``dlbench`` in a process of its own, which is new where variables are meant for Python itself."""
     words = [str(word) for word in arguments]

@@ -560,8 +560,7 @@ def test_gpus_that_cannot_be_told_apart_all_count_and_are_doubtful(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("gpu", "told"),
-    [({"uuid": "MIG-1", "is_slice": True}, {}), ({}, {**UUIDS, "gpu.1.mig": "on"})],
+    ("gpu", "told"), [({"uuid": "MIG-1", "is_slice": True}, {}), ({}, {**UUIDS, "gpu.1.mig": "on"})]
 )
 def test_a_divided_board_is_refused(tmp_path: Path, gpu: dict[str, Any], told: dict[str, str]) -> None:
     energy = four_gpus(tmp_path, told=told, gpu=gpu)
@@ -782,8 +781,4 @@ def test_jobs_of_runs_are_found_by_their_submission(sacct: Callable[[str], Path]
     assert "submission.json: damaged" in why[made[2].run_id]
     assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
     (check,) = measured(out, told).slurm
-    assert (check.run_id, check.sampled_j, check.ratio) == (
-        made[0].run_id,
-        pytest.approx(6000.0),
-        pytest.approx(2.0),
-    )
+    assert (check.run_id, check.sampled_j, check.ratio) == (made[0].run_id, pytest.approx(6000.0), pytest.approx(2.0))

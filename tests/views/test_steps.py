@@ -281,15 +281,9 @@ def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
     ("steps", "told"),
     [
         (2, "Too few steps to look for slow ranks."),
-        (
-            3,
-            "No rank takes 5 % longer than the others for 3 steps or more, beyond noise.",
-        ),
+        (3, "No rank takes 5 % longer than the others for 3 steps or more, beyond noise."),
         # Two steps a column: 5 % of 75 columns are 4 of them.
-        (
-            150,
-            "No rank takes 5 % longer than the others for 8 steps or more, beyond noise.",
-        ),
+        (150, "No rank takes 5 % longer than the others for 8 steps or more, beyond noise."),
     ],
 )
 def test_equal_ranks_do_not_stand_out(tmp_path: Path, steps: int, told: str) -> None:
@@ -488,9 +482,7 @@ def test_the_heaviest_span_of_all_is_taken() -> None:
         [cells[r, c] / float(np.median(np.delete(cells[:, c], r))) - 1 - MIN_EXCESS for c in range(20)]
         for r in range(5)
     ]
-    best = max(
-        ((sum(excess[r][a:b]), r, a, b) for r in range(5) for a in range(20) for b in range(a + 1, 21)),
-    )
+    best = max(((sum(excess[r][a:b]), r, a, b) for r in range(5) for a in range(20) for b in range(a + 1, 21)))
     found = find_slow_period(rank_map(cells))
     assert found is not None
     assert (found.row, found.first_step - 10, found.last_step - 10 + 1) == best[1:]

@@ -463,11 +463,7 @@ def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path) -> None:
     assert len(read(100)) == 6
     # Of each point the run in the middle (repeat 1), then the next ones as long as nodes are left.
     assert read(5) == [(4, 1), (1, 1)]
-    assert read(9) == [
-        (4, 1),
-        (1, 1),
-        (4, 2),
-    ] or read(9) == [(4, 1), (1, 1), (4, 0)]
+    assert read(9) == [(4, 1), (1, 1), (4, 2)] or read(9) == [(4, 1), (1, 1), (4, 0)]
     assert read(4) == [(4, 1)]
     assert read(0) == []
 
@@ -584,11 +580,7 @@ def test_memory_by_rank_count_and_batch(tmp_path: Path) -> None:
     assert [point.peak.value / 2**20 for point in of(group, Memory).points] == [900, 901]
     assert [
         (b.batch, b.peak_bytes and b.peak_bytes / 2**20, b.num_without_memory) for b in of(group, Memory).batches
-    ] == [
-        (4, 501, 0),
-        (8, 901, 0),
-        (16, None, 1),
-    ]
+    ] == [(4, 501, 0), (8, 901, 0), (16, None, 1)]
     assert "16 samples ran out of memory" in of(group, Memory).limit
     assert len(section(group, "memory").charts()) == 1
     assert [row["peak_bytes"] for row in sheet(group, "memory-batches").records()] == [501 * 2**20, 901 * 2**20, None]

@@ -28,15 +28,7 @@ from dlbench.records.watch import WatchOverhead, write_watch_cost
 from dlbench.report.formats.terminal import show, to_text, whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
-from dlbench.specs.comm import (
-    FittedRange,
-    LargestHeldOut,
-    Level,
-    LineCost,
-    NetworkModel,
-    Piece,
-    SizeBias,
-)
+from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, NetworkModel, Piece, SizeBias
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.stats.estimates import Estimate
