@@ -38,7 +38,6 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> OfRanks:
     (plan,) = plans(points=(1,), repeats=1)
     folder = write_run(tmp_path_factory.mktemp("run"), plan, lambda rank, step: ([MS] * len(PHASES), 0))
     run = read_run(folder.path)
-    assert run.record is not None
     record, rank = run.record, run.record.ranks[0]
 
     def made(hosts: Sequence[str]) -> Run:

@@ -67,7 +67,6 @@ def test_waiting_that_grows_with_ranks_is_found_and_answered(tmp_path: Path) -> 
     table = tabulate(scan(tmp_path), with_causes=True)
     (group,) = groups(table)
     found = lost_percent(group, table)
-    assert found is not None
     (_, last) = found.diagnosed.points
     assert last.verdict.name == "launch-bound"
     assert last.cause("launch").lost.value == pytest.approx(last.whole.lost.value, rel=0.01)
@@ -81,7 +80,6 @@ def test_a_single_point_that_waits_for_launches_is_answered(tmp_path: Path) -> N
     table = tabulate(scan(tmp_path), with_causes=True)
     (group,) = groups(table)
     found = lost_percent(group, table)
-    assert found is not None
     (only,) = found.diagnosed.points
     assert re.search(r"36\.\d % waiting for kernel launches$", only.verdict.line)
     assert only.verdict.next.startswith("use a larger batch per rank")

@@ -104,7 +104,6 @@ def test_memory_that_grows_with_ranks_is_found_and_answered_with_commands(tmp_pa
     table = tabulate(scan(tmp_path), with_causes=True)
     (group,) = groups(table)
     found = lost_percent(group, table)
-    assert found is not None
     (_, last) = found.diagnosed.points
     assert last.verdict.name == "memory-bound"
     assert last.cause("memory").lost.value == pytest.approx(last.whole.lost.value, rel=0.01)

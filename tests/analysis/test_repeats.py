@@ -81,7 +81,6 @@ def with_attempts(runs: Sequence[Run], attempts: Sequence[tuple[int, int]]) -> l
     """The runs, each with an attempt and a first step."""
     found = []
     for run, (attempt, first_step) in zip(runs, attempts, strict=True):
-        assert run.record is not None
         record = run.record.model_copy(update={"attempt": attempt, "first_step": first_step})
         found.append(dataclasses.replace(run, record=record))
     return found
@@ -116,7 +115,6 @@ def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Pa
     assert group_id(one) != group_id(other)
     # Begun anew it is a run like any other.
     anew = other.record
-    assert anew is not None
     assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
 
 

@@ -69,7 +69,6 @@ def test_a_workload_is_measured_planned_and_told_in_eighty_columns(
     assert len({len(found[1]) for found in lanes.values() if found}) == 1
     assert all(lanes.values())
     compute = lanes["compute"]
-    assert compute is not None
     assert re.fullmatch(r"F+[FRB.=]*B+=*", compute[1])
     for title in ("The plan", "A pass, predicted", "Methods with batch 32", "Capacities with batch 32, planned"):
         assert title in lines

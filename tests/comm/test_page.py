@@ -171,7 +171,6 @@ def test_report_recommends_by_size_and_names_the_rule(made: CollectivesReport) -
     group = next(group for group in made.groups if group.system == "local")
     assert group.recommended[0].low == 1024
     assert group.recommended[-1].high == 2**20
-    assert group.fusion is not None
     # Libraries with one planted line: neither is faster.
     assert {group.recommended[-1].title, *group.recommended[-1].tied} >= {
         "",
@@ -352,7 +351,6 @@ def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> N
     assert "Fitted costs of box, torch-gloo, fp32" in found.stdout
     assert max(map(len, found.stdout.splitlines())) <= 80
     network = NetworkModel.model_validate_json(out.read_text(encoding="utf-8"))
-    assert network.median_error is not None
     assert network.median_error < 0.05
     asked: list[str | Path] = [
         "predict",

@@ -64,8 +64,6 @@ def test_figures_are_medians_over_runs_of_medians_over_iterations(tmp_path: Path
     (one,) = only(tmp_path).series[0].rows
     assert sorted(one.by_run.values()) == sorted(by_repeat.values())
     assert (one.time.value, one.time.unit, one.time.kind) == (0.03, "s", "order statistics")
-    assert one.time.low is not None
-    assert one.time.high is not None
     assert 0.01 <= one.time.low < 0.03 < one.time.high <= 0.05
     assert one.iterations == 10
     # Rates turn the interval over.
@@ -98,15 +96,12 @@ def test_rates_are_those_of_nccl_tests(tmp_path: Path, collective: str, factor: 
     for series in only(tmp_path).series:
         (one,) = series.rows
         assert one.algbw.value == pytest.approx(2**20 / one.time.value * 1e-9)
-        assert one.busbw is not None
         assert one.busbw.value == pytest.approx(one.algbw.value * factor)
 
 
 @given(value=st.floats(1e-6, 1e3), low=st.floats(0.1, 1.0), high=st.floats(1.0, 10.0), size=st.integers(1, 2**40))
 def test_a_rate_lies_in_its_interval(value: float, low: float, high: float, size: int) -> None:
     found = rate(Estimate(value, value * low, value * high, 5, "range"), size)
-    assert found.low is not None
-    assert found.high is not None
     assert found.low <= found.value <= found.high
 
 
@@ -281,11 +276,8 @@ def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]
             least = min(found.time.value for s in group.series for found in s.rows if found.num_bytes == size)
             for name in (one.title,) if one.title else one.tied:
                 taken = group.at(name, size)
-                assert taken is not None
                 assert taken.time.value <= least * (1 + choice.STAY_WITHIN) * (1 + 1e-9)
     for change in choice.crossovers(group):
-        assert change.low is not None
-        assert change.high is not None
         assert change.low <= change.num_bytes * (1 + 1e-9)
         assert change.num_bytes <= change.high * (1 + 1e-9)
 
@@ -359,7 +351,6 @@ def test_the_fusion_size_is_one_in_report_and_prediction(tmp_path: Path) -> None
     for group in table.groups:
         reported = choice.fusion(group)
         (found,) = predict_all(fit.network, (group.layout.ranks,), Wanted(sizes=SIZES)).predictions
-        assert reported is not None
         assert found.fusion_is_measured
         assert found.fusion_bytes == reported.num_bytes
 
@@ -371,7 +362,6 @@ def test_no_fusion_size_below_the_sizes_that_were_measured(tmp_path: Path) -> No
         tmp_path, story, points=(4,), group_size=None, algorithms="ring", backends="none", sizes="1MiB:16MiB:5"
     )
     found = choice.fusion(only(tmp_path))
-    assert found is not None
     assert found.below_measured
     assert "Recommended" not in fusion_text(found)
     assert "measure smaller ones" in fusion_text(found)
@@ -391,11 +381,8 @@ def test_measured_and_modelled_crossover_are_where_the_closed_form_says(tmp_path
     table = table_of(tmp_path)
     (group,) = table.groups
     wanted = ring_doubling_crossover(alpha, beta, ranks)
-    assert wanted is not None
     (measured,) = choice.crossovers(group)
     assert (measured.before, measured.after) == ("recursive-doubling over torch-gloo", RING)
-    assert measured.low is not None
-    assert measured.high is not None
     assert measured.low <= wanted * 1.1
     assert wanted / 1.1 <= measured.high
     assert measured.num_bytes == pytest.approx(wanted, rel=0.1)
@@ -427,8 +414,6 @@ def test_ratios_pair_runs_so_that_drift_cancels(tmp_path: Path) -> None:
     assert one.speed.low == pytest.approx(wanted)
     assert one.speed.high == pytest.approx(wanted)
     spread = group.series[0].rows[0].time
-    assert spread.high is not None
-    assert spread.low is not None
     assert spread.high > 1.5 * spread.low
 
 
@@ -474,11 +459,9 @@ def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
     assert network.num_points == 3 * 7 * 2
     assert fit.ranks == (4, 8)
     for level, (alpha, beta) in ((network.inside, INSIDE), (network.across, ACROSS)):
-        assert level is not None
         (piece,) = level.pieces
         assert piece.alpha_s == pytest.approx(alpha, rel=0.1)
         assert piece.beta_s_per_byte == pytest.approx(beta, rel=0.2)
-    assert network.across is not None
     assert network.across.pieces[0].beta_s_per_byte == pytest.approx(ACROSS[1], rel=0.02)
 
 
@@ -537,7 +520,6 @@ def test_pretended_groups_are_left_out_beside_real_ones(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, factory.Story(network=slow), series="c2", **{**request, **one_node})
     found = fit_all(table_of(tmp_path))
     (fit,) = found.fits
-    assert fit.network.across is not None
     assert fit.network.across.pieces[0].alpha_s == pytest.approx(100e-6, rel=0.1)
     (left,) = found.unfitted
     assert "12 points of groups inside one node are left out" in left
@@ -699,9 +681,7 @@ def write_runs(
 def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
     write_runs(tmp_path / "runs", repeats=5, sd=0.1)
     fit = fit_one(table_of(tmp_path / "runs"), system=None, transport=None, dtype=None, fitted="", where="runs")
-    assert fit.network.across is not None
     piece = fit.network.across.pieces[0]
-    assert piece.beta_interval_s_per_byte is not None
     low, high = piece.beta_interval_s_per_byte
     assert low < ACROSS[1] < high
     assert (high - low) / ACROSS[1] > 0.05  # with the run effect: points alone would say 1 %
@@ -727,7 +707,6 @@ def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
 def test_single_runs_have_no_intervals(fitted: tuple[Fit, bool]) -> None:
     fit, _ = fitted
     assert fit.network.draws == ()
-    assert fit.network.across is not None
     assert fit.network.across.pieces[0].beta_interval_s_per_byte is None
     (found,) = predict_all(fit.network, (8,), Wanted(sizes=SIZES, group_size=2)).predictions
     assert {series.low for series in found.series} == {None}
@@ -741,11 +720,9 @@ def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
         fit_one(table_of(tmp_path / name), system=None, transport=None, dtype=None, fitted="", where="runs").network
         for name in ("even", "congested")
     )
-    assert even.largest_held_out is not None
     assert (even.largest_held_out.ranks, even.largest_held_out.fitted_ranks) == (8, (4,))
     assert even.largest_held_out.median_error < 0.02
     told = congested.largest_held_out
-    assert told is not None
     assert (told.ranks, told.fitted_ranks) == (16, (4, 8))
     assert 1 / 1.15**2 < told.by_size[-1].ratio < 1 / 1.15**0.5
     wanted = Wanted(sizes=(4 * 2**20,), group_size=2, algorithms=("ring",))
@@ -758,8 +735,6 @@ def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
         slow = factory.network(inside=INSIDE, across=(ACROSS[0], ACROSS[1] * 1.15 ** math.log2(one.ranks / 4)))
         truth = predict("allreduce", "ring", 4 * 2**20, Layout(ranks=one.ranks, group_size=2), slow)
         (ring,) = one.series
-        assert ring.low is not None
-        assert ring.high is not None
         assert ring.low[0] <= truth * 1.01
         assert truth <= ring.high[0] * 1.01
 
@@ -769,12 +744,9 @@ def test_fusion_splits_gradients_into_whole_messages() -> None:
     wanted = Wanted(sizes=SIZES, algorithms=("ring",), workload_bytes=94_000_000)
     (found,) = predict_all(network, (8,), wanted).predictions
     assert found.fusion_of == "ring"
-    assert found.fusion_bytes is not None
-    assert found.fusion_messages is not None
     assert (found.fusion_messages - 1) * found.fusion_bytes < 94_000_000 <= found.fusion_messages * found.fusion_bytes
     # Ring: 2 (p - 1) alpha and 2 (p - 1) / p beta, all inside the one group.
     assert found.fusion_bytes == pytest.approx(9 * 14 * 20e-6 / (14 / 8 * 0.5e-9), rel=0.01)
-    assert found.fusion_workload_s is not None
     assert found.fusion_workload_s > found.series[0].workload_s  # type: ignore[operator]  # given with workload_bytes
 
 

@@ -160,7 +160,6 @@ def test_what_a_server_shows_says_all_once(verdict: str, awaits_reference: bool)
     assert_shaped(ElementTree.fromstring(text))
     (case,) = ElementTree.fromstring(text).iter("testcase")
     (shown,) = list(case)
-    assert shown.text is not None
     assert shown.text.count("because") == 1
     assert "B / A 1.050x [1.040, 1.060]" in shown.text
     assert "because" not in shown.get("message", "")

@@ -50,8 +50,6 @@ def test_value_and_ends_stop_at_one_place_and_the_interval_is_kept(one: Estimate
 @given(figures())
 def test_half_the_interval_has_one_or_two_digits(one: Estimate) -> None:
     assume(not is_point(one))
-    assert one.low is not None
-    assert one.high is not None
     places = len(value_text(one).replace(",", "").partition(".")[2].removesuffix(" %").removesuffix(" points"))
     half = FACTOR.get(one.unit, 1.0) * (one.high - one.low) / 2
     significant = places + 1 + math.floor(math.log10(half))

@@ -520,7 +520,6 @@ def test_page_is_well_formed_and_loads_nothing(folder_name: str, request: pytest
 
 def test_policy_allows_the_two_scripts_alone(page: str) -> None:
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
-    assert policy is not None
     directives = dict(part.strip().split(" ", 1) for part in policy[1].replace("&#39;", "'").split(";"))
     assert directives["default-src"] == "'none'"
     assert "unsafe" not in directives["script-src"]

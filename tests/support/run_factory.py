@@ -203,7 +203,6 @@ def _num_steps(plan: RunPlan, story: Story) -> int:
 
 def _quality(plan: RunPlan, times: StepTimes, training: Training) -> dict[str, Any]:
     wanted = plan.workload.quality
-    assert wanted is not None
     assert training.every % plan.global_batch == 0
     better = training.metric != "mae"
     per_evaluation = training.every // plan.global_batch

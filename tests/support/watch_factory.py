@@ -197,7 +197,6 @@ def large_run(
     for rank in range(ranks):
         _write_steps(folder, plan, course, rank, rng)
     window = window_ranks(plan)
-    assert plan.watch is not None
     first = max(0, plan.measure.warmup_steps - plan.watch.window_steps)
     num_steps = plan.measure.warmup_steps - first
     writers = []

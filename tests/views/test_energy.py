@@ -108,7 +108,6 @@ def rows_of(times: Iterable[float], *values: Power) -> list[tuple[float, ...]]:
 
 def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
     found = energy.stage(kind, *names)
-    assert found is not None
     return found.joules
 
 
@@ -293,7 +292,6 @@ def test_stages_of_a_run_sum_to_the_whole(tmp_path: Path) -> None:
     assert joules(energy) == pytest.approx(300 * 20, rel=1e-9)
     assert joules(energy) == pytest.approx(sum(joules(energy, name) for name in expected), rel=1e-12)
     whole = energy.stage("GPUs")
-    assert whole is not None
     assert whole.sampled_share == 1
     assert whole.mean_power_w == pytest.approx(300.0)
 
@@ -349,7 +347,6 @@ def test_a_reset_is_told_and_leaves_the_rest(tmp_path: Path) -> None:
     energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows))
     assert energy.methods("GPUs") == ("energy counter with reset",)
     measured = energy.stage("GPUs", "measured")
-    assert measured is not None
     assert measured.joules == pytest.approx(300 * 11)
     assert measured.sampled_share == pytest.approx(11 / 12)
     assert energy.energy_per_sample_j("GPUs") == pytest.approx(300 * 12 / 48)
@@ -407,7 +404,6 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
     energy = run_energy(make_run(tmp_path, columns, rows_of(times, lambda t: 300 * t, lambda t: 80 * t)))
     for kind in KINDS:
         measured = energy.stage(kind, "measured")
-        assert measured is not None
         assert measured.sampled_share == pytest.approx(4 / 12)
         assert energy.energy_per_sample_j(kind) is None
     assert joules(energy, "measured") == pytest.approx(300 * 4)
@@ -468,7 +464,6 @@ def test_two_nodes_each_on_its_own_clock(tmp_path: Path) -> None:
     assert energy.num_samples == 2 * 48
     assert energy.energy_per_sample_j("GPUs") == pytest.approx(500 * 12 / 48)
     measured = energy.stage("GPUs", "measured")
-    assert measured is not None
     assert measured.mean_power_w == pytest.approx(1000.0)
     assert measured.seconds == pytest.approx(12.0)
 
@@ -597,11 +592,8 @@ def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320])
     told = kind_of(measured(tmp_path))
     each, inverse = told.energy_per_sample, told.samples_per_joule
-    assert each is not None
-    assert inverse is not None
     assert (each.value, each.low, each.high, each.n) == pytest.approx((GEOMETRIC / 4, 300 / 4, 320 / 4, 3))
     assert (inverse.value, inverse.low, inverse.high) == pytest.approx((4 / GEOMETRIC, 4 / 320, 4 / 300))
-    assert told.mean_power is not None
     assert told.mean_power.value == pytest.approx(310)
     assert told.whole.value == pytest.approx(310 * 20)
 
@@ -609,7 +601,6 @@ def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
 def test_five_runs_have_an_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320, 330, 340])
     each = kind_of(measured(tmp_path)).energy_per_sample
-    assert each is not None
     assert each.kind == "Student t"
 
 

@@ -208,7 +208,6 @@ def test_line_needs_sizes_apart() -> None:
     assert fitted_line(timed([1000, 1100, 1200]), 2, "flat") is None
     assert fitted_line([m.model_copy(update={"exchange_s": None}) for m in timed([1, 10, 100])], 2, "flat") is None
     line = fitted_line(timed([1000, 50_000, 400_000, 1_000_000, 9_000_000], slow=3.0), 2, "flat")
-    assert line is not None
     assert (line.startup_s, line.per_byte_s) == pytest.approx((ALPHA, BETA), rel=0.01)  # one outlier moves it little
 
 
@@ -332,7 +331,6 @@ def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
 def test_figures_stand_in_every_format(made: model.Report, page: str) -> None:
     (group,) = made.groups
     (point,) = points_of(group)
-    assert point.prediction is not None
     figures = (point.communication, point.exposed, point.hidden, point.prediction.best_exposed)
     texts = [wording.value_text(figure) for figure in figures if figure is not None]
     assert len(texts) == 4
@@ -355,7 +353,6 @@ def test_the_verdict_names_the_account_s_figure_and_the_view_the_messages(made: 
     assert point.hidden is not None
     assert group.verdict.endswith("Main cause: exchange on the wire, 18.2 points of 18.2 points lost.")
     section = ExchangeView().section(group)
-    assert section is not None
     assert section.headline == (
         f"Messages take {wording.value_text(point.communication)} per step at 2 ranks, "
         f"{wording.value_text(point.hidden)} of it during backward"
@@ -369,8 +366,6 @@ def test_timeline_holds_every_message(made: model.Report) -> None:
     under_way = [row for row in rows if row["kind"] == "under way"]
     assert len(under_way) == len(GRADIENTS)
     for message, row in zip(points_of(group)[0].timeline, under_way, strict=True):
-        assert message.start_s is not None
-        assert message.exchange_s is not None
         assert (row["from"], row["to"]) == (message.start_s, message.start_s + message.exchange_s)
     assert [row["to"] for row in rows if row["kind"] == "backward pass"] == [GRADIENTS[-1][1]]
     waits = [row for row in rows if row["kind"] == "ready, waits"]
@@ -444,8 +439,6 @@ def test_table_for_programs_holds_every_point(made: model.Report) -> None:
     points = [(group.id, point) for group in made.groups for point in points_of(group)]
     assert [(row["group"], int(row["ranks"])) for row in rows] == [(group, point.ranks) for group, point in points]
     for row, (_, point) in zip(rows, points, strict=True):
-        assert point.exposed is not None
-        assert point.prediction is not None
         assert float(row["after_backward_s"]) == point.exposed.value
         assert float(row["least_efficiency_high"]) == point.prediction.efficiency.high
         assert row["fusion"] == point.ways[0].fusion

@@ -72,18 +72,14 @@ def test_precisions_beside_each_other(tmp_path: Path) -> None:
     assert [(row.ranks, row.precision) for row in found.rows] == [(1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16")]
     for reference, row in zip(found.rows[::2], found.rows[1::2], strict=True):
         assert reference.ratio is None
-        assert row.ratio is not None
         # Both share the drift of a repeat, which cancels in the geometric mean of the ratios of pairs.
         fast = statistics.geometric_mean(1.6 + k / 100 for k in range(5))
         assert row.ratio.value == pytest.approx(fast, rel=1e-6)
         assert row.is_paired
         assert row.ratio.kind == "Student t"
-        assert row.ratio.low is not None
         assert row.ratio.low > 1.5
-        assert row.memory_ratio is not None
         assert row.memory_ratio.value == pytest.approx(0.6)
         assert row.in_force == "bf16 by autocast"
-        assert row.loss is not None
         assert row.loss.value == pytest.approx(1.5 + (row.ranks - 1) / 2)
     assert "bf16 is faster than fp32" in found.verdict
     rows = {(row["ranks"], row["precision"]): row for row in sheet(report, "precision").records()}

@@ -109,18 +109,14 @@ def group_of(out: Path) -> Group:
 
 
 def of(group: Group, kind: type[N]) -> N:
-    found = group.of(kind)
-    assert found is not None
-    return found
+    return group.of(kind)
 
 
 def numbers(out: Path, make: Callable[[scaling.Group, RunTable], N | None]) -> N:
     """What one view computes of the only group."""
     table = tabulate(scan(out))
     (group,) = scaling.groups(table)
-    found = make(group, table)
-    assert found is not None
-    return found
+    return make(group, table)
 
 
 def view(name: str) -> GroupView:
@@ -128,9 +124,7 @@ def view(name: str) -> GroupView:
 
 
 def section(group: Group, name: str) -> Section:
-    found = view(name).section(group)
-    assert found is not None
-    return found
+    return view(name).section(group)
 
 
 def sheet(group: Group, name: str) -> Sheet[Any]:
@@ -315,7 +309,6 @@ def test_a_gap_in_the_samples_is_a_gap_in_the_lines(tmp_path: Path) -> None:
     one_run(tmp_path, rows=rows(keep=lambda t: not 6 < t < 12))
     group = group_of(tmp_path)
     timeline = of(group, Telemetry).timeline
-    assert timeline is not None
     assert (timeline.window_s, timeline.lanes) == (pytest.approx(12), ("GPU 0 of n0", "n0"))
     panels = {panel.name: panel for panel in timeline.panels}
     assert {"power_w", "sm_clock_hz", "host.cpu.busy", "host.net.eth0.received_bytes"} <= panels.keys()
@@ -344,7 +337,6 @@ def test_lines_of_long_runs_stay_short(tmp_path: Path) -> None:
     power = rng.uniform(100, 400, 1600)
     write_samples(folder, 0, ["gpu.0.power_w"], [((n + 1) * S, watts) for n, watts in enumerate(power)])
     timeline = numbers(tmp_path, telemetry).timeline
-    assert timeline is not None
     (line,) = timeline.panels[0].lines
     assert len(line.points) <= MAX_POINTS
     told = [value for _, value in line.points if value is not None]
@@ -403,16 +395,11 @@ def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
     group = group_of(tmp_path)
     one, two = of(group, Energy).points
     batch = group.points[0].batch_per_rank
-    assert one.kinds[0].energy_per_sample is not None
     assert one.kinds[0].energy_per_sample.value == pytest.approx(250 / batch)
     gpu, host = two.kinds
-    assert gpu.energy_per_sample is not None
     assert gpu.energy_per_sample.value == pytest.approx(500 / batch)
-    assert gpu.efficiency is not None
     assert (gpu.efficiency.value, gpu.efficiency.kind) == (pytest.approx(0.5), "Student t")
-    assert host.efficiency is not None
     assert host.efficiency.value == pytest.approx(1.0)
-    assert one.kinds[0].efficiency is not None
     assert one.kinds[0].efficiency.kind == "by definition"
     assert gpu.methods == ("energy counter",)
     rows_ = {(row["ranks"], row["kind"]): row for row in sheet(group, "energy").records()}
@@ -645,7 +632,6 @@ def test_the_command_for_larger_batches_repeats_the_runs(tmp_path: Path) -> None
     write_run(tmp_path, made, constant(STEP_MS))
     words = shlex.split(limit_of(tmp_path).partition("Try larger ones: dlbench run ")[2])
     command = cli.get_command(click.Context(cli), "run")
-    assert command is not None
     with command.make_context("run", words) as context:
         asked = context.params
     assert (asked["workload"], asked["preset"], asked["engine"], asked["ranks"]) == ("sample", "tiny", "ddp", "2")
@@ -684,7 +670,6 @@ def test_old_records_tell_no_resident_memory(tmp_path: Path) -> None:
     content = json.loads(folder.record.read_text())
     edit_json(folder.record, ranks=[{**rank, "peak_resident_bytes": 3 * 2**30} for rank in content["ranks"]])
     point = numbers(tmp_path, memory).points[0]
-    assert point.resident is not None
     assert point.resident.value == 3 * 2**30
     assert point.gpu_used_bytes == 2 * 2**30
     assert point.host_used_bytes == 3 * 2**30

@@ -44,9 +44,7 @@ START_S = 3.5
 
 def found_in(folder: Path, asked: Asked | None = None) -> TimeToTrain:
     (group,) = estimate(scan(folder), asked or Asked())[0].groups
-    found = group.of(TimeToTrain)
-    assert found is not None
-    return found
+    return group.of(TimeToTrain)
 
 
 def estimated(*arguments: str | Path) -> tuple[int, str]:
@@ -71,7 +69,6 @@ def test_times_are_samples_over_throughput_and_the_start_and_hours_are_of_all_ra
     report = assemble(scan(runs))
     (group,) = report.groups
     found = group.of(TimeToTrain)
-    assert found is not None
     assert found.held == "rank"
     # The recipe's 100 steps are of 4 images at one rank; all rank counts train as many.
     assert found.amount == "400 images (train.schedule.total_steps)."
@@ -101,13 +98,10 @@ def test_without_a_length_figures_are_of_a_million_samples_and_their_interval_is
         write_run(tmp_path, plan, constant([0, 0, 0, milliseconds, 0, 0]))
     (group,) = assemble(scan(tmp_path)).groups
     found = group.of(TimeToTrain)
-    assert found is not None
     assert [one.samples for one in found.points] == [1e6, 1e6]
     assert found.amount.startswith("Of a million images: no length of a training is known")
     for point, one in zip(group.points, found.points, strict=True):
         thr = point.throughput
-        assert thr.low is not None
-        assert thr.high is not None
         ends = [one.time.value, one.time.low, one.time.high]
         assert ends == pytest.approx([1e6 / thr.value, 1e6 / thr.high, 1e6 / thr.low])
     cost = [one.hours.value for one in found.points]
@@ -153,7 +147,6 @@ def test_the_length_of_a_training_is_the_recipes_else_the_limits(
 ) -> None:
     (plan,) = plans(workload=str(QUALITY_WORKLOAD), points=(1,), repeats=1)
     workload = plan.workload
-    assert workload.quality is not None
     train = workload.train.model_copy(update={"schedule": workload.train.schedule.model_copy(update=schedule)})
     changed = {"train": train, "quality": workload.quality.model_copy(update=quality)}
     plan = plan.model_copy(update={"workload": workload.model_copy(update=changed)})
@@ -206,7 +199,6 @@ def test_what_jobs_hold_is_what_is_billed(
     assert {what: held_by(run, what) for what in held} == held
     found = found_in(tmp_path, Asked(samples=3600 * 40 * ranks, price=2.5, currency="EUR"))
     (point,) = found.points
-    assert point.price is not None
     assert found.held == "GPU"
     assert point.price.value == pytest.approx(held["GPU"] * 2.5 * (1 + START_S / 3600))
     assert point.place == {2: "2 ranks (4 GPUs held)", 8: "8 GPUs on 2 nodes"}[ranks] if held["GPU"] != 2 else "2 GPUs"
@@ -224,7 +216,6 @@ def test_a_batch_that_grows_is_warned_of_and_the_noise_scale_says_by_how_much(tm
         write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), Story(record=recorded))
     speed = next(group for group in estimate(scan(tmp_path), Asked())[0].groups if len(group.points) == 2)
     found = speed.of(TimeToTrain)
-    assert found is not None
     assert "By the gradient noise scale measured here 8 need 1.33x the samples of 4 (5 runs, all equal)." in found.notes
     code, text = estimated(tmp_path, "--samples", "5", "--deadline", "1h")
     assert (code, text.count("How many ranks?")) == (0, 1)

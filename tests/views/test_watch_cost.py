@@ -65,9 +65,7 @@ def test_each_run_has_an_unwatched_twin_and_every_second_repeat_goes_backwards()
     ]
     assert len({p.run_id for p in made}) == 8
     watched, unwatched = made[:2]
-    assert unwatched.watch is not None
     assert (unwatched.watch.sampler, unwatched.watch.window_steps, unwatched.watch.is_on) == (False, 0, False)
-    assert watched.watch is not None
     assert watched.watch.is_on
     changed = {"run_id", "series", "watch"}
     assert unwatched.model_dump(exclude=changed) == watched.model_dump(exclude=changed)
@@ -98,7 +96,6 @@ def test_the_cost_is_what_watched_runs_take_longer_pair_by_pair(tmp_path: Path, 
     for plan in twins(repeats=repeats):
         write_twin(tmp_path, plan, 1.02)
     cost = only_cost(tmp_path)
-    assert cost.overhead is not None
     # The drift of 10 % a repeat falls on both of a pair.
     assert cost.overhead.value == pytest.approx(0.02)
     assert (cost.overhead.low, cost.overhead.high) == (pytest.approx(0.02), pytest.approx(0.02))
@@ -118,7 +115,6 @@ def test_a_disturbance_of_few_steps_counts(tmp_path: Path) -> None:
             lambda rank, step, slow=slow: ([0, 0, 50_000_000, 50_000_000, 0, 0], slow if step == 7 else 0),
         )
     cost = only_cost(tmp_path)
-    assert cost.overhead is not None
     assert cost.overhead.value == pytest.approx(200 / (12 * 100))
 
 
@@ -132,7 +128,6 @@ def test_the_interval_of_few_pairs_is_their_range(
         factor = factors[plan.series.repeat] if plan.series.variant == "plain" else 1.0
         write_run(out, plan, constant([0.0, 0.0, 40.0 * factor, 60.0 * factor, 0.0, 0.0]))
     overhead = only_cost(out).overhead
-    assert overhead is not None
     assert (overhead.low, overhead.high) == (
         pytest.approx(min(factors) - 1, abs=1e-6),
         pytest.approx(max(factors) - 1, abs=1e-6),
@@ -171,7 +166,6 @@ def test_a_measured_cost_stands_before_what_the_run_accounts_for(tmp_path: Path)
     plain, *_ = twins(repeats=2)
     folder = write_run(tmp_path, plain, constant([1.0] * 6), Story(record={"watch": accounted}))
     found = read_run(folder.path).watch_overhead
-    assert found is not None
     assert (found.method, found.value) == ("accounted", 0.001)
     write_watch_cost(folder, plain.run_id, MEASURED)
     assert read_run(folder.path).watch_overhead == MEASURED
@@ -245,7 +239,6 @@ def test_the_command_tells_the_cost_and_keeps_it_with_every_watched_run(
     for run in scan(tmp_path).runs:
         assert run.folder.watch_cost.exists() is (run.plan.series.variant == "plain")
         if run.plan.series.variant == "plain":
-            assert run.watch_overhead is not None
             assert run.watch_overhead.num_pairs == 3
             assert run.watch_overhead.value == pytest.approx(0.05)
 

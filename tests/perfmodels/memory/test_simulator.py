@@ -106,7 +106,6 @@ def test_streamed_fetches_one_block_ahead_and_lets_one_block_leave_at_a_time() -
         assert forward[number][0] >= leave[number - 2][1]
     backward, back = times(schedule, "compute", "backward"), times(schedule, "in", "swap in")
     for number, (start, _) in back.items():
-        assert number is not None
         if number < 3:
             assert start >= backward[number + 2][1]
 

@@ -61,24 +61,18 @@ def diagnose(*arguments: str | Path) -> str:
 
 
 def as_json(folder: Path, *arguments: str | Path) -> dict[str, Any]:
-    found = json.loads(diagnose(folder, "--format", "json", *arguments))
-    assert isinstance(found, dict)
-    return found
+    return json.loads(diagnose(folder, "--format", "json", *arguments))
 
 
 def diagnosed(group: dict[str, Any]) -> dict[str, Any]:
     """The causes of a group, without the factors."""
-    found = group["causes"]["diagnosed"]
-    assert isinstance(found, dict)
-    return found
+    return group["causes"]["diagnosed"]
 
 
 def verdict(folder: Path, *arguments: str | Path) -> dict[str, Any]:
     """Of the last point of the only group."""
     (group,) = as_json(folder, *arguments)["groups"]
-    found = diagnosed(group)["points"][-1]["verdict"]
-    assert isinstance(found, dict)
-    return found
+    return diagnosed(group)["points"][-1]["verdict"]
 
 
 def write_series(
@@ -626,7 +620,6 @@ def scaled(costs: NetworkModel, factor: float) -> NetworkModel:
     """All costs of the network times the same."""
 
     def level(found: Level | None) -> Level:
-        assert found is not None
         (piece,) = found.pieces
         return Level(pieces=(Piece(alpha_s=piece.alpha_s * factor, beta_s_per_byte=piece.beta_s_per_byte * factor),))
 
@@ -674,8 +667,6 @@ def test_a_measured_line_prices_the_flat_exchange() -> None:
     after = [(ready, predict("allreduce", "hierarchical", size, layout, costs)) for size, ready in GRADIENTS]
     assert found.gain == pytest.approx(expected_gain(before, after, 0.05))
     assert "measured gloo flat and hierarchical" in found.basis
-    assert found.low is not None
-    assert found.high is not None
     assert found.low < found.gain < found.high
 
 

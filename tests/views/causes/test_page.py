@@ -72,9 +72,7 @@ def group(made: model.Report) -> model.Group:
 
 
 def lost(group: model.Group) -> LostPercent:
-    found = group.of(LostPercent)
-    assert found is not None
-    return found
+    return group.of(LostPercent)
 
 
 def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
@@ -87,9 +85,7 @@ def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
 
 
 def section(group: model.Group, view: str) -> Section:
-    found = VIEWS[view].section(group)
-    assert found is not None
-    return found
+    return VIEWS[view].section(group)
 
 
 def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:

@@ -111,17 +111,11 @@ def test_time_samples_and_epochs_to_quality_are_those_of_the_runs(pair: Path) ->
     assert [(point.ranks, point.num_reached, point.num_runs) for point in found.points] == [(1, 5, 5), (2, 5, 5)]
     # Repeat k is slowed by k %: 5 x 20 steps of 100 ms and more, or 6 x 10 of 110 ms.
     slow = [1 + repeat / 100 for repeat in range(5)]
-    assert one.time is not None
-    assert two.time is not None
     assert one.time.value == pytest.approx(geometric([5 * (20 * 0.1 * k + 0.75) for k in slow]))
     assert two.time.value == pytest.approx(geometric([6 * (10 * 0.11 * k + 0.75) for k in slow]))
-    assert one.samples is not None
     assert one.samples.value == pytest.approx(400)
-    assert two.epochs is not None
     assert two.epochs.value == pytest.approx(480 / 160)
-    assert one.resolution is not None
     assert one.resolution.value == pytest.approx(20 * 0.102 + 0.75)
-    assert one.best is not None
     assert one.best.value == 0.55
     assert [batch.global_batch for batch in found.batches] == [4, 8]
     assert found.batches[1].against_smallest == pytest.approx(1.2)
@@ -142,8 +136,6 @@ def test_time_to_quality_stands_inside_and_outside_of_staging(tmp_path: Path, pa
         story = Story(training=Training(values=rising(5), wait_s=0.25), record={"staging": staged})
         write_run(tmp_path, plan, step(100 * (1 + 0.01 * plan.series.repeat)), story)
     (point,) = read(tmp_path)[2].points
-    assert point.time is not None
-    assert point.unstaged is not None
     whole = [5 * (20 * 0.1 * (1 + repeat / 100) + 0.75) for repeat in range(point.num_runs)]
     assert point.time.value == pytest.approx(geometric(whole))
     assert point.unstaged.value == pytest.approx(geometric([seconds - 3.0 for seconds in whole]))
@@ -154,17 +146,13 @@ def test_time_to_quality_stands_inside_and_outside_of_staging(tmp_path: Path, pa
 def test_the_account_of_the_time_sums(pair: Path) -> None:
     for point in read(pair)[2].points:
         parts = (point.training, point.evaluation, point.other)
-        assert point.whole is not None
         assert sum(part.value for part in parts if part) == pytest.approx(point.whole.value)
-        assert point.evaluation is not None
         assert point.evaluation.value == pytest.approx(0.5 * (5 if point.ranks == 1 else 6))
-        assert point.other is not None
         assert point.other.value == pytest.approx(0.25 * (5 if point.ranks == 1 else 6))
 
 
 def test_three_factors_have_their_closed_forms_and_multiply_exactly(pair: Path) -> None:
     factors = read(pair)[2].points[1].factors
-    assert factors is not None
     assert factors.throughput.value == pytest.approx(2 * 100 / 110)
     assert factors.samples.value == pytest.approx(400 / 480)
     drift = [1 + 0.01 * k for k in range(5)]
@@ -176,8 +164,6 @@ def test_three_factors_have_their_closed_forms_and_multiply_exactly(pair: Path) 
     assert product == pytest.approx(factors.speedup.value, rel=1e-12)
     for figure in (factors.speedup, factors.throughput, factors.samples, factors.rest):
         assert figure.kind == "Student t"
-        assert figure.low is not None
-        assert figure.high is not None
         assert figure.low <= figure.value <= figure.high
 
 
@@ -191,7 +177,6 @@ def test_factors_multiply_whatever_the_runs(tmp_path: Path) -> None:
             story = Story(training=Training(values=rising(count), eval_s=0.1 * count, wait_s=0.3 / count))
             write_run(tmp_path, plan, step(90 + 7 * count), story)
     factors = read(tmp_path)[2].points[1].factors
-    assert factors is not None
     product = factors.throughput.value * factors.samples.value * factors.rest.value
     assert product == pytest.approx(factors.speedup.value, rel=1e-12)
     assert factors.speedup.kind == "range"
@@ -216,7 +201,6 @@ def test_a_run_that_did_not_reach_the_target_is_counted_and_forbids_a_speed_up(
     _, _, found = read(tmp_path)
     point = found.points[1]
     assert (point.num_reached, point.num_runs, point.num_invalid) == (5 - len(fails), 5, invalid)
-    assert point.time is not None
     assert point.time.n == 5 - len(fails)
     assert point.factors is None
     assert found.batches[1].against_smallest is None
@@ -242,7 +226,6 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
         write_run(tmp_path, plan, step(100), Story(training=Training(values=(0.2, 0.3, 0.25))))
     _, _, found = read(tmp_path)
     assert [point.time for point in found.points] == [None, None]
-    assert found.points[0].best is not None
     assert (found.points[0].best.value, found.points[0].final and found.points[0].final.value) == (0.3, 0.25)
     assert (
         "none of 2 runs met the target top-1 accuracy of at least 50.0 % within 20 epochs"
@@ -261,10 +244,8 @@ def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
         )
     _, _, found = read(tmp_path)
     assert [point.num_reached for point in found.points] == [5, 5]
-    assert found.points[1].best is not None
     assert found.points[1].best.value == 0.45
     factors = found.points[1].factors
-    assert factors is not None
     assert factors.samples.value == pytest.approx(0.5)
     verdict = one_group(tmp_path).verdict
     assert "all 10 runs met the target mean absolute error of at most 0.5000" in verdict
@@ -314,7 +295,6 @@ def test_keys_that_act_in_no_run_of_a_goal_keep_none_apart(tmp_path: Path) -> No
     """As if the workload file had been edited in between."""
     (quality,) = quality_plans(points=(1,), repeats=1)
     (speed,) = plans(workload=str(QUALITY_WORKLOAD), points=(1,), repeats=1)
-    assert speed.workload.quality is not None
     target = speed.workload.quality.model_copy(update={"target": 0.6})
     pairs: tuple[tuple[RunPlan, dict[str, Any]], ...] = (
         (quality, {"measure": quality.measure.model_copy(update={"measured_steps": 99})}),
@@ -477,12 +457,9 @@ def test_mfu_is_flops_times_throughput_over_the_peak_of_all_cores(tmp_path: Path
         write_run(tmp_path, plan, step(100), Story(record={"training_flops_per_sample": 10**9}))
     (group,) = groups(tabulate(scan(tmp_path)))
     found = utilisation(group)
-    assert found is not None
     assert len(found.points) == 2
     for point in found.points:
-        assert point.mfu is not None
         assert point.mfu.value == pytest.approx(40e9 / 0.3e12)
-        assert point.achieved is not None
         assert point.achieved.value == pytest.approx(0.04)
     text = markdown_of(tmp_path)
     assert "| 2 ranks | 40.00 | 300.0 | 13.3 % |" in text
@@ -560,9 +537,7 @@ def noise_point(folder: Path, norms: Sequence[float]) -> tuple[NoisePoint, model
 
 def test_noise_scale_stands_beside_the_batch_with_advice(tmp_path: Path) -> None:
     point, group = noise_point(tmp_path, (0.9, 1.1, 1.0, 0.8, 1.2))
-    assert point.share is not None
     assert point.share.value == pytest.approx(8 / 32)
-    assert point.noise_scale is not None
     assert point.noise_scale.value == pytest.approx(32)
     assert re.search(r"is 0\.25 \[0\.\d+, 0\.\d+\] of the noise scale: larger batches still pay", point.advice)
     assert re.search(r"3\d to 4\d % fewer steps, 1\d to 2\d % more samples", point.advice)
@@ -572,7 +547,6 @@ def test_noise_scale_stands_beside_the_batch_with_advice(tmp_path: Path) -> None
 def test_a_run_whose_estimate_is_negative_counts(tmp_path: Path) -> None:
     """Left out, it would leave 0.4 instead of 0.25: its estimate of |G|^2 is low by chance, as others' are high."""
     point, _ = noise_point(tmp_path, (2.5, -0.5, 1.8, -0.2, 1.4))
-    assert point.share is not None
     assert (point.share.value, point.share.n) == (pytest.approx(0.25), 5)
     assert "whether larger batches pay is undecided" in point.advice
     assert point.noise_scale is None  # no upper end
@@ -616,9 +590,7 @@ def test_all_formats_say_it(pair: Path) -> None:
     document = document_of(report)
     (group,) = report.groups
     quality = group.of(Quality)
-    assert quality is not None
     factors = quality.points[1].factors
-    assert factors is not None
     shown = times_value(factors.speedup)
     page, text = html.to_html(document).replace("\N{NO-BREAK SPACE}", " "), terminal.to_text(document)
     for content in (page, markdown.to_markdown(document), text):
