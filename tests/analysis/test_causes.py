@@ -190,8 +190,7 @@ def only_group(folder: Path) -> tuple[Group, RunTable]:
 
 
 def points_of(folder: Path) -> tuple[CausePoint, ...]:
-    found = lost_percent(*only_group(folder))
-    return found.diagnosed.points
+    return lost_percent(*only_group(folder)).diagnosed.points
 
 
 def most_waited_for(folder: Path) -> tuple[Straggler | None, Straggler | None]:

@@ -191,8 +191,7 @@ def test_waiting_in_the_exchange_is_no_work_of_a_rank(run_of: OfRanks) -> None:
     table = np.full((4, 50, 7), 10 * MS)
     table[1, 5, PHASES.index("input")] += 100 * MS
     table[[0, 2, 3], 5, PHASES.index("exchange")] += 100 * MS
-    found = digest_of(run_of(["a", "b", "c", "d"]), run_steps(table, first=20))
-    (one,) = found.outliers
+    (one,) = digest_of(run_of(["a", "b", "c", "d"]), run_steps(table, first=20)).outliers
     assert (one.step, one.rank, one.host, one.phase) == (25, 1, "b", "input")
     assert one.seconds == pytest.approx(0.17)
     assert one.ratio == pytest.approx(17 / 7)

@@ -57,8 +57,7 @@ def figures(table: RunTable) -> Iterator[tuple[tuple[int, str], Estimate]]:
 
 def accounts(table: RunTable) -> tuple[CausePoint, ...]:
     (group,) = groups(table)
-    found = lost_percent(group, table)
-    return found.diagnosed.points
+    return lost_percent(group, table).diagnosed.points
 
 
 def holds(whole: Estimate, found: Estimate) -> bool:

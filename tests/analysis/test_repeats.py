@@ -310,8 +310,7 @@ def test_every_key_of_a_system_shapes_repeats_or_is_listed(key: str) -> None:
     if key.startswith("system.image."):
         others |= {"system.image.file": "/env.tar", "system.image.sha256": "0" * 64}
     before = _run(plan, others)
-    content = before.plan.model_dump(mode="json")
-    place = content
+    place = before.plan.model_dump(mode="json")
     for part in key.split("."):
         place = place[part]
     value = _other(key, LEAVES[key], place)

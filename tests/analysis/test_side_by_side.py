@@ -49,6 +49,5 @@ def test_the_best_is_looked_for_at_the_largest_rank_count_alone() -> None:
         return found
 
     assert at_last_place(rows) == rows[1:]
-    best = best_at_last(rows, ratio_of)
-    assert best[1] is rows[2]
+    assert best_at_last(rows, ratio_of)[1] is rows[2]
     assert best_at_last(rows[1:2], ratio_of) is None

@@ -274,8 +274,7 @@ def test_ranking_over_runs_tells_hosts_apart() -> None:
 
 def test_a_host_owes_what_its_ranks_owe_and_is_as_late_as_they_are_on_average() -> None:
     rows = [[[5, 0, 30, 50 + 100 * (r < 2), 8 + 100 * (r >= 2), 10, 5]] for r in range(4)]
-    found = waiting(run_steps(rows))
-    ranks, hosts = ranking([waited(found, ("a", "a", "b", "b"), 1)])
+    ranks, hosts = ranking([waited(waiting(run_steps(rows)), ("a", "a", "b", "b"), 1)])
     assert [(one.rank, one.host, one.waited_share) for one in ranks] == [(0, "a", 0.5), (1, "a", 0.5)]
     (host,) = hosts
     assert (host.rank, host.host, host.waited_share, host.last_share) == (None, "a", 1.0, 1.0)

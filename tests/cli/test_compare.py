@@ -318,8 +318,7 @@ def test_runs_compared_with_themselves_are_refused_and_a_part_is_told(tmp_path: 
     more = write_side(tmp_path / "more", STEADY[:5], series="more")
     for run in old.iterdir():
         shutil.copytree(run, more / run.name)
-    result = call("compare", old, more)
-    assert "5 runs on both sides: a run is compared with itself" in result.output
+    assert "5 runs on both sides: a run is compared with itself" in call("compare", old, more).output
 
 
 def test_runs_that_were_to_be_subtracted_are_left_out(tmp_path: Path) -> None:
@@ -345,8 +344,7 @@ def test_runs_that_went_on_after_an_interruption_are_never_compared(tmp_path: Pa
     result = call("compare", old, new)
     assert result.exit_code == 0, result.output
     assert f"{late.run_id}: resumed after an interruption" in " ".join(result.output.split())
-    made = call("baseline", new, "-o", tmp_path / "baseline.json")
-    assert late.run_id in made.output
+    assert late.run_id in call("baseline", new, "-o", tmp_path / "baseline.json").output
     assert late.run_id not in (tmp_path / "baseline.json").read_text()
     alone = tmp_path / "alone"
     write_run(alone, late, constant(PHASES_MS), resumed_after(7))

@@ -350,8 +350,7 @@ def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> N
     assert found.exit_code == 0, found.output
     assert "Fitted costs of box, torch-gloo, fp32" in found.stdout
     assert max(map(len, found.stdout.splitlines())) <= 80
-    network = NetworkModel.model_validate_json(out.read_text(encoding="utf-8"))
-    assert network.median_error < 0.05
+    assert NetworkModel.model_validate_json(out.read_text(encoding="utf-8")).median_error < 0.05
     asked: list[str | Path] = [
         "predict",
         out,

@@ -681,8 +681,7 @@ def write_runs(
 def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
     write_runs(tmp_path / "runs", repeats=5, sd=0.1)
     fit = fit_one(table_of(tmp_path / "runs"), system=None, transport=None, dtype=None, fitted="", where="runs")
-    piece = fit.network.across.pieces[0]
-    low, high = piece.beta_interval_s_per_byte
+    low, high = fit.network.across.pieces[0].beta_interval_s_per_byte
     assert low < ACROSS[1] < high
     assert (high - low) / ACROSS[1] > 0.05  # with the run effect: points alone would say 1 %
     (found,) = predict_all(fit.network, (16,), Wanted(sizes=SIZES, group_size=2)).predictions

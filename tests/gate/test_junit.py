@@ -96,8 +96,7 @@ def report(
 
 
 def cases(found: ComparisonReport) -> list[TestCase]:
-    document = JUnitXml.fromstring(to_junit(found).encode("utf-8"))
-    (suite,) = list(document)
+    (suite,) = list(JUnitXml.fromstring(to_junit(found).encode("utf-8")))
     assert isinstance(suite, TestSuite)
     return list(suite)
 

@@ -335,15 +335,13 @@ def test_the_usual_range_of_a_drift_goes_on_with_it() -> None:
     last = segments(values, [found])[-1]
     told = newest(values, last)
     assert told.num_beyond == 0
-    level = newest(values, Segment(start=0, end=140, level=last.level))
-    assert told.low > level.low
+    assert told.low > newest(values, Segment(start=0, end=140, level=last.level)).low
 
 
 def test_an_odd_night_of_old_does_not_hide_a_new_one() -> None:
     values = [*nights(12, 40), 0.13]
     values[11] *= 3
-    told = newest(values)
-    assert told.num_beyond == 1
+    assert newest(values).num_beyond == 1
 
 
 def test_too_few_nights_before_the_newest_say_nothing() -> None:

@@ -64,8 +64,7 @@ def test_half_the_interval_has_one_or_two_digits(one: Estimate) -> None:
 
 @given(st.floats(0.1, 2e5), st.floats(1e-4, 0.5))
 def test_durations_have_one_unit_in_value_and_ends(seconds: float, share: float) -> None:
-    one = figure(seconds, seconds * (1 - share), seconds * (1 + share), "s")
-    text, interval, unit = shown(one)
+    text, interval, unit = shown(figure(seconds, seconds * (1 - share), seconds * (1 + share), "s"))
     if unit:
         assert re.fullmatch(r"[\d,.]+", text)
         assert re.fullmatch(r"\[[\d,.]+, [\d,.]+\]", interval)

@@ -43,8 +43,7 @@ def a_chain(batch: int = 8, units: int = 8) -> Chain:
 
 def in_core_bytes(chain: Chain) -> int:
     """What is held in core."""
-    found = fixed_plan(chain, None, "none", "none")
-    return found.predicted.peak_bytes
+    return fixed_plan(chain, None, "none", "none").predicted.peak_bytes
 
 
 def plan_for(chain: Chain, recompute: Recompute, swap: Swap, capacity: int | None) -> BlockPlan:

@@ -104,8 +104,7 @@ def test_runs_that_differ_in_the_data_path_are_kept_apart_and_named(shown: tuple
 
 
 def test_staging_says_time_rate_room_and_what_became_of_it(shown: tuple[Report, Document]) -> None:
-    found = group(shown[0], staging="replicate").of(Staged)
-    (point,) = found.points
+    (point,) = group(shown[0], staging="replicate").of(Staged).points
     assert point.seconds.value == 20.0
     assert (point.slowest_bytes_per_s, point.fastest_bytes_per_s) == (5 * MB, 5 * MB)
     assert (point.needed_bytes, point.free_bytes, point.kept) == (100 * MB, 900 * MB, False)
@@ -151,14 +150,12 @@ def test_samples_found_of_an_earlier_run_are_not_the_time_of_copying(tmp_path: P
         told = staging_result() if plan.series.repeat == 0 else staging_result(seconds=0.5, nodes=0) | {"nodes": [node]}
         write_run(tmp_path, plan, constant([5.0, 0.0, 30.0, 50.0, 10.0, 5.0]), data_story(staging=told))
     report, document = page(tmp_path)
-    found = report.groups[0].of(Staged)
-    assert found.points[0].seconds.value == 20.0
+    assert report.groups[0].of(Staged).points[0].seconds.value == 20.0
     assert "4 of 5 runs found samples of an earlier run" in sections(document)["staging"].notes[0]
 
 
 def test_cold_and_warm_epochs_and_tiers_are_told_apart(shown: tuple[Report, Document]) -> None:
-    found = group(shown[0]).of(Reading)
-    first, second = found.epochs
+    first, second = group(shown[0]).of(Reading).epochs
     assert (first.temperature, second.temperature) == ("cold", "warm")
     assert (first.shared_bytes, first.storage_bytes, first.cached_bytes) == (50 * MB, 50 * MB, 0)
     assert second.cached_bytes == 49 * MB
@@ -199,8 +196,7 @@ def test_a_cache_that_was_not_as_asked_and_the_choice_of_readers_are_told(tmp_pa
 
 def test_the_audit_names_errors_first_and_says_how_well_samples_are_mixed(shown: tuple[Report, Document]) -> None:
     one = group(shown[0], staging="shard", shuffle="partial:0.1")
-    found = one.of(Audit)
-    (point,) = found.points
+    (point,) = one.of(Audit).points
     assert (point.num_bad, point.twice, point.never, point.sent, point.received) == (5, 5, 5, 1000, 995)
     assert point.novelty == pytest.approx(0.2)
     view = next(view for view in SCALING.group if view.id == "shuffle-audit")
@@ -238,8 +234,7 @@ def test_how_runs_learn_under_each_way_of_shuffling_is_drawn(tmp_path: Path) -> 
 
 
 def test_input_is_split_as_readers_spent_their_time(shown: tuple[Report, Document]) -> None:
-    found = group(shown[0]).of(LostPercent)
-    (point,) = found.diagnosed.points
+    (point,) = group(shown[0]).of(LostPercent).diagnosed.points
     cause = point.cause("input")
     assert tuple(part.name for part in cause.parts) == INPUT_PARTS
     assert sum(part.seconds.value for part in cause.parts) == pytest.approx(cause.seconds.value)
@@ -258,8 +253,7 @@ def test_what_to_try_follows_from_what_readers_do(tmp_path: Path, fetch_s: float
         times = constant([part * drift for part in (wait, 0.0, 30.0, 50.0, 10.0, 5.0)])
         write_run(tmp_path, plan, times, data_story(reading=told))
     report, _ = page(tmp_path)
-    found = report.groups[0].of(LostPercent)
-    verdict = found.diagnosed.points[-1].verdict
+    verdict = report.groups[0].of(LostPercent).diagnosed.points[-1].verdict
     assert verdict.name == "input-bound"
     assert words in verdict.experiments[0].text
     assert "of their time in" in verdict.experiments[0].text

@@ -107,8 +107,7 @@ def rows_of(times: Iterable[float], *values: Power) -> list[tuple[float, ...]]:
 
 
 def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
-    found = energy.stage(kind, *names)
-    return found.joules
+    return energy.stage(kind, *names).joules
 
 
 def measured(out: Path, slurm: Mapping[str, float] | None = None) -> DetailedEnergy:
@@ -301,8 +300,7 @@ def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
         """100 W until the first measured step at 4 s, then 400 W."""
         return 100 * t if t < 4 else 400 + 400 * (t - 4)
 
-    run = make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(0.5), total))
-    energy = run_energy(run)
+    energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(0.5), total)))
     assert energy.num_samples == 12 * 4
     assert energy.energy_per_sample_j("GPUs") == pytest.approx(400 * 12 / 48)
     assert energy.doubts == ()
@@ -310,8 +308,7 @@ def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
 
 def test_power_is_taken_where_there_is_no_counter(tmp_path: Path) -> None:
     late = [t + 0.3 * math.sin(7 * t) for t in every(1.0)]
-    run = make_run(tmp_path, ["gpu.0.power_w"], rows_of(late, lambda t: 200 + 10 * t))
-    energy = run_energy(run)
+    energy = run_energy(make_run(tmp_path, ["gpu.0.power_w"], rows_of(late, lambda t: 200 + 10 * t)))
     assert energy.methods("GPUs") == ("power over time stamps",)
     # 200 t + 5 t^2 from 4 to 16.
     assert joules(energy, "measured") == pytest.approx(200 * 12 + 5 * (256 - 16), rel=1e-6)
@@ -403,8 +400,7 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
     columns = ["gpu.0.energy_j", "host.energy.package-0_j"]
     energy = run_energy(make_run(tmp_path, columns, rows_of(times, lambda t: 300 * t, lambda t: 80 * t)))
     for kind in KINDS:
-        measured = energy.stage(kind, "measured")
-        assert measured.sampled_share == pytest.approx(4 / 12)
+        assert energy.stage(kind, "measured").sampled_share == pytest.approx(4 / 12)
         assert energy.energy_per_sample_j(kind) is None
     assert joules(energy, "measured") == pytest.approx(300 * 4)
     assert any("only 33% of the measured window was sampled" in text for text in energy.doubts)
@@ -600,8 +596,7 @@ def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
 
 def test_five_runs_have_an_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320, 330, 340])
-    each = kind_of(measured(tmp_path)).energy_per_sample
-    assert each.kind == "Student t"
+    assert kind_of(measured(tmp_path)).energy_per_sample.kind == "Student t"
 
 
 def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> None:

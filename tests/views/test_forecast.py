@@ -79,8 +79,7 @@ def only_group(out: Path) -> tuple[scaling.Group, RunTable]:
 
 def law_of(out: Path) -> laws.Law:
     group, table = only_group(out)
-    found = laws.law_of(group, table)
-    return found.law
+    return laws.law_of(group, table).law
 
 
 def forecast_of(out: Path) -> tuple[model.Group, Any]:

@@ -359,8 +359,7 @@ def largest(group: Group, **changes: Any) -> Group:
 
 
 def account_of(group: Group) -> CausePoint:
-    found = group.of(LostPercent)
-    return found.diagnosed.points[-1]
+    return group.of(LostPercent).diagnosed.points[-1]
 
 
 def with_larger_compute(group: Group) -> Group:

@@ -400,8 +400,7 @@ def test_more_rank_counts_than_colours_are_thinned_out_and_it_is_said(group: mod
 
 def test_times_in_nanoseconds_are_whole(folder: Path) -> None:
     """The factory writes what `noisy` says: the slow rank's steps are really longer."""
-    run = next(iter(runs_at(folder, 4).values()))
-    steps = load_steps(run)
+    steps = load_steps(next(iter(runs_at(folder, 4).values())))
     forward = steps.phase_ns["forward"]
     assert forward[3, 40] > 1.3 * forward[0, 40]
     assert steps.phase_ns["input"][1, LONG[0] - WARMUP] == 305 * MS

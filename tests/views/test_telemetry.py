@@ -317,8 +317,7 @@ def test_a_gap_in_the_samples_is_a_gap_in_the_lines(tmp_path: Path) -> None:
             holes = [t for t, value in line.points if value is None]
             assert holes == [pytest.approx(5.0)], panel.name
     (chart,) = section(group, "telemetry").charts()
-    text = json.dumps(chart.spec)
-    assert '"v": null' in text
+    assert '"v": null' in json.dumps(chart.spec)
     assert "gaps in the lines" in chart.alt.lower()
     # One y axis each: no panel has two scales.
     for unit in chart.spec["vconcat"]:
@@ -336,8 +335,7 @@ def test_lines_of_long_runs_stay_short(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     power = rng.uniform(100, 400, 1600)
     write_samples(folder, 0, ["gpu.0.power_w"], [((n + 1) * S, watts) for n, watts in enumerate(power)])
-    timeline = numbers(tmp_path, telemetry).timeline
-    (line,) = timeline.panels[0].lines
+    (line,) = numbers(tmp_path, telemetry).timeline.panels[0].lines
     assert len(line.points) <= MAX_POINTS
     told = [value for _, value in line.points if value is not None]
     assert (min(told), max(told)) == (pytest.approx(power.min(), rel=1e-3), pytest.approx(power.max(), rel=1e-3))
@@ -365,8 +363,7 @@ def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
     assert reasons["gpu"] == "no NVML library"
     assert "\x1b" not in json.dumps(as_plain(of(group, Telemetry)), ensure_ascii=False)
     assert "\x1b" not in str(sheet(group, "telemetry-missing").to_display())
-    text = " ".join(section(group, "telemetry").words)
-    assert "3 samples did not fit" in text
+    assert "3 samples did not fit" in " ".join(section(group, "telemetry").words)
     assert "dlbench doctor" in view("energy").remedy(group)
 
 

@@ -114,8 +114,7 @@ def test_a_disturbance_of_few_steps_counts(tmp_path: Path) -> None:
             plan,
             lambda rank, step, slow=slow: ([0, 0, 50_000_000, 50_000_000, 0, 0], slow if step == 7 else 0),
         )
-    cost = only_cost(tmp_path)
-    assert cost.overhead.value == pytest.approx(200 / (12 * 100))
+    assert only_cost(tmp_path).overhead.value == pytest.approx(200 / (12 * 100))
 
 
 @settings(max_examples=20)

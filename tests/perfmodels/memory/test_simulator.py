@@ -133,8 +133,7 @@ def test_what_others_use_never_moves() -> None:
     chain = equal_chain(3)
     shared = chain.model_copy(update={"units": (unit(0), unit(1), unit(2, joins=False))})
     assert simulate(chain, blocks("kkR"), link(1000), None).peak_bytes
-    schedule = simulate(shared, blocks("ssR"), link(1000), None)
-    assert schedule.swapped_bytes == 100 + 110
+    assert simulate(shared, blocks("ssR"), link(1000), None).swapped_bytes == 100 + 110
     with pytest.raises(ValueError, match=r"spans the input of layers\.2"):
         simulate(shared, (PlannedBlock(first=0, last=2, decision="keep"),), None, None)
 

@@ -272,8 +272,7 @@ def test_throttling_is_called_not_measured_where_some_run_does_not_tell(tmp_path
         folder = write_run(tmp_path, plan, constant(BASE, other=5.0), Story(record={"watch": watch_result()}))
         if (plan.layout.ranks, plan.series.repeat) != (2, 1):
             write_samples(folder, 0, ("host.cpu.throttled_s",), [(s * 10**9, 0.0) for s in range(6)])
-    text = diagnose(tmp_path)
-    words = " ".join(text.split())
+    words = " ".join(diagnose(tmp_path).split())
     assert (
         "- clock throttling: not measured at 2 ranks: n0 has no samples: the file is gone; compute includes it."
         in words

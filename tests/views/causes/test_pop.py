@@ -17,8 +17,7 @@ from tests.support.run_factory import constant, plans, write_run
 def points(folder: Path) -> tuple[CausePoint, ...]:
     table = tabulate(scan(folder), with_causes=True)
     (group,) = groups(table)
-    found = lost_percent(group, table)
-    return found.diagnosed.points
+    return lost_percent(group, table).diagnosed.points
 
 
 def test_a_steady_straggler_is_imbalance_by_pops_definition(tmp_path: Path) -> None:

@@ -224,8 +224,7 @@ def test_the_run_in_the_middle_of_a_point_is_shown(tmp_path: Path) -> None:
 
 def test_names_from_samples_stay_on_their_line(tmp_path: Path) -> None:
     one_run(tmp_path, host=f"n{ESCAPE}0: [bold]")
-    text = joined(telemetry_lines(tmp_path))
-    assert "1 rank, n[31m 0: [bold] 250.0 W" in text
+    assert "1 rank, n[31m 0: [bold] 250.0 W" in joined(telemetry_lines(tmp_path))
 
 
 # Which runs count, and how it ends
@@ -328,8 +327,7 @@ def test_words_of_sacct_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sacct.write_text("#!/bin/bash\nprintf 'sacct: \\033[31mno\\007 database' >&2; exit 1\n", encoding="utf-8")
     sacct.chmod(0o755)
     monkeypatch.setenv("PATH", f"{sacct.parent}:/usr/bin:/bin")
-    result = run_cli("diagnose", tmp_path / "runs", "--slurm")
-    assert "sacct: [31mno database" in result.stderr
+    assert "sacct: [31mno database" in run_cli("diagnose", tmp_path / "runs", "--slurm").stderr
 
 
 def test_damage_met_while_comparing_is_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

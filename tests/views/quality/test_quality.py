@@ -245,8 +245,7 @@ def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
     _, _, found = read(tmp_path)
     assert [point.num_reached for point in found.points] == [5, 5]
     assert found.points[1].best.value == 0.45
-    factors = found.points[1].factors
-    assert factors.samples.value == pytest.approx(0.5)
+    assert found.points[1].factors.samples.value == pytest.approx(0.5)
     verdict = one_group(tmp_path).verdict
     assert "all 10 runs met the target mean absolute error of at most 0.5000" in verdict
     # 4 x (10 x 0.1 s + 0.5 s) against 2 x (20 x 0.1 s + 0.5 s).
@@ -589,8 +588,7 @@ def test_all_formats_say_it(pair: Path) -> None:
     report = assemble(scan(pair))
     document = document_of(report)
     (group,) = report.groups
-    quality = group.of(Quality)
-    factors = quality.points[1].factors
+    factors = group.of(Quality).points[1].factors
     shown = times_value(factors.speedup)
     page, text = html.to_html(document).replace("\N{NO-BREAK SPACE}", " "), terminal.to_text(document)
     for content in (page, markdown.to_markdown(document), text):
