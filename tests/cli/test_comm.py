@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from tests.cli.test_cli import everything_below, without
 from tests.conftest import Cli
 from tests.support import run_factory
 from tests.support.paths import DATA
-from tests.support.programs import as_shown
+from tests.support.programs import as_shown, on_path
 from tests.support.run_factory import constant, edit_json, status, write_run
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -318,11 +317,7 @@ def test_what_is_not_installed_is_told_with_its_remedy(cli: Cli, tmp_path: Path)
 
 
 def test_mpi4py_is_asked_for_only_by_who_names_mpi(cli: Cli, tmp_path: Path) -> None:
-    stub = tmp_path / "bin" / "mpirun"
-    stub.parent.mkdir()
-    stub.write_text("#!/bin/bash\nexit 7\n")
-    stub.chmod(0o755)
-    variables = {**without(tmp_path, "mpi4py"), "PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    variables = {**without(tmp_path, "mpi4py"), "PATH": on_path(tmp_path / "bin", mpirun="exit 7")}
     done = cli(*RUN, "--launcher", "mpirun", "--backends", "gloo,mpi", **variables)
     assert done.returncode == 5
     assert "pip install 'dlbench[mpi]'" in done.stderr
@@ -356,15 +351,12 @@ def test_a_dry_run_prints_what_would_start_and_what_was_chosen(cli: Cli, tmp_pat
 
 
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
-    stub = tmp_path / "bin" / "sbatch"
-    stub.parent.mkdir()
-    stub.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >> {tmp_path}/calls; date +%N\n")
-    stub.chmod(0o755)
+    path = on_path(tmp_path / "bin", sbatch=f"printf '%s\\0' \"$@\" >> {tmp_path}/calls; date +%N")
     asked = (*SUBMIT, "--nodes", "2,3", "--ranks-per-node", "2", "--repeats", "2")
     shown = cli(*asked, "--dry-run", "--all-scripts")
     assert shown.returncode == 0, shown.stderr
     assert not (tmp_path / "runs").exists()
-    done = cli(*asked, PATH=f"{stub.parent}:{os.environ['PATH']}")
+    done = cli(*asked, PATH=path)
     assert done.returncode == 0, done.stderr
     jobs = done.stdout.split()
     runs = scan_comm(tmp_path / "runs").runs
@@ -523,12 +515,8 @@ def test_what_is_known_of_a_run_without_a_record(tmp_path: Path) -> None:
 )
 def test_mpirun_s_word_on_a_killed_rank_is_read(cli: Cli, tmp_path: Path, noticed: str, told: str) -> None:
     """Its exit code names no rank, and it may end the others before they can say what they saw."""
-    stub = tmp_path / "bin" / "mpirun"
-    stub.parent.mkdir()
-    stub.write_text(f"#!/bin/bash\necho 'mpirun noticed that {noticed}'\nexit 137\n")
-    stub.chmod(0o755)
-    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
-    done = cli(*RUN, "--launcher", "mpirun", "--algorithms", "ring", "--backends", "none", **variables)
+    path = on_path(tmp_path / "bin", mpirun=f"echo 'mpirun noticed that {noticed}'\nexit 137")
+    done = cli(*RUN, "--launcher", "mpirun", "--algorithms", "ring", "--backends", "none", PATH=path)
     assert done.returncode == 3
     assert told in done.stderr
     (run,) = scan_comm(tmp_path / "runs").runs

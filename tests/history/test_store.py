@@ -45,15 +45,15 @@ from tests.support.watch_factory import write_samples, write_spans
 STEP = constant([5, 0, 30, 50, 0, 10])
 
 
-def write_runs(out: Path, count: int, first: int = 0, ranks: int = 1) -> Path:
+def write_runs(out: Path, count: int, first: int = 0) -> Path:
     for number in range(first, first + count):
-        plan = history_plan(number, 9.0 * number, points=(ranks,))
+        plan = history_plan(number, 9.0 * number, points=(1,))
         write_run(out, plan, STEP, Story(finished=NOW + timedelta(days=9 * number)))
     return out
 
 
-def new_history(path: Path, notes: list[str] | None = None) -> History:
-    return open_history(path, create=True, notify=[].append if notes is None else notes.append)
+def new_history(path: Path) -> History:
+    return open_history(path, create=True, notify=[].append)
 
 
 def verdicts(outcomes: Sequence[object]) -> list[str]:

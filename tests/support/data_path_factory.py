@@ -116,20 +116,6 @@ def data_story(**record: Any) -> Story:
     return Story(data={"kind": "jpeg-tree", "num_samples": NUM_SAMPLES}, record=record)
 
 
-def write_reads(out: Path, input_ms: float, **request: Any) -> list[RunPlan]:
-    """Runs of real data that wait `input_ms` for it in a step of 100 ms more."""
-    made = plans(**{"data": REAL, **request})
-    for plan in made:
-        drift = 1 + plan.series.repeat / 1000
-        write_run(
-            out,
-            plan,
-            constant([part * drift for part in (input_ms, 0.0, 30.0, 50.0, 10.0, 10.0)]),
-            data_story(reading=reading_result()),
-        )
-    return made
-
-
 def write_tiers(
     out: Path,
     *,

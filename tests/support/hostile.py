@@ -168,7 +168,7 @@ def _leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str
         yield from _leaves(found, (*path, name))
 
 
-def make_world(root: Path, seed: int = 0) -> None:
+def make_world(root: Path) -> None:
     """Files to be pointed at, good ones and hostile ones; `private` may not be entered."""
     good = plans(points=(1, 2), repeats=2)
     for plan in good[:-1]:
@@ -186,7 +186,7 @@ def make_world(root: Path, seed: int = 0) -> None:
     (root / "loop").symlink_to("loop")
     (root / "dangling").symlink_to("nowhere")
     _socket(root / "socket")
-    write_odd_files(root, random.Random(seed))
+    write_odd_files(root, random.Random(0))
     for name, minor in (("null", 3), ("full", 7)):
         # Of its own: what replaces a device would take it from the whole machine.
         with suppress(PermissionError):

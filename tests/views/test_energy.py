@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +32,7 @@ from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.energy import DetailedEnergy, KindEnergy, detailed_energy, sources_sheet
+from tests.support.programs import on_path
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
 
@@ -682,15 +682,10 @@ def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Puts a stub of sacct on PATH; returns the file with its calls."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    calls = tmp_path / "calls"
 
     def place(body: str) -> Path:
-        calls = tmp_path / "calls"
-        path = folder / "sacct"
-        path.write_text(f'#!/bin/bash\necho "$@" >> {calls}\n{body}\n', encoding="utf-8")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", on_path(tmp_path / "bin", sacct=f'echo "$@" >> {calls}\n{body}'))
         return calls
 
     return place

@@ -22,6 +22,7 @@ from dlbench.records.status import write_status
 from dlbench.specs.plan import RunPlan
 from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import TelemetryView
+from tests.support.programs import on_path
 from tests.support.run_factory import Story, constant, edit_json, plans, status, write_run, write_unfinished
 from tests.support.watch_factory import write_samples, write_spans
 
@@ -322,11 +323,8 @@ def test_words_of_sacct_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = one_run(tmp_path / "runs")
     submission = Submission(job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="run/slurm-7.out")
     write_json(folder.submission, submission.model_dump(mode="json"))
-    sacct = tmp_path / "bin" / "sacct"
-    sacct.parent.mkdir()
-    sacct.write_text("#!/bin/bash\nprintf 'sacct: \\033[31mno\\007 database' >&2; exit 1\n", encoding="utf-8")
-    sacct.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sacct.parent}:/usr/bin:/bin")
+    sacct = "printf 'sacct: \\033[31mno\\007 database' >&2; exit 1"
+    monkeypatch.setenv("PATH", on_path(tmp_path / "bin", sacct=sacct))
     assert "sacct: [31mno database" in run_cli("diagnose", tmp_path / "runs", "--slurm").stderr
 
 
