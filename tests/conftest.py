@@ -6,7 +6,7 @@ import importlib.util
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -93,6 +93,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def cli(tmp_path: Path) -> Cli:
     """Runs ``dlbench`` in a process and a folder of its own."""
     return partial(call_dlbench, cwd=tmp_path)
+
+
+@pytest.fixture
+def signals_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

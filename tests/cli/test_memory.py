@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.cli.streams import ending_of
 from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import node_program
 from dlbench.records.memory import MemoryProfile
 from dlbench.units import bytes_option, parse_bytes
 from tests.support.memory_factory import MIB, RATES, a_chain, method_plans, write_memory_run
-
-Answering = Callable[[str], None]
+from tests.support.node_answers import Answering, answer_with, one_line
 
 CHAIN = a_chain(32)
 ANSWER = MemoryProfile(
@@ -29,15 +26,7 @@ ANSWER = MemoryProfile(
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
-    """Puts a program where the profile is: its text, in Python."""
-
-    def answering(text: str) -> None:
-        program = tmp_path / "profile.py"
-        program.write_text(text, encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
-        monkeypatch.setattr(node_program, "profile_command", lambda python: command)
-
-    return answering
+    return partial(answer_with, monkeypatch, tmp_path / "profile.py", "profile_command")
 
 
 def plan(*words: object) -> Result:
@@ -46,12 +35,7 @@ def plan(*words: object) -> Result:
 
 def refused(*words: object, code: ExitCode = ExitCode.USAGE) -> str:
     """What a wrong request is answered with."""
-    result = plan(*words)
-    assert result.exception is not None
-    ending = ending_of(result.exception)
-    assert ending.code == code
-    assert "\n" not in ending.line
-    return ending.line
+    return one_line(plan(*words), code)
 
 
 def test_a_workload_is_measured_planned_and_told_in_eighty_columns(

@@ -16,7 +16,6 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.views import model
 from dlbench.views.causes.numbers import CausePoint, CauseShare, LostPercent
 from dlbench.views.scaling_report import assemble, document_of
+from tests.support.html_page import assert_well_formed
 from tests.support.paths import GOLDEN
 from tests.support.run_factory import (
     NOW,
@@ -469,52 +469,9 @@ def test_rich_prints_the_same_rows(made: model.Report) -> None:
 # The page as text
 
 
-class Outline(HTMLParser):
-    """Open elements, ids, and everything an element would load."""
-
-    VOID = frozenset({"meta", "link", "br", "img", "input", "hr", "path", "rect", "line"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.handlers: list[str] = []
-        self.unnamed = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.ids += [values["id"] or ""] if "id" in values else []
-        self.links += [
-            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "srcset")
-        ]
-        self.handlers += [name for name, _ in attrs if name.startswith("on")]
-        self.unnamed += values.get("role") in ("img", "region") and not values.get("aria-label")
-        if tag not in self.VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.stack.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.stack.pop() == tag
-
-
 @pytest.mark.parametrize("folder_name", ["sample", "hostile"])
 def test_page_is_well_formed_and_loads_nothing(folder_name: str, request: pytest.FixtureRequest) -> None:
-    outline = Outline()
-    outline.feed(html.to_html(document_of(assemble(scan(request.getfixturevalue(folder_name))))))
-    outline.close()
-    assert outline.stack == []
-    assert len(set(outline.ids)) == len(outline.ids)
-    assert outline.handlers == []
-    assert outline.unnamed == 0
-    anchors = [link[1:] for link in outline.links if link.startswith("#")]
-    assert set(anchors) <= set(outline.ids)
-    assert [link for link in outline.links if not link.startswith(("#", "data:text/csv;", "data:,"))] == []
+    assert_well_formed(html.to_html(document_of(assemble(scan(request.getfixturevalue(folder_name))))))
 
 
 def test_policy_allows_the_two_scripts_alone(page: str) -> None:

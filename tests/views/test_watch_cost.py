@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -202,14 +200,6 @@ def test_watched_and_unwatched_runs_are_never_put_into_one_ratio(tmp_path: Path)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def signals_as_before() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, dead: tuple[int, ...] = ()) -> Result:
