@@ -46,21 +46,17 @@ def plans(**request: Any) -> list[CommPlan]:
     return expanded(**request).plans
 
 
+def point_of(plan: CommPlan, algorithm: str, size: int, **more: Any) -> dict[str, Any]:
+    what = {"collective": plan.comm.collective, "algorithm": algorithm, "carrier": "torch-gloo", "num_bytes": size}
+    return {**what, "dtype": plan.comm.dtype, "correct": True, "max_error": 0.0, **more}
+
+
 def write_comm(out: Path, plan: CommPlan, **changes: Any) -> RunFolder:
     """A finished run of the collective benchmark, as compute nodes leave it."""
     out.mkdir(parents=True, exist_ok=True)
     folder = create(out, plan)
     points = [
-        {
-            "collective": plan.comm.collective,
-            "algorithm": algorithm,
-            "carrier": "torch-gloo",
-            "num_bytes": size,
-            "dtype": plan.comm.dtype,
-            "times_s": [1e-3] * plan.comm.iterations,
-            "correct": True,
-            "max_error": 0.0,
-        }
+        point_of(plan, algorithm, size, times_s=[1e-3] * plan.comm.iterations)
         for algorithm in plan.comm.algorithms
         for size in plan.comm.sizes
     ]
@@ -104,17 +100,9 @@ def test_points_are_rank_counts_and_go_there_and_back_again() -> None:
 
 
 def test_what_is_asked_for_stands_in_the_plan() -> None:
-    (plan,) = plans(
-        collective="all-gather",
-        algorithms="none",
-        backends="gloo,horovod",
-        dtype="fp16",
-        sizes="6,2",
-        iterations=3,
-        warmup=0,
-        timeout_s=900.0,
-        overrides={"system.launch.pin": False},
-    )
+    asked = {"collective": "all-gather", "algorithms": "none", "backends": "gloo,horovod", "dtype": "fp16"}
+    times = {"iterations": 3, "warmup": 0, "timeout_s": 900.0}
+    (plan,) = plans(sizes="6,2", overrides={"system.launch.pin": False}, **asked, **times)
     comm = plan.comm
     assert (comm.collective, comm.algorithms, comm.backends) == ("all-gather", (), ("gloo", "horovod"))
     assert (comm.dtype, comm.sizes, comm.iterations, comm.warmup, comm.timeout_s) == ("fp16", (2, 6), 3, 0, 900.0)
@@ -456,17 +444,8 @@ def test_a_folder_that_may_be_of_either_kind_is_named_once(cli: Cli, tmp_path: P
 
 def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:
     (plan,) = plans(algorithms="ring", sizes="1KiB,4KiB")
-    point = {
-        "collective": "allreduce",
-        "algorithm": "ring",
-        "carrier": "torch-gloo",
-        "num_bytes": 4096,
-        "dtype": "fp32",
-        "times_s": [0.1],
-        "correct": False,
-        "max_error": 0.25,
-    }
-    points = [{**point, "num_bytes": 1024, "correct": True, "max_error": 0.0}, point]
+    point = point_of(plan, "ring", 4096, times_s=[0.1], correct=False, max_error=0.25)
+    points = [point_of(plan, "ring", 1024, times_s=[0.1]), point]
     folder = write_comm(tmp_path, plan, state="invalid", points=points)
     outcome = verdict(folder, "")
     told = "allreduce ring over torch-gloo of 4 KiB: wrong result, largest relative error 0.25"
@@ -492,25 +471,21 @@ def test_what_is_known_of_a_run_without_a_record(tmp_path: Path) -> None:
     run = read_comm_run(failed.path)
     assert run.state == "failed"
     assert run.detail == (
-        "rank 1 was the first to end, by signal SIGKILL; rank 1 on n1 vanished at point 7 or later "
-        "(measuring); "
+        "rank 1 was the first to end, by signal SIGKILL; rank 1 on n1 vanished at point 7 or later (measuring); "
         "rank 0 on n0 failed at point 7: rank 1 is gone"
     )
+
+
+ENDED, CODE = " was the first to end, ", "with exit code 137 (see launch.log)"
 
 
 @pytest.mark.parametrize(
     ("noticed", "told"),
     [
-        (
-            "process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).",
-            "rank 1 was the first to end, by signal SIGKILL",
-        ),
+        ("process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).", "rank 1" + ENDED + "by signal SIGKILL"),
         # What mpirun itself did to the others is no cause.
-        (
-            "process rank 0 with PID 7 on node n1 exited on signal 15 (Terminated).",
-            "mpirun was the first to end, with exit code 137 (see launch.log)",
-        ),
-        ("nothing", "mpirun was the first to end, with exit code 137 (see launch.log)"),
+        ("process rank 0 with PID 7 on node n1 exited on signal 15 (Terminated).", "mpirun" + ENDED + CODE),
+        ("nothing", "mpirun" + ENDED + CODE),
     ],
 )
 def test_mpirun_s_word_on_a_killed_rank_is_read(cli: Cli, tmp_path: Path, noticed: str, told: str) -> None:

@@ -47,34 +47,16 @@ HOSTILE = f"{PAYLOAD} \"'>| `*[x](javascript:window.pwned=1)* {{{{ 7*7 }}}}\x1b[
 
 def entry(night: int, repeat: int = 0, **changes: Any) -> HistoryEntry:
     moment = START + timedelta(days=night)
-    content: dict[str, Any] = {
-        "run_id": f"run-{night}-{repeat}",
-        "folder": f"runs/run-{night}-{repeat}",
-        "state": "valid",
-        "why": "",
-        "created": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "finished": (moment + timedelta(minutes=5 * (repeat + 1))).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        "series": f"s{night}",
-        "repeat": repeat,
-        "side": "",
-        "variant": "plain",
-        "group": "0123456789ab",
-        "label": "resnet50, ci preset, horovod, weak scaling",
-        "system": "box",
-        "workload": "resnet50",
-        "preset": "ci",
-        "engine": "horovod",
-        "ranks": 2,
-        "nodes": 1,
-        "slurm_job_id": str(9000 + night),
-        "commit": f"c{night // 2:04d}",
-        "tags": {},
-        "environment": {},
-        "figures": {"step_median_s": 0.1},
-        "hosts": (HostEntry(host="n0", num_ranks=2, work_ratio=None),),
-        "content_digest": "",
-    }
-    return HistoryEntry(**(content | changes))
+    finished = (moment + timedelta(minutes=5 * (repeat + 1))).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    made = HistoryEntry(
+        run_id=f"run-{night}-{repeat}", folder=f"runs/run-{night}-{repeat}", state="valid", why="", variant="plain",
+        created=moment.strftime("%Y-%m-%dT%H:%M:%SZ"), finished=finished, series=f"s{night}", repeat=repeat, side="",
+        group="0123456789ab", label="resnet50, ci preset, horovod, weak scaling", system="box", workload="resnet50",
+        preset="ci", engine="horovod", ranks=2, nodes=1, slurm_job_id=str(9000 + night), commit=f"c{night // 2:04d}",
+        tags={}, environment={}, figures={"step_median_s": 0.1}, content_digest="",
+        hosts=(HostEntry(host="n0", num_ranks=2, work_ratio=None),),
+    )  # fmt: skip
+    return replace(made, **changes)
 
 
 def course(
