@@ -32,7 +32,7 @@ from dlbench.specs.comm import NetworkModel
 from tests.report.test_report import PAYLOAD
 from tests.support import collectives_factory as factory
 from tests.support.browser import Visit
-from tests.support.html_page import assert_well_formed
+from tests.support.printed import assert_well_formed
 from tests.support.run_factory import constant, plans, write_run
 
 SMALL: dict[str, Any] = {"algorithms": "ring,recursive-doubling,hierarchical", "sizes": "1KiB:1MiB"}

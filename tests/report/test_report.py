@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import math
@@ -41,8 +40,8 @@ from dlbench.stats.estimates import Estimate
 from dlbench.views import model
 from dlbench.views.causes.numbers import CausePoint, CauseShare, LostPercent
 from dlbench.views.scaling_report import assemble, document_of
-from tests.support.html_page import assert_well_formed
 from tests.support.paths import GOLDEN
+from tests.support.printed import assert_well_formed, csv_rows
 from tests.support.run_factory import (
     NOW,
     WORKLOAD,
@@ -150,18 +149,18 @@ def test_json_holds_every_number(made: model.Report) -> None:
 
 def test_csv_holds_every_number(made: model.Report) -> None:
     points = [point for group in made.groups for point in group.points]
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "points"))))
+    rows = csv_rows(document_of(made), "points")
     assert [float(row["efficiency"]) for row in rows] == [point.efficiency.value for point in points]
     assert [float(row["throughput_per_s"]) for row in rows] == [point.throughput.value for point in points]
     assert [int(row["runs"]) for row in rows] == [point.throughput.n for point in points]
-    parts = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "parts"))))
+    parts = csv_rows(document_of(made), "parts")
     accounts = [account for group in made.groups for account in accounts_of(group)]
     found = {(row["part"], row["seconds"]) for row in parts if row["part_of"] in ("", "exchange_phase")}
     for account in accounts:
         for part in (*account.causes, account.exchange_phase, account.whole):
             shown = "" if isinstance(part, CauseShare) and not part.is_measured else str(part.seconds.value)
             assert (part.name, shown) in found
-    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "runs"))))
+    runs = csv_rows(document_of(made), "runs")
     assert [row["run_id"] for row in runs] == [run.run_id for run in made.runs]
     assert [row["throughput_per_s"] == "" for row in runs] == [run.throughput is None for run in made.runs]
 
@@ -258,7 +257,7 @@ def test_not_finite_is_null() -> None:
 def test_csv_cells_are_no_formulas(made: model.Report, start: str) -> None:
     text = f"{start}HYPERLINK(1)"
     changed = replace(made, runs=(replace(made.runs[0], failure_reason=text, step_cv=-0.5),))
-    (row,) = csv.DictReader(io.StringIO(delimited.to_csv(document_of(changed), "runs")))
+    (row,) = csv_rows(document_of(changed), "runs")
     assert row["failure_reason"] == "'" + text
     assert row["step_cv"] == "-0.5"
 
@@ -542,7 +541,7 @@ def test_every_sheet_stands_in_every_format(made: model.Report, page: str) -> No
             if sheet.in_terminal:
                 assert str(table.rows[0].cells[0])[:9] in shown
             if sheet.names:
-                rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), sheet.name))))
+                rows = csv_rows(document_of(made), sheet.name)
                 assert len(rows) >= len(sheet.records())
                 assert not rows or set(sheet.names) <= set(rows[0])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -19,7 +17,6 @@ from hypothesis import strategies as st
 
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
-from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.report.wording import times_value
@@ -30,6 +27,7 @@ from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import MANY_REPEATS, Sweep, SweepCell, sweeps
 from dlbench.views.sweep.settings import Measured, Setting, deviations, interaction, levels_of
 from dlbench.views.sweep.view import settings_chart
+from tests.support.printed import csv_rows
 from tests.support.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
 
 GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
@@ -40,6 +38,11 @@ WOBBLE = (1.05, 0.95, 1.03, 0.96, 1.0)
 KEYS = [("", repeat) for repeat in range(5)]
 
 SINGLE: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.fusion": ("auto", "own:single")}}
+
+
+def single_by(factor: float) -> Callable[[RunPlan], float]:
+    """One message is so many times as fast."""
+    return lambda plan: factor if plan.sync.fusion == "own:single" else 1.0
 
 
 def found_in(out: Path) -> Sweep:
@@ -115,7 +118,6 @@ def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> No
     half = setting(cell, fusion="own:none", inside="backend", wire="fp16")
     assert half.changes == ("wire fp16",)
     assert half.verdict == "undecided"
-    assert half.losses.own is not None
     assert half.losses.difference.value == pytest.approx(0.05)
     assert half.losses.reference_label == "own:none, backend, fp32"
     assert setting(cell, fusion="own:single", inside="backend", wire="fp32").losses is None
@@ -131,9 +133,7 @@ def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
 
 
 def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
-    cell = swept(
-        tmp_path, lambda plan: 1.1 if plan.sync.fusion == "own:single" else 1.0, drift=0.2, **SINGLE, repeats=6
-    )
+    cell = swept(tmp_path, single_by(1.1), drift=0.2, **SINGLE, repeats=6)
     fast = setting(cell, fusion="own:single")
     assert fast.throughput.high / fast.throughput.low > 1.3
     assert fast.ratio.low == pytest.approx(1.1, rel=1e-6)
@@ -230,14 +230,7 @@ def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
     def is_lost(plan: RunPlan) -> bool:
         return plan.sync.fusion == "own:single" and plan.series.repeat == 5
 
-    cell = swept(
-        tmp_path,
-        lambda plan: 1.1 if plan.sync.fusion == "own:single" else 1.0,
-        skip=is_lost,
-        drift=0.3,
-        repeats=6,
-        **SINGLE,
-    )
+    cell = swept(tmp_path, single_by(1.1), skip=is_lost, drift=0.3, repeats=6, **SINGLE)
     fast = setting(cell, fusion="own:single")
     assert fast.ratio.n == 5
     assert fast.ratio.value == pytest.approx(1.1, rel=1e-6)
@@ -248,7 +241,7 @@ def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
-    cell = swept(tmp_path, lambda plan: 1.5 if plan.sync.fusion == "own:single" else 1.0, repeats=repeats, **SINGLE)
+    cell = swept(tmp_path, single_by(1.5), repeats=repeats, **SINGLE)
     fast = setting(cell, fusion="own:single")
     assert fast.verdict == "insufficient"
     assert fast.ratio.kind == ("single run" if repeats == 1 else "range")
@@ -281,7 +274,7 @@ def test_noise_that_hundreds_of_repeats_would_average_out_is_to_be_mended(tmp_pa
 
 
 def test_equal_settings_keep_the_default(tmp_path: Path) -> None:
-    cell = swept(tmp_path, lambda plan: 1.005 if plan.sync.fusion == "own:single" else 1.0, **SINGLE)
+    cell = swept(tmp_path, single_by(1.005), **SINGLE)
     assert setting(cell, fusion="own:single").verdict == "equal"
     assert cell.best == ""
     assert cell.advice == "Keep the default: nothing that was swept is worth setting."
@@ -291,7 +284,7 @@ def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
     inert = "sync.fusion: own:single was asked for, own:none ran (counters)"
     cell = swept(
         tmp_path,
-        lambda plan: 1.2 if plan.sync.fusion == "own:single" else 1.0,
+        single_by(1.2),
         story=lambda plan: Story(inert=(inert,) if plan.sync.fusion == "own:single" else ()),
         **SINGLE,
     )
@@ -482,7 +475,7 @@ def test_more_comparisons_and_more_scatter_need_more_repeats() -> None:
 
 
 def test_table_for_programs_holds_every_setting(planted_report: model.Report) -> None:
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(planted_report), "sweep"))))
+    rows = csv_rows(document_of(planted_report), "sweep")
     settings = [one for sweep in planted_report.all_of(Sweep) for cell in sweep.cells for one in cell.settings]
     assert [row["setting"] for row in rows] == [one.label for one in settings]
     assert [row["verdict"] for row in rows] == [one.verdict for one in settings]

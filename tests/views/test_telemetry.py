@@ -40,7 +40,7 @@ from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.telemetry import Telemetry, TelemetryView, telemetry
 from dlbench.views.timeline import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
 from dlbench.views.view import GroupView, Views
-from tests.support.html_page import assert_well_formed
+from tests.support.printed import assert_well_formed
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
 from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -21,12 +19,12 @@ from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.records.scan import scan
-from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.stats.estimates import by_definition, geometric_mean_estimate
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import Answer, Asked, TimeToTrain, TrainingPoint, answers, held_by
+from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     QUALITY_WORKLOAD,
     Story,
@@ -79,7 +77,7 @@ def test_times_are_samples_over_throughput_and_the_start_and_hours_are_of_all_ra
         assert (one.time.n, one.time.kind) == (point.throughput.n, point.throughput.kind)
         assert one.hours.value == pytest.approx(point.ranks * by_hand / 3600)
         assert one.efficiency == point.efficiency
-    rows = list(csv.DictReader(io.StringIO(to_csv(document_of(report), "time-to-train"))))
+    rows = csv_rows(document_of(report), "time-to-train")
     assert [float(row["time_s"]) for row in rows] == [one.time.value for one in found.points]
     assert {row["hours_of"] for row in rows} == {"rank"}
     text = to_markdown(document_of(report)).replace("\\", "")

@@ -34,7 +34,7 @@ from dlbench.views.steps import RanksView, StepsView
 from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, SlowNodesView, StragglersView
 from dlbench.views.view import GroupView
 from tests.analysis.test_causes import simulate
-from tests.support.html_page import assert_well_formed
+from tests.support.printed import assert_well_formed
 from tests.support.run_factory import Story, constant, plans, write_run, write_scaling
 
 VIEWS: dict[str, GroupView] = {view.id: view for view in (CausesView(), StragglersView())}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -17,7 +15,6 @@ from dlbench.analysis.comparability import group_id
 from dlbench.analysis.scaling import Group, groups
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.records.scan import read_run, scan
-from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.report.wording import times_value
@@ -32,6 +29,7 @@ from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.utilisation import peak_of, utilisation
 from tests.report.test_report import MARKUP
 from tests.support.browser import Visit
+from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     QUALITY_WORKLOAD,
     Story,
@@ -122,16 +120,8 @@ def test_time_samples_and_epochs_to_quality_are_those_of_the_runs(pair: Path) ->
 
 
 def test_time_to_quality_stands_inside_and_outside_of_staging(tmp_path: Path, pair: Path) -> None:
-    staged = {
-        "strategy": "shard",
-        "tier": "local",
-        "method": "copy",
-        "streams": 4,
-        "seconds": 3.0,
-        "nodes": [],
-        "verified": "-",
-        "kept": False,
-    }
+    how = {"strategy": "shard", "tier": "local", "method": "copy", "streams": 4}
+    staged = {**how, "seconds": 3.0, "nodes": [], "verified": "-", "kept": False}
     for plan in quality_plans(points=(1,), repeats=5):
         story = Story(training=Training(values=rising(5), wait_s=0.25), record={"staging": staged})
         write_run(tmp_path, plan, step(100 * (1 + 0.01 * plan.series.repeat)), story)
@@ -227,10 +217,8 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
     _, _, found = read(tmp_path)
     assert [point.time for point in found.points] == [None, None]
     assert (found.points[0].best.value, found.points[0].final and found.points[0].final.value) == (0.3, 0.25)
-    assert (
-        "none of 2 runs met the target top-1 accuracy of at least 50.0 % within 20 epochs"
-        in one_group(tmp_path).verdict
-    )
+    wanted = "none of 2 runs met the target top-1 accuracy of at least 50.0 % within 20 epochs"
+    assert wanted in one_group(tmp_path).verdict
     document = document_of(assemble(scan(tmp_path)))
     for text in (html.to_html(document), markdown.to_markdown(document)):
         assert "0 of 1 run" in text.replace("\N{NO-BREAK SPACE}", " ")
@@ -239,9 +227,8 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
 def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
     for plan in quality_plans(points=(1, 2), repeats=5):
         values = (0.9, None, 0.7, 0.45) if plan.layout.ranks == 2 else (0.8, 0.5)
-        write_run(
-            tmp_path, plan, step(100), Story(training=Training(values=values, metric="mae", predictor_value=0.95))
-        )
+        training = Training(values=values, metric="mae", predictor_value=0.95)
+        write_run(tmp_path, plan, step(100), Story(training=training))
     _, _, found = read(tmp_path)
     assert [point.num_reached for point in found.points] == [5, 5]
     assert found.points[1].best.value == 0.45
@@ -273,17 +260,15 @@ def test_a_missing_step_is_refused_even_if_all_ranks_miss_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("key", "value"),
     [
-        {"overrides": {"quality.target": 0.6}},
-        {"overrides": {"checkpoint.every_steps": 10}},
-        {"overrides": {"train.gradient_accumulation": 2}},
-        {"overrides": {"model.memory_format": "channels-last"}},
+        *(("quality.target", 0.6), ("checkpoint.every_steps", 10)),
+        *(("train.gradient_accumulation", 2), ("model.memory_format", "channels-last")),
     ],
 )
-def test_other_goals_and_work_are_groups_of_their_own(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_other_goals_and_work_are_groups_of_their_own(tmp_path: Path, key: str, value: object) -> None:
     (one,) = quality_plans(points=(1,), repeats=1)
-    (other,) = quality_plans(points=(1,), repeats=1, series="s2", **change)
+    (other,) = quality_plans(points=(1,), repeats=1, series="s2", overrides={key: value})
     for plan in (one, other):
         write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(5))))
     assert len(groups(tabulate(scan(tmp_path)))) == 2
@@ -358,42 +343,19 @@ def test_doubts_of_training_are_told(
     assert "<html" in html.to_html(document_of(assemble(scan(tmp_path))))
 
 
+AT_20 = "resumed after interruption (attempt 2) at step 20"
+ADDED = "times add up over the attempts, from checkpoint to checkpoint, without the time between them"
+ANEW = "begun anew after interruption (attempt 2): nothing of earlier attempts is in its figures"
 BEFORE = {"attempt": 1, "step": 23, "checkpoint": "step-20", "at": "2026-03-01T11:50:00Z"}
 
 
 @pytest.mark.parametrize(
     ("to_quality", "first_step", "before", "severity", "words"),
     [
-        (
-            True,
-            20,
-            BEFORE,
-            "serious",
-            "resumed after interruption (attempt 2) at step 20 of 23 done: times add up over the attempts, from "
-            "checkpoint to checkpoint, without the time between them, which took 10 min 00 s and is in no figure",
-        ),
-        (
-            True,
-            20,
-            None,  # it was killed
-            "serious",
-            "resumed after interruption (attempt 2) at step 20: times add up over the attempts, from checkpoint to "
-            "checkpoint, without the time between them",
-        ),
-        (
-            False,
-            20,
-            BEFORE,
-            "note",
-            "resumed after interruption (attempt 2) at step 20 of 23 done: all measured steps are of this attempt",
-        ),
-        (
-            False,
-            0,
-            {**BEFORE, "checkpoint": None},
-            "note",
-            "begun anew after interruption (attempt 2): nothing of earlier attempts is in its figures",
-        ),
+        (True, 20, BEFORE, "serious", f"{AT_20} of 23 done: {ADDED}, which took 10 min 00 s and is in no figure"),
+        (True, 20, None, "serious", f"{AT_20}: {ADDED}"),  # it was killed
+        (False, 20, BEFORE, "note", f"{AT_20} of 23 done: all measured steps are of this attempt"),
+        (False, 0, {**BEFORE, "checkpoint": None}, "note", ANEW),
     ],
 )
 def test_a_run_of_several_attempts_says_what_of_them_is_in_its_figures(
@@ -511,7 +473,7 @@ def test_layers_are_listed_once_a_network_and_sum(tmp_path: Path) -> None:
     assert "| conv13 | conv2d | 13.00 kMAC | 14.3 % |" in text
     assert "| 8 others |  | 36.00 kMAC | 39.6 % |" in text
     assert "| sum: 13 layers |  | 91.00 kMAC | 100.0 % |" in text
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(found), "layers"))))
+    rows = csv_rows(document_of(found), "layers")
     assert [row["macs_per_sample"] for row in rows] == [str(1000 * k) for k in range(13, 0, -1)]
 
 
@@ -526,9 +488,8 @@ def noise(norm2: float | None, trace: float | None = 32.0) -> dict[str, Any]:
 def noise_point(folder: Path, norms: Sequence[float]) -> tuple[NoisePoint, model.Group]:
     """Of runs with these squared gradients beside a variance of 32, at a batch of 8."""
     for plan in quality_plans(points=(2,), repeats=len(norms), overrides={"measure.noise_scale": True}):
-        write_run(
-            folder, plan, step(100), Story(training=Training(values=rising(4)), record=noise(norms[plan.series.repeat]))
-        )
+        story = Story(training=Training(values=rising(4)), record=noise(norms[plan.series.repeat]))
+        write_run(folder, plan, step(100), story)
     group = one_group(folder)
     (point,) = group.all_of(NoisePoint)
     return point, group
@@ -563,17 +524,9 @@ def test_unknown_noise_scale_says_why(tmp_path: Path) -> None:
 
 
 def test_advice_follows_mccandlish() -> None:
-    shares = [
-        mean_estimate([share * factor for factor in (0.98, 1, 1, 1, 1.02)]) for share in (0.1, 0.5, 1.0, 2.0, 5.0)
-    ]
-    assert [advice(share) for share in (None, *shares)] == [
-        "unknown",
-        "pays",
-        "undecided",
-        "balanced",
-        "undecided",
-        "wasteful",
-    ]
+    wanted = {0.1: "pays", 0.5: "undecided", 1.0: "balanced", 2.0: "undecided", 5.0: "wasteful"}
+    shares = [mean_estimate([share * factor for factor in (0.98, 1, 1, 1, 1.02)]) for share in wanted]
+    assert [advice(share) for share in (None, *shares)] == ["unknown", *wanted.values()]
     for share in (0.01, 1.0, 100.0):
         steps, samples = doubled_batch(share)
         # Twice the batch: half as many steps make as many samples.
@@ -600,13 +553,13 @@ def test_all_formats_say_it(pair: Path) -> None:
     content = json.loads(json_tables.to_json(document))["groups"][0]["quality"]
     assert content["points"][1]["factors"]["samples"]["value"] == pytest.approx(400 / 480)
     assert len(content["curves"][0]["evaluations"]) == 5
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "quality"))))
+    rows = csv_rows(document, "quality")
     assert [row["reached"] for row in rows] == ["5", "5"]
     assert float(rows[1]["speedup"]) == factors.speedup.value
-    looks = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "evaluations"))))
+    looks = csv_rows(document, "evaluations")
     assert len(looks) == 5 * 5 + 5 * 6
     assert (looks[0]["samples"], looks[0]["epoch"]) == ("80", "0.5")
-    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "runs"))))
+    runs = csv_rows(document, "runs")
     assert {row["samples_to_quality"] for row in runs} == {"400", "480"}
 
 

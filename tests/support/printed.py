@@ -1,8 +1,13 @@
-"""The page of a report as a browser reads it."""
+"""Reports as who reads them finds them: a page in a browser, a table in a program."""
 
 from __future__ import annotations
 
+import csv
+import io
 from html.parser import HTMLParser
+
+from dlbench.report.document import Document
+from dlbench.report.formats.csv import to_csv
 
 
 class Outline(HTMLParser):
@@ -51,3 +56,7 @@ def assert_well_formed(page: str) -> set[str]:
     assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
     assert [link for link in outline.links if not link.startswith(("#", "data:text/csv;", "data:,"))] == []
     return set(outline.ids)
+
+
+def csv_rows(document: Document, table: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(document, table))))
