@@ -15,7 +15,7 @@ import pytest
 from tests.support.paths import ROOT
 
 BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status", "sharing"}
-"""The ground: every room may import it."""
+"""The base: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "perfmodels", "records"}
 READING = BASE | {"specs", "records", "stats", "analysis"}
 PAGE = READING | {"report", "perfmodels"}

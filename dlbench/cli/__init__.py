@@ -37,7 +37,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("wait", "status", "Wait until a series is done; the exit code says how it ended."),
             ("logs", "status", "Print what a run said: its job, its launcher, its ranks."),
             ("cancel", "status", "Cancel the jobs of a series or a run."),
-            ("cost", "estimate", "Tell what the jobs cost: node-hours, queue wait, memory, energy."),
+            ("cost", "estimate", "Report what the jobs cost: node-hours, queue wait, memory, energy."),
         ),
     ),
     (

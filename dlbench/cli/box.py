@@ -51,7 +51,7 @@ def box() -> None:
 )
 @_many("--account", "accounts", "With --accounting, of every user; the first is the default.")
 @_many("--qos", "qos", "With --accounting, a name and words of sacctmgr: 'high Priority=100 Preempt=normal'.")
-@_many("--user", "users", "With --accounting, a user of this machine who may use the box beside root.")
+@_many("--user", "users", "With --accounting, a user of this machine who may use the box besides root.")
 @click.option("--pfs", default="", metavar="RATE", help="A file system in FOLDER/pfs, throttled to e.g. 10MB/s.")
 @click.option("--private-jobs", is_flag=True, help="Users see only their own jobs.")
 @click.option(

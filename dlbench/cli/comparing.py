@@ -44,8 +44,7 @@ EXIT_CODES = {
     "insufficient": ExitCode.INCONCLUSIVE,
 }
 
-_MOST = 10.0
-"""Largest share that --tolerance and --detect take: 1,000 %."""
+_MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.
 
 
 def _share(most: float, *, with_zero: bool) -> Callable[[click.Context, click.Parameter, str], float]:

@@ -71,7 +71,7 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "--budget", metavar="AMOUNT", help="Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?"
 )
 @AS_JSON
-@click.option("--throughput", metavar="NUMBER", callback=_positive, help="Of WORKLOAD: samples a second of all ranks.")
+@click.option("--throughput", metavar="NUMBER", callback=_positive, help="Samples per second of WORKLOAD, all ranks.")
 @click.option("--per-rank", is_flag=True, help="The throughput is that of one rank; needs --ranks.")
 @click.option("--ranks", metavar="N", callback=_whole, help="Ranks, for --per-rank.")
 @click.option(
@@ -103,7 +103,7 @@ def estimate(
     """Estimate how many GPUs a training is worth, from RUNS (folders of runs, single runs, histories): time, GPU-hours
     and price at every measured rank count. Or, with --throughput, the time to train WORKLOAD at that rate.
 
-    How much is trained is what the runs' recipe says, or --epochs or --samples; runs to accuracy tell their own time.
+    How much is trained is what the runs' recipe says, or --epochs or --samples; runs to accuracy have their own time.
     Ends with 1 if in a group of runs no rank count meets --deadline and --budget (--where chooses runs), or if --time
     is too short for the throughput; with 4 if a file is damaged or no run has figures.
 
@@ -121,7 +121,7 @@ def estimate(
         if samples is not None and value is not None:
             raise UserError(f"{option} {value:g}: --samples {samples} says already how much is trained; drop one")
     if throughput is None:
-        _refuse_others(of_rate, "runs tell their own speed; it belongs to WORKLOAD --throughput")
+        _refuse_others(of_rate, "runs have their own speed; it belongs to WORKLOAD --throughput")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
         fields = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
@@ -129,7 +129,7 @@ def estimate(
         return
     if len(what) > 1 or Path(what[0]).is_dir():
         raise UserError(
-            f"--throughput {throughput:g}: is of one WORKLOAD; runs ({what[-1]}) tell their own, leave it out"
+            f"--throughput {throughput:g}: is of one WORKLOAD; runs ({what[-1]}) have their own, leave it out"
         )
     _refuse_others(of_runs, "is of RUNS, and --throughput of a WORKLOAD")
     _refuse_inert(per_rank, ranks, efficiency)
@@ -280,7 +280,7 @@ def _words(verdict: Verdict) -> str:
 
 
 def _count(value: float) -> str:
-    """Whole samples a second where there are many, four digits where there are few."""
+    """Whole samples per second where there are many, four digits where there are few."""
     return f"{value:,.0f}" if value >= 1000 else format_number(value)
 
 
@@ -300,14 +300,14 @@ def _row(title: str, text: str) -> None:
 @click.option("--full", is_flag=True, help="Run by run.")
 @AS_JSON
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:
-    """Tell what the Slurm jobs of RUNS (default: runs) cost: node-hours asked for, held and wasted, queue wait, memory,
-    energy, by point and by result.
+    """Report what the Slurm jobs of RUNS (default: runs) cost: node-hours asked for, held and wasted, queue wait,
+    memory, energy, by point and by result.
 
     Slurm is asked once for all jobs that have ended, and its answer kept with each run (accounting.json), because it
-    forgets. Without accounting, squeue knows a job's times for some minutes; what the runs' own records tell (start,
-    measured steps, the rest) stands beside.
+    forgets. Without accounting, squeue knows a job's times for some minutes; what the runs' own records say (start,
+    measured steps, the rest) stands next to it.
 
-    Ends with 6 where Slurm tells nothing, with 4 if a run is damaged.
+    Ends with 6 where Slurm knows nothing, with 4 if a run is damaged.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ def metrics(
 
     openmetrics: throughput, efficiency, time per step and energy of each point with the ends of their intervals, and
     how many runs are valid or failed, as text that Prometheus' textfile collector and OpenMetrics parsers read. jsonl:
-    one JSON line a run. Control runs and sides of pairs are in no point.
+    one JSON line per run. Control runs and sides of pairs are in no point.
 
     Ends with 4 where data is damaged, and the rest is written; or where there is no run, and nothing is.
 
@@ -118,7 +118,7 @@ def mllog(
 
     The lines follow the last rule set of the package mlperf-logging that has the network. They always say "open
     division" and "MLPerf-derived workload, not an MLPerf result". If the package's checker would refuse them, the
-    reason is told on standard error; dlbench clears no cache and says so in the log.
+    reason is printed on standard error; dlbench clears no cache and says so in the log.
 
     \b
     Example:

@@ -66,7 +66,7 @@ def history() -> None:
     """Keep runs over months; find when they became slower, and which nodes did.
 
     A history is a folder: below its `runs` the folders of runs lie as they are, by month, and every command that reads
-    a folder of runs reads a month of it. Beside them lies an index, a cache that can be deleted at any time.
+    a folder of runs reads a month of it. Next to them lies an index, a cache that can be deleted at any time.
 
     \b
     Example:

@@ -46,13 +46,13 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @click.option(
     "--tiers",
     is_flag=True,
-    help="Train as well: each repeat with synthetic data, with a warm and with a cold page cache; tell the stalls.",
+    help="Train as well: each repeat with synthetic data, with a warm and with a cold page cache; report the stalls.",
 )
 @click.option(
     "--seconds", type=float, callback=_above_zero, help=f"Readers: time of a repeat (default: {DEFAULT_SECONDS:g})."
 )
 @click.option("--like", metavar="RUN", help="Readers: need what a rank of this run took, instead of published figures.")
-@click.option("--rate", type=float, callback=_above_zero, help="Readers: need so many samples/s per accelerator.")
+@click.option("--rate", type=float, callback=_above_zero, help="Readers: need this many samples/s per accelerator.")
 @click.option("--engine", metavar="NAME", help="--tiers: horovod, ddp or single.")
 @click.option("--launcher", metavar="NAME", help="--tiers: local, mpirun, srun-mpi or srun-gloo.")
 @click.option("--ranks-per-node", type=int, help="--tiers: ranks on each node (default: the system's).")
@@ -65,7 +65,7 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
     """Measure storage and readers of WORKLOAD, and what input costs.
 
     Without training: how fast this node reads and prepares samples of --data with a cold and a warm page cache,
-    beside what an H100, A100 or V100 needs, and how many of them the readers can feed.
+    next to what an H100, A100 or V100 needs, and how many of them the readers can feed.
 
     With --tiers the workload is trained with synthetic data, from the page cache and from cold storage, interleaved:
     the ingestion ceiling, the preparation stall and the fetch stall per step.

@@ -408,7 +408,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str]:
-    """The tags given, and the commit that a CI tells.
+    """The tags given, and the commit that a CI names.
 
     Raises `UserError`: a tag is not of the right form, or the CI's variable holds no word.
     """
@@ -556,16 +556,13 @@ def describe_plan(plan: LaunchPlan) -> str:
     if isinstance(plan, CommPlan):
         return f"{plan.title}, {size}, {_repeat(plan)}"
     assert isinstance(plan, RunPlan)
-    axes = "".join(f", {key}={_on_one_line(value_text(key, value))}" for key, value in plan.series.axes.items())
+    # On one line, because `run --dry-run` prints it in a comment.
+    values = {key: " ".join(value_text(key, value).splitlines()) for key, value in plan.series.axes.items()}
+    axes = "".join(f", {key}={value}" for key, value in values.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
     what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine_words}, {size}"
     return f"{what}{axes}{variant}{side}, {_repeat(plan)}"
-
-
-def _on_one_line(value: str) -> str:
-    """A value of an axis, which `run --dry-run` prints in a comment."""
-    return " ".join(value.splitlines())
 
 
 def _repeat(plan: RunPlan | CommPlan) -> str:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from dlbench.records.preflight import Finding, PreflightNode, PreflightReport
     from dlbench.specs.launch import SlurmSpec
 
-MAX_NODES_SHOWN = 8
-"""Nodes in the table, those that failed first: it fits on a screen of 24 lines next to what stands above it."""
+MAX_NODES_SHOWN = 8  # Nodes in the table, those that failed first: a screen of 24 lines holds it and what stands above.
 
 MAX_LINES = 24  # Of a terminal's usual size.
 

@@ -179,7 +179,7 @@ def format_by_suffix(
     suffix = output.suffix.lower()
     if suffix not in suffixes:
         raise UserError(
-            f"-o {output}: --format is missing and the suffix {suffix!r} tells none; {nearest(suffix, suffixes)}"
+            f"-o {output}: --format is missing and the suffix {suffix!r} names none; {nearest(suffix, suffixes)}"
         )
     return suffixes[suffix]
 

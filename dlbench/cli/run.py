@@ -39,10 +39,10 @@ INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 @click.option(
     "--decompose",
     is_flag=True,
-    help="Run everything also with synthetic input, and without exchange; tell what input and exchange cost.",
+    help="Run everything also with synthetic input, and without exchange; report what input and exchange cost.",
 )
 @click.option(
-    "--watch-cost", is_flag=True, help="Run everything also without monitoring; tell and record what that costs."
+    "--watch-cost", is_flag=True, help="Run everything also without monitoring; report and record what that costs."
 )
 @click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
 @shared.NO_PROGRESS

@@ -56,7 +56,7 @@ def _print(text: str) -> None:
     "extras",
     multiple=True,
     metavar="NAME",
-    help="Packages beside the core's, e.g. node (torch), analysis, data; repeatable.",
+    help="Packages besides the core's, e.g. node (torch), analysis, data; repeatable.",
 )
 @click.option("--horovod", is_flag=True, help="Also Horovod's wheel, built here for this torch; needs --extra node.")
 @click.option(
@@ -81,7 +81,7 @@ def prepare(folder: Path, extras: tuple[str, ...], horovod: bool, data: Path | N
     from dlbench.units import format_bytes
 
     if horovod and "node" not in extras:
-        raise UserError("--horovod needs torch beside it: add --extra node")
+        raise UserError("--horovod needs torch with it: add --extra node")
     path = folder.absolute()
     size = made(path, extras, with_horovod=horovod, data=data, say=lambda line: click.echo(line, err=True))
     click.echo(f"{path}: {format_bytes(size)}")

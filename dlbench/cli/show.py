@@ -31,17 +31,13 @@ _UNITS = {"_s": "s", "_ms": "ms", "_steps": "steps", "_epochs": "epochs", "_samp
 class Setting:
     """One key with what was decided."""
 
-    section: str
-    """Dotted name of the keys above it; empty for the first level."""
+    section: str  # Dotted name of the keys above it; empty for the first level.
     name: str
-    value: str
-    """With its unit, e.g. ``128 MiB``."""
-    meaning: str
-    """One sentence; of a choice that of the value, and the other values."""
+    value: str  # With its unit, e.g. ``128 MiB``.
+    meaning: str  # One sentence; of a choice that of the value, and the other values.
     default: str | None
     """The default where the value is another one; None where it is the default, or the default is nothing or zero."""
-    origin: str | None
-    """Who set what is no default (a file, a preset of it, an option); None for a default."""
+    origin: str | None  # Who set what is no default (a file, a preset of it, an option); None for a default.
 
 
 def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Layers) -> Iterator[Setting]:
@@ -187,11 +183,7 @@ def schemas() -> dict[str, Any]:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON schema of a report or of a file of runs.
-
-    Raises:
-        UserError: there is none of that name.
-    """
+    """The JSON schema of a report or of a file of runs. Raises `UserError`: there is none of that name."""
     from dlbench.report.formats.json import schema_of
 
     known = schemas()

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 @where_option("--where", "runs")
 @AS_JSON
 def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> None:
-    """Tell the state of every run in folders RUNS (default: runs), and why some failed.
+    """Report the state of every run in folders RUNS (default: runs), and why some failed.
 
-    States: valid, invalid (no figure: a sanity check failed), failed, interrupted (told to stop, it can go on),
+    States: valid, invalid (no figure: a sanity check failed), failed, interrupted (asked to stop, it can go on),
     incomplete (killed or still running; on the machine where it ran, what was killed is failed), and Slurm's own
     (PENDING, RUNNING) for jobs that have not ended.
 
-    A job that waits is told with Slurm's reason and when it should start; a series that is not done, with how many of
+    A job that waits is shown with Slurm's reason and when it should start; a series that is not done, with how many of
     its runs are valid, and with the command that submits what is left.
 
     Ends with 3 if a run failed or a series was cut off, and with 4 if a file is damaged.

@@ -207,7 +207,9 @@ def ending_of(error: BaseException) -> Ending:
     if isinstance(error, click.ClickException):
         # Wrong usage, whatever code click has for it.
         return Ending(code=ExitCode.USAGE, line=_words_of_click(error))
-    if isinstance(error, KeyboardInterrupt) or (isinstance(error, click.Abort) and not _is_end_of_file(error)):
+    # Click makes Ctrl-C of every EOFError; dlbench asks nothing, so that one is a reader's.
+    is_abort = isinstance(error, click.Abort) and not isinstance(error.__cause__, EOFError)
+    if isinstance(error, KeyboardInterrupt) or is_abort:
         return Ending(code=ExitCode.INTERRUPTED, line="dlbench: interrupted")
     if isinstance(error, DlbenchError):
         return Ending(code=error.exit_code, line=_one_line(str(error)))
@@ -254,11 +256,6 @@ def _words_of_click(error: click.ClickException) -> str:
     said = io.StringIO()
     error.show(file=said)
     return said.getvalue().rstrip("\n")
-
-
-def _is_end_of_file(error: click.Abort) -> bool:
-    """Click makes Ctrl-C of every EOFError; dlbench asks nothing, so that one is a reader's."""
-    return isinstance(error.__cause__, EOFError)
 
 
 def _code_of(error: OSError) -> ExitCode:

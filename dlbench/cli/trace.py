@@ -106,14 +106,14 @@ def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> 
 
 
 def _format_of(output: Path, asked: FormatName | None) -> FormatName:
-    """The format that was asked for, or that the name of the output file tells.
+    """The format that was asked for, or that the name of the output file implies.
 
-    Raises `UserError`: the name tells none, or another one.
+    Raises `UserError`: the name implies none, or another one.
     """
     name = output.name.lower()
     by_name = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
     if by_name is None and asked is None:
-        raise UserError(f"-o {output}: the name tells no format; end it in {', '.join(SUFFIXES)}, or give --format")
+        raise UserError(f"-o {output}: the name implies no format; end it in {', '.join(SUFFIXES)}, or give --format")
     if by_name is not None and asked is not None and by_name != asked:
         raise UserError(f"-o {output}: --format {asked} and the name's ending exclude each other")
     return by_name or asked or "perfetto"

@@ -19,10 +19,8 @@ from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
 from dlbench.stats.pairing import pairing
 
-STAY_WITHIN = 0.05
-"""Algorithms that are at most this share slower than the fastest are as good as it."""
-RATE_SHARE = 0.9
-"""Share of the asymptotic rate that a fused message should reach."""
+STAY_WITHIN = 0.05  # Algorithms that are at most this share slower than the fastest are as good as it.
+RATE_SHARE = 0.9  # Share of the asymptotic rate that a fused message should reach.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +29,9 @@ class Standing:
 
     num_bytes: int
     title: str
-    is_clear: bool
-    """Whether every other one is slower beyond scatter and by more than `STAY_WITHIN`."""
-    tied: tuple[str, ...]
-    """Those that are not, the fastest first; the fastest alone where it is clear."""
-    spread: float
-    """How much slower than the fastest the slowest of them was (fraction)."""
+    is_clear: bool  # Whether every other one is slower beyond scatter and by more than `STAY_WITHIN`.
+    tied: tuple[str, ...]  # Those that are not, the fastest first; the fastest alone where it is clear.
+    spread: float  # How much slower than the fastest the slowest of them was (fraction).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +39,7 @@ class Best(Standing):
     """The fastest series of a size, and the one after it, as measured."""
 
     time: Estimate
-    rate: Estimate
-    """busbw, GB/s; algbw for one rank."""
+    rate: Estimate  # busbw, GB/s; algbw for one rank.
     second: str
     lead: Estimate | None
 
@@ -60,24 +54,18 @@ class Crossover:
     num_bytes: float
     """Measured: where their times meet, interpolated in logarithms of size and time; at `low` if `after` leads there
     already. Model: the first size at which `after` is predicted to be faster."""
-    low: int | None = None
-    """Largest measured size of `before`; None for the model."""
-    high: int | None = None
-    """Smallest measured size of `after`; None for the model."""
+    low: int | None = None  # Largest measured size of `before`; None for the model.
+    high: int | None = None  # Smallest measured size of `after`; None for the model.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recommended:
     """One series for a range of measured sizes."""
 
-    low: int
-    """Smallest measured size of the range, bytes."""
-    high: int
-    """Largest measured size of the range, bytes."""
-    title: str
-    """The clear winner at its ends; empty where there is none."""
-    tied: tuple[str, ...] = ()
-    """Where none is clear: those that are not clearly slower at any of these sizes, the fastest first."""
+    low: int  # Smallest measured size of the range, bytes.
+    high: int  # Largest measured size of the range, bytes.
+    title: str  # The clear winner at its ends; empty where there is none.
+    tied: tuple[str, ...] = ()  # Where none is clear: those not clearly slower at any of these sizes, fastest first.
     spread: float = 0.0
 
 
@@ -85,17 +73,12 @@ class Recommended:
 class Fusion:
     """How large a message of fused gradients should be."""
 
-    title: str
-    """Series whose line it is: the fastest at the largest size, by its line."""
-    num_bytes: float | None
-    """Bytes; None where every size costs the start-up alone."""
+    title: str  # Series whose line it is: the fastest at the largest size, by its line.
+    num_bytes: float | None  # Bytes; None where every size costs the start-up alone.
     share: float
-    asymptotic_algbw: float | None
-    """GB/s."""
-    beyond_measured: bool
-    """Whether it is larger than the largest measured size."""
-    below_measured: bool
-    """Whether it is smaller than the smallest measured size, which these times do not show."""
+    asymptotic_algbw: float | None  # GB/s.
+    beyond_measured: bool  # Whether it is larger than the largest measured size.
+    below_measured: bool  # Whether it is smaller than the smallest measured size, which these times do not show.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +88,7 @@ class Ratio:
     num_bytes: int
     own: str
     library: str
-    speed: Estimate
-    """Time of the library over time of the algorithm (1): above 1, the algorithm is faster."""
+    speed: Estimate  # Time of the library over time of the algorithm (1): above 1, the algorithm is faster.
     paired: bool
 
 

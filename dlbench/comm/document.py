@@ -156,11 +156,6 @@ _REJECTED: tuple[Column[Rejected], ...] = (
 )
 
 
-def rejected_sheet(group: GroupReport) -> Sheet[Rejected]:
-    """Points without a figure."""
-    return Sheet(name="points", title="Points without figures", columns=_REJECTED, rows=group.rejected)
-
-
 def best_sheet(group: GroupReport) -> Sheet[Best]:
     """The fastest series of each size; without the carrier where all algorithms have the same."""
     carriers = {series.carrier for series in group.series if not series.is_library}
@@ -414,8 +409,7 @@ def _predicted_cell(row: _Predicted) -> Cell:
 HEIGHT = 260
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 """As many as can be distinguished; one more than there are colours, so that pairs repeat late."""
-TOLERANCE = 0.1
-"""Half the width of the band around a perfect prediction (fraction)."""
+TOLERANCE = 0.1  # Half the width of the band around a perfect prediction (fraction).
 
 
 class _Quantity(NamedTuple):
@@ -424,8 +418,7 @@ class _Quantity(NamedTuple):
     axis: str
     value: Callable[[Measurement], Estimate | float | None]
     """None where a measurement has none; a number is predicted over measured."""
-    unit: str = ""
-    """Behind the value where no header names it."""
+    unit: str = ""  # Behind the value where no header names it.
 
     def cell(self, row: Measurement) -> Estimate | Cell | None:
         """What people read."""
@@ -720,7 +713,7 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
             id=f"rejected-{group.id}",
             title="Points without figures",
             headline=f"{len(group.rejected)} points",
-            sheets=(rejected_sheet(group),),
+            sheets=(Sheet(name="points", title="Points without figures", columns=_REJECTED, rows=group.rejected),),
             brief=(),
         )
 

@@ -33,8 +33,7 @@ from dlbench.specs.comm import (
 )
 from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
 
-LARGE_BYTES = 1_000_000
-"""Errors of messages from here on are listed by themselves: what gradients are sent in."""
+LARGE_BYTES = 1_000_000  # Errors of messages from here on are listed by themselves: what gradients are sent in.
 HELD_OUT_SEVERAL = (
     "each size and rank count is predicted from points of other sizes and other rank counts; which costs there are and "
     "what ranks share is taken from all points, which flatters these errors a little"
@@ -44,8 +43,7 @@ HELD_OUT_ONE = (
     "are and what ranks share is taken from all points, which flatters these errors a little"
 )
 
-PointKey = tuple[str, str, int]
-"""Id of the group, title of the series, bytes."""
+PointKey = tuple[str, str, int]  # Id of the group, title of the series, bytes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +66,9 @@ class Errors:
 
     scope: str
     num_points: int
-    median: float
-    """Median of |predicted / measured - 1|."""
+    median: float  # Median of |predicted / measured - 1|.
     worst: float
-    is_poor: bool = False
-    """Whether it is one algorithm whose predictions are no advice."""
+    is_poor: bool = False  # Whether it is one algorithm whose predictions are no advice.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,19 +98,14 @@ class Fit:
     shared_link: bool
     shared_memory: bool
     num_points: int
-    ranks: tuple[int, ...]
-    """Rank counts behind it, ascending."""
-    held_out_by: str
-    """How the predictions came about, in words."""
-    runs: int
-    """Behind each point, at least."""
+    ranks: tuple[int, ...]  # Rank counts behind it, ascending.
+    held_out_by: str  # How the predictions came about, in words.
+    runs: int  # Behind each point, at least.
     largest_held_out: LargestHeldOut | None
-    errors: tuple[Errors, ...]
-    """Over all held-out points, over large ones, and by algorithm."""
+    errors: tuple[Errors, ...]  # Over all held-out points, over large ones, and by algorithm.
     lines: tuple[LineCost, ...]
     network: NetworkModel = field(metadata={"json": False})
-    predicted: dict[PointKey, float] = field(metadata={"json": False})
-    """Seconds that a fit without the point expects of it."""
+    predicted: dict[PointKey, float] = field(metadata={"json": False})  # Seconds by a fit without the point.
 
 
 @dataclass(frozen=True, kw_only=True)

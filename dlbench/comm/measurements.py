@@ -22,8 +22,7 @@ from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 
-GIGA = 1e-9
-"""GB/s of a byte per second."""
+GIGA = 1e-9  # GB/s of a byte per second.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,35 +50,23 @@ class SeriesName:
 class Measurement:
     """One series at one size."""
 
-    num_bytes: int
-    """Bytes of each rank's whole buffer."""
+    num_bytes: int  # Bytes of each rank's whole buffer.
     time: Estimate
     """Seconds: the median over runs of each run's median over iterations. For a single run the interval is the middle
     half of its iterations (`within-run`)."""
-    algbw: Estimate
-    """GB/s (1e9 bytes per second)."""
-    busbw: Estimate | None
-    """GB/s; None for one rank, where nothing crosses a bus."""
-    iterations: int
-    """Timed iterations of each run, at least."""
-    operations: int = 1
-    """Of an iteration, back to back, at least: its time is divided by them."""
-    timing: str = "host clock"
-    """What the time is by; see `CommPoint`."""
+    algbw: Estimate  # GB/s (1e9 bytes per second).
+    busbw: Estimate | None  # GB/s; None for one rank, where nothing crosses a bus.
+    iterations: int  # Timed iterations of each run, at least.
+    operations: int = 1  # Of an iteration, back to back, at least: its time is divided by them.
+    timing: str = "host clock"  # What the time is by; see `CommPoint`.
     single_call_s: float | None = None
     """Median over all iterations of one operation alone by the host's clock, seconds; None where that is the time."""
-    skew_s: float | None = None
-    """Median over all iterations of how far apart ranks began them, seconds; None where it was not recorded."""
-    steps: int | None = None
-    """Most steps of a rank, counted; None for libraries."""
-    messages: int | None = None
-    """Most messages that a rank sends, counted."""
-    bytes_sent: int | None = None
-    """Most bytes that a rank sends, counted."""
-    bytes_across: int | None = None
-    """Most bytes that a rank sends to other groups, counted."""
-    predicted_s: float | None = None
-    """Seconds that a fit without this point expects; None where there is none."""
+    skew_s: float | None = None  # Median over all iterations of how far apart ranks began, seconds; None: not recorded.
+    steps: int | None = None  # Most steps of a rank, counted; None for libraries.
+    messages: int | None = None  # Most messages that a rank sends, counted.
+    bytes_sent: int | None = None  # Most bytes that a rank sends, counted.
+    bytes_across: int | None = None  # Most bytes that a rank sends to other groups, counted.
+    predicted_s: float | None = None  # Seconds that a fit without this point expects; None where there is none.
     predicted_over_measured: float | None = None
     is_best: bool = False
     by_run: dict[RunKey, float] = field(metadata={"json": False})
@@ -90,15 +77,12 @@ class Measurement:
 class Series:
     """One algorithm over one carrier, or one library."""
 
-    title: str
-    """Unique in its group."""
+    title: str  # Unique in its group.
     carrier: str
     algorithm: str
     is_library: bool
-    rows: tuple[Measurement, ...]
-    """By size, ascending; sizes without a figure are not here."""
-    startup_s: float | None = None
-    """Of a line through all sizes; None with fewer than two sizes."""
+    rows: tuple[Measurement, ...]  # By size, ascending; sizes without a figure are not here.
+    startup_s: float | None = None  # Of a line through all sizes; None with fewer than two sizes.
     per_byte_s: float | None = None
 
     def at(self, num_bytes: int) -> Measurement | None:
@@ -124,8 +108,7 @@ class CollectiveGroup:
     collective: Collective
     dtype: Precision
     runs: tuple[CommRun, ...]
-    series: tuple[Series, ...]
-    """dlbench's own algorithms first, then libraries; each in the order of `dlbench comm`."""
+    series: tuple[Series, ...]  # dlbench's own algorithms first, then libraries; each in the order of `dlbench comm`.
     rejected: tuple[Rejected, ...]
 
     @property
@@ -153,8 +136,7 @@ class WithoutFigures:
     """A run that yields no figure, and why."""
 
     run: CommRun
-    state: str
-    """invalid, failed, incomplete, damaged (a copy) or empty (a valid run in which no point has a figure)."""
+    state: str  # invalid, failed, incomplete, damaged (a copy) or empty (a valid run in which no point has a figure).
     why: str
 
 
@@ -162,8 +144,7 @@ class WithoutFigures:
 class CollectiveTable:
     """All runs of a scan."""
 
-    groups: tuple[CollectiveGroup, ...]
-    """By system, collective, type, ranks, nodes and group size."""
+    groups: tuple[CollectiveGroup, ...]  # By system, collective, type, ranks, nodes and group size.
     without: tuple[WithoutFigures, ...]
     damaged: tuple[str, ...]
 

@@ -32,14 +32,11 @@ class Wanted:
 
     collective: Collective = "allreduce"
     algorithms: tuple[str, ...] = ()
-    sizes: tuple[int, ...]
-    """Bytes of each rank's whole buffer, ascending."""
+    sizes: tuple[int, ...]  # Bytes of each rank's whole buffer, ascending.
     dtype: Precision = "fp32"
-    group_size: int | None = None
-    """Ranks of a group; None: all ranks are one group."""
+    group_size: int | None = None  # Ranks of a group; None: all ranks are one group.
     shards: int | None = None
-    workload_bytes: int | None = None
-    """Bytes of all gradients of a step, to be exchanged as a whole."""
+    workload_bytes: int | None = None  # Bytes of all gradients of a step, to be exchanged as a whole.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +44,12 @@ class PredictedSeries:
     """Predicted times of one algorithm, or of a library's line."""
 
     name: str
-    is_line: bool
-    """Whether it is a line through measured sizes at this rank count, and no model."""
-    seconds: tuple[float, ...]
-    """By size."""
-    low: tuple[float, ...] | None
-    """Low ends of 95 % intervals, by size; None: the fit is of single runs."""
+    is_line: bool  # Whether it is a line through measured sizes at this rank count, and no model.
+    seconds: tuple[float, ...]  # By size.
+    low: tuple[float, ...] | None  # Low ends of 95 % intervals, by size; None: the fit is of single runs.
     high: tuple[float, ...] | None
-    beyond: str
-    """For a line, why it is an extrapolation at some of these sizes; empty where it is none."""
-    workload_s: float | None
-    """Of all gradients as one message."""
+    beyond: str  # For a line, why it is an extrapolation at some of these sizes; empty where it is none.
+    workload_s: float | None  # Of all gradients as one message.
     workload_low_s: float | None = None
     workload_high_s: float | None = None
     poor_error: float | None = None
@@ -70,27 +62,20 @@ class Prediction:
 
     ranks: int
     group_size: int
-    extrapolated: tuple[str, ...]
-    """What is asked beyond the points behind the fitted costs, each in words; not of lines."""
-    largest_held_out: LargestHeldOut | None
-    """How far the same fit is off one step beyond its points."""
+    extrapolated: tuple[str, ...]  # What is asked beyond the points behind the fitted costs, in words; not of lines.
+    largest_held_out: LargestHeldOut | None  # How far the same fit is off one step beyond its points.
     series: tuple[PredictedSeries, ...]
     best: tuple[str, ...]
-    ranges: tuple[Recommended, ...]
-    """What to use by size, where the fastest is so beyond the intervals of predictions."""
-    withheld: str
-    """Why no algorithm is predicted, in a sentence: a fit that misses the largest rank count says nothing of more."""
-    crossovers: tuple[tuple[int, str, str], ...]
-    """First size of the new best, bytes; from which; to which."""
-    fusion_of: str
-    """What is best at the largest size."""
+    ranges: tuple[Recommended, ...]  # What to use by size, where the fastest is so beyond the intervals of predictions.
+    withheld: str  # Why no algorithm is predicted: a fit that misses the largest rank count says nothing of more.
+    crossovers: tuple[tuple[int, str, str], ...]  # First size of the new best, bytes; from which; to which.
+    fusion_of: str  # What is best at the largest size.
     fusion_is_measured: bool
     """Whether it is of a line measured at this rank count, as in the report of the runs; else of predicted times."""
     fusion_bytes: float | None
     """Smallest message that reaches `RATE_SHARE` of its asymptotic rate; None with one size or with free bytes."""
     fusion_messages: int | None
-    fusion_workload_s: float | None
-    """Seconds that these take one after the other, without any overlap."""
+    fusion_workload_s: float | None  # Seconds that these take one after the other, without any overlap.
 
 
 @dataclass(frozen=True, kw_only=True)

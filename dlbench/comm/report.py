@@ -42,8 +42,7 @@ from dlbench.units import format_bytes, format_number, whole_seconds
 
 TITLE = "dlbench collective benchmark"
 
-NOISY = 0.5
-"""Where the middle half of the iterations spans more than this share of the median, there is hardly a typical time."""
+NOISY = 0.5  # Where the middle half of iterations spans more than this share of the median, none is typical.
 
 
 def group_doubts(group: CollectiveGroup) -> list[Doubt]:

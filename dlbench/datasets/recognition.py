@@ -128,8 +128,7 @@ MAX_NAMES = 10_000  # names in a folder that are looked at, at most
 _OPENED = 8  # files whose headers are read, at most
 _ASKED = 64  # files that are asked what they are, where they are not what is wanted
 _HEAD_BYTES = 1 << 16  # of a text, to see that it is one
-_MAX_RECORDS = 1 << 28
-"""Bytes of a TFRecord file whose first volume is read, at most: a compressed one is unpacked for it."""
+_MAX_RECORDS = 1 << 28  # Bytes of a TFRecord file whose first volume is read: a compressed one is unpacked for it.
 
 _WANTED = {
     "images": f"images: {image_set.LAYOUT}, or shards of them (.tar, .tfrecord)",

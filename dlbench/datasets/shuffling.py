@@ -54,8 +54,7 @@ class Exchange:
     slots: NDArray[np.int64]  # (n,) the slots in which this rank sends to another, ascending
     samples: NDArray[np.int64]  # (n,) what it sends in them
     receivers: NDArray[np.int64]  # (n,) to whom
-    awaited: NDArray[np.int64]
-    """(m,) what it receives; m is n, because both leave out the slots in which it draws itself."""
+    awaited: NDArray[np.int64]  # (m,) what it receives; m is n: both leave out slots in which it draws itself.
     senders: NDArray[np.int64]  # (m,) from whom
 
 
@@ -86,8 +85,7 @@ class Ownership:
         if not 0 <= share <= 1:
             raise ValueError(f"a share of {share}: expected 0 to 1")
         self.num_samples, self.ranks, self.seed, self.partition, self.share = num_samples, ranks, seed, partition, share
-        self.slots = exchanged_slots(num_samples, ranks, share)
-        """Samples of each rank that are dealt out anew in an epoch."""
+        self.slots = exchanged_slots(num_samples, ranks, share)  # Of each rank, dealt out anew in an epoch.
         self._kept: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -201,8 +199,7 @@ def released(slots: int, *, done: int, batches: int) -> int:
 
 
 _MASK = (1 << 64) - 1
-_SALTS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
-"""Odd and without pattern: two sums that have nothing to do with each other."""
+_SALTS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # Without pattern: two unrelated sums.
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ Split = Literal["train", "validation"]
 NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("validation", "val", "valid")}
 """Names of the folders, as ImageNet, cosmoUniverse, `dlbench data make` and others use them."""
 _NEVER_CLASSES = frozenset(("test", *(name for names in NAMES.values() for name in names)))
-"""Beside classes these are splits all the same: a class of such a name must take another one."""
+"""Besides classes these are splits all the same: a class of such a name must take another one."""
 
 _SUFFIX = r"[-_. ]?(?:\d+|set|split|data|images|img)?"
 _TRAINING = re.compile(rf"train(?:ing)?{_SUFFIX}", re.IGNORECASE)

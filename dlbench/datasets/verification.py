@@ -48,8 +48,7 @@ class Verdict:
     remarks: list[str] = field(default_factory=list)  # what is odd but usable
     manifest: Literal["none", "whole", "altered"] = "none"  # whether the checksums of a manifest were met
     public_set: str | None = None  # the public set that this could be, by its kind
-    lacking: list[str] = field(default_factory=list)
-    """Why it is not the whole public set, a line a split; none if it is."""
+    lacking: list[str] = field(default_factory=list)  # Why it is not the whole public set, a line per split.
 
     def as_json(self) -> dict[str, object]:
         return {

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]
-    """Counts (S, S, S, C) and parameters (T,) of one sample."""
+    Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]  # (S, S, S, C) and (T,) of one sample.
 else:
     Volume = tuple
 
@@ -232,7 +231,7 @@ def decode_volume(payload: bytes | memoryview) -> Volume:
 class NpyVolumes(Volumes):
     """Pairs of .npy files."""
 
-    LAYOUT = "<name>_x.npy (int16, (n, S, S, S, C)) beside <name>_y.npy (float32, (n, T))"
+    LAYOUT = "<name>_x.npy (int16, (n, S, S, S, C)) next to <name>_y.npy (float32, (n, T))"
     SUFFIXES = ("_x.npy",)
 
     @staticmethod
@@ -348,7 +347,7 @@ def _listed(folder: Path) -> tuple[str, list[str]]:
     ((container, names),) = found.items()
     for name in sorted(names) if container == "npy" else ():
         if name[: -len("_x.npy")] + "_y.npy" not in targets:
-            raise UserError(f"{str(folder / name)!r} has no file of targets beside it; expected {NpyVolumes.LAYOUT}")
+            raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")
     return container, sorted(names)
 
 

@@ -23,15 +23,13 @@ from dlbench.specs.plan import AxisValue
 from dlbench.specs.problems import problem_of
 from dlbench.stats.estimates import MIN_RUNS
 
-MAX_SETTINGS = 6
-"""Settings with too few runs that an error names."""
+MAX_SETTINGS = 6  # Settings with too few runs that an error names.
 
 
 def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
     """The file of a side; equal runs give an equal file.
 
-    Raises:
-        UserError: a point has fewer than five runs and `allow_few` is not set.
+    Raises `UserError`: a point has fewer than five runs and `allow_few` is not set.
     """
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
@@ -86,8 +84,7 @@ def _point(point: SidePoint) -> BaselinePoint:
 def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> Side:
     """The side that a file is, of the points with these registered properties; name and option are for errors.
 
-    Raises:
-        UserError: no point has them, or a file does not know such a property.
+    Raises `UserError`: no point has them, or a file does not know such a property.
     """
     points = at_where(list(map(_side_point, baseline.points)), where, name, option)
     return Side(name=name, points=tuple(points), left_out=(), damaged=())
@@ -118,8 +115,7 @@ def _side_point(point: BaselinePoint) -> SidePoint:
 
 FORMAT = "dlbench.baseline"
 VERSION = 1
-MAX_BYTES = 1 << 26
-"""Of a file at most: some kB a point, and no baseline has ten thousand points."""
+MAX_BYTES = 1 << 26  # Of a file at most: some kB a point, and no baseline has ten thousand points.
 
 Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
 """In seconds, bytes, samples per second or joules: none that is measured is smaller or larger."""
@@ -133,7 +129,7 @@ class BaselineRun(Spec):
     job: str = Field(description="Cluster and id of its Slurm job; empty outside of one.")
     boot: str = Field(description="Host of rank 0 and the id of its boot; empty where the run does not know.")
     figures: dict[str, Amount] = Field(
-        description="Its metrics by name (dlbench.analysis.metrics), with the unit in the name; absent: not told."
+        description="Its metrics by name (dlbench.analysis.metrics), with the unit in the name; absent: not known."
     )
 
 
@@ -177,11 +173,7 @@ class Baseline(Spec):
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes the file as a whole.
-
-    Raises:
-        UserError: it cannot be written there.
-    """
+    """Writes the file as a whole. Raises `UserError`: it cannot be written there."""
     try:
         write_result(path, json_text(baseline.model_dump(mode="json")))
     except RunError as error:
@@ -191,9 +183,8 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 def read_baseline(path: Path) -> Baseline:
     """The file.
 
-    Raises:
-        UserError: there is none, it holds something else, or a newer dlbench made it.
-        IncompleteDataError: it is damaged.
+    Raises `UserError`: there is none, it holds something else, or a newer dlbench made it. `IncompleteDataError`: it is
+    damaged.
     """
     try:
         content = parse_json(read_named(path, MAX_BYTES))

@@ -130,8 +130,7 @@ def _legal(text: str) -> str:
     return "\n".join(_ILLEGAL.sub("", clean(line)) for line in text.split("\n"))
 
 
-MAX_ENVIRONMENT = 6
-"""Differing keys of the environment that are shown; JSON has all."""
+MAX_ENVIRONMENT = 6  # Differing keys of the environment that are shown; JSON has all.
 MAX_LEFT_OUT = 5
 _VALUE_WIDTH = 30
 

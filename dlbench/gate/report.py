@@ -169,14 +169,12 @@ class MetricResult:
     name: str
     title: str
     about: str
-    gated: bool
-    """Whether it has a part in the verdict; the others are information."""
+    gated: bool  # Whether it has a part in the verdict; the others are information.
     verdict: str
     """regressed, improved, equivalent, inconclusive, insufficient; of a floor missed, met, inconclusive, insufficient;
     `information` for metrics that do not decide."""
     reason: str
-    awaits_reference: bool
-    """Whether nothing is wrong with B, and the reference is not there yet: too few runs of A, or too few sessions."""
+    awaits_reference: bool  # Whether B is all right and the reference lacks runs or sessions.
     a: Estimate | None
     """Geometric mean over the units of the ratio, over runs without a test; None where no run has the figure."""
     b: Estimate | None
@@ -184,8 +182,7 @@ class MetricResult:
     """B / A of geometric means, above 1 is worse, and of a floor below 1. Where a test was made its interval is the one
     that decides: regressed where it lies above the tolerance, improved where it lies below."""
     tested: TTest | None
-    values_a: tuple[float, ...]
-    """One for each run; where paired, equal places are pairs."""
+    values_a: tuple[float, ...]  # One for each run; where paired, equal places are pairs.
     values_b: tuple[float, ...]
 
     @property
@@ -211,30 +208,23 @@ class MetricResult:
 class PointResult:
     """One rank and node count."""
 
-    label: str
-    """Workload, preset, engine, scaling, place."""
-    caption: str
-    """Conditions of the figures in one line."""
+    label: str  # Workload, preset, engine, scaling, place.
+    caption: str  # Conditions of the figures in one line.
     workload: str
     ranks: int
     nodes: int
     runs_a: tuple[str, ...]
     runs_b: tuple[str, ...]
-    sessions_a: int
-    """Sessions of these runs, as comparisons over time count them."""
+    sessions_a: int  # Sessions of these runs, as comparisons over time count them.
     sessions_b: int
-    sessions_history: int
-    """Further sessions, of the history, which show how far sessions scatter."""
-    finished_a: tuple[str, str]
-    """First and last end of a run, UTC; empty where there is none."""
+    sessions_history: int  # Further sessions, of the history, which show how far sessions scatter.
+    finished_a: tuple[str, str]  # First and last end of a run, UTC; empty where there is none.
     finished_b: tuple[str, str]
-    wall_s: float | None
-    """What B's runs took, from start to end, and of pairs also A's, seconds; None: not known."""
+    wall_s: float | None  # What B's runs took, from start to end, and of pairs also A's, seconds; None: not known.
     tags_a: tuple[tuple[str, str], ...]
     tags_b: tuple[tuple[str, str], ...]
     allowed: tuple[KeyDifference, ...]
-    environment: tuple[KeyDifference, ...]
-    """What differs between the environments at this point and not at all points."""
+    environment: tuple[KeyDifference, ...]  # What differs between the environments at this point and not at all points.
     cautions: tuple[str, ...]
     """Reasons to read its verdicts with care, in sentences; those of all points stand in the report."""
     metrics: tuple[MetricResult, ...]
@@ -252,27 +242,19 @@ class ComparisonReport:
     format: str = "dlbench.comparison"
     version: int = 1
     dlbench_version: str = dlbench.__version__
-    a: str
-    """What side A is called."""
+    a: str  # What side A is called.
     b: str
     paired: bool
-    history: str
-    """What shows how far sessions scatter, besides the sides; empty: nothing."""
+    history: str  # What shows how far sessions scatter, besides the sides; empty: nothing.
     verdict: str
     headline: str
-    tolerance: float
-    """Fraction by which B may be slower."""
-    level: float
-    """Chance that any comparison of the command fails though none is slower than tolerated."""
-    num_compared: int
-    """Comparisons that the correction counts."""
+    tolerance: float  # Fraction by which B may be slower.
+    level: float  # Chance that any comparison of the command fails though none is slower than tolerated.
+    num_compared: int  # Comparisons that the correction counts.
     points: tuple[PointResult, ...]
-    environment: tuple[KeyDifference, ...]
-    """What differs between the environments at every point."""
-    cautions: tuple[str, ...]
-    """Reasons to read every verdict with care, in sentences."""
-    only_b: tuple[str, ...]
-    """Points that A does not have, or for which no floor is."""
+    environment: tuple[KeyDifference, ...]  # What differs between the environments at every point.
+    cautions: tuple[str, ...]  # Reasons to read every verdict with care, in sentences.
+    only_b: tuple[str, ...]  # Points that A does not have, or for which no floor is.
     left_out: tuple[str, ...]
     damaged: tuple[str, ...]
     notices: tuple[str, ...]

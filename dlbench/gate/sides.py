@@ -36,8 +36,7 @@ from dlbench.stats.pairing import RunKey
 
 TITLES = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
 
-MAX_NAMED = 8
-"""Differing keys that a refusal names; it counts the others."""
+MAX_NAMED = 8  # Differing keys that a refusal names; it counts the others.
 
 # Keys of the plan (as `--set` writes them) that a registered key speaks of: allowing one allows the other.
 _SPEAKS_OF: Mapping[str, tuple[str, ...]] = {
@@ -71,18 +70,15 @@ _ROOTS = {"workload": "", "measure": "measure.", "launch": "system.launch."}
 class Content:
     """What decides whether runs may be compared."""
 
-    registered: Mapping[str, str]
-    """Registered keys by name, and `global_batch` under strong scaling."""
-    plan: Mapping[str, AxisValue]
-    """Everything else, by its key in the plan; `variant` and `side` where a run has one."""
+    registered: Mapping[str, str]  # Registered keys by name, and `global_batch` under strong scaling.
+    plan: Mapping[str, AxisValue]  # Everything else, by its key in the plan; `variant` and `side` where a run has one.
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDifference:
     """A key on which two sides differ."""
 
-    key: str
-    """Its name, as `--allow` takes it."""
+    key: str  # Its name, as `--allow` takes it.
     title: str
     a: str
     b: str
@@ -120,8 +116,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, AxisValue]]:
 def parse_allowed(texts: Iterable[str], known: Iterable[Content]) -> frozenset[str]:
     """Keys that may differ, from `--allow KEY[,KEY]`.
 
-    Raises:
-        UserError: no run has such a key, or it must never differ.
+    Raises `UserError`: no run has such a key, or it must never differ.
     """
     keys = {key.strip() for text in texts for key in text.split(",") if key.strip()}
     contents = list(known)
@@ -270,18 +265,12 @@ class SideRun:
     """One run."""
 
     run_id: str
-    figures: Mapping[str, float]
-    """By name of `dlbench.analysis.metrics.METRICS`; absent where the run does not say."""
-    circumstances: Circumstances
-    """What decides its session."""
-    command: str
-    """Equal for runs that one command planned, which interleaves them; empty in a baseline file."""
-    pair: RunKey
-    """Block and repeat: a run of the other side with the same one is its partner; ("", 0) in a baseline file."""
-    throughput: float | None = None
-    """Samples per second of all ranks; None in a baseline file."""
-    wall_s: float | None = None
-    """From the start of rank 0 to the end of the run, seconds; None in a baseline file."""
+    figures: Mapping[str, float]  # By name of `dlbench.analysis.metrics.METRICS`; absent where the run does not say.
+    circumstances: Circumstances  # What decides its session.
+    command: str  # Equal for runs that one command planned, which interleaves them; empty in a baseline file.
+    pair: RunKey  # Block and repeat: the other side's run with the same one is its partner; ("", 0) in a baseline file.
+    throughput: float | None = None  # Samples per second of all ranks; None in a baseline file.
+    wall_s: float | None = None  # From the start of rank 0 to the end of the run, seconds; None in a baseline file.
 
     @property
     def finished(self) -> str:
@@ -297,12 +286,9 @@ class SidePoint:
     ranks: int
     nodes: int
     sample_unit: str
-    notice: str
-    """What the workload must not be mistaken for."""
-    runs: tuple[SideRun, ...]
-    """In the order in which they were planned."""
-    environment: Mapping[str, str]
-    """Keys with one value in all runs, without those that name the job or the place in it."""
+    notice: str  # What the workload must not be mistaken for.
+    runs: tuple[SideRun, ...]  # In the order in which they were planned.
+    environment: Mapping[str, str]  # Keys with one value in all runs, but those that name the job or the place in it.
     tags: Mapping[str, str]
     doubts: tuple[str, ...] = ()
     """Why its runs are no clean repeats of each other, or not of them alone, a sentence each without full stop."""
@@ -324,18 +310,15 @@ class Match:
 
     a: SidePoint
     b: SidePoint | None
-    allowed: tuple[KeyDifference, ...] = ()
-    """What differs though, because it may."""
-    unpaired: int = 0
-    """Runs of a paired comparison without their partner, which are in neither side."""
+    allowed: tuple[KeyDifference, ...] = ()  # What differs though, because it may.
+    unpaired: int = 0  # Runs of a paired comparison without their partner, which are in neither side.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
     """One side of a comparison."""
 
-    name: str
-    """What a person calls it: a path."""
+    name: str  # What a person calls it: a path.
     points: tuple[SidePoint, ...]
     left_out: tuple[str, ...]
     """Runs without figures, runs that went on after an interruption, and those from which something was taken away on
@@ -346,8 +329,7 @@ class Side:
 def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, option: str) -> list[SidePoint]:
     """The points with these registered properties; the name of the side and the option are for errors.
 
-    Raises:
-        UserError: no point has them, or there is no such property.
+    Raises `UserError`: no point has them, or there is no such property.
     """
     found = list(points)
     for key, wanted in where.items():
@@ -370,9 +352,8 @@ def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:
     """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`.
 
-    Raises:
-        UserError: no run has these properties.
-        IncompleteDataError: no run that was chosen has figures; names why.
+    Raises `UserError`: no run has these properties. `IncompleteDataError`: no run that was chosen has figures; names
+    why.
     """
     runs, left_out = chosen(scan, name, where, option)
     plain = [run for run in runs if not run.plan.series.side]
@@ -401,8 +382,7 @@ def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tupl
     asked for: they ran to be subtracted. Always left out are runs that went on after an interruption: they are no
     repeats of those that ran through.
 
-    Raises:
-        UserError: no run has them; names the values that there are.
+    Raises `UserError`: no run has them; names the values that there are.
     """
     runs = select(scan.runs, name, where, option)
     resumed = [run.plan.run_id for run in runs if run.record is not None and run.record.goes_on]
@@ -418,8 +398,7 @@ def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tupl
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
     """The points of runs with figures, by ranks in the order in which their kinds are first met.
 
-    Raises:
-        UserError: runs of one point were asked for unlike of the system; names the keys.
+    Raises `UserError`: runs of one point were asked for unlike of the system; names the keys.
     """
     figures = metrics_by_run(table, damaged=damaged)
     rates = dict(zip(table.figures["run_id"], table.figures["throughput"], strict=True)) if table.runs else {}
@@ -487,8 +466,7 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
 def refuse_no_figures(name: str, points: Sequence[SidePoint], left_out: Sequence[str], damaged: Sequence[str]) -> None:
     """A side without figures cannot be compared.
 
-    Raises:
-        IncompleteDataError: there is no point; names the first reasons.
+    Raises `IncompleteDataError`: there is no point; names the first reasons.
     """
     if points:
         return

@@ -41,8 +41,7 @@ from dlbench.stats.pairing import KnownKey
 
 Unit = Literal["pair", "run", "session"]
 
-MAX_REPEATS = 1000
-"""More are not looked for."""
+MAX_REPEATS = 1000  # More are not looked for.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +50,12 @@ class Sample:
 
     a: tuple[float, ...]
     b: tuple[float, ...]
-    paired: bool
-    """Whether equal places are pairs of interleaved runs."""
-    sessions_a: tuple[str, ...] | None = None
-    """Session of each run of A; None: each run is one of its own."""
+    paired: bool  # Whether equal places are pairs of interleaved runs.
+    sessions_a: tuple[str, ...] | None = None  # Session of each run of A; None: each run is one of its own.
     sessions_b: tuple[str, ...] | None = None
-    together: bool = False
-    """Whether one job or one command ran both sides."""
-    history: tuple[tuple[float, ...], ...] = ()
-    """Values of further sessions, a tuple for each, which only show how far sessions scatter."""
-    floor: float | None = None
-    """In place of side A: what B is held against; larger values of B miss it."""
+    together: bool = False  # Whether one job or one command ran both sides.
+    history: tuple[tuple[float, ...], ...] = ()  # Values of further sessions, which only show how far sessions scatter.
+    floor: float | None = None  # In place of side A: what B is held against; larger values of B miss it.
 
     @property
     def fewest(self) -> int:
@@ -87,19 +81,13 @@ class Evidence:
     """The units of both sides, as logarithms, and what their difference is."""
 
     unit: Unit
-    a: tuple[float, ...]
-    """Mean logarithm of each unit; where paired, equal places are pairs."""
+    a: tuple[float, ...]  # Mean logarithm of each unit; where paired, equal places are pairs.
     b: tuple[float, ...]
-    scatter: float
-    """Standard deviation over units of these logarithms; of pairs, of their differences."""
-    error: float
-    """Standard error of the difference of the means."""
-    freedom: float
-    """Degrees of freedom of it."""
-    is_borrowed: bool = False
-    """Whether a side has too few units of its own, so that the scatter of others stands for it."""
-    is_of_floor: bool = False
-    """Whether `a` is no side but the floor."""
+    scatter: float  # Standard deviation over units of these logarithms; of pairs, of their differences.
+    error: float  # Standard error of the difference of the means.
+    freedom: float  # Degrees of freedom of it.
+    is_borrowed: bool = False  # Whether a side has too few units of its own, so that others' scatter stands for it.
+    is_of_floor: bool = False  # Whether `a` is no side but the floor.
 
     @property
     def is_of_one_side(self) -> bool:
@@ -168,8 +156,7 @@ def _found(level: float, freedom: float) -> float:
 def evidence_of(sample: Sample) -> Evidence | None:
     """What can be tested; None where nothing says how far sessions scatter.
 
-    Raises:
-        ValueError: a side has fewer than two runs.
+    Raises `ValueError`: a side has fewer than two runs.
     """
     if sample.fewest < 2:
         raise ValueError(f"a test needs two runs per side, got {len(sample.a)} and {len(sample.b)}")
@@ -267,13 +254,11 @@ Verdict = Literal["regressed", "missed", "insufficient", "inconclusive", "improv
 class Rule:
     """What counts as a change."""
 
-    tolerance: float = 0.02
-    """B may be slower by this fraction."""
+    tolerance: float = 0.02  # B may be slower by this fraction.
     level: float = 0.01
     """Chance that any comparison of a command is called regressed though B is not slower than tolerated; likewise for
     improved."""
-    wanted: float = 0.03
-    """The slowdown for which the number of repeats is reported (fraction)."""
+    wanted: float = 0.03  # The slowdown for which the number of repeats is reported (fraction).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,23 +266,16 @@ class TTest:
     """What the test of one comparison says."""
 
     method: str
-    p_worse: float
-    """Chance of a B that looks as much worse as this or more, if it is worse by the tolerance and no more."""
+    p_worse: float  # Chance of a B that looks as much worse as this or more, if it is worse by just the tolerance.
     p_better: float
-    level_worse: float
-    """What `p_worse` must not exceed: the level that Holm's correction over the family leaves this comparison."""
+    level_worse: float  # What `p_worse` must not exceed: what Holm's correction over the family leaves it.
     level_better: float
-    equivalence: tuple[float, float]
-    """90 % interval of the ratio."""
+    equivalence: tuple[float, float]  # 90 % interval of the ratio.
     unit: Unit
-    scatter: float
-    """Standard deviation over units of the logarithms of one side; where paired, of the logarithms of the ratios."""
-    detectable: float
-    """Smallest slowdown that is called one with 80 % probability (fraction)."""
-    wanted: float
-    """The slowdown that is asked for (fraction)."""
-    repeats: int | None
-    """Units of each side that show it with 80 % probability; None: not with 1,000, or it is tolerated."""
+    scatter: float  # Standard deviation over units of one side's logarithms; where paired, of the ratios' logarithms.
+    detectable: float  # Smallest slowdown that is called one with 80 % probability (fraction).
+    wanted: float  # The slowdown that is asked for (fraction).
+    repeats: int | None  # Units of each side that show it with 80 % probability; None: not with 1,000, or tolerated.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,8 +283,7 @@ class Judgement:
     """What the runs of both sides say."""
 
     verdict: Verdict
-    reason: str
-    """Why, in a sentence without its full stop."""
+    reason: str  # Why, in a sentence without its full stop.
     ratio: Estimate | None
     """B / A of geometric means, above 1 is worse; None where a side has no run. Where a test was made, over units, and
     its interval is the one that decides: regressed where it lies above the tolerance, improved where it lies below."""
@@ -437,7 +414,7 @@ def _few_sessions(sample: Sample) -> str:
     a, b = (len(set(names)) for _, names in sample.sides)
     if sample.floor is not None:
         return (
-            f"{b} sessions: fewer than {MIN_SESSIONS} do not tell how far they scatter; choose the runs of one "
+            f"{b} sessions: fewer than {MIN_SESSIONS} do not show how far they scatter; choose the runs of one "
             "(--where series=NAME)"
         )
     held = "one session a side" if a == b == 1 else f"{a} and {b} sessions"

@@ -64,24 +64,19 @@ class Limits:
     """What an archive may not exceed."""
 
     members: int = 5_000_000
-    file_bytes: int = 1 << 37
-    """Of one member: 128 GiB."""
-    total_bytes: int = 1 << 42
-    """Of all members: 4 TiB."""
+    file_bytes: int = 1 << 37  # Of one member: 128 GiB.
+    total_bytes: int = 1 << 42  # Of all members: 4 TiB.
     name_bytes: int = 1000
-    unfolding: int = 200
-    """Bytes that a compressed byte may become, on average, beyond the first `unfolding_from` bytes."""
+    unfolding: int = 200  # Bytes that a compressed byte may become, on average, beyond `unfolding_from` bytes.
     unfolding_from: int = 1 << 28
 
 
 class Member(NamedTuple):
     """A regular file of an archive; its content must be read before the next member is asked for, or is lost."""
 
-    parts: tuple[str, ...]
-    """Of its name; none is `.`, `..`, or begins with a dot, none holds a control character."""
+    parts: tuple[str, ...]  # Of its name; none is `.`, `..`, or begins with a dot, none holds a control character.
     num_bytes: int
-    file: IO[bytes]
-    """Its content; an archive that ends too early, or is damaged, is an `IncompleteDataError`."""
+    file: IO[bytes]  # Its content; an archive that ends too early, or is damaged, is an `IncompleteDataError`.
 
 
 class _Stream:
@@ -97,7 +92,7 @@ class _Stream:
         self.may_end = False
 
     def read(self, num_bytes: int) -> bytes:
-        """Up to so many bytes; fewer at the end alone."""
+        """Up to `num_bytes` bytes; fewer at the end alone."""
         try:
             found = self._file.read(num_bytes)
         except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:

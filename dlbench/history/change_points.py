@@ -46,36 +46,26 @@ MIN_EVIDENCE = 800.0
 """Least Bayes factor of a change point. Set by simulation: at autocorrelation 0.5 about 5 % of histories of 110 nights
 ever show a change that is none. For a single look 150 is called very strong (Kass and Raftery)."""
 MIN_EFFECT = 0.02
-ODD_NIGHTS = 3
-"""So many odd nights in a row are outliers, however far they lie."""
-MIN_SEGMENT = 5
-"""Fewest nights between two change points, so that every level has a 95 % interval."""
-MIN_NIGHTS = 12
-"""With fewer nights no order of them, however clear, reaches `MIN_EVIDENCE`."""
+ODD_NIGHTS = 3  # This many odd nights in a row are outliers, however far they lie.
+MIN_SEGMENT = 5  # Fewest nights between two change points, so that every level has a 95 % interval.
+MIN_NIGHTS = 12  # With fewer nights no order of them, however clear, reaches `MIN_EVIDENCE`.
 MIN_DRIFT = 2 * MIN_SEGMENT
 SHAPE_FACTOR = 10.0
 """A ramp must be this many times as likely as steps to be called a drift, and the other way round (Jeffreys, Theory of
 Probability, 1961, appendix B: "strong")."""
 
-NAMED = 0.01
-"""Share of ordinary nights that lie beyond the usual range."""
-_MOST_USUAL = 250
-"""Newest nights of a level of which its usual range is made."""
+NAMED = 0.01  # Share of ordinary nights that lie beyond the usual range.
+_MOST_USUAL = 250  # Newest nights of a level of which its usual range is made.
 _TAILS = (1.5, 2.0, 3.0, 6.0, 30.0)
 """Degrees of freedom that nights may have, equally likely beforehand: from tails without a variance to normal ones."""
-_WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))
-"""What the scale may be, in robust standard deviations."""
-_SHIFTS = tuple(-3.0 + step for step in range(7))
-"""What the centre may be off the median, in standard errors."""
+_WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))  # The scale, in robust standard deviations.
+_SHIFTS = tuple(-3.0 + step for step in range(7))  # What the centre may be off the median, in standard errors.
 
 _CLIP, _MOST = 3.0, 4.0
 _STEP = 2.0
-_NORMAL_MAD = 0.6744897501960817
-"""Median of the absolute value of a standard normal."""
-_RAMP = 50.0
-"""As `_STEP`, where a ramp and steps are held against each other: what is compared may be many scatters high."""
-_SHORTEST = 20
-"""Nights of the shortest stretches that are looked at for candidates."""
+_NORMAL_MAD = 0.6744897501960817  # Median of the absolute value of a standard normal.
+_RAMP = 50.0  # As `_STEP`, where a ramp is held against steps: what is compared may be many scatters high.
+_SHORTEST = 20  # Nights of the shortest stretches that are looked at for candidates.
 _RAMP_ENDS = 20
 
 Shape = Literal["step", "drift", "step or drift"]
@@ -87,10 +77,8 @@ class Segment:
 
     start: int
     end: int
-    level: Estimate
-    """Median over its nights, in the unit of the values; of a drift that at its last night."""
-    rise: float = 0.0
-    """What the logarithm rises each night; 0 where it does not drift."""
+    level: Estimate  # Median over its nights, in the unit of the values; of a drift that at its last night.
+    rise: float = 0.0  # What the logarithm rises each night; 0 where it does not drift.
 
     def flat(self, values: Sequence[float], at: int) -> list[float]:
         """The nights of the segment as they would be without its drift, on the level of the night `at`."""
@@ -105,10 +93,8 @@ class ChangePoint:
     """A night from which on the level is another, or nights over which it drifted."""
 
     shape: Shape
-    index: int
-    """First night after the change; of a drift its first night."""
-    before: Segment
-    """The segment before; of a drift the drift, its level that of the first night."""
+    index: int  # First night after the change; of a drift its first night.
+    before: Segment  # The segment before; of a drift the drift, its level that of the first night.
     after: Segment
     ratio: Estimate
     """The shift of the nights after against those before (1), by rank sums; of a drift its last night over its first
@@ -118,8 +104,7 @@ class ChangePoint:
     without; of several histories divided by what all of them cost."""
     earliest: int
     """First of the nights that may be the first after the change: of 95 % of what is likely. Of a drift its second."""
-    latest: int
-    """Last of them; of a drift its last night."""
+    latest: int  # Last of them; of a drift its last night.
 
     @property
     def end(self) -> int:
@@ -131,23 +116,18 @@ class ChangePoint:
 class Newest:
     """What the newest nights alone say: too few of them for a change point."""
 
-    num_beyond: int
-    """Newest nights, in a row, that lie beyond the usual range on one side; 0: the newest is an ordinary night."""
-    ratio: float
-    """Median of these nights (of the newest one, if none is beyond) over the level before them (1)."""
-    low: float
-    """Usual range of the nights before: holds the next one but for `NAMED`; at least `MIN_EFFECT` to either side."""
+    num_beyond: int  # Newest nights, in a row, beyond the usual range on one side; 0: the newest is ordinary.
+    ratio: float  # Median of these nights (of the newest one, if none is beyond) over the level before them (1).
+    low: float  # Usual range of the nights before: holds the next but for `NAMED`; `MIN_EFFECT` or more each way.
     high: float
-    wait_for: int
-    """More such nights that make a change point of them; 0 if none is beyond."""
+    wait_for: int  # More such nights that make a change point of them; 0 if none is beyond.
 
 
 @dataclass(frozen=True)
 class Found:
     """A change as `detect` finds it."""
 
-    index: int
-    """First night after the change, or of the drift."""
+    index: int  # First night after the change, or of the drift.
     end: int
     evidence: float
     shape: Shape
@@ -439,7 +419,7 @@ def _moods() -> tuple[Array, Array, Array]:
     import numpy as np
 
     r = np.linspace(0, 0.95, 20)
-    # Beta(10, 10) with a change. Without one, more and more up to 1, where moods are hardest to tell from levels.
+    # Beta(10, 10) with a change. Without one, more and more up to 1, where moods look most like levels.
     changed, unchanged = 9 * (np.log(np.maximum(r, 0.01)) + np.log(1 - r)), np.log1p(4 * r)
     return r, changed - np.logaddexp.reduce(changed), unchanged - np.logaddexp.reduce(unchanged)
 
@@ -455,14 +435,11 @@ def _steps(n: int) -> _Changes:
 @dataclass(frozen=True)
 class _Tested:
     place: int
-    evidence: float
-    """Logarithm, over all places."""
-    effect: float
-    """Hodges and Lehmann's shift of the logarithms."""
+    evidence: float  # Logarithm, over all places.
+    effect: float  # Hodges and Lehmann's shift of the logarithms.
     earliest: int
     latest: int
-    spread: float
-    """Logarithm of how many places are as likely as the likeliest."""
+    spread: float  # Logarithm of how many places are as likely as the likeliest.
 
 
 def _test(logs: Array, start: int, end: int) -> _Tested:

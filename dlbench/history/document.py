@@ -35,14 +35,10 @@ from dlbench.report.document import Card, Document, Mark, Section, methods_secti
 from dlbench.report.wording import clean, runs_text
 from dlbench.specs.hostlist import compressed
 
-MAX_CHARTED = 20
-"""Series drawn: those with the newest changes; all stand in the tables."""
-MIN_DRAWN = 2
-"""Nights of a series that has a chart: one night is a line of the table."""
-MAX_LINES = 20
-"""Unchanged series that the terminal names; all stand in the tables."""
-MAX_NAMED = 3
-"""Slow hosts in a headline."""
+MAX_CHARTED = 20  # Series drawn: those with the newest changes; all stand in the tables.
+MIN_DRAWN = 2  # Nights of a series that has a chart: one night is a line of the table.
+MAX_LINES = 20  # Unchanged series that the terminal names; all stand in the tables.
+MAX_NAMED = 3  # Slow hosts in a headline.
 MAX_HEADLINE = 80
 MAX_CARDS = 4
 

@@ -83,8 +83,7 @@ class HostEntry:
     later: float | None = None
     """By how much later than the other hosts it leaves an exchange, as a share of the step (1), as
     `dlbench.analysis.late_hosts` counts it; None for the same runs, and where the clocks do not say."""
-    later_at_least: float | None = None
-    """The same, as far as it is certain for all that the clocks may be off."""
+    later_at_least: float | None = None  # The same, as far as it is certain for all that the clocks may be off.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,40 +91,31 @@ class HistoryEntry:
     """One run."""
 
     run_id: str
-    folder: str
-    """Path of the run's folder below the store; where the entry is not of a store, the folder's path."""
-    state: str
-    """valid, invalid, failed, incomplete, damaged."""
-    why: str
-    """Why there is no figure; empty for valid runs."""
+    folder: str  # Path of the run's folder below the store; where the entry is not of a store, the folder's path.
+    state: str  # valid, invalid, failed, incomplete, damaged.
+    why: str  # Why there is no figure; empty for valid runs.
     created: str = ""
-    finished: str = ""
-    """UTC, ISO 8601; empty where the run did not end."""
+    finished: str = ""  # UTC, ISO 8601; empty where the run did not end.
     series: str = ""
     repeat: int = 0
     side: str = ""
     variant: str = ""
-    group: str = ""
-    """Equal for runs that may be compared (`dlbench.analysis.comparability.group_id`); empty without a record."""
-    label: str = ""
-    """The group in words, without foreign markup being made harmless: that is the reader's business."""
+    group: str = ""  # Equal for comparable runs (`dlbench.analysis.comparability.group_id`); empty without a record.
+    label: str = ""  # The group in words, without foreign markup being made harmless: that is the reader's business.
     system: str = ""
     workload: str = ""
     preset: str = ""
     engine: str = ""
     ranks: int = 0
     nodes: int = 0
-    slurm_job_id: str = ""
-    """Empty where it was no Slurm job."""
-    commit: str = ""
-    """Tag `commit` of the plan; else the commit of dlbench's own checkout; empty: neither is known."""
+    slurm_job_id: str = ""  # Empty where it was no Slurm job.
+    commit: str = ""  # Tag `commit` of the plan; else the commit of dlbench's own checkout; empty: neither is known.
     tags: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """What rank 0 recorded, and what was asked of the system (`system.modules`, ...), where it shapes speed."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """By name of `dlbench.analysis.metrics.METRICS`; empty for runs without figures."""
-    hosts: tuple[HostEntry, ...] = ()
-    """By name."""
+    hosts: tuple[HostEntry, ...] = ()  # By name.
     content_digest: str
     """SHA-256 over names and contents of the files that figures are made of (plan, record, step files, samples); see
     `dlbench.history.files.content_digest`."""

@@ -39,8 +39,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
 
-MAX_DEPTH = 3
-"""Folders within a run's folder; `checkpoints/` is one."""
+MAX_DEPTH = 3  # Folders within a run's folder; `checkpoints/` is one.
 
 # What makes two runs the same. Figures need nothing else but, for the stages of energy, the spans of each node's first
 # rank, which come whole with the run and are never taken out of it; all else may differ, or go.

@@ -21,16 +21,14 @@ from dlbench.records.scan import COMM_FORMAT, EARLIER, plan_format
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
 
-COPIES_AT_ONCE = 8
-"""Copying waits for the disk, or for a server, most of the time."""
+COPIES_AT_ONCE = 8  # Copying waits for the disk, or for a server, most of the time.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What became of one run."""
 
-    name: str
-    """Its folder, or its place in an archive."""
+    name: str  # Its folder, or its place in an archive.
     verdict: Verdict
     why: str = ""
 
@@ -41,10 +39,8 @@ class Candidate:
 
     folder: RunFolder
     name: str
-    staged: bool = False
-    """Whether its folder was made for this and may be moved instead of copied."""
-    digest: str = ""
-    """What its content digest should be; empty where nobody has said."""
+    staged: bool = False  # Whether its folder was made for this and may be moved instead of copied.
+    digest: str = ""  # What its content digest should be; empty where nobody has said.
 
 
 def import_runs(history: History, candidates: Iterable[Candidate | Outcome], room: Path) -> Iterator[Outcome]:

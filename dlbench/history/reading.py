@@ -60,8 +60,7 @@ class Removal:
     """What goes of one run."""
 
     entry: HistoryEntry
-    files: tuple[str, ...]
-    """Relative names; empty: the whole run."""
+    files: tuple[str, ...]  # Relative names; empty: the whole run.
     num_bytes: int
 
 
@@ -198,8 +197,7 @@ def _kind(name: str) -> str | None:
     return next((kind for kind, pattern in KINDS.items() if pattern.fullmatch(name)), None)
 
 
-ENTRIES_VERSION = 4
-"""To be counted up when entries of the same folders come out differently: an index of before is made anew then."""
+ENTRIES_VERSION = 4  # Counted up when entries of the same folders come out differently: older indices are made anew.
 
 
 def make_entries(folders: Sequence[RunFolder]) -> list[HistoryEntry]:

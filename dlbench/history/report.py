@@ -38,8 +38,7 @@ class TrendsReport(BaseReport):
 
     format: str = "dlbench.trends"
     title: str = "dlbench history: trends"
-    num_runs: int
-    """Runs with figures."""
+    num_runs: int  # Runs with figures.
     num_without: int
     series: tuple[Trend, ...]
     nodes: SlowMonths

@@ -34,18 +34,14 @@ from dlbench.history.store import Acknowledgement
 from dlbench.report.wording import clean, place_text
 from dlbench.stats.estimates import Estimate
 
-UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-"""Of all times that leave this module."""
-MAX_APART = 2
-"""Settings of the system by which series of equal labels differ; more are no name."""
-NOT_SET = "not set"
-"""Value of a key that a run does not have."""
+UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # Of all times that leave this module.
+MAX_APART = 2  # Settings of the system by which series of equal labels differ; more are no name.
+NOT_SET = "not set"  # Value of a key that a run does not have.
 
 # They name every night anew, and stand for themselves.
 _NAMED_APART = {"commit", "dlbench.commit", "tag.commit", "tag.dlbench.commit"}
 
-MAX_VALUES = 4
-"""Values of a key that are named on one side of a change; the newest of more."""
+MAX_VALUES = 4  # Values of a key that are named on one side of a change; the newest of more.
 MAX_VALUE_LENGTH = 200
 
 
@@ -53,32 +49,25 @@ MAX_VALUE_LENGTH = 200
 class Night:
     """The runs of one request at one point."""
 
-    time: str
-    """When the last of them finished, UTC, ISO 8601."""
+    time: str  # When the last of them finished, UTC, ISO 8601.
     series: str
-    value: float
-    """Median over the runs, in the metric's unit."""
+    value: float  # Median over the runs, in the metric's unit.
     values: tuple[float, ...]
     run_ids: tuple[str, ...]
-    commits: tuple[str, ...]
-    """Distinct, in order of the runs; empty where none is known."""
+    commits: tuple[str, ...]  # Distinct, in order of the runs; empty where none is known.
     hosts: tuple[str, ...]
-    level: int
-    """Which of the series' levels it belongs to, from 0."""
+    level: int  # Which of the series' levels it belongs to, from 0.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
     """A stretch of nights without a change."""
 
-    first: str
-    """End of its first night, UTC."""
+    first: str  # End of its first night, UTC.
     last: str
     num_nights: int
-    value: Estimate
-    """Median over nights; `n` counts nights. Of a drift that at its last night."""
-    at_first: float
-    """The same at its first night: `value.value` where it does not drift."""
+    value: Estimate  # Median over nights; `n` counts nights. Of a drift that at its last night.
+    at_first: float  # The same at its first night: `value.value` where it does not drift.
 
     @property
     def is_drift(self) -> bool:
@@ -90,10 +79,8 @@ class Level:
 class Difference:
     """A key with other values in all runs after a change than in any run before it."""
 
-    key: str
-    """Of the environment, or `tag.NAME`."""
-    before: str
-    """Values in order of time, the newest ones where there are many; `not set` where a run has none."""
+    key: str  # Of the environment, or `tag.NAME`.
+    before: str  # Values in order of time, the newest ones where there are many; `not set` where a run has none.
     after: str
 
 
@@ -105,32 +92,24 @@ class Change:
     shape: Shape
     """At once, over many nights, or either: the nights do not show which. A drift has no date, so nothing is named with
     it."""
-    time: str
-    """End of the first night after, UTC; the likeliest. Of a drift that of its first night."""
-    last_before: str
-    """End of the last night that lies before it (with 95 %), UTC. Of a drift that of its first night."""
-    first_after: str
-    """End of the first night that lies after it (with 95 %), UTC. Of a drift that of its last night."""
-    before: Estimate
-    """Median over nights before; of a drift the level at its first night."""
+    time: str  # End of the first night after, UTC; the likeliest. Of a drift that of its first night.
+    last_before: str  # End of the last night that lies before it (with 95 %), UTC. Of a drift that of its first night.
+    first_after: str  # End of the first night that lies after it (with 95 %), UTC. Of a drift that of its last night.
+    before: Estimate  # Median over nights before; of a drift the level at its first night.
     after: Estimate
     ratio: Estimate
-    evidence: float
-    """Bayes factor of a change against none (1), divided by what all trends cost that are followed together."""
+    evidence: float  # Bayes factor of a change against none (1), divided by what all trends followed together cost.
     acknowledged: Acknowledgement | None
     """Who said that it is known, when, and why; None where nobody did, or where it has gone on since."""
-    commits_before: tuple[str, ...]
-    """Of the night `last_before`; empty where none is known."""
+    commits_before: tuple[str, ...]  # Of the night `last_before`; empty where none is known.
     commits_after: tuple[str, ...]
     runs_before: tuple[str, ...]
     runs_after: tuple[str, ...]
     differences: tuple[Difference, ...]
     """Between all runs of the levels before and after, without the nights of which it is not certain on which side they
     lie; keys that are new nearly every night are left out."""
-    new_hosts: tuple[str, ...]
-    """Used after the change and never on the level before it."""
-    gone_hosts: tuple[str, ...]
-    """Used on the level before the change and never after it."""
+    new_hosts: tuple[str, ...]  # Used after the change and never on the level before it.
+    gone_hosts: tuple[str, ...]  # Used on the level before the change and never after it.
 
     @property
     def has_equal_commits(self) -> bool:
@@ -150,8 +129,7 @@ class Trend:
     """One metric of one point over time."""
 
     id: str
-    label: str
-    """Configuration, ranks and metric in words."""
+    label: str  # Configuration, ranks and metric in words.
     group: str
     configuration: str
     system: str
@@ -165,17 +143,13 @@ class Trend:
     unit: str
     higher_is_worse: bool
     caption: str
-    verdict: str = ""
-    """One sentence; whoever reports the series fills it in."""
+    verdict: str = ""  # One sentence; whoever reports the series fills it in.
     num_runs: int
-    is_long_enough: bool
-    """Whether there are enough nights for a change point."""
+    is_long_enough: bool  # Whether there are enough nights for a change point.
     nights: tuple[Night, ...]
-    levels: tuple[Level, ...]
-    """Between changes; one where there are none."""
+    levels: tuple[Level, ...]  # Between changes; one where there are none.
     changes: tuple[Change, ...]
-    newest: NewestNights | None
-    """None where the newest night is an ordinary one, or too few nights say what that is."""
+    newest: NewestNights | None  # None where the newest night is an ordinary one, or too few nights say what that is.
 
     @property
     def standing(self) -> Literal["too few nights", "worse", "odd", "as usual"]:

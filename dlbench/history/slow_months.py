@@ -24,8 +24,7 @@ from dlbench.stats.estimates import Estimate, mean_estimate
 FORMAT = "dlbench.slow-nodes"
 VERSION = 1
 
-RECENT_DAYS = 92
-"""Runs that ended longer before the newest run of the history say nothing of now."""
+RECENT_DAYS = 92  # Runs that ended longer before the newest run of the history say nothing of now.
 
 Now = Verdict | Literal["not used lately"]
 
@@ -35,8 +34,7 @@ class HostMonth:
     """One host in one calendar month (UTC)."""
 
     month: str
-    ratio: Estimate
-    """Own work of its slowest rank relative to that of the other hosts' slowest ranks (1); mean over nights."""
+    ratio: Estimate  # Own work of its slowest rank over that of the other hosts' slowest (1); mean over nights.
     later: Estimate | None
     """By how much later than the other hosts' its exchanges end, as a share of the step; mean over nights. None where
     the clocks do not say."""
@@ -58,15 +56,12 @@ class HostCourse:
 
     host: str
     verdict: Now
-    current: Estimate | None
-    """Own work as in `HostMonth`, over the nights that say how it is now; None where it was not used lately."""
+    current: Estimate | None  # As in `HostMonth`, over the nights that say how it is now; None where not used lately.
     later: Estimate | None
-    since: str
-    """End of the first of the nights that `current` is made of, UTC; empty without one."""
+    since: str  # End of the first of the nights that `current` is made of, UTC; empty without one.
     num_nights: int
     num_runs: int
-    months: tuple[HostMonth, ...]
-    """Oldest first; months without runs are left out."""
+    months: tuple[HostMonth, ...]  # Oldest first; months without runs are left out.
     changes: tuple[HostChange, ...]
 
     @property
@@ -81,20 +76,13 @@ class SlowMonths:
 
     format: str = FORMAT
     version: int = VERSION
-    as_of: str
-    """End of the newest run, from which `RECENT_DAYS` count back; empty without runs."""
-    hosts: tuple[HostCourse, ...]
-    """Those that are slow first, then by their current ratio, largest first."""
-    months: tuple[str, ...]
-    """All months with runs on two hosts or more, oldest first."""
-    num_runs: int
-    """Runs on two hosts or more that were counted."""
-    num_without: int
-    """Valid runs that compare no hosts: on one host, or with an injected fault."""
-    exclude: tuple[str, ...]
-    """Hosts that are slow now, for Slurm's `--exclude`, by name."""
-    unsafe: tuple[str, ...]
-    """Slow hosts whose names cannot stand in an option."""
+    as_of: str  # End of the newest run, from which `RECENT_DAYS` count back; empty without runs.
+    hosts: tuple[HostCourse, ...]  # Those that are slow first, then by their current ratio, largest first.
+    months: tuple[str, ...]  # All months with runs on two hosts or more, oldest first.
+    num_runs: int  # Runs on two hosts or more that were counted.
+    num_without: int  # Valid runs that compare no hosts: on one host, or with an injected fault.
+    exclude: tuple[str, ...]  # Hosts that are slow now, for Slurm's `--exclude`, by name.
+    unsafe: tuple[str, ...]  # Slow hosts whose names cannot stand in an option.
     damaged: tuple[str, ...]
 
     @property

@@ -108,10 +108,8 @@ def acknowledge(store: Store, made: Acknowledgement) -> None:
         raise UserError(f"{path.parent}: cannot be written: {why}") from None
 
 
-INDEX_VERSION = 1
-"""Of the tables; what entries mean depends on the version that their maker gives."""
-APPLICATION_ID = 0x646C6268
-"""Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; no other file has it."""
+INDEX_VERSION = 1  # Of the tables; what entries mean depends on the version that their maker gives.
+APPLICATION_ID = 0x646C6268  # Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; no other file has it.
 LOCK_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
@@ -133,8 +131,7 @@ class IndexUnusableError(DlbenchError):
     """The index cannot be written, or not be locked: entries are kept in memory."""
 
 
-Row = tuple[int, HistoryEntry]
-"""Time of the folder's last change (nanoseconds), and the entry."""
+Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds), and the entry.
 
 
 class Index:
@@ -344,8 +341,7 @@ def _crc(folder: str, changed_ns: int, entry: str) -> int:
     return zlib.crc32(f"{folder}\0{changed_ns}\0{entry}".encode())
 
 
-BATCH = 64
-"""Runs that are read at once, and written in one transaction."""
+BATCH = 64  # Runs that are read at once, and written in one transaction.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,8 +350,7 @@ class EntryMaker:
 
     make: Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]
     """An entry for each folder, in order; damaged runs get one that says so."""
-    version: str
-    """Changes whenever entries would come out differently; an index of another version is made anew."""
+    version: str  # Changes whenever entries would come out differently; an index of another version is made anew.
 
 
 Notify = Callable[[str], None]

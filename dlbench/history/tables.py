@@ -35,8 +35,7 @@ from dlbench.report.wording import basis_text, place_text, runs_text
 from dlbench.units import format_seconds
 
 MAX_LISTED_HOSTS = 4
-MAX_COMMIT = 8
-"""Characters of a commit that are enough to know it; JSON and CSV hold all."""
+MAX_COMMIT = 8  # Characters of a commit that are enough to know it; JSON and CSV hold all.
 MINUTE = len("2026-03-04T02:06")
 
 
@@ -118,11 +117,9 @@ R = TypeVar("R")
 TableName = Literal["changes", "series", "nights", "hosts"]
 
 MAX_HOSTS = 50
-MAX_MONTHS = 6
-"""Newest months shown side by side; CSV and JSON hold all."""
+MAX_MONTHS = 6  # Newest months shown side by side; CSV and JSON hold all.
 MAX_NAMED_HOSTS = 4
-HOST_LENGTH = 253
-"""Characters of a name that DNS takes."""
+HOST_LENGTH = 253  # Characters of a name that DNS takes.
 _BASIS = (
     "levels are medians over nights, a night is the median of its runs; in brackets intervals over nights (order "
     "statistics)"
@@ -319,12 +316,10 @@ def _hosts(night: Night) -> str | None:
     return str(len(names)) if len(names) > MAX_NAMED_HOSTS else ", ".join(names) or None
 
 
-WIDTH = 1000
-"""Plot width of a series over time, pixels."""
+WIDTH = 1000  # Plot width of a series over time, pixels.
 MAX_DRAWN_HOSTS = 6
 
-MAX_POINTS = 1_500
-"""Runs drawn one by one; of a longer series the nights are drawn."""
+MAX_POINTS = 1_500  # Runs drawn one by one; of a longer series the nights are drawn.
 _KINDS = {"regression": ("#d55e00", "triangle-up"), "improvement": ("#009e73", "triangle-down")}
 """Colour and shape of each kind of change."""
 _LEVEL_COLOUR = "#e69f00"

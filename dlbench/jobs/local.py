@@ -43,14 +43,10 @@ class Outcome:
     """What became of a run."""
 
     exit_code: ExitCode
-    detail: str
-    """Empty if the record is valid."""
-    quality: str = ""
-    """What a valid run to a quality came to, in words; empty for others."""
-    reached: bool = True
-    """Whether it met its target; a valid run that did not is no failure."""
-    throughput: float | None = None
-    """Samples per second of a valid run of training, as reports have it; None for others."""
+    detail: str  # Empty if the record is valid.
+    quality: str = ""  # What a valid run to a quality came to, in words; empty for others.
+    reached: bool = True  # Whether it met its target; a valid run that did not is no failure.
+    throughput: float | None = None  # Samples per second of a valid run of training, as in reports; None for others.
 
 
 def what_became(folder: RunFolder) -> str:

@@ -1,6 +1,6 @@
 """A program of the compute side that answers one order: JSON goes in, JSON comes out.
 
-It loads torch, and the desk does not; so it is named, and runs as a process of its own, under a supervisor, as ranks
+It loads torch, and front ends do not; so it is named, and runs as a process of its own, under a supervisor, as ranks
 do, so that nothing of it is left whatever ends this process.
 """
 

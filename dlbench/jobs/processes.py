@@ -107,8 +107,7 @@ def interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-KEPT_LINES = 60
-"""Last lines of a process's output that the launcher keeps: a full disk takes its log, mpirun ends with a page."""
+KEPT_LINES = 60  # Last lines of output that the launcher keeps: a full disk takes the log, mpirun ends with a page.
 
 _MAX_WORDS = 300  # Characters of the last words that are said.
 
@@ -226,8 +225,7 @@ _KEPT_BYTES = 2000  # Of a line of a rank's output that is kept with its log.
 
 POLL_S = 0.1  # How often the launcher looks; it shares the cores with the ranks.
 
-FOLDER_POLL_S = 1.0
-"""How often the launcher looks whether the run's folder is there; it may be on a file system that is far away."""
+FOLDER_POLL_S = 1.0  # How often the launcher looks for the run's folder, whose file system may be far away.
 
 OnProgress = Callable[[int, int, str], None]  # Called with the step or point, how many there are, and the stage.
 
@@ -244,8 +242,7 @@ class RankProcesses:
         self._on_progress = on_progress
         self._token = token
         self._launcher = launcher
-        self._launcher_told = False
-        """Its supervisor said that it did not end well, and so was not killed itself."""
+        self._launcher_told = False  # Its supervisor said that it did not end well, and so was not killed itself.
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._logs: list[IO[bytes]] = []

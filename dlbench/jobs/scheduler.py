@@ -73,12 +73,9 @@ class QueuedJob:
 class Queue:
     """What a scheduler says of jobs, those that ended lately, too."""
 
-    jobs: Mapping[str, QueuedJob] = field(default_factory=dict)
-    """By id."""
-    unanswered: str = ""
-    """Why jobs that are left out may still be known; empty if the scheduler answered."""
-    no_history: str = ""
-    """Why nothing is known of jobs that are left out, though they have ended; empty if they were asked for."""
+    jobs: Mapping[str, QueuedJob] = field(default_factory=dict)  # By id.
+    unanswered: str = ""  # Why jobs that are left out may still be known; empty if the scheduler answered.
+    no_history: str = ""  # Why nothing is known of jobs left out, though they have ended; empty if they were asked for.
 
     def of(self, job_id: str) -> list[QueuedJob]:
         """The job of an id; of an array's, its elements."""

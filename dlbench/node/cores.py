@@ -31,8 +31,7 @@ def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None 
 
     In the order of their numbers, two ranks of a machine with hyper-threads would often get the same physical cores.
 
-    Args:
-        siblings: text of a processor's `thread_siblings_list`, e.g. ``0,4`` or ``0-1``; default: from /sys.
+    `siblings`: text of a processor's `thread_siblings_list`, e.g. ``0,4`` or ``0-1``; default: from /sys.
     """
     read = siblings or _read_siblings
 
@@ -56,8 +55,7 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
     Must run before numpy, torch or Horovod are imported. Whether a mask that the launcher gave is this rank's own shows
     only when ranks have met: see `settle`.
 
-    Args:
-        root: where `dev` and `sys` are.
+    `root`: where `dev` and `sys` are.
     """
     allowed = by_physical_core(os.sched_getaffinity(0))
     wanted = plan.layout.cores_per_rank
@@ -123,12 +121,8 @@ def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> 
     Ranks with the same cores next to them share these evenly where they do not suffice, and take the rest from what the
     others leave over.
 
-    Args:
-        cores: those that ranks may use, in the order in which they are dealt; at least `wanted` for each rank.
-        near: for each rank, the processors next to its GPU: sets that are equal or disjoint; empty where not known.
-
-    Returns:
-        For each rank its cores.
+    `cores`: those that ranks may use, in the order in which they are dealt; at least `wanted` for each rank. `near`:
+    for each rank, the processors next to its GPU: sets that are equal or disjoint; empty where not known.
     """
     left = list(cores)
     dealt: list[list[int]] = [[] for _ in near]
@@ -166,8 +160,7 @@ _FINE = re.compile(r"(quiet,|verbose,|[qv],)?(cores|threads|rank|map_|mask_)")
 def _unbound(plan: LaunchPlan, allowed: int, there: int) -> list[str]:
     """What shows that srun did not bind this rank, though the system asks for it: it only warns of that itself.
 
-    Args:
-        allowed: processors that the rank was started on.
+    `allowed`: processors that the rank was started on.
     """
     asked = plan.system.slurm.cpu_bind
     by_srun = plan.system.launch.launcher in ("srun-mpi", "srun-gloo")

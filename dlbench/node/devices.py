@@ -63,8 +63,7 @@ def rank_gpu(
 ) -> RankGpu | None:
     """The GPU of this rank as CUDA has it; None on a CPU.
 
-    Args:
-        by_nvml: what NVML said before torch was imported; believed where CUDA says nothing against it.
+    `by_nvml`: what NVML said before torch was imported; believed where CUDA says nothing against it.
     """
     if device.type != "cuda":
         return None
@@ -109,12 +108,9 @@ def require_own_gpu(
 ) -> None:
     """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one.
 
-    Args:
-        gpu: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none.
-        gather: what every rank, or every rank of this node, says.
-        by_nccl: whether NCCL carries the messages.
-
-    Raises EnvironmentLacksError: they do.
+    `gpu`: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none. `gather`: what every
+    rank, or every rank of this node, says. `by_nccl`: whether NCCL carries the messages. Raises EnvironmentLacksError:
+    they do.
     """
     if place.size == 1 or gpu is None:
         return

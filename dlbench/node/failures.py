@@ -71,9 +71,8 @@ class RankFailure:
 def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | None = None) -> RankFailure:
     """What a rank says of the exception that ends it.
 
-    Args:
-        place: of the rank; the line names rank, host and GPU where a GPU failed.
-        gpu: of the rank, as NVML named it; None on a CPU, or where it is not known.
+    `place`: of the rank; the line names rank, host and GPU where a GPU failed. `gpu`: of the rank, as NVML named it;
+    None on a CPU, or where it is not known.
     """
     kind: FailureKind = "peer" if is_of_peer(error) else "own"
     said = " ".join(str(error).split())

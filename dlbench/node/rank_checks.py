@@ -20,14 +20,11 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where the C library has it, and
 
 _PAGE_BYTES = 4096
 _MAX_TENSORS = 7  # Of a batch; each takes whole pages.
-_INDEX_ARRAYS = 3  # Beside them, for each part that is computed unpadded.
+_INDEX_ARRAYS = 3  # Besides them, for each part that is computed unpadded.
 
 
 def require_version(planned: object) -> None:
     """Checks that the plan was made by this version of dlbench: another may do other work by the same keys.
-
-    Args:
-        planned: the version in a plan's file.
 
     Raises EnvironmentLacksError: it is another one.
     """

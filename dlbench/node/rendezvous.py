@@ -77,10 +77,7 @@ def _open_part(place: RankPlace, endpoint: Endpoint) -> dict[str, str | int]:
 def await_address(path: Path, place: RankPlace, wait_s: float, pause: Callable[[float], None] = time.sleep) -> Endpoint:
     """Where rank 0 listens, as soon as it has published it for this start.
 
-    Args:
-        wait_s: for so long. Shared file systems show new files late (NFS: up to 60 s by default).
-        pause: waits between two looks, so many seconds.
-
+    Shared file systems show new files late (NFS: up to 60 s by default). `pause`: waits N seconds between two looks.
     Raises RunError: nothing was published in time.
     """
     deadline = time.monotonic() + wait_s
@@ -110,11 +107,8 @@ def pauses_s(chance: random.Random) -> Iterator[float]:
 def own_address(single_machine: bool, interface: str | None = None) -> str:
     """The address others reach this machine at: loopback if there are no others.
 
-    Args:
-        single_machine: all ranks are on this machine.
-        interface: the planned network interface (`launch.interface`); None: the one the host name stands for.
-
-    Raises RunError: the interface has no IPv4 address, or the node has none.
+    `interface`: the planned network interface (`launch.interface`); None: the one the host name stands for. Raises
+    RunError: the interface has no IPv4 address, or the node has none.
     """
     if single_machine:
         return LOOPBACK
@@ -150,11 +144,8 @@ def _address_of(interface: str) -> str:
 
 def _is_reachable(address: str) -> bool:
     """Whether other nodes may reach it: no loopback, and no bridge of this node's own."""
-    return not address.startswith("127.") and all(address not in found for _, found in _inner_addresses())
-
-
-def _inner_addresses() -> Iterator[tuple[str, list[str]]]:
-    return ((name, found) for name, found in _addresses() if _INNER.match(name))
+    inner = (found for name, found in _addresses() if _INNER.match(name))
+    return not address.startswith("127.") and all(address not in found for found in inner)
 
 
 def _addresses() -> Iterator[tuple[str, list[str]]]:

@@ -19,12 +19,9 @@ from functools import cache
 class Transfer:
     """A run of elements that travels."""
 
-    peer: int
-    """The other rank."""
-    first: int
-    """First element, in the buffer."""
-    count: int
-    """Elements."""
+    peer: int  # The other rank.
+    first: int  # First element, in the buffer.
+    count: int  # Elements.
 
 
 @dataclass(frozen=True)
@@ -33,10 +30,8 @@ class Step:
 
     sends: tuple[Transfer, ...] = ()
     receives: tuple[Transfer, ...] = ()
-    reduce: bool = False
-    """Whether what arrives is added (True) or put in place (False)."""
-    from_input: bool = False
-    """Whether sends read the untouched input instead of the working buffer (all-to-all)."""
+    reduce: bool = False  # Whether what arrives is added (True) or put in place (False).
+    from_input: bool = False  # Whether sends read the untouched input instead of the working buffer (all-to-all).
 
 
 Schedule = tuple[Step, ...]
@@ -144,7 +139,7 @@ def _straight(team: Team, span: Span, *, sends_own: bool, reduce: bool) -> list[
 
 def parameter_server(team: Team, span: Span, shards: int) -> list[Step]:
     """Two steps: each server adds up its shard of the span and sends the sum to all. Servers stand on the first
-    `shards` ranks, beside the worker there (co-located): what a server's own worker adds does not travel.
+    `shards` ranks, next to the worker there (co-located): what a server's own worker adds does not travel.
     """
     p, i = team.size, team.index
     if p == 1:

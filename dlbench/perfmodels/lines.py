@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 
-SMALLEST_RESIDUAL = 1e-4
-"""Relative errors below this weigh as if they were this large."""
+SMALLEST_RESIDUAL = 1e-4  # Relative errors below this weigh as if they were this large.
 
 
 def non_negative(rows: Array, target: Array) -> Array:

@@ -51,16 +51,11 @@ if TYPE_CHECKING:
 
 
 CLEAR_GAIN = 10.0
-MOST_BREAKS = 3
-"""Breaks of both levels together, at most."""
-MOST_NEAR = 6
-"""Sizes around the best octave at which a break is tried, about."""
-POINTS_OF_A_PIECE = 4
-"""Points that must have messages of a piece."""
-SMALLEST_MEAN_ERROR = 1e-4
-"""Mean relative errors below this count as this large: exact data need no cost more."""
-DIGITS = 6
-"""Significant digits of a drawn cost: far below its scatter."""
+MOST_BREAKS = 3  # Breaks of both levels together, at most.
+MOST_NEAR = 6  # Sizes around the best octave at which a break is tried, about.
+POINTS_OF_A_PIECE = 4  # Points that must have messages of a piece.
+SMALLEST_MEAN_ERROR = 1e-4  # Mean relative errors below this count as this large: exact data need no cost more.
+DIGITS = 6  # Significant digits of a drawn cost: far below its scatter.
 
 
 def fit_network(
@@ -408,13 +403,10 @@ class Observation:
     collective: Collective
     algorithm: str
     layout: Layout
-    num_bytes: int
-    """Of each rank's whole buffer."""
+    num_bytes: int  # Of each rank's whole buffer.
     element_bytes: int
-    shards: int | None
-    """Servers of parameter-server; None: every rank is one."""
-    seconds: float
-    """Measured."""
+    shards: int | None  # Servers of parameter-server; None: every rank is one.
+    seconds: float  # Measured.
 
 
 @dataclass(frozen=True)
@@ -521,8 +513,7 @@ def _entries(load: Load, number: int, scale: float) -> list[tuple[int, int, floa
 
 
 ROUNDS = 60
-PATIENCE = 6
-"""Rounds without a better fit after which the rounds end."""
+PATIENCE = 6  # Rounds without a better fit after which the rounds end.
 # Alpha and beta inside and across from which fitting starts; the better end counts.
 _STARTS = (((1e-5, 1e-10), (1e-5, 1e-10)), ((1e-5, 1e-10), (1e-4, 1e-8)))
 
@@ -533,10 +524,8 @@ class CostFit:
 
     structure: Structure
     costs: Array
-    error: float
-    """Mean |predicted / measured - 1|."""
-    rows: Array
-    """Of all observations, at these costs."""
+    error: float  # Mean |predicted / measured - 1|.
+    rows: Array  # Of all observations, at these costs.
 
 
 def descend(table: LoadTable, structure: Structure, points: Mask, old: CostFit | None = None) -> CostFit:

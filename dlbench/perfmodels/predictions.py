@@ -50,12 +50,9 @@ def whole_elements(num_bytes: int, element_bytes: int) -> int:
 class Features:
     """A prediction taken apart: seconds = sum of coefficients x costs of the network."""
 
-    starts: dict[tuple[LevelName, int], float]
-    """Start-ups by level and number of the piece."""
-    num_bytes: dict[tuple[LevelName, int], float]
-    """Bytes by level and number of the piece."""
-    reduced_bytes: float
-    """Bytes added."""
+    starts: dict[tuple[LevelName, int], float]  # Start-ups by level and number of the piece.
+    num_bytes: dict[tuple[LevelName, int], float]  # Bytes by level and number of the piece.
+    reduced_bytes: float  # Bytes added.
 
     def seconds(self, network: NetworkModel) -> float:
         total = self.reduced_bytes * network.gamma_s_per_byte
@@ -224,22 +221,18 @@ def crossovers(
     return changes
 
 
-Messages = tuple[tuple[int, int], ...]
-"""Sizes in elements, ascending, each with how many messages have it."""
+Messages = tuple[tuple[int, int], ...]  # Sizes in elements, ascending, each with how many messages have it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """What the ranks of a group share."""
 
-    link: bool = True
-    """One link to other groups."""
-    memory: bool = False
-    """What moves messages inside the group."""
+    link: bool = True  # One link to other groups.
+    memory: bool = False  # What moves messages inside the group.
 
 
-ONE_LINK = Sharing()
-"""One network adapter per node, and ports of their own inside it."""
+ONE_LINK = Sharing()  # One network adapter per node, and ports of their own inside it.
 
 
 @dataclass(frozen=True)
@@ -247,10 +240,8 @@ class Load:
     """What goes through one port or link in one step."""
 
     level: LevelName
-    starts: Messages
-    """Messages whose start-ups follow each other: those of one rank."""
-    flows: Messages
-    """Messages whose bytes follow each other: those of the port or link."""
+    starts: Messages  # Messages whose start-ups follow each other: those of one rank.
+    flows: Messages  # Messages whose bytes follow each other: those of the port or link.
 
 
 @dataclass(frozen=True)
@@ -258,16 +249,14 @@ class StepLoads:
     """One kind of step."""
 
     loads: tuple[Load, ...]
-    reduced: int
-    """Most elements that a rank adds in it."""
+    reduced: int  # Most elements that a rank adds in it.
 
 
 @dataclass(frozen=True)
 class Summary:
     """A collective over all ranks: its kinds of steps, each with how many there are."""
 
-    elements: int
-    """Elements of the vector that loads are counted for; they grow with it in proportion."""
+    elements: int  # Elements of the vector that loads are counted for; they grow with it in proportion.
     steps: tuple[tuple[StepLoads, int], ...]
 
 

@@ -66,8 +66,7 @@ from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective
 __all__ = ["Schedule", "Step", "Transfer", "all_to_all_block", "block", "pipeline_chunks", "schedule"]
 
 MOST_CHUNKS = 64
-CHUNK_ELEMENTS = 8192
-"""Elements whose transfer is taken to cost as much as a start-up, in the rule for the number of chunks."""
+CHUNK_ELEMENTS = 8192  # Elements whose transfer is taken to cost as much as a start-up, for the number of chunks.
 
 _Phases = Callable[[Team, Span], list[Step]]
 
@@ -215,14 +214,10 @@ class Layout:
 class RankCounts:
     """What one rank does in one collective."""
 
-    steps: int
-    """Steps of its schedule, those without a message of its own included: equal on all ranks."""
-    messages: int
-    """Messages it sends."""
-    bytes_sent: int
-    """Bytes it sends."""
-    bytes_across: int
-    """Those of them that leave its group."""
+    steps: int  # Steps of its schedule, those without a message of its own included: equal on all ranks.
+    messages: int  # Messages it sends.
+    bytes_sent: int  # Bytes it sends.
+    bytes_across: int  # Those of them that leave its group.
 
 
 def counts(

@@ -16,10 +16,8 @@ class Demand:
 
     accelerator: str
     samples_per_s: float
-    sample_bytes: float | None
-    """Stored bytes of a sample of the published data set; None where the demand is not tied to a data set."""
-    source: str
-    """Where the figures are from, in words."""
+    sample_bytes: float | None  # Stored bytes of a sample of the published data set; None where there is none.
+    source: str  # Where the figures are from, in words.
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -27,8 +25,7 @@ class Demand:
         return None if self.sample_bytes is None else self.samples_per_s * self.sample_bytes
 
 
-_STORAGE = "MLPerf Storage, configs/dlio/workload"
-"""github.com/mlcommons/storage."""
+_STORAGE = "MLPerf Storage, configs/dlio/workload"  # github.com/mlcommons/storage.
 _DLIO = "DLIO benchmark, configs/workload"
 """github.com/argonne-lcf/dlio_benchmark, whose own files of ResNet-50 are of other batches."""
 

@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)
 """Usual numbers of GPUs in a node: factors by which a throughput is off when a node's is taken for the machine's."""
 
-TOLERANCE = 0.05
-"""How much faster than its own throughput a training may be before the numbers contradict each other."""
-HINT_TOLERANCE = 0.15
-"""How near the factor between two times must be to a group size; wide, because printed figures are rounded."""
+TOLERANCE = 0.05  # How much faster than its own throughput a training may be before the numbers contradict each other.
+HINT_TOLERANCE = 0.15  # How near the factor of two times must be to a group size; wide, as printed figures are rounded.
 
 Status = Literal["fits", "impossible", "unexplained"]
 
@@ -34,14 +32,10 @@ class Verdict:
     status: Status
     """fits; impossible: the time is too short for that throughput; unexplained: time is left over, which training at
     that throughput does not fill (evaluation, staging, restarts or another throughput)."""
-    expected_s: float
-    """Seconds that the samples take at the throughput."""
-    stated_s: float
-    """Seconds that were stated."""
-    needed_throughput: float
-    """Samples a second that the stated time needs."""
-    speed_factor: float
-    """needed_throughput over the stated one: above 1, the time is too short."""
+    expected_s: float  # Seconds that the samples take at the throughput.
+    stated_s: float  # Seconds that were stated.
+    needed_throughput: float  # Samples per second that the stated time needs.
+    speed_factor: float  # needed_throughput over the stated one: above 1, the time is too short.
     group: int | None
     """Size of a group of ranks for which the throughput may have been stated; None unless impossible and near one."""
 
@@ -57,9 +51,9 @@ def training_samples(samples_per_epoch: int, epochs: float) -> float:
 
 
 def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
-    """Samples a second of `ranks` ranks. `per_rank`: samples a second of one rank at the same batch per rank. `ranks`:
-    how many. `efficiency`: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises
-    `ValueError`: a number is not positive or not finite.
+    """Samples per second of `ranks` ranks. `per_rank`: samples per second of one rank at the same batch per rank.
+    `efficiency`: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises `ValueError`: a
+    number is not positive or not finite.
     """
     return _positive("per_rank", per_rank) * _positive("ranks", ranks) * _positive("efficiency", efficiency)
 
@@ -109,14 +103,10 @@ def consistency(
 class Recipe:
     """How much a full training is, by the plan."""
 
-    epochs: float | None
-    """None where the plan counts steps or samples."""
-    samples: float
-    """Samples of the whole training, all ranks together."""
-    key: str
-    """Where the amount is from: a key of the plan."""
-    is_limit: bool
-    """Whether it is the most that would be trained, and not the length of the recipe."""
+    epochs: float | None  # None where the plan counts steps or samples.
+    samples: float  # Samples of the whole training, all ranks together.
+    key: str  # Where the amount is from: a key of the plan.
+    is_limit: bool  # Whether it is the most that would be trained, and not the length of the recipe.
 
 
 def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:

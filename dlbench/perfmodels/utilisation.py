@@ -23,12 +23,9 @@ __all__ = ["TERA", "Peak", "datasheet_peak", "model_flops_utilisation", "why_no_
 class Peak:
     """The peak of one device, as its maker states it."""
 
-    flops_per_s: float
-    """Dense, without sparsity, floating-point operations a second."""
-    memory_bytes_per_s: float | None
-    """Of its memory, bytes a second; None where cards of that name differ."""
-    source: str
-    """Where the number is from."""
+    flops_per_s: float  # Dense, without sparsity, floating-point operations per second.
+    memory_bytes_per_s: float | None  # Of its memory, bytes per second; None where cards of that name differ.
+    source: str  # Where the number is from.
 
 
 def datasheet_peak(device: str, precision: str) -> Peak | None:
@@ -81,16 +78,11 @@ class Sheet:
     """One product."""
 
     product: str
-    names: str
-    """Regular expression of the whole name that NVML or torch gives, without NVIDIA, Tesla and AMD."""
-    tflops: dict[str, float]
-    """Dense, 1e12 operations a second, by precision."""
-    memory_tb_per_s: float | None
-    """1e12 bytes a second; None where cards of one name differ."""
-    document: str
-    """The maker's, that states these figures."""
-    is_checked: bool = False
-    """Whether the figures were held against that document itself."""
+    names: str  # Regular expression of the whole name that NVML or torch gives, without NVIDIA, Tesla and AMD.
+    tflops: dict[str, float]  # Dense, 1e12 operations per second, by precision.
+    memory_tb_per_s: float | None  # 1e12 bytes per second; None where cards of one name differ.
+    document: str  # The maker's, that states these figures.
+    is_checked: bool = False  # Whether the figures were held against that document itself.
 
     @property
     def source(self) -> str:
@@ -192,10 +184,10 @@ SHEETS: tuple[Sheet, ...] = (
 )
 
 _AMBIGUOUS: tuple[tuple[str, str], ...] = (
-    (r".*\bMIG\b.*", "a MIG slice has a part of its card's peak, which the name does not tell"),
+    (r".*\bMIG\b.*", "a MIG slice has a part of its card's peak, which the name does not say"),
     (r"(?i:INSTINCT) MI250X */.*", "the name is that of MI250X and MI250 alike, whose peaks differ"),
-    (r"Graphics Device|Radeon Graphics|\s*", "the driver tells no product"),
-    (r"A100|A100-SXM4|H100|GH200", "the name does not tell which variant of the product it is"),
+    (r"Graphics Device|Radeon Graphics|\s*", "the driver names no product"),
+    (r"A100|A100-SXM4|H100|GH200", "the name does not say which variant of the product it is"),
     (r"GRID .*", "a share of a card (vGPU) has a part of its peak"),
 )
 

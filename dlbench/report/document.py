@@ -19,8 +19,7 @@ Level = Literal["answer", "evidence", "appendix"]
 """How deep a section stands: read at once, opened where its headline makes curious, looked up."""
 
 
-FEW_CARDS = 6
-"""Up to this many cards with facts stand below a wide picture; more are lines of a list next to a narrow one."""
+FEW_CARDS = 6  # Cards with facts below a wide picture at most; more become lines of a list next to a narrow one.
 
 
 def _clean(one: object, *names: str) -> None:
@@ -41,8 +40,7 @@ class Mark:
 
     severity: Literal["serious", "note", "good"]
     text: str
-    label: str = ""
-    """E.g. ``Warning``; empty: the mark stands for itself."""
+    label: str = ""  # E.g. ``Warning``; empty: the mark stands for itself.
 
     def __post_init__(self) -> None:
         _clean(self, "text")
@@ -71,8 +69,7 @@ class Rating:
     """Whether a number is good, against what it should be."""
 
     tone: Literal["good", "low", "unknown"]
-    text: str
-    """A few words: the judgement first, then the reference; where there is none, how to get one."""
+    text: str  # A few words: the judgement first, then the reference; where there is none, how to get one.
 
     def __post_init__(self) -> None:
         _clean(self, "text")
@@ -84,23 +81,17 @@ class Card:
 
     id: str = ""
     title: str
-    link: str = ""
-    """Anchor of what it is about; empty: none."""
+    link: str = ""  # Anchor of what it is about; empty: none.
     big: str
-    small: tuple[str, ...]
-    """What the number is, a few words a line."""
-    chips: tuple[tuple[str, bool], ...] = ()
-    """Conditions, each with whether it is a warning."""
+    small: tuple[str, ...]  # What the number is, a few words a line.
+    chips: tuple[tuple[str, bool], ...] = ()  # Conditions, each with whether it is a warning.
     words: tuple[str, ...] = ()
     rating: Rating | None = None
-    facts: tuple[tuple[str, str], ...] = ()
-    """Names and values, a few words each: machine, throughput, largest cause."""
+    facts: tuple[tuple[str, str], ...] = ()  # Names and values, a few words each: machine, throughput, largest cause.
     next_step: str = ""
-    warnings: tuple[str, ...] = ()
-    """Serious ones; the card shows the first and counts the others."""
+    warnings: tuple[str, ...] = ()  # Serious ones; the card shows the first and counts the others.
     warnings_link: str = ""
-    is_clear: bool = False
-    """Whether to say that no serious warning was found."""
+    is_clear: bool = False  # Whether to say that no serious warning was found.
     is_bad: bool = False
     note: str = ""
 
@@ -117,42 +108,29 @@ def no_charts() -> Sequence[Chart]:
 class Section:
     """One subject, or a group of them. What it holds is printed in the order of these fields."""
 
-    id: str
-    """Anchor in the page, unique in a document."""
+    id: str  # Anchor in the page, unique in a document.
     title: str
-    short_title: str = ""
-    """What a list of all sections calls it; empty: the title."""
+    short_title: str = ""  # What a list of all sections calls it; empty: the title.
     level: Level = "evidence"
-    headline: str = ""
-    """The finding in one line of at most 100 characters: it stands for the section where that is folded."""
-    about: tuple[str, ...] = ()
-    """Small words of introduction."""
-    facts: tuple[tuple[str, str], ...] = ()
-    """Names and values: conditions of a group, definitions of the methods."""
-    are_methods: bool = False
-    """Whether the facts are sentences, one below the other."""
+    headline: str = ""  # The finding in at most 100 characters: it stands for the section where that is folded.
+    about: tuple[str, ...] = ()  # Small words of introduction.
+    facts: tuple[tuple[str, str], ...] = ()  # Names and values: conditions of a group, definitions of the methods.
+    are_methods: bool = False  # Whether the facts are sentences, one below the other.
     marks: tuple[Mark, ...] = ()
-    caption: str = ""
-    """Conditions of all figures of the section."""
+    caption: str = ""  # Conditions of all figures of the section.
     words: tuple[str, ...] = ()
     cards: tuple[Card, ...] = ()
-    charts: Callable[[], Sequence[Chart]] = no_charts
-    """Made only where a format draws them."""
+    charts: Callable[[], Sequence[Chart]] = no_charts  # Made only where a format draws them.
     charts_per_row: Literal[1, 2, 3] = 2
     sheets: tuple[Sheet[Any], ...] = ()
-    notes: tuple[str, ...] = ()
-    """Small print behind the tables."""
+    notes: tuple[str, ...] = ()  # Small print behind the tables.
     sections: tuple[Section, ...] = ()
     missing: tuple[Missing, ...] = ()
     missing_title: str = "Not measured by these runs"
-    next_step: str = ""
-    """Of a group: what to do next, in a sentence; the terminal's summary ends with it."""
-    brief: tuple[str, ...] | None = None
-    """What the terminal's summary says; None: the words, where it prints a sheet of this section."""
-    is_group: bool = False
-    """Whether it is one of many alike, of which a long page prints the first ones in full."""
-    overview: tuple[tuple[str, str], ...] = ()
-    """Of a group: titles and cells of its line where it is not printed in full."""
+    next_step: str = ""  # Of a group: what to do next, in a sentence; the terminal's summary ends with it.
+    brief: tuple[str, ...] | None = None  # The terminal's summary; None: the words, where it prints a sheet of this.
+    is_group: bool = False  # Whether it is one of many alike, of which a long page prints the first ones in full.
+    overview: tuple[tuple[str, str], ...] = ()  # Of a group: titles and cells of its line where not printed in full.
     where: Mapping[str, Datum] | None = None
     """Columns that programs find in front of every row of its sheets, such as the id of a group."""
     in_contents: bool = True
@@ -172,8 +150,7 @@ class BaseReport:
     format: str
     version: int = 1
     title: str
-    as_of: str
-    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
+    as_of: str  # When the newest run finished, UTC; empty if none did. Not the report's time: equal runs, equal report.
     dlbench_version: str = dlbench.__version__
 
     def document(self, *sections: Section, **more: Any) -> Document:
@@ -195,23 +172,15 @@ class Document:
 
     title: str
     dlbench_version: str = dlbench.__version__
-    meta: tuple[str, ...] = ()
-    """Lines under the title: how many runs, of when."""
-    as_of: str = ""
-    """When the newest run finished, UTC; empty if none did. Not the time of the report: equal runs, equal report."""
-    notices: tuple[str, ...] = ()
-    """What its figures must not be mistaken for."""
+    meta: tuple[str, ...] = ()  # Lines under the title: how many runs, of when.
+    as_of: str = ""  # When the newest run finished, UTC; empty if none did. Equal runs, equal report.
+    notices: tuple[str, ...] = ()  # What its figures must not be mistaken for.
     sections: tuple[Section, ...]
-    data: object
-    """Dataclasses; what the JSON holds."""
-    always: tuple[NamedTable, ...] = ()
-    """Tables for programs that every such report has, if only a header: tables without rows."""
-    file_prefix: str = ""
-    """In front of the names of the files that a page offers."""
-    command: str = "dlbench report RUNS"
-    """Writes the document; a page names it for tables that are too large for it."""
-    one_group_at_a_time: bool = False
-    """Whether a page opens with what stands before the groups, and shows each group by itself."""
+    data: object  # Dataclasses; what the JSON holds.
+    always: tuple[NamedTable, ...] = ()  # Tables that every such report has for programs, if only a header.
+    file_prefix: str = ""  # In front of the names of the files that a page offers.
+    command: str = "dlbench report RUNS"  # Writes the document; a page names it for tables that are too large for it.
+    one_group_at_a_time: bool = False  # Whether a page opens with what precedes the groups, and shows each by itself.
 
     def __post_init__(self) -> None:
         _clean(self, "as_of", "meta", "notices")
@@ -249,8 +218,7 @@ def _walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[t
         yield from _walk(section.sections, own)
 
 
-MAX_LISTED = 500
-"""Runs listed in a page, so that it stays small."""
+MAX_LISTED = 500  # Runs listed in a page, so that it stays small.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,16 +226,13 @@ class ListedRun:
     """What a report says of a run, whatever became of it; a report adds its own fields."""
 
     run_id: str
-    group: str
-    """Id of its group; empty for runs without figures. Groups of control runs are in no report that has others."""
+    group: str  # Id of its group; empty for runs without figures. Groups of control runs are in no other report.
     state: str
-    failure_reason: str
-    """Why there is no figure; empty where there is one."""
+    failure_reason: str  # Why there is no figure; empty where there is one.
     ranks: int
     nodes: int
     repeat: int
-    finished: str
-    """UTC, ISO 8601; empty where it did not end."""
+    finished: str  # UTC, ISO 8601; empty where it did not end.
     warnings: tuple[str, ...]
 
 

@@ -33,14 +33,11 @@ from dlbench.stats.estimates import Estimate
 R = TypeVar("R")
 
 Value = Estimate | str | int | float | bool | None
-Datum = str | int | float | bool | None
-"""One value of a table for programs."""
+Datum = str | int | float | bool | None  # One value of a table for programs.
 
-RowKind = Literal["", "sum", "part"]
-"""How a row stands to the others: `sum` of those above, `part` of the row above it."""
+RowKind = Literal["", "sum", "part"]  # `sum` of the rows above, `part` of the row above it.
 
-MAX_TEXT = 2000
-"""Characters of a cell; longer foreign text is cut."""
+MAX_TEXT = 2000  # Characters of a cell; longer foreign text is cut.
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,9 @@ class Cell:
     """What people see of one value; the interval apart, so that a format may set it smaller or leave it out."""
 
     text: str
-    interval: str = ""
-    """E.g. ``[81.9, 84.2]``; empty if none."""
-    items: tuple[str, ...] = ()
-    """Further lines that a page may fold away behind the text."""
-    number: float | None = None
-    """What the cell is sorted by; None: its text."""
+    interval: str = ""  # E.g. ``[81.9, 84.2]``; empty if none.
+    items: tuple[str, ...] = ()  # Further lines that a page may fold away behind the text.
+    number: float | None = None  # What the cell is sorted by; None: its text.
 
     def __str__(self) -> str:
         return f"{self.text} {self.interval}".rstrip()
@@ -90,22 +84,14 @@ def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
 class Column(Generic[R]):
     """One column: its name for programs, its title for people, and what a row has there."""
 
-    name: str
-    """For programs, with the unit (`step_s`): a-z, 0-9 and _; empty: for people only."""
-    title: str
-    """For people; empty: for programs only."""
-    value: Callable[[R], Value]
-    """Raw: an estimate, a number, a text; None where there is none."""
-    text: Callable[[R], Value | Cell] | None = None
-    """What people see, where it is not the value itself."""
-    unit: str = ""
-    """Of plain numbers, as `Estimate.unit`."""
-    has_interval: bool = False
-    """Whether programs get `NAME_low` and `NAME_high` as well: for columns of estimates."""
-    is_brief: bool = False
-    """Whether a narrow format shows it; where no column of a sheet is, all are."""
-    limit: int = MAX_TEXT
-    """Characters of a text."""
+    name: str  # For programs, with the unit (`step_s`): a-z, 0-9 and _; empty: for people only.
+    title: str  # For people; empty: for programs only.
+    value: Callable[[R], Value]  # Raw: an estimate, a number, a text; None where there is none.
+    text: Callable[[R], Value | Cell] | None = None  # What people see, where it is not the value itself.
+    unit: str = ""  # Of plain numbers, as `Estimate.unit`.
+    has_interval: bool = False  # Whether programs get `NAME_low` and `NAME_high` as well: for columns of estimates.
+    is_brief: bool = False  # Whether a narrow format shows it; where no column of a sheet is, all are.
+    limit: int = MAX_TEXT  # Characters of a text.
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,8 +113,7 @@ class Column(Generic[R]):
         return (first, None, None) if self.has_interval else (first,)
 
 
-_COLUMN = "column"
-"""Key of a field's metadata."""
+_COLUMN = "column"  # Key of a field's metadata.
 
 
 def column(
@@ -170,8 +155,7 @@ def columns_of(
 
     Where `of` finds None in a row, every value is None. `titles` are by column name.
 
-    Raises:
-        AttributeError: the class has no such field, or no column of a title's name.
+    Raises `AttributeError`: the class has no such field, or no column of a title's name.
     """
     known: Mapping[str, Any] = {one.name: one for one in fields(kind)} if is_dataclass(kind) else kind.model_fields
 
@@ -238,8 +222,7 @@ def drop_empty_columns(
 class Pivot(Generic[R]):
     """How people see long rows as a wide table: one line for each `down`, one column for each `across`."""
 
-    corner: str
-    """Title of the first column."""
+    corner: str  # Title of the first column.
     down: Callable[[R], str]
     across: Callable[[R], str]
     cell: Callable[[R], Value | Cell]
@@ -270,31 +253,22 @@ def _always(row: Any) -> bool:
 class Sheet(Generic[R]):
     """One table."""
 
-    name: str
-    """Stable name for programs (`--table NAME`, `dlbench-NAME.csv`): a-z, 0-9 and -."""
+    name: str  # Stable name for programs (`--table NAME`, `dlbench-NAME.csv`): a-z, 0-9 and -.
     title: str
     columns: tuple[Column[R], ...]
     rows: Sequence[R]
-    caption: str = ""
-    """What the figures are, with baseline, preset, engine, batch and data source where they have any."""
-    pivot: Pivot[R] | None = None
-    """Another arrangement for people; the columns then are for programs."""
+    caption: str = ""  # What the figures are, with baseline, preset, engine, batch and data source where they have any.
+    pivot: Pivot[R] | None = None  # Another arrangement for people; the columns then are for programs.
     is_data: Callable[[R], bool] = _always
     """Whether programs get the row; others are for people only, such as lines that say what is missing."""
-    is_shown: Callable[[R], bool] = _always
-    """Whether people get the row."""
-    order: Callable[[R], float] | None = None
-    """Sorts the rows for people, smallest first; programs get them as they come."""
+    is_shown: Callable[[R], bool] = _always  # Whether people get the row.
+    order: Callable[[R], float] | None = None  # Sorts the rows for people, smallest first; programs get them unsorted.
     kind: Callable[[R], RowKind] = lambda row: ""
-    in_terminal: bool = False
-    """Whether the terminal's summary prints it."""
+    in_terminal: bool = False  # Whether the terminal's summary prints it.
     is_sortable: bool = False
-    is_folded: bool = False
-    """Whether a page shows it only when it is opened."""
-    is_drawn: bool = False
-    """Whether a chart of its section carries these numbers: a page prints them where the chart is not drawn."""
-    max_rows: int | None = None
-    """Rows in a page and in the terminal's summary; the CSV holds all."""
+    is_folded: bool = False  # Whether a page shows it only when it is opened.
+    is_drawn: bool = False  # Whether a chart carries these numbers: a page prints them where it is not drawn.
+    max_rows: int | None = None  # Rows in a page and in the terminal's summary; the CSV holds all.
 
     def __post_init__(self) -> None:
         for name in ("title", "caption"):
@@ -394,8 +368,7 @@ class NamedTable:
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[dict[str, Datum], ...] = field(default=())
-    units: Mapping[str, str] = field(default_factory=dict)
-    """Of the columns that hold estimates, e.g. `s`, `fraction`, `images/s`."""
+    units: Mapping[str, str] = field(default_factory=dict)  # Of columns of estimates, e.g. `s`, `fraction`, `images/s`.
 
 
 def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:

@@ -18,8 +18,7 @@ from dlbench.units import (
 )
 
 DASH = "–"
-POINTS = "points"
-"""Unit of a share that is lost: percentage points of scaling efficiency."""
+POINTS = "points"  # Unit of a share that is lost: percentage points of scaling efficiency.
 PART_TITLES = {
     "input": "waiting for input",
     "h2d": "copy to the device",
@@ -116,8 +115,7 @@ def number_text(value: float, unit: str) -> str:
 
 _FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
 """What a number in an `Estimate`'s unit is multiplied by where it is printed in this one."""
-_MOST_DIGITS = 5
-"""Significant digits that are printed at most; runs that differ by less are called equal."""
+_MOST_DIGITS = 5  # Significant digits that are printed at most; runs that differ by less are called equal.
 
 
 def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]:

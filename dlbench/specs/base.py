@@ -16,11 +16,9 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
-MAX_COUNT = 2**53 - 1
-"""The largest whole number that every reader of JSON takes as it is written (RFC 8259, section 6)."""
+MAX_COUNT = 2**53 - 1  # The largest whole number that every reader of JSON takes as written (RFC 8259, section 6).
 
-MAX_RANKS = 1_000_000
-"""Ranks of a run: more than the devices of any machine, and each of them writes files into the run's folder."""
+MAX_RANKS = 1_000_000  # More than the devices of any machine, and each rank writes files into the run's folder.
 
 MAX_RUNS = 10_000
 """Runs of a series. All are planned before the first starts, each has a folder, and every report reads them all."""
@@ -29,10 +27,8 @@ MAX_RUNS = 10_000
 # and readers make lists as long as some of these numbers say.
 Count = Annotated[int, Field(strict=True, gt=0, le=MAX_COUNT)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)]
-Ranks = Annotated[int, Field(strict=True, gt=0, le=MAX_RANKS)]
-"""A number of ranks, nodes, or cores or devices of a node."""
-RankNumber = Annotated[int, Field(strict=True, ge=0, lt=MAX_RANKS)]
-"""The number of a rank, a node or a place on it, from 0."""
+Ranks = Annotated[int, Field(strict=True, gt=0, le=MAX_RANKS)]  # Of ranks, nodes, or cores or devices of a node.
+RankNumber = Annotated[int, Field(strict=True, ge=0, lt=MAX_RANKS)]  # Of a rank, a node or a place on it, from 0.
 Repeats = Annotated[int, Field(strict=True, gt=0, le=MAX_RUNS)]
 Positive = Annotated[float, Field(strict=True, gt=0)]
 NonNegative = Annotated[float, Field(strict=True, ge=0)]

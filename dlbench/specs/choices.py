@@ -34,8 +34,7 @@ _PATHS = (
     ("sync", "network"),
 )
 DEFAULT = "default"  # Origin of what no file and no option says.
-GPU_PRESET = "gpu"
-"""The preset that a system whose nodes have GPUs gets where none is asked for: a workload's default is strict fp32."""
+GPU_PRESET = "gpu"  # Where none is asked for and nodes have GPUs: a workload's default is strict fp32.
 FILE_KEYS = ("format", "version", "presets", "default_preset")
 
 

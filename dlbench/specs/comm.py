@@ -34,11 +34,9 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
 }
 """dlbench's own algorithms, executed message by message."""
 
-BACKENDS = ("gloo", "mpi", "nccl", "horovod")
-"""Libraries whose own collectives are timed next to them, as references."""
+BACKENDS = ("gloo", "mpi", "nccl", "horovod")  # Libraries whose own collectives are timed next to them, as references.
 
-LIBRARY = "library"
-"""What a point calls the algorithm of a library, which chooses it itself."""
+LIBRARY = "library"  # What a point calls the algorithm of a library, which chooses it itself.
 IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
 """The same of MPI's all-reduce, which is timed both ways: in place, as exchanges of training call it, and into a second
 buffer, as osu_allreduce of OSU's micro-benchmarks does."""
@@ -253,10 +251,8 @@ class Residual(Spec):
 TOLERATED_MISS = 0.05
 """Share by which a hindcast may miss: algorithms that differ by less count as equally fast (`STAY_WITHIN` of
 `dlbench.comm.choice`), so that such a miss changes no advice."""
-POOR_MEDIAN = 0.25
-"""Median error of an algorithm beyond which its prediction is no advice: those that it chooses among differ by less."""
-POOR_WORST = 1.0
-"""Worst error of an algorithm beyond which its prediction is no advice: somewhere it is off by the time itself."""
+POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
+POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
 
 
 class FitError(Spec):
@@ -337,11 +333,11 @@ class NetworkModel(Spec):
         own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
         known = own or self.residuals
         counts = sorted({one.ranks for one in known})
-        beside = {
+        neighbours = {
             *[count for count in counts if count <= ranks][-1:],
             *[count for count in counts if count >= ranks][:1],
         }
-        near = [one for one in known if one.ranks in beside]
+        near = [one for one in known if one.ranks in neighbours]
         return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])
 
     def why_withheld(self, ranks: int, sizes: Iterable[float]) -> str:

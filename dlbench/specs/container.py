@@ -30,7 +30,7 @@ class ImageSpec(Spec):
     file: Annotated[str, Field(pattern=r"^/[^\x00-\x1f]*$"), Form("a path from /")] | None = Field(
         None, description="The file, as dlbench image build made it; none: Python is loaded from where it is installed."
     )
-    sha256: Sha256 | None = Field(None, description="Its SHA-256; none: what stands in FILE.json beside it.")
+    sha256: Sha256 | None = Field(None, description="Its SHA-256; none: what stands in FILE.json next to it.")
     folder: Annotated[
         str,
         Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[^\x00-\x1f]*$"),
@@ -91,7 +91,7 @@ def with_digest(image: ImageSpec) -> ImageSpec:
         if image.sha256 is not None:
             return image
         raise UserError(
-            f"image.file {file}: no {file.name}.json beside it; copy it, too, or give image.sha256"
+            f"image.file {file}: no {file.name}.json next to it; copy it, too, or give image.sha256"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{description_of(file)}: {why_unreadable(error)}") from None
@@ -148,7 +148,7 @@ class ContainerSpec(Spec):
         None, description="Whose GPUs it reaches; none given: nvidia where node.gpus is not 0."
     )
     pass_in: Annotated[tuple[VariableName, ...], FromText] = Field(
-        (), description="Variables of the host that podman passes in, beside those of Slurm, MPI, NCCL and launch."
+        (), description="Variables of the host that podman passes in, besides those of Slurm, MPI, NCCL and launch."
     )
     withhold: Annotated[tuple[VariableName, ...], FromText] = Field(
         _OF_THE_HOST, description="Variables of the host that do not go in, unless launch.environment sets them."

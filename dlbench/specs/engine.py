@@ -14,24 +14,16 @@ from dlbench.specs.base import Count, Flag, NonNegative, Spec
 class EngineKind:
     """What is known of an engine without its library."""
 
-    title: str
-    """As reports call it."""
-    on_ranks: str
-    """`module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`."""
-    synchronises: bool = True
-    """Whether it takes two ranks or more."""
-    fusion: str = ""
-    """The size up to which its library fuses messages by default, e.g. 25MiB; empty: it has no such size."""
-    thread: str = "the engine"
-    """What takes core time from the backward pass."""
-    package: str = ""
-    """What ranks import for it besides torch."""
+    title: str  # As reports call it.
+    on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
+    synchronises: bool = True  # Whether it takes two ranks or more.
+    fusion: str = ""  # The size up to which its library fuses messages by default, e.g. 25MiB; empty: none.
+    thread: str = "the engine"  # What takes core time from the backward pass.
+    package: str = ""  # What ranks import for it besides torch.
     overlaps_compiled: bool = False
     """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
-    capture_passes: int = 3
-    """Passes before a CUDA graph is captured, by the documentation of `make_graphed_callables`."""
-    contiguous_only: bool = False
-    """Whether it takes contiguous tensors alone, also to broadcast weights."""
+    capture_passes: int = 3  # Passes before a CUDA graph is captured, by the documentation of `make_graphed_callables`.
+    contiguous_only: bool = False  # Whether it takes contiguous tensors alone, also to broadcast weights.
 
 
 ENGINES = {

@@ -259,7 +259,7 @@ def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: 
     share, parts = total // ranks, workload.train.gradient_accumulation
     if share % parts:
         raise UserError(
-            f"--scaling strong: {share} samples a rank at {ranks} ranks do not divide into "
+            f"--scaling strong: {share} samples per rank at {ranks} ranks do not divide into "
             f"train.gradient_accumulation {parts} parts"
         )
     train = workload.train.model_copy(update={"batch_per_rank": share})

@@ -12,7 +12,7 @@ REMEDY = "run `dlbench setup horovod` in the Python environment of the compute n
 
 @dataclass(frozen=True, kw_only=True)
 class HorovodBuild:
-    """What an installed Horovod was built with, as the functions of `horovod.torch` tell."""
+    """What an installed Horovod was built with, as the functions of `horovod.torch` report."""
 
     gloo: bool
     mpi: bool
@@ -35,8 +35,8 @@ class HorovodBuild:
         `use_mpi`: the launcher is an MPI one; without it ranks meet by Gloo. `ranks`: of the run. One exchanges
         nothing, and needs no NCCL on a GPU. `on_gpu`: whether ranks compute on GPUs. `exchange`: flat, or a flag of
         Horovod (horovod-hierarchical, horovod-torus), which NCCL's operations alone obey (nccl_operations.cc and
-        operations.cc of 0.28). `way_to_nccl`: a clause that leads to a Horovod with NCCL; asked only where it is told.
-        `instead`: what does without Horovod.
+        operations.cc of 0.28). `way_to_nccl`: a clause that leads to a Horovod with NCCL; asked only where it is
+        printed. `instead`: what does without Horovod.
         """
         if exchange != "flat":
             asked = f"sync.exchange {exchange}"

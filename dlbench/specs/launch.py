@@ -105,7 +105,7 @@ class LaunchSpec(Spec):
             if key.startswith("DLBENCH_") or key in _READ_ONLY:
                 raise ValueError(
                     f"variable {key} is not a site's to set: "
-                    + ("bash's own" if key in _READ_ONLY else "dlbench tells ranks their place by such names")
+                    + ("bash's own" if key in _READ_ONLY else "dlbench gives ranks their place by such names")
                 )
         return value
 
@@ -296,7 +296,7 @@ class SlurmSpec(Spec):
     gpu_count: Literal["ranks", "node"] = Field(
         "ranks", description="GPUs asked for on a node: one per rank, or all of node.gpus."
     )
-    gres: Argument | None = Field(None, description="--gres beside the GPUs, e.g. craynetwork:1.")
+    gres: Argument | None = Field(None, description="--gres besides the GPUs, e.g. craynetwork:1.")
     mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, in place of mem.")
     cpus_per_gpu: Count | None = Field(None, description="--cpus-per-gpu, in place of --cpus-per-task.")
     cpus_per_task: Flag = Field(True, description="Whether --cpus-per-task may be given.")
@@ -307,7 +307,7 @@ class SlurmSpec(Spec):
     warn_before_s: CountOrZero | None = Field(
         None,
         description="Seconds before the end of its time, or of its grace where the site preempts with a user's signal, "
-        "at which a job's ranks are told to stop in good order; 0: they are ended; none: 120 with requeue, else 0.",
+        "at which a job's ranks are asked to stop in good order; 0: they are ended; none: 120 with requeue, else 0.",
     )
     requeue: Flag = Field(
         False, description="Whether Slurm may start an interrupted, preempted or failed-node job again, which goes on."
@@ -318,8 +318,8 @@ class SlurmSpec(Spec):
     )
     export: Annotated[tuple[VariableName, ...], FromText] = Field(
         (),
-        description="Variables of the submitting shell that a job gets beside HOME, USER, LOGNAME, SHELL, a plain PATH "
-        "and what launch.environment refers to; [ALL]: all of them.",
+        description="Variables of the submitting shell that a job gets besides HOME, USER, LOGNAME, SHELL, a plain "
+        "PATH and what launch.environment refers to; [ALL]: all of them.",
     )
     login_shell: Flag = Field(False, description="Whether the job's script runs in a login shell (bash -l).")
     cpu_bind: Argument | None = Field(None, description="srun --cpu-bind, e.g. cores; none: not given.")
@@ -343,7 +343,7 @@ class SlurmSpec(Spec):
 
     @property
     def warning_s(self) -> int:
-        """Seconds before the end of a job's time at which its ranks are told; 0: they are not."""
+        """Seconds before the end of a job's time at which its ranks are warned; 0: they are not."""
         if self.warn_before_s is not None:
             return self.warn_before_s
         return WARNING_S if self.requeue else 0

@@ -1,7 +1,7 @@
 """Out-of-core training: `train.recompute`, `train.swap`, `train.memory`; a network as a chain of modules; and plans.
 
 All of it is measured (`dlbench.node.memory.profile`). A pass is the forward and the backward pass over one part of a
-rank's batch (`train.gradient_accumulation` parts a step).
+rank's batch (`train.gradient_accumulation` parts per step).
 """
 
 from __future__ import annotations
@@ -128,19 +128,19 @@ class Unit(Spec):
         0, description="Gradients of its parameters that its backward pass leaves; 0 where they outlast a pass."
     )
     forward_working_bytes: CountOrZero = Field(
-        0, description="The most that its forward pass holds beside its input, what it saves and its output."
+        0, description="The most that its forward pass holds besides its input, what it saves and its output."
     )
     backward_working_bytes: CountOrZero = Field(
         0,
-        description="The most that its backward pass holds beside its input and what it saved: gradients, workspace, "
+        description="The most that its backward pass holds besides its input and what it saved: gradients, workspace, "
         "and its output where it saved that.",
     )
     passing_working_bytes: CountOrZero = Field(
-        0, description="The most that its forward pass holds beside its input and its output where nothing stays."
+        0, description="The most that its forward pass holds besides its input and its output where nothing stays."
     )
     recomputing_working_bytes: CountOrZero = Field(
         0,
-        description="The most that its forward pass holds beside its input and what it saves, up to the last that it "
+        description="The most that its forward pass holds besides its input and what it saves, up to the last that it "
         "saves: there recomputing it ends.",
     )
     piecemeal_bytes: CountOrZero = Field(
@@ -164,13 +164,13 @@ class Chain(Spec):
     )
     outside_bytes: CountOrZero = Field(0, description="Batch, and what modules before the chain keep, bytes.")
     turn_bytes: CountOrZero = Field(
-        0, description="The most that head and loss hold beside the chain's output, in both passes."
+        0, description="The most that head and loss hold besides the chain's output, in both passes."
     )
     turn_gradient_bytes: CountOrZero = Field(0, description="Of it: gradients of parameters, which stay.")
     after_bytes: CountOrZero = Field(0, description="The most that the backward pass before the chain takes.")
     after_gradient_bytes: CountOrZero = Field(0, description="Of it: gradients of parameters, which stay.")
     update_bytes: CountOrZero = Field(
-        0, description="The most that the optimizer's update holds beside parameters, gradients and its state."
+        0, description="The most that the optimizer's update holds besides parameters, gradients and its state."
     )
 
     @property
@@ -193,5 +193,5 @@ class TransferRates(Spec):
     in_bytes_per_s: Positive = Field(description="To the device, bytes per second.")
     latency_s: NonNegative = Field(0.0, description="Fixed time of a transfer of one block, seconds.")
     drag: NonNegative = Field(
-        0.0, description="Seconds that computing takes longer for each second in which a transfer runs beside it."
+        0.0, description="Seconds that computing takes longer for each second in which a transfer runs next to it."
     )

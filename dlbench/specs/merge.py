@@ -20,10 +20,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Layers:
-    """Nested settings merged layer by layer.
-
-    `values` is the result so far; `origin(path)` says who set a key.
-    """
+    """Nested settings merged layer by layer. `values` is the result so far; `origin(path)` says who set a key."""
 
     def __init__(self, base: str, prefix: str = "") -> None:
         """`base` is blamed where no layer set a key; `prefix` is what options write before a key."""

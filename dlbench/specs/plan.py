@@ -20,22 +20,18 @@ from dlbench.specs.workload import Workload
 from dlbench.units import exact_bytes
 
 Scalar = str | int | float | bool | None
-AxisValue = Scalar | tuple[Scalar, ...]
-"""What ``--set``, ``--sweep`` and ``--ab`` give to a key."""
+AxisValue = Scalar | tuple[Scalar, ...]  # What ``--set``, ``--sweep`` and ``--ab`` give to a key.
 
 Variant = Literal["plain", "synthetic-input", "cached-input", "no-exchange", "unwatched"]
 """What of a series' request a run leaves away, to show by the difference what that costs."""
 
 
-Side = Literal["a", "b"]
-"""Of a paired comparison."""
+Side = Literal["a", "b"]  # Of a paired comparison.
 
 
-YIELD = "OMPI_MCA_mpi_yield_when_idle"
-"""The variable by which Open MPI yields its core while it waits."""
+YIELD = "OMPI_MCA_mpi_yield_when_idle"  # The variable by which Open MPI yields its core while it waits.
 
-MOST_PREFETCH_BATCHES = 8
-"""Of one reader process, that the automatic choice tries."""
+MOST_PREFETCH_BATCHES = 8  # Of one reader process, that the automatic choice tries.
 
 
 def value_text(key: str, value: AxisValue) -> str:
@@ -47,8 +43,7 @@ def value_text(key: str, value: AxisValue) -> str:
     return str(value)
 
 
-MAX_JOB_NAME = 64
-"""Characters of a job's name: as many as squeue can be asked to show in a line that a person reads."""
+MAX_JOB_NAME = 64  # Characters of a job's name: as many as squeue can be asked to show in a line that a person reads.
 
 
 def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
@@ -108,8 +103,7 @@ class LayoutSpec(Spec):
         return self
 
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-"""Names of files in which PyTorch pickles weights."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Names of files in which PyTorch pickles weights.
 
 
 class CheckpointSpec(Spec):
@@ -209,7 +203,7 @@ class LaunchPlan(Spec):
 
     @property
     def yields(self) -> bool:
-        """Whether Open MPI is told to yield while it waits: as the system says, else where ranks share cores."""
+        """Whether Open MPI is set to yield while it waits: as the system says, else where ranks share cores."""
         asked = self.system.launch.oversubscribe_yield
         return self.system.launch.by_mpi and (self.layout.shares_cores if asked is None else asked)
 

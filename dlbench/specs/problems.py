@@ -212,7 +212,7 @@ def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -
             words.append(_number_words(annotation, metadata, is_too_large))
         elif annotation is str:
             most, least = _bound(metadata, "max_length"), _bound(metadata, "min_length")
-            form = " of the form that `dlbench show` tells" if _bound(metadata, "pattern") is not None else ""
+            form = " of the form that `dlbench show` gives" if _bound(metadata, "pattern") is not None else ""
             form += f" of at most {most} characters" if most else ""
             words.append(f"a text{form}{' that is not empty' if least else ''}")
         elif annotation is not type(None):

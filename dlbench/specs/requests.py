@@ -54,12 +54,9 @@ class Request(SeriesRequest):
     resume: str | None = None
     scaling: Literal["weak", "strong"] = "weak"
     sweep: dict[str, tuple[AxisValue, ...]] = field(default_factory=dict)
-    decompose: bool = False
-    """Each run also with synthetic input, and without all-reduce."""
-    watch_cost: bool = False
-    """Each run also unwatched."""
-    tiers: bool = False
-    """Each run with a cold page cache, also with a warm one, and with synthetic input."""
+    decompose: bool = False  # Each run also with synthetic input, and without all-reduce.
+    watch_cost: bool = False  # Each run also unwatched.
+    tiers: bool = False  # Each run with a cold page cache, also with a warm one, and with synthetic input.
     sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)
     """What each side of a paired comparison sets; empty: no comparison."""
     tags: dict[str, str] = field(default_factory=dict)

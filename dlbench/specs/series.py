@@ -47,18 +47,13 @@ def shown_count(count: int) -> str:
     return f"{count:,}" if count < 10**12 else f"more than {10**12:,}"
 
 
-def new_series_id(now: datetime) -> str:
-    """A name for a series: UTC time and four random hexadecimal digits."""
-    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
 def series_name(asked: str | None, now: datetime) -> str:
-    """The series' name: what `--series` says, or a new one.
+    """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits.
 
     Raises `UserError`: the name cannot be part of a folder's name.
     """
     if asked is None:
-        return new_series_id(now)
+        return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", asked):
         raise UserError(
             f"--series {asked!a}: must hold up to 64 letters, digits and . _ -, the first a letter or digit"

@@ -12,22 +12,18 @@ from dlbench.units import exact_bytes, format_bytes, parse_bytes
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 
-GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")
-"""Exchanges that treat the ranks of a group apart from the rest."""
+GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # Those that treat ranks of a group apart.
 
-OWN_FUSION = "own:25MiB"
-"""What `fusion: auto` is where dlbench itself synchronises: the size of DDP's buckets."""
+OWN_FUSION = "own:25MiB"  # What `fusion: auto` is where dlbench itself synchronises: the size of DDP's buckets.
 
-MGWFBP_STEPS = 4
-"""Warm-up steps that fusion own:mgwfbp needs before it can merge: one that sets things up, three that are watched."""
+MGWFBP_STEPS = 4  # Warm-up steps that own:mgwfbp needs before it can merge: one that sets up, three watched.
 
 _OWN_WORDS = {
     "own:none": "own message per tensor",
     "own:single": "own single message",
     "own:mgwfbp": "own buckets by MG-WFBP",
 }
-_LEAST_FUSION = 1024
-"""Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it."""
+_LEAST_FUSION = 1024  # Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it.
 _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 

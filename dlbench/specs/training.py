@@ -53,10 +53,8 @@ def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear",
     leaves what was published on either side, and the rest is the lower row's. Below the first row the rate is scaled
     down from it. Beyond the last one it is the last row's: no published rule holds there.
 
-    Args:
-        batch: samples of one step over all ranks.
-        below: how rates are scaled below the first row: linear (Goyal et al. 2017, section 2.1) or with the square root
-            (You et al. 2019, section 4, for LAMB).
+    `batch`: samples of one step over all ranks. `below`: how rates are scaled below the first row: linear (Goyal et al.
+    2017, section 2.1) or with the square root (You et al. 2019, section 4, for LAMB).
     """
     first, last = table[0], table[-1]
     for row in table:
@@ -154,8 +152,7 @@ class OptimizerSpec(Spec):
         return self
 
 
-DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")
-"""Forms of decay that end at a step of their own, with a rate of their own."""
+DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Forms of decay with a last step and a rate of their own there.
 
 
 class ScheduleSpec(Spec):
@@ -246,14 +243,14 @@ class TrainSpec(Spec):
     swap: Swap = Field(
         "none",
         description="Activations moved to the host (GPU) or to a file (CPU) between forward and backward pass: none; "
-        "offload: all, each when it is made and when it is needed (torch's save_on_cpu); streamed: all, beside the "
+        "offload: all, each when it is made and when it is needed (torch's save_on_cpu); streamed: all, during the "
         "computation, one block ahead; planned: those that a plan for train.memory.capacity chooses.",
     )
     memory: MemorySpec = Field(MemorySpec(), description="What a plan of recomputing and swapping may use.")
     optimizer_state: Literal["device", "host"] = Field(
         "device",
         description="Where the optimizer's state lies and parameters are updated; host: by the CPU, block by block, "
-        "beside the next forward pass.",
+        "during the next forward pass.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
         "none",
@@ -454,9 +451,8 @@ TABLE = "train.optimizer.learning_rate_table"
 def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, starts_from: str | None) -> str | None:
     """Why training to the target is not offered, and what to do, in one sentence; None if it is.
 
-    Args:
-        global_batch: samples of one step over all ranks.
-        starts_from: the checkpoint that training begins with; None for random weights.
+    `global_batch`: samples of one step over all ranks. `starts_from`: the checkpoint that training begins with; None
+    for random weights.
     """
     if quality.starts_from == "checkpoint" and starts_from is None:
         return (
@@ -475,9 +471,8 @@ def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, s
 def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str | None:
     """What a person should know of a global batch that no row of the table has, in one sentence; None if nothing.
 
-    Args:
-        global_batch: samples of one step over all ranks.
-        to_quality: whether training is to reach a target; else only a batch beyond the table is noted.
+    `global_batch`: samples of one step over all ranks. `to_quality`: whether training is to reach a target; else only a
+    batch beyond the table is noted.
     """
     place = train.optimizer.place(global_batch)
     if place is None or place.where == "row" or not (to_quality or place.where == "beyond"):

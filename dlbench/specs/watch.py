@@ -61,7 +61,7 @@ class FaultSpec(Spec):
     )
     compute_factor: Annotated[float, Field(strict=True, ge=1)] = Field(
         1.0,
-        description="Forward and backward pass together take so many times as long: after each forward pass the rank "
+        description="Forward and backward pass together take this many times as long: after each forward pass the rank "
         "sleeps (factor - 1) x 3 x the time it took, as a backward pass counts as two forward passes.",
     )
     input_delay_s: NonNegative = Field(0.0, description="Each batch comes so much later, seconds.")

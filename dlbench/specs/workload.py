@@ -47,8 +47,7 @@ class MlperfRules:
     benchmark: str
     quality_key: str  # The event that holds a quality.
     init_min: int  # Minutes that init_start to init_stop may take at most (open division).
-    most_error: float | None = None
-    """The quality that one evaluation has to reach, where the rule set asks for an error."""
+    most_error: float | None = None  # The quality that one evaluation has to reach, where rules ask for an error.
 
     @property
     def command(self) -> str:
@@ -323,7 +322,7 @@ class _Data(Spec):
     validation: str | None = Field(
         None,
         min_length=1,
-        description="Data of evaluations, a path; none: `validation`, `val` or `valid` beside `train`.",
+        description="Data of evaluations, a path; none: `validation`, `val` or `valid` next to `train`.",
     )
     loader_workers: CountOrZero | Literal["auto"] = Field(
         0, description="Reader processes per rank; 0 reads in the training process; auto: measured before training."
@@ -432,8 +431,7 @@ DataSpec = Annotated[ImageData | TextData | DensityData, Field(discriminator="fo
 def _of_this_site() -> Iterator[type[Model]]:
     """Networks of the folders in DLBENCH_PATH: a module next to the workload file of the same name holds its `Model`.
 
-    Raises:
-        UserError: a module cannot be loaded.
+    Raises `UserError`: a module cannot be loaded.
     """
     folders = search_path("workloads")[:-1]
     package = types.ModuleType(SITE)

@@ -365,7 +365,7 @@ def test_damaged_npy_is_told_where_its_form_shows_it(tmp_path: Path) -> None:
     (line,) = verify_density(tmp_path, None, 1)
     assert line.startswith("b_x.npy: sample 0: ")
     (tmp_path / "a_y.npy").unlink()
-    with pytest.raises(UserError, match=r"a_x.npy' has no file of targets beside it"):
+    with pytest.raises(UserError, match=r"a_x.npy' has no file of targets next to it"):
         index_density(tmp_path)
 
 

@@ -384,7 +384,7 @@ def test_gpus_are_counted_and_not_shared(tmp_path: Path) -> None:
         write_json(folder.rank(rank), content)
     first, second = judge(one, folder, [])
     assert first.problems == ()
-    assert first.doubts[-1] == "cores of local rank 2 are not beside the GPU: see slurm.cpu_bind"
+    assert first.doubts[-1] == "cores of local rank 2 are not next to the GPU: see slurm.cpu_bind"
     assert second.problems == ("2 ranks share GPU GPU-1-2", "3 of 4 GPUs")
 
 

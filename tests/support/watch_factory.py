@@ -35,7 +35,7 @@ LARGE_GRADIENTS = [(9_000_000, 0.0055 * (number + 1)) for number in range(MESSAG
 """Bytes of each message of a large run and the second of the backward pass in which it is ready."""
 
 SLOW_FACTOR = 1.08
-"""Forward and backward of a large run's slow rank take so many times as long."""
+"""Forward and backward of a large run's slow rank take this many times as long."""
 
 
 def write_spans(

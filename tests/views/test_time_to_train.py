@@ -437,9 +437,9 @@ def test_one_epoch_is_no_epochs(runs: Path) -> None:
     [
         (["nowhere"], "nowhere: is no folder of runs; for a workload --throughput NUMBER is missing"),
         (["resnet50", "--epochs", "90"], "for a workload --throughput NUMBER is missing"),
-        (["RUNS", "--throughput", "5"], "runs (RUNS) tell their own, leave it out"),
-        (["RUNS", "--ranks", "4"], "--ranks: runs tell their own speed"),
-        (["RUNS", "--time", "4h"], "--time: runs tell their own speed"),
+        (["RUNS", "--throughput", "5"], "runs (RUNS) have their own, leave it out"),
+        (["RUNS", "--ranks", "4"], "--ranks: runs have their own speed"),
+        (["RUNS", "--time", "4h"], "--time: runs have their own speed"),
         (["resnet50", "--throughput", "5", "--epochs", "1", "--deadline", "3d"], "--deadline: is of RUNS"),
         (["RUNS", "--samples", "5", "--epochs", "3"], "--epochs 3: --samples 5"),
         (["RUNS", "--epoch-samples", "5"], "--epoch-samples 5: has no effect without --epochs"),

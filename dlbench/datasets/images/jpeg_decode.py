@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Decoding = Literal["region", "full"]
 FACTORS = (8, 4, 2, 1)  # how many times smaller an image can be decoded, from the smallest result to the whole
 _MOST_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs; a damaged header may claim 65,535 x 65,535
-_SEQUENTIAL = (0xC0, 0xC1)
-"""Markers of frames whose rows are stored once, from the top: baseline and extended, Huffman-coded."""
+_SEQUENTIAL = (0xC0, 0xC1)  # Frames whose rows are stored once, from the top: baseline and extended, Huffman-coded.
 _END = b"\xff\xd9"  # of an image; within coded data 0xff is followed by 0 or the number of a restart
 _TAIL = 1024  # bytes in which the end of an image is looked for; some cameras write a few after it
 _HARMLESS = "extraneous bytes before marker"
@@ -68,8 +67,7 @@ class Encoded:
     data: bytes
     width: int  # pixels
     height: int  # pixels
-    kind: str | None
-    """What it is, if not a JPEG of three colour channels: `grey`, or format and mode as Pillow names them."""
+    kind: str | None  # If not a JPEG of three colour channels: `grey`, or format and mode as Pillow names them.
     fast: bool  # whether simplejpeg can decode it
     scalable: bool = True  # whether it can be decoded smaller: a JPEG, with simplejpeg of at least 8 pixels' width
 

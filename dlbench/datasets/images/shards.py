@@ -15,7 +15,7 @@ What a scan reads:
   background class that has no images; if 1 is the smallest label of all, labels are lowered by one, and a remark says
   so.
 
-Only headers are read, not the images: some microseconds a sample, and two or three small reads.
+Only headers are read, not the images: some microseconds per sample, and two or three small reads.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class ShardIndex:
     container: str  # `tar` or `tfrecord`
     shards: tuple[str, ...]  # file names, sorted
     sizes: tuple[int, ...]  # bytes of each shard
-    classes: tuple[str, ...]
-    """Names of the classes; the position is the label. Digits where the shards do not name them."""
+    classes: tuple[str, ...]  # By label; digits where the shards do not name them.
     shard: NDArray[np.int32]  # (num_samples,) the shard of each sample
     records: NDArray[np.int64]  # (num_samples,) byte at which the tar member's header, or the record, starts
     offsets: NDArray[np.int64]  # (num_samples,) byte at which the encoded image starts
@@ -215,18 +214,18 @@ def _scan_tar(path: Path) -> _Rows:
                 waiting["label"] = (folder, key, int(text))
             elif suffix.lower() in IMAGE_SUFFIXES:
                 if "image" in waiting:
-                    raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} beside it")
+                    raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} next to it")
                 waiting["image"] = (folder, key, member)
             else:
                 rows.passed_over += 1
             if len(waiting) == 2:
                 image = waiting["image"][2]
                 if waiting["image"][:2] != waiting["label"][:2]:
-                    raise ValueError(f"member {_short(image.name)} has no .{LABEL_SUFFIX} beside it")
+                    raise ValueError(f"member {_short(image.name)} has no .{LABEL_SUFFIX} next to it")
                 rows.add(image.offset, image.offset_data, image.size, waiting["label"][2])
                 waiting.clear()
         if "image" in waiting:
-            raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} beside it")
+            raise ValueError(f"member {_short(waiting['image'][2].name)} has no .{LABEL_SUFFIX} next to it")
         if tar.offset > path.stat().st_size:
             raise ValueError(f"cut off: ends before byte {tar.offset}")
     return rows
@@ -307,8 +306,7 @@ class ImageSet:
     classes: tuple[str, ...]  # names of the classes; the position is the label
     labels: NDArray[np.int32]  # (num_samples,) the label of each sample
     sha256: str  # digest of the index (names or sizes, and labels), hexadecimal; image contents are not read
-    remarks: tuple[str, ...]
-    """What a person should know about how the set was understood, one line each: what was passed over, ..."""
+    remarks: tuple[str, ...]  # How the set was understood, one line each: what was passed over, ...
 
     @property
     def num_samples(self) -> int:

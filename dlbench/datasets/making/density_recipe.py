@@ -116,8 +116,7 @@ GZIP_LEVEL = 1  # of HDF5 and TFRecord; 6, that of the public set, takes ten tim
 Ranges = Mapping[str, tuple[float, float]]
 NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
 """What targets from -1 to 1 span, in the order of the targets."""
-WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.4, 1.2), "n_s": (0.2, 1.8), "h": (0.4, 1.0)}
-"""As NARROW, for small volumes."""
+WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.4, 1.2), "n_s": (0.2, 1.8), "h": (0.4, 1.0)}  # For small volumes.
 _SPLIT_NUMBERS: Mapping[Split, int] = {"train": 0, "validation": 1}
 
 

@@ -176,8 +176,7 @@ VALIDATION: Split = "validation"
 SPLITS: tuple[Split, ...] = (TRAIN, VALIDATION)
 # Second words of seeds, so that no two purposes draw the same numbers. 3 and 4 are those of prepared samples.
 _DEALING, _PASS = 1, 2
-_LONGEST_SECTION = 16
-"""Sentences that stay together where a document is redrawn, at most; about three samples of 128 tokens."""
+_LONGEST_SECTION = 16  # Sentences that stay together in a redrawn document; about three samples of 128 tokens.
 _LEAST_SECTION = 4
 
 
@@ -375,7 +374,7 @@ class SamplesRecipe:
         }
 
     def parts(self) -> Sequence[Part]:
-        """Files of samples. Draws all pairs once to count them: about 10 µs a sample.
+        """Files of samples. Draws all pairs once to count them: about 10 µs per sample.
 
         Raises UserError: the text, the vocabulary, the share or a size does not fit.
         """

@@ -64,7 +64,7 @@ class Tally:
         self.moved: list[Moved] = []
 
     def look(self, num: int = 1) -> None:
-        """So many files were looked at, for listing or checking. Raises CancelledError: staging is to end."""
+        """Notes how many files were looked at, for listing or checking. Raises CancelledError: staging is to end."""
         self._go_on()
         with self._lock:
             self.looked += num

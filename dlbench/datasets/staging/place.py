@@ -164,7 +164,7 @@ class StagingFolder:
         return Room(free=free, reserved=sum(self._reservations()), limit=limit)
 
     def reserve(self, num_bytes: int) -> None:
-        """Tells other jobs what this one will still write."""
+        """Publishes for other jobs what this one will still write."""
         partial = self.path / f"{_RESERVED}.partial"
         with suppress(OSError):  # copying says when the disk is full
             partial.write_text(f"{num_bytes} {self._begun}")

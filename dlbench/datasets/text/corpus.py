@@ -99,17 +99,13 @@ def load_vocabulary(name: str) -> Vocabulary:
     return Vocabulary(path=path, entries=entries, sha256=digest, lowercase=lowercase)
 
 
-def _stated_digest(sidecar: Path) -> list[str]:
-    try:
-        return read_text(sidecar, MAX_SIDECAR).split()[:1]
-    except (OSError, ValueError) as error:
-        raise UserError(f"data.vocabulary: {sidecar}: cannot be read: {why_unreadable(error)}") from None
-
-
 def _check(path: Path, entries: tuple[str, ...], digest: str) -> None:
     sidecar = path.with_name(path.name + ".sha256")
     if sidecar.is_file():
-        expected = _stated_digest(sidecar)
+        try:
+            expected = read_text(sidecar, MAX_SIDECAR).split()[:1]
+        except (OSError, ValueError) as error:
+            raise UserError(f"data.vocabulary: {sidecar}: cannot be read: {why_unreadable(error)}") from None
         if expected != [digest]:
             raise UserError(f"{path}: is not the file that {sidecar.name} was written for; restore it")
     missing = [token for token in SPECIAL if token not in entries]

@@ -57,7 +57,7 @@ def masking_for(vocabulary: Vocabulary, max_predictions: int, probability: float
     special = [vocabulary.id_of(token) for token in SPECIAL]
     words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
     if not len(words):
-        raise UserError(f"data.vocabulary {vocabulary.path} has no word beside {' '.join(SPECIAL)}")
+        raise UserError(f"data.vocabulary {vocabulary.path} has no word besides {' '.join(SPECIAL)}")
     return Masking(
         mask_id=vocabulary.id_of(MASK), words=words, max_predictions=max_predictions, probability=probability
     )
@@ -97,8 +97,7 @@ class SampleRule:
     sequence_length: int  # tokens of a sample, special ones and padding counted; S
     max_predictions: int  # hidden tokens of a sample at most; P
     masked_lm_probability: float = 0.15
-    short_sequence_probability: float = 0.1
-    """Share of the documents that are cut into shorter samples; no effect on `runs`."""
+    short_sequence_probability: float = 0.1  # Share of documents cut into shorter samples; no effect on `runs`.
 
 
 class Pair(NamedTuple):

@@ -26,8 +26,7 @@ from dlbench.jobs.box.host import Process
 
 _PLAIN = Equipment()
 _STARTER = "box start"  # The role of the process that starts a box, while it does.
-_PFS_BYTES = 8 * 2**30
-"""What a throttled file system has room for; its image is as large on disk as what is written to it."""
+_PFS_BYTES = 8 * 2**30  # Room of a throttled file system; its image is as large on disk as what is written to it.
 _BOOKS = {"slurmdbd": "slurmdbd", "sacctmgr": "slurm-client", "mariadbd": "mariadb-server-core"}
 
 

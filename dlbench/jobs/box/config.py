@@ -26,7 +26,7 @@ _FACTOR = {"k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def parse_rate(text: str) -> int:
-    """Bytes a second of a rate such as ``10MB/s``. Raises `UserError`: it is none."""
+    """Bytes per second of a rate such as ``10MB/s``. Raises `UserError`: it is none."""
     match = _RATE.fullmatch(text)
     if match is None:
         raise UserError(f"{text!r} is no rate of a file system: write a number and kB/s, MB/s or GB/s, e.g. 10MB/s")
@@ -42,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,39}")
 
 @dataclass(frozen=True, kw_only=True)
 class Gres:
-    """One kind of device of a node: `kind` is empty where Slurm is told none."""
+    """One kind of device of a node: `kind` is empty where Slurm is given none."""
 
     name: str
     kind: str
@@ -327,7 +327,7 @@ def check_size(nodes: int, cpus_per_node: int) -> None:
 
 
 def absolute_folder(folder: Path) -> Path:
-    """The folder as an absolute path, if Slurm can be told of it.
+    """The folder as an absolute path, if Slurm can be given it.
 
     Raises `UserError`: a character that slurm.conf cannot hold, or a path too long for Slurm's sockets.
     """

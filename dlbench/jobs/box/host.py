@@ -56,7 +56,7 @@ _PACKAGE_OF = {
 
 @dataclass(frozen=True)
 class Process:
-    """A process that a box started. The start time (clock ticks since boot) tells it from a later one with its pid."""
+    """A process that a box started. A later one with its pid has another start time (clock ticks since boot)."""
 
     role: str
     pid: int
@@ -78,7 +78,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from all others."""
+    """What distinguishes this boot of the machine from all others."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -9,8 +9,8 @@ same things. Inside a job they keep the order of the series, in which repeats ar
 
 The repeats of a point run on the same nodes, or on others in turn. On the same nodes differences between nodes are in
 no comparison of points, and a slow node is in all figures. In turn, every node is used alike over the repeats:
-differences between nodes average out, stand in the scatter of repeats, and can be told from those of hosts. The nodes
-are asked for with --nodelist, which is part of each run's plan.
+differences between nodes average out, stand in the scatter of repeats, and are separable from those of hosts. The
+nodes are asked for with --nodelist, which is part of each run's plan.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ Packing = Literal["points", "all", "runs"]
 """points: the runs of one number of nodes and ranks share an allocation. all: those of all points share one of the
 largest size. runs: each has its own, in job arrays."""
 
-_MOST_ELEMENTS = 1000
-"""Of an array, because Slurm numbers up to 1,000 unless a site says otherwise (slurm.conf(5), MaxArraySize 1001)."""
+_MOST_ELEMENTS = 1000  # Of an array: Slurm numbers up to 1,000 by default (slurm.conf(5), MaxArraySize 1001).
 
 _MINUTE = 60  # Slurm counts time limits in minutes (sbatch(1), --time).
 
@@ -189,8 +188,7 @@ def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
 
 MARGIN = 1.5  # On the longest earlier run: what is stopped is lost, what is left over is not charged.
 
-START_S = 60.0
-"""Given to each run besides that: its record begins when rank 0 has started, after modules and the launcher."""
+START_S = 60.0  # Given to each run besides that: its record begins when rank 0 has started.
 
 MOST_READ = 500  # Earlier runs that are looked at, by name the last: each costs a file.
 
@@ -409,7 +407,7 @@ def _packed(campaign: Campaign, plans: Sequence[LaunchPlan], packing: Packing) -
 
 
 def refuse_above(campaign: Campaign, most: float) -> None:
-    """Refuses a campaign that may cost more. Raises `UserError`: it may; told with what fits."""
+    """Refuses a campaign that may cost more. Raises `UserError`: it may; names what fits."""
     bound = campaign.bound
     if bound is None:
         raise UserError(f"--max-node-hours {most:g}: a job without a time limit has no bound: give --time")

@@ -333,7 +333,7 @@ def write_only(
 ) -> list[tuple[Job, str]]:
     """Writes the plans and scripts of all jobs of a series that are not there yet; returns these jobs.
 
-    Beside each, the id of the job of before that it is to wait for, or empty. With `also_written` those that were
+    With each, the id of the job of before that it is to wait for, or empty. With `also_written` those that were
     written before and not submitted are among them, and stay as they are.
 
     Raises `UserError` or `RunError`: as of `complete`.
@@ -359,7 +359,7 @@ def write_only(
 
 
 def adopt(root: Path, series_id: str, scheduler: Scheduler) -> str:
-    """Notes the jobs of a series that somebody submitted by hand, as far as their logs or the scheduler tell them.
+    """Notes the jobs of a series that somebody submitted by hand, as far as their logs or the scheduler show them.
 
     Returns why the scheduler does not answer, or empty.
 
@@ -401,8 +401,7 @@ class _Room:
     def __init__(self, now: SubmissionStatus, queue: Queue, most: int | None) -> None:
         self._most = most
         self._active = sum(len(queue.active(job_id)) for job_id in now.ids if job_id)
-        self.taken: dict[int, str] = {}
-        """Ids of this time, by the job's number."""
+        self.taken: dict[int, str] = {}  # Ids of this time, by the job's number.
 
     def takes(self, job: Job) -> bool:
         """Whether there is room for one more."""

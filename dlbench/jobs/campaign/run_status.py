@@ -60,8 +60,7 @@ class Watch:
     def __init__(self, root: Path, series_id: str) -> None:
         self._root, self._id = root, series_id
         self._recorded: dict[str, RunStatus] = {}
-        self._ended: set[str] = set()
-        """Runs whose job had ended without a record at the look before: the record may come late."""
+        self._ended: set[str] = set()  # Runs whose job ended without a record at the look before: it may come late.
 
     def look(self) -> Outcome:
         """How the series stands now; the scheduler is asked once.

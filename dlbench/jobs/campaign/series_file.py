@@ -35,8 +35,7 @@ JobState = Literal["submitted", "begun", "unsure", "written", "missing"]
 """unsure: its script was written, and nothing says whether Slurm took it. written: likewise, and it was to be submitted
 by hand. begun: its ranks wrote, no id is known."""
 
-WRITTEN = "-"
-"""In place of a job's id in `ID.jobs`, a line for each of its runs: its script was written, and not submitted."""
+WRITTEN = "-"  # Instead of a job's id in `ID.jobs`, a line for each of its runs: its script was written, not submitted.
 
 _LOG = re.compile(r"slurm-(\d+)(_\d+)?\.out")
 _ANY_LOG = re.compile(rf"(earlier-)?{_LOG.pattern}")
@@ -170,7 +169,7 @@ class SeriesJob(Spec):
     runs: tuple[RunName, ...] = Field(min_length=1, description="Its runs, in their order.")
     time_limit: str = Field(description="What it asks for, as Slurm writes it; of an array, for each run.")
     array_limit: int | None = Field(
-        description="null: one allocation for all. Else a job array, of which so many run at a time; 0: any number."
+        description="null: one allocation for all. Else a job array, of which this many run at a time; 0: any number."
     )
     comment: str = Field(description="By which Slurm finds the job again: sbatch --comment.")
 

@@ -96,8 +96,7 @@ def job_of(plan: CommPlan) -> Job:
 
 
 POLL_S = 1.0
-LATE_FILES_S = 10.0
-"""How long the script's last word is waited for when the job has ended: shared file systems show new files late."""
+LATE_FILES_S = 10.0  # How long the script's last word is waited for after the job: shared file systems show files late.
 
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 

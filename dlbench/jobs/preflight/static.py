@@ -69,7 +69,7 @@ class SlurmNode:
 
     @property
     def gpus(self) -> tuple[tuple[str, int], ...]:
-        """Its GPUs by type, which is empty where Slurm was told none."""
+        """Its GPUs by type, which is empty where Slurm has none configured."""
         return gpus_in(self.gres)
 
     @property
@@ -214,7 +214,9 @@ def _of_partitions(plan: LaunchPlan, names: Sequence[str], chosen: Sequence[Mapp
             yield _finding("partition", "ok", f"{name}{default} is up, {said.get('TotalNodes', '?')} nodes")
         yield _time(slurm.time_limit, said.get("MaxTime", ""))
         yield from _longest_job(slurm.max_time, said.get("MaxTime", ""))
-        yield from _max_nodes(plan.layout.nodes, said.get("MaxNodes", ""))
+        asked, most = plan.layout.nodes, said.get("MaxNodes", "")
+        if most.isdecimal() and asked > int(most):
+            yield _finding("nodes", "wrong", f"{asked} are asked for, the partition allows {most}", f"--nodes {most}")
         yield from _sharing(exclusive=slurm.exclusive, said=said.get("OverSubscribe", ""))
 
 
@@ -242,11 +244,6 @@ def _seconds(text: str) -> int | None:
     if not text or text.upper() in _ENDLESS or not re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", text):
         return None
     return limit_seconds(text)
-
-
-def _max_nodes(asked: int, most: str) -> Iterator[Finding]:
-    if most.isdecimal() and asked > int(most):
-        yield _finding("nodes", "wrong", f"{asked} are asked for, the partition allows {most}", f"--nodes {most}")
 
 
 def _sharing(*, exclusive: bool, said: str) -> Iterator[Finding]:
@@ -343,9 +340,7 @@ def _gpus(plan: LaunchPlan, nodes: Sequence[SlurmNode]) -> Iterator[Finding]:
     kinds = sorted({name for one in nodes for name, _ in one.gpus if name})
     fitting = [one for one in nodes if sum(count for name, count in one.gpus if not kind or name == kind) >= wanted]
     if kind and not any(name == kind for one in nodes for name, _ in one.gpus):
-        remedy = (
-            f"slurm.gpu_type: {nearest(kind, kinds)}" if kinds else "leave slurm.gpu_type out: Slurm was told no types"
-        )
+        remedy = f"slurm.gpu_type: {nearest(kind, kinds)}" if kinds else "leave slurm.gpu_type out: Slurm has no types"
         yield _finding("GPUs", "wrong", f"no node has GPUs of type {kind}", remedy)
     elif len(fitting) < plan.layout.nodes:
         remedy = f"node.gpus: {max((count for _, count in some.gpus))}"

@@ -8,15 +8,14 @@ from contextlib import suppress
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
-from dlbench.records.comm import CommPoint, CommRun, read_comm_run
+from dlbench.records.comm import CommPoint, read_comm_run
 from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds
 
-MUCH_LOAD = 0.05
-"""Share of a node's cores from which others' use of them is doubtful, as in reports (docs/measuring.md)."""
+MUCH_LOAD = 0.05  # Share of a node's cores from which others' use is doubtful, as in reports (docs/measuring.md).
 LOAD_RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms.
 FAR_CLOCK_S = 1.0  # From here on times in logs of two nodes, which are whole seconds, contradict each other.
 
@@ -137,7 +136,7 @@ def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
         least = min(len(one.cores) for one in seen)
         yield f"{least} core{'s' * (least > 1)} of the {needed} that each rank should have"
     if far := [str(one.local_rank) for one in seen if one.beside_gpu is False]:
-        yield f"cores of local rank{'s' * (len(far) > 1)} {', '.join(far)} are not beside the GPU: see slurm.cpu_bind"
+        yield f"cores of local rank{'s' * (len(far) > 1)} {', '.join(far)} are not next to the GPU: see slurm.cpu_bind"
     for one in seen:
         yield from (
             f"{name} does not import: {why}" for name, why in one.broken.items() if name not in ("torch", "numpy")
@@ -166,7 +165,8 @@ def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, 
         return Finding(subject=subject, state="wrong", found=str(error)), {}
     if run.record is None:
         blamed = {status.host: status.reason for status in run.statuses if status.failure == "own" and status.reason}
-        return Finding(subject=subject, state="wrong", found=run.detail), blamed if not _all_alike(run, blamed) else {}
+        all_alike = len(blamed) == run.plan.layout.nodes
+        return Finding(subject=subject, state="wrong", found=run.detail), {} if all_alike else blamed
     points = [point for point in run.record.points if point.times_s]
     carriers = ", ".join(dict.fromkeys(point.carrier for point in points))
     missing = f"; not measured here: {'; '.join(run.record.not_measured)}" if run.record.not_measured else ""
@@ -174,10 +174,6 @@ def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, 
         return Finding(subject=subject, state="wrong", found=run.detail), {}
     found = f"right sums over {plan.layout.ranks} ranks by {carriers}{_time_of(points)}{missing}"
     return Finding(subject=subject, state="ok", found=found), {}
-
-
-def _all_alike(run: CommRun, blamed: Mapping[str, str]) -> bool:
-    return len(blamed) == run.plan.layout.nodes
 
 
 def _time_of(points: Iterable[CommPoint]) -> str:

@@ -25,8 +25,7 @@ _OWN = ("PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHON
 GRANTED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """By which Slurm says which GPUs of a node are the job's: not all sites keep a job from the others by other means."""
 
-VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
-"""As nodes read the path of a tier (dlbench.datasets.staging.place)."""
+VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")  # In the path of a tier (dlbench.datasets.staging.place).
 
 _MARK = secrets.token_hex(8)
 _PLACE = re.compile(rf"/DLBENCH-{_MARK}-([A-Za-z_][A-Za-z0-9_]*)-")
@@ -48,7 +47,7 @@ def python_of(plan: LaunchPlan, python: str) -> str:
 
 
 def srun_words(plan: LaunchPlan, folder: RunFolder) -> list[str]:
-    """What Pyxis is told, as options of srun; empty for other kinds.
+    """What Pyxis is given, as options of srun; empty for other kinds.
 
     Variables of the host go in; those that the image sets itself only where they are named.
     """
@@ -150,8 +149,8 @@ def _mounts(plan: LaunchPlan, folder: RunFolder) -> list[str]:
     given = {(mount.split(":") * 2)[1]: mount for mount in plan.system.container.mounts}
     found = {path: f"{path}:{path}" for path in (str(folder.path), _variable("TMPDIR"), *_scratch(plan))}
     package = _package()
-    beside = [package.parent / name for name in ("workloads", "systems", "slurm", "reports")]
-    sources = [package, *(path for path in beside if path.is_dir())] if plan.system.container.mount_dlbench else []
+    siblings = [package.parent / name for name in ("workloads", "systems", "slurm", "reports")]
+    sources = [package, *(path for path in siblings if path.is_dir())] if plan.system.container.mount_dlbench else []
     found |= {str(path): f"{path}:{path}:ro" for path in (*sources, *_inputs(plan))}
     for path in found:
         if re.search(r"[:,]", path):

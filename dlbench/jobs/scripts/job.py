@@ -23,8 +23,7 @@ from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 IMAGES_FOLDER = "dlbench_images"
 """The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
 
-IMAGE_STEP = "dlbench-image"
-"""What accounting calls the step that holds the images on the nodes, besides those of the runs."""
+IMAGE_STEP = "dlbench-image"  # What accounting calls the step that holds the images on the nodes.
 
 
 def image_values(job: Job) -> dict[str, object]:
@@ -92,10 +91,8 @@ class Job:
     One after the other in one allocation; or each in an allocation of its own, as the elements of a job array.
     """
 
-    plans: tuple[LaunchPlan, ...]
-    """At least one, in the order in which they run."""
-    time_limit: str
-    """What sbatch is asked for, as Slurm writes it: of all runs, in an array of each."""
+    plans: tuple[LaunchPlan, ...]  # At least one, in the order in which they run.
+    time_limit: str  # What sbatch is asked for, as Slurm writes it: of all runs, in an array of each.
     array_limit: int | None = None
     """None: one allocation for all. Else an array, of which that many run at a time at most; 0: any number."""
 
@@ -144,12 +141,11 @@ def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
         if name not in _NOT_ASKED:
             yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
     yield "system.image.folder", plan.system.image.folder
-    # Where Slurm is not told, runs of one job may differ.
+    # Where Slurm does not know, runs of one job may differ.
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 
 
-PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""As bash has it where nobody says otherwise."""
+PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # As bash has it by default.
 
 SUBMITTED = "DLBENCH_SUBMITTED"
 """Says to a job's script that it got no other variable of the submitting shell than those let through."""

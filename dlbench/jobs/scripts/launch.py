@@ -137,7 +137,7 @@ def _ends(plan: LaunchPlan, warn_script: bool) -> list[str]:
 
 
 def threading_options(plan: LaunchPlan) -> list[str]:
-    """What sbatch and srun are both told of the threads of a core."""
+    """What sbatch and srun are both given on the threads of a core."""
     slurm = plan.system.slurm
     hint = [] if slurm.hint is None else [f"--hint={slurm.hint}"]
     return hint + ([] if slurm.threads_per_core is None else [f"--threads-per-core={slurm.threads_per_core}"])
@@ -200,7 +200,7 @@ def srun_options(plan: LaunchPlan) -> list[str]:
 
 
 TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
-"""Tells the ranks of one start from those of another."""
+"""Distinguishes the ranks of one start from those of another."""
 
 
 def node_command(plan_file: Path, python: str) -> list[str]:

@@ -252,12 +252,11 @@ _QUEUE_FIELDS = {
 _WIDTH = 2000  # Of a column of squeue, which cuts what is longer: lists of nodes.
 _ENDED = FINAL | {"REQUEUED", "REVOKED"}
 _NOT_ENDED = "has not ended"
-SETTLING_S = (0.0, 2.0, 5.0, 10.0)
-"""Pauses before Slurm is asked for jobs that have written their last record, seconds."""
+SETTLING_S = (0.0, 2.0, 5.0, 10.0)  # Pauses before Slurm is asked for jobs that wrote their last record, seconds.
 
 _MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
 """Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
-_COMES_BACK_S = 120  # How long such an end is not believed; slurmctld tells slurmdbd of jobs that wait every 5 s.
+_COMES_BACK_S = 120  # How long such an end is not believed; slurmctld informs slurmdbd of jobs that wait every 5 s.
 _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
 
 _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
@@ -267,10 +266,8 @@ _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or s
 class Told:
     """What Slurm says of some runs."""
 
-    accounting: dict[str, RunAccounting] = field(default_factory=dict)
-    """By run id."""
-    why_not: dict[str, str] = field(default_factory=dict)
-    """Of runs that were submitted, why there is nothing, by run id."""
+    accounting: dict[str, RunAccounting] = field(default_factory=dict)  # By run id.
+    why_not: dict[str, str] = field(default_factory=dict)  # Of submitted runs, why there is nothing, by run id.
 
 
 def accounting_of(runs: Iterable[LaunchedRun]) -> Told:
@@ -320,7 +317,7 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
 def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
     """Keeps what Slurm says of runs whose jobs are ending; returns why there is nothing, by run id.
 
-    slurmctld tells accounting of an end with a delay: for some seconds it is asked again.
+    slurmctld informs accounting of an end with a delay: for some seconds it is asked again.
 
     `pause`: waits that many seconds.
     """
@@ -464,7 +461,7 @@ def _not_measured(accounting: RunAccounting, answer: _Answer, no_energy: str) ->
         f"no accounting: {answer.why_not}" if answer.why_not else f"job {accounting.job_id} has no srun step of it"
     )
     reasons = {
-        "waited_s": "Slurm does not tell when the job could have started",
+        "waited_s": "Slurm does not say when the job could have started",
         "run_s": no_steps,
         "max_rss_bytes": no_steps if not accounting.steps else "Slurm gathers none (JobAcctGatherType)",
         "energy_j": no_steps if answer.why_not else no_energy,

@@ -72,7 +72,7 @@ _TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\
 
 
 def client_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables without those by which Slurm's programs take options, or are told of a job around them."""
+    """The variables without those by which Slurm's programs take options, or learn of a job around them."""
     return {
         name: value
         for name, value in variables.items()

@@ -74,7 +74,7 @@ class Slurm:
         require_slurm()
 
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
-        """The batch script; where the site has a comment of its own, the folder tells the job."""
+        """The batch script; where the site has a comment of its own, the folder identifies the job."""
         return render_job(job, folders, python, comment)
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:

@@ -3,7 +3,7 @@
 A sample of back-to-back operations is timed by the host's clock, or in the stream of a GPU. On a GPU the host only
 orders work. Timed by its clock, a short collective is mostly the host's: the way out of a barrier over TCP, launches,
 and two waits for the device. In the stream, ranks meet by a tiny all-reduce of their own, and events before and after
-the operations tell what passed between them, as a training step would see it.
+the operations report what passed between them, as a training step would see it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from dlbench.specs.comm import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective, Comm
 class Vectors:
     """The memory of one size, used by all contestants in turn; both of the vector's length and on one device."""
 
-    data: torch.Tensor
-    """What is worked on, and where the result is looked for."""
-    given: torch.Tensor
-    """This rank's input; nobody writes it."""
+    data: torch.Tensor  # What is worked on, and where the result is looked for.
+    given: torch.Tensor  # This rank's input; nobody writes it.
 
 
 class Contestant:
@@ -39,10 +37,8 @@ class Contestant:
 
     algorithm: str
     carrier: str
-    counters: Counters | None = None
-    """What it sent; None for libraries, which do not say."""
-    is_in_place: bool
-    """Whether it works on what the operation before left, in `Vectors.data`; otherwise it reads `Vectors.given`."""
+    counters: Counters | None = None  # What it sent; None for libraries, which do not say.
+    is_in_place: bool  # Whether it works on what the operation before left, in `Vectors.data`, not on `Vectors.given`.
 
     def bind(self, vectors: Vectors) -> str:
         """Prepares for vectors of one size; why it cannot do this one, or nothing. Raises `DlbenchError`: the algorithm
@@ -302,8 +298,7 @@ class HostSampleClock:
     """The host's clock, from a device that is idle to one that is idle again."""
 
     timing: Timing = "host clock"
-    shares_starts = True
-    """Whether starts are readings of the host's clock at which operations really began."""
+    shares_starts = True  # Whether starts are readings of the host's clock at which operations really began.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

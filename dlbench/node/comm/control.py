@@ -113,8 +113,7 @@ def _by_rank(values: list[Any]) -> str:
     return ", ".join(parts)
 
 
-LATE_S = 5.0
-"""How much later than a call's own deadline, so that calls that have one end by themselves."""
+LATE_S = 5.0  # How much later than a call's own deadline, so that calls that have one end by themselves.
 
 _LOOK_S = 0.5
 

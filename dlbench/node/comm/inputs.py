@@ -22,11 +22,9 @@ from dlbench.specs.base import Precision
 from dlbench.specs.comm import Collective
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-EXACT: dict[Precision, int] = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8}
-"""Up to here every whole number is one of the type."""
+EXACT: dict[Precision, int] = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8}  # Whole numbers up to here are exact.
 
-PATTERN_LENGTH = 1_048_573
-"""A prime, so that no block of a vector begins where the pattern does."""
+PATTERN_LENGTH = 1_048_573  # A prime, so that no block of a vector begins where the pattern does.
 ENTRIES = 1021
 SEED = 20211
 
@@ -40,13 +38,10 @@ _LOOSEST = 1 / 16
 class Expected:
     """What a run of elements must hold."""
 
-    at: int
-    """First element, in the buffer."""
-    first: int
-    """First element of the input that it comes from: where in the pattern it begins."""
+    at: int  # First element, in the buffer.
+    first: int  # First element of the input that it comes from: where in the pattern it begins.
     count: int
-    table: torch.Tensor
-    """float64, `ENTRIES`."""
+    table: torch.Tensor  # float64, `ENTRIES`.
 
 
 class Inputs:
@@ -165,10 +160,8 @@ class Inputs:
 class Verdict:
     """On one rank's result."""
 
-    max_error: float | None
-    """Largest relative error; None where an element is not a number."""
-    problem: str
-    """What is wrong, in words; empty if nothing is."""
+    max_error: float | None  # Largest relative error; None where an element is not a number.
+    problem: str  # What is wrong, in words; empty if nothing is.
 
     @property
     def is_right(self) -> bool:

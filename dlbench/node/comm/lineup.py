@@ -38,11 +38,9 @@ from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import HorovodSettings
 
-HOROVOD_RENDEZVOUS = "rendezvous-horovod.json"
-"""Where rank 0 says where Horovod's own ranks meet, next to the run's other files."""
+HOROVOD_RENDEZVOUS = "rendezvous-horovod.json"  # Where Horovod's own ranks meet, next to the run's other files.
 
-_TRIAL_ELEMENTS = 4
-"""Elements per rank of the first, untimed call of a library: it shows whether the library can do it at all."""
+_TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library, which shows whether it can do it.
 
 
 class Lineup:
@@ -60,8 +58,7 @@ class Lineup:
         self._mpi: Any = None
         self._torch_groups: dict[str, dist.ProcessGroup] = {}
         self._horovod: HorovodEngine | None = None
-        self.not_measured: list[str] = []
-        """What was asked for and cannot be had, each a sentence."""
+        self.not_measured: list[str] = []  # What was asked for and cannot be had, each a sentence.
 
     def in_turns(self, deadline: Deadline) -> list[Contestant]:
         """All but Horovod, which disturbs the others as soon as it is started. Raises `EnvironmentLacksError`: what

@@ -20,24 +20,20 @@ from dlbench.records.comm import CommPoint
 from dlbench.specs.comm import ELEMENT_BYTES, CommSpec
 from dlbench.units import format_bytes
 
-_TRIALS = 3
-"""Samples of each number of operations that is tried."""
-_COLD = 20
-"""This many times as long as a sample need be, the first operation is no short one, however cold it was."""
+_TRIALS = 3  # Samples of each number of operations that is tried.
+_COLD = 20  # This many times as long as a sample need be, the first operation is no short one, however cold it was.
 
 
 @dataclass
 class _Taken:
     """What one rank noted of one contestant."""
 
-    operations: int = 1
-    """Of each sample; the same on all ranks."""
+    operations: int = 1  # Of each sample; the same on all ranks.
     starts_ns: list[int] = field(default_factory=list)
     durations_ns: list[int] = field(default_factory=list)
     single: list[tuple[int, int]] = field(default_factory=list)
     """Start and duration of one operation alone by the host's clock, where the samples are timed otherwise."""
-    counters: dict[str, int] | None = None
-    """Of one operation."""
+    counters: dict[str, int] | None = None  # Of one operation.
     max_error: float | None = None
     problem: str = ""
 

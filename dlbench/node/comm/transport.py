@@ -25,8 +25,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.perfmodels.schedules import Schedule, Step, Transfer, all_to_all_block
 from dlbench.specs.launch import LauncherName
 
-SEGMENT_BYTES = 1024 * 1024
-"""Longer messages travel in segments of so much, so that one is summed up while the next arrives."""
+SEGMENT_BYTES = 1024 * 1024  # Longer messages travel in such segments: one is summed up while the next arrives.
 
 
 @dataclass(slots=True)
@@ -37,12 +36,10 @@ class Counters:
     algorithms count. Bytes are those of the segments.
     """
 
-    steps: int = 0
-    """Steps gone through, also those without a message of this rank: steps of all ranks correspond."""
+    steps: int = 0  # Steps gone through, also those without a message of this rank: steps of all ranks correspond.
     messages: int = 0
     bytes_sent: int = 0
-    bytes_across: int = 0
-    """Those that left the group of the sender."""
+    bytes_across: int = 0  # Those that left the group of the sender.
 
     def reset(self) -> None:
         self.steps = self.messages = self.bytes_sent = self.bytes_across = 0
@@ -52,24 +49,19 @@ class Counters:
 class Part:
     """A message, or a segment of one: a run of elements in memory, and the rank at the other end."""
 
-    handle: Any
-    """The run of elements as `Transport.wrap` made it."""
+    handle: Any  # The run of elements as `Transport.wrap` made it.
     peer: int
     tag: int
     num_bytes: int
-    is_across: bool
-    """Whether it leaves the group."""
-    opens: bool
-    """Whether it is the first segment of its message."""
+    is_across: bool  # Whether it leaves the group.
+    opens: bool  # Whether it is the first segment of its message.
 
 
 class Transport:
     """Messages between two ranks. Errors end the use of a transport: none of it works afterwards."""
 
-    carrier: str
-    """What moves the bytes, e.g. torch-gloo."""
-    early = True
-    """Whether receives may be posted before this rank comes to their step."""
+    carrier: str  # What moves the bytes, e.g. torch-gloo.
+    early = True  # Whether receives may be posted before this rank comes to their step.
 
     def __init__(self, place: RankPlace, group_size: int, segment_bytes: int | None) -> None:
         """`segment_bytes` of the longest segment; None if messages travel whole."""
@@ -175,8 +167,7 @@ class NcclTransport(Transport):
         return works[-1:] * len(receives), works[-1:] * len(sends)
 
 
-_POLLS = 256
-"""Tests of a request between two looks at the clock."""
+_POLLS = 256  # Tests of a request between two looks at the clock.
 
 
 def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -> Any:
@@ -277,8 +268,7 @@ class MpiTransport(Transport):
         raise PeerLostError(f"the message {direction} rank {part.peer} was not through within {self._timeout_s:g} s")
 
 
-SLOT_MEMORY_BYTES = 16 * 1024 * 1024
-"""Memory for arriving segments; they are few, so that they stay in the caches."""
+SLOT_MEMORY_BYTES = 16 * 1024 * 1024  # Memory for arriving segments; they are few, so that they stay in the caches.
 LEAST_SLOTS = 4
 
 
@@ -287,15 +277,11 @@ class _Arrival:
     part: Part
     step: int
     may_be_early: bool
-    place: torch.Tensor
-    """Where its elements belong in the buffer."""
-    slot: torch.Tensor | None
-    """Where it lands first; None: in place."""
-    ordinal: int
-    """Of those that need a slot, which; -1: it needs none."""
+    place: torch.Tensor  # Where its elements belong in the buffer.
+    slot: torch.Tensor | None  # Where it lands first; None: in place.
+    ordinal: int  # Of those that need a slot, which; -1: it needs none.
     is_added: bool
-    after: tuple[int, ...]
-    """Sends of its step that read the place."""
+    after: tuple[int, ...]  # Sends of its step that read the place.
 
 
 @dataclass(slots=True)
@@ -303,8 +289,7 @@ class _Work:
     """What a step that has something to do does."""
 
     sends: list[Part]
-    first: int
-    """Its first arrival among all of the schedule."""
+    first: int  # Its first arrival among all of the schedule.
     end: int
 
 

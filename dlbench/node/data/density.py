@@ -20,8 +20,7 @@ from dlbench.node.data.sharding import Key
 from dlbench.node.models.cosmoflow import logarithms
 from dlbench.specs.workload import CosmoFlowModel
 
-_VOXELS_AT_ONCE = 1 << 16
-"""Voxels of one channel that are looked up together: their indices stay in the cache of a core."""
+_VOXELS_AT_ONCE = 1 << 16  # Voxels of one channel looked up together: their indices stay in the cache of a core.
 
 
 def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:

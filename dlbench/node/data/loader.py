@@ -127,7 +127,7 @@ def read_epochs(
 
 Batch = dict[str, torch.Tensor]
 _RANK_VARIABLE = "DLBENCH_LOADERS_OF"
-"""Tells `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
+"""Names to `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
 _NAMED_CONVERSIONS = 20
 RECENT_READS = 2 * MAX_WINDOW_STEPS
 """Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
@@ -193,8 +193,7 @@ class RankCores:
     cores than loader processes each process has one of its own, from the last core down, and training the others.
     """
 
-    _shared_out: ClassVar[list[int] | None] = None
-    """All of the rank, while its training process keeps to a part of them."""
+    _shared_out: ClassVar[list[int] | None] = None  # All of the rank, while its training process keeps to some of them.
 
     def __init__(self) -> None:
         self.all = RankCores._shared_out or sorted(os.sched_getaffinity(0))

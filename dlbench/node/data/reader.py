@@ -44,8 +44,7 @@ Arrays = Mapping[str, NDArray[Any]]  # by the names of `dlbench.node.models.buil
 class Sample:
     """One sample."""
 
-    arrays: dict[str, NDArray[np.generic]]
-    """By the names of `dlbench.node.models.build.Batch`, without the first dimension."""
+    arrays: dict[str, NDArray[np.generic]]  # As in `dlbench.node.models.build.Batch`, without the first dimension.
     converted: str | None = None  # file and reason if it was used, but not as it was stored
 
 

@@ -283,7 +283,7 @@ class _Trials:
         while time.monotonic() - start < 0.05:
             times += len(torch.mm(matrix, matrix)) // 256
         each = (time.monotonic() - start) / times
-        # So many, and not so long: where readers take its core, it must take longer.
+        # A number, not a time: where readers take its core, it must take longer.
         return lambda: [torch.mm(matrix, matrix) for _ in range(max(1, round(self._batch_s / each)))]
 
 

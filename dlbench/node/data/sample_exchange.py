@@ -144,7 +144,7 @@ class SampleExchange:
         self._thread = threading.Thread(target=self._work, name="sample exchange", daemon=True)
 
     def connect(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Tells all ranks where this one listens, and begins; called by all of them."""
+        """Says to all ranks where this one listens, and begins; called by all of them."""
         own = [*self._listener.getsockname(), secrets.token_hex(SECRET_BYTES // 2)]
         everyone = gather(own)
         self._addresses = [(str(host), int(port)) for host, port, _ in everyone]
@@ -153,7 +153,7 @@ class SampleExchange:
         self._thread.start()
 
     def dealt(self, epoch: int, batches: int) -> None:
-        """So many batches of an epoch have been handed to readers; never waits."""
+        """Notes how many batches of an epoch were handed to readers; never waits."""
         self._dealt = (epoch, batches)
         self._waker.wake()
 

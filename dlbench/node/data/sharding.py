@@ -13,8 +13,7 @@ from dlbench.errors import UserError
 
 _KNOWN_EPOCHS = 3
 
-Key = tuple[int, int]
-"""Epoch and sample index. All randomness of a sample derives from the seed and its key, nothing else."""
+Key = tuple[int, int]  # Epoch and sample index: with the seed, the only source of a sample's randomness.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,7 +293,7 @@ def _outside(model: nn.Module, root: _Call, called: Mapping[int, int], units: Se
         elif any(id(one) in within for one in module.modules()):
             why = "holds the chain"
         else:
-            why = "before the chain" if place < first else "after the chain" if place > last else "beside the chain"
+            why = "before the chain" if place < first else "after the chain" if place > last else "next to the chain"
         yield f"{name or 'the network itself'}: {why}"
 
 
@@ -308,8 +308,7 @@ def _no_chain(root: _Call, called: Mapping[int, int]) -> str:
     )
 
 
-BlockFunction = Callable[..., Any]
-"""Takes what the first module of a block is called with, returns what the last one returns."""
+BlockFunction = Callable[..., Any]  # From the arguments of a block's first module to the result of its last one.
 
 
 class Block:

@@ -30,8 +30,7 @@ from dlbench.records.record import Setting
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_seconds
 
-GROUPS = 16
-"""Groups of parameters at most, by bytes: each costs some fixed time, and the last one's update hides nothing."""
+GROUPS = 16  # Groups of parameters at most, by bytes: each costs some fixed time, the last one's update hides nothing.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -241,8 +241,7 @@ class Pass:
         self.current = num_blocks  # the block whose backward pass began last; all behind it have ended
         self.next_in = num_blocks - 1  # the block whose way back begins next
         self.has_turned = False
-        self.counted: dict[int, tuple[WeakReference, int]] = {}
-        """Storages that a recomputed block would have saved, by address."""
+        self.counted: dict[int, tuple[WeakReference, int]] = {}  # What a recomputed block would have saved, by address.
 
     def charge(self, handle: Handle, num_bytes: int) -> None:
         """A handle's bytes take room, or less than no bytes: take it no longer."""
@@ -359,7 +358,7 @@ class Room:
         return not self._limits or self._issued + num_bytes <= self._limits[0][1]
 
     def issue(self, block: int, num_bytes: int) -> None:
-        """So many bytes of a block, the next one in backward order, come back, or stay; it is owed room from now on."""
+        """Bytes of a block, the next one in backward order, come back, or stay; it is owed room from now on."""
         self._issued += num_bytes
         if self._costs is None:
             return

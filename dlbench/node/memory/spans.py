@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from dlbench.node.memory.tiers import Tier
 
 COMPUTE, OUT, IN = "compute", "out", "in"  # lanes of an operation
-FORWARD, RECOMPUTE, BACKWARD, WAIT = "forward", "recompute", "backward", "wait"
-"""Kinds of operations in the lane compute."""
+FORWARD, RECOMPUTE, BACKWARD, WAIT = "forward", "recompute", "backward", "wait"  # Operations in the lane compute.
 SWAP_OUT, SWAP_IN = "swap out", "swap in"  # kinds of operations in the lanes out and in
 
 

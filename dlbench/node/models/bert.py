@@ -28,8 +28,7 @@ NORM_EPSILON = 1e-12
 INIT_STD = 0.02
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_FIRST_WORD = 5
-"""Ids below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here they only need to be five ids."""
+_FIRST_WORD = 5  # Below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here any five ids will do.
 _CLS, _SEP, _MASK = 2, 3, 4
 
 
@@ -184,17 +183,12 @@ class BertForPreTraining(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Logits of both heads; the vocabulary is scored at the masked positions only.
 
-        Args:
-            input_ids: (N, S) int64, S at most max_positions, [CLS] first.
-            token_type_ids: (N, S) int64 segment of each token.
-            attention_mask: (N, S) int64, 1 for a token, 0 for padding; None: nothing is padding.
-            masked_positions: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given;
-                unused ones point at the first token of the sample.
-            packed: `tokens` and `starts` of `dlbench.node.data.text`, to leave padding out of all layers; the mask is
-                not read.
-
-        Returns:
-            masked-LM logits (N, P, vocab_size) and next-sentence logits (N, 2).
+        `input_ids`: (N, S) int64, S at most max_positions, [CLS] first. `token_type_ids`: (N, S) int64 segment of each
+        token. `attention_mask`: (N, S) int64, 1 for a token, 0 for padding; None: nothing is padding.
+        `masked_positions`: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given; unused
+        ones point at the first token of the sample. `packed`: `tokens` and `starts` of `dlbench.node.data.text`, to
+        leave padding out of all layers; the mask is not read. Returns masked-LM logits (N, P, vocab_size) and
+        next-sentence logits (N, 2).
         """
         if packed is None:
             encoded = self.encode(input_ids, token_type_ids, attention_mask)
@@ -267,10 +261,7 @@ class AttentionWatch:
 def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.device) -> str:
     """Which of torch's attention kernels serves a batch of training, by torch's own choice for its shapes.
 
-    Args:
-        plan: gives batch, length and precision.
-        how: masked, unmasked or unpadded.
-        device: where it computes.
+    `how`: masked, unmasked or unpadded. `device`: where it computes.
     """
     train, data = plan.workload.train, plan.workload.data
     assert isinstance(data, TextData)  # the workload's validator holds this

@@ -34,8 +34,7 @@ Outputs = tuple[Tensor, ...]
 """ResNet: class logits (N, classes). BERT: masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2). CosmoFlow:
 parameters (N, T)."""
 
-Criterion = Callable[[Outputs, Batch], Tensor]
-"""Outputs and batch -> a scalar loss, the mean over the batch, in float32."""
+Criterion = Callable[[Outputs, Batch], Tensor]  # To a scalar loss, the mean over the batch, in float32.
 
 Loss = Callable[[nn.Module, Batch], Tensor]  # Forward pass and loss: a scalar, the mean over the batch, in float32.
 
@@ -49,8 +48,7 @@ class Quality:
     value: float  # The metric.
     loss: float  # Mean loss over samples.
     samples: int
-    predictor_value: float
-    """The metric of a predictor that knows nothing but the evaluated targets' frequencies (or mean)."""
+    predictor_value: float  # The metric of a predictor that knows only the evaluated targets' frequencies (or mean).
 
 
 class Meter:
@@ -135,8 +133,7 @@ class Accuracy(Meter):
         return max(total.values()) / sum(total.values())
 
 
-Products = list[tuple[str, str, int]]
-"""Of a module's call: part of its name (or nothing), kind of `LayerMacs`, multiply-adds."""
+Products = list[tuple[str, str, int]]  # Of a module's call: part of its name (or nothing), kind, multiply-adds.
 
 Spec = TypeVar("Spec", bound=Model)
 
@@ -209,10 +206,8 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
     Takes well under a second in a process that has made an optimizer, as every rank has; the first of the two loads
     torch's compiler, which costs seconds.
 
-    Args:
-        spec: the network; also gives the shape of an image or a volume.
-        data: gives sequence_length and max_predictions of text. The masked-LM head is counted for max_predictions
-            positions, which is what it computes, however many of them are used.
+    `data`: gives sequence_length and max_predictions of text. The masked-LM head is counted for max_predictions
+    positions, which is what it computes, however many of them are used.
     """
     layers: list[LayerMacs] = []
     network = network_of(spec)

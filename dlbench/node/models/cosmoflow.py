@@ -29,11 +29,9 @@ OUTPUT_SCALE = 1.2  # The targets lie in [-1, 1]; the scaled tanh reaches their 
 class CosmoFlow(nn.Module):
     """CosmoFlow; the defaults give 8,907,556 parameters.
 
-    Args:
-        input_size: edge of the input cube, voxels; a multiple of 2 ** len(conv_channels).
-        conv_channels: channels of each convolution (3x3x3, padding 1); each is followed by a pooling of 2.
-        dense_sizes: widths of the hidden dense layers.
-        dropout: probability behind each hidden dense layer.
+    `input_size`: edge of the input cube, voxels; a multiple of 2 ** len(conv_channels). `conv_channels`: channels of
+    each convolution (3x3x3, padding 1); each is followed by a pooling of 2. `dense_sizes`: widths of the hidden dense
+    layers. `dropout`: probability behind each hidden dense layer.
 
     Weights start from Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
 
@@ -91,9 +89,8 @@ def _logarithms_on(device: torch.device) -> Tensor:
 def network_volume(volume: Tensor, *, channels_last: bool) -> Tensor:
     """(N, C, S, S, S) float32, in the order of memory asked for.
 
-    Args:
-        volume: counts (N, S, S, S, C) int16, none negative, of which it takes the logarithm where they lie; or (N, C,
-            S, S, S) float32, of which it has been taken.
+    `volume`: counts (N, S, S, S, C) int16, none negative, of which it takes the logarithm where they lie; or (N, C, S,
+    S, S) float32, of which it has been taken.
     """
     form = torch.channels_last_3d if channels_last else torch.contiguous_format
     if volume.dtype != torch.int16:

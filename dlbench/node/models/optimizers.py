@@ -34,8 +34,7 @@ def _norms(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
 
 
-Scalar = float | Tensor
-"""A number, or in a compiled update a tensor without dimensions: a number would be part of the program."""
+Scalar = float | Tensor  # A tensor in a compiled update, where a number would be part of the program.
 
 
 class _Foreach(torch.optim.Optimizer):
@@ -53,8 +52,7 @@ class _Foreach(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of every parameter that has a gradient.
 
-        Args:
-            closure: evaluated first with gradients on, if given; its result is returned.
+        `closure`: evaluated first with gradients on, if given; its result is returned.
         """
         loss = None
         if closure is not None:
@@ -319,11 +317,8 @@ class LearningRate:
 
     What is given in epochs is turned into steps by `steps_per_epoch`, fractions kept.
 
-    Args:
-        global_batch: samples of one step over all ranks.
-        steps_per_epoch: steps of one epoch; None where the schedule does not count in epochs.
-
-    Raises ValueError: the schedule counts in epochs and steps_per_epoch is None.
+    `global_batch`: samples of one step over all ranks. `steps_per_epoch`: steps of one epoch; None where the schedule
+    does not count in epochs. Raises ValueError: the schedule counts in epochs and steps_per_epoch is None.
     """
 
     def __init__(self, spec: TrainSpec, *, global_batch: int, steps_per_epoch: float | None) -> None:

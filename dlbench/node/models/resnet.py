@@ -63,11 +63,9 @@ class GlobalMean(nn.Module):
 class ResNet(nn.Module):
     """ResNet v1.5; the defaults give ResNet-50 with 25,557,032 parameters.
 
-    Args:
-        stage_blocks: blocks in each stage; every stage but the first halves the image.
-        base_width: channels of the stem and width of the first stage, doubled from stage to stage.
-        zero_init_residual: start the last batch-norm scale of each block at 0, so that each block starts as the
-            identity (Goyal et al. 2017, section 5.1).
+    `stage_blocks`: blocks in each stage; every stage but the first halves the image. `base_width`: channels of the stem
+    and width of the first stage, doubled from stage to stage. `zero_init_residual`: start the last batch-norm scale of
+    each block at 0, so that each block starts as the identity (Goyal et al. 2017, section 5.1).
 
     Convolutions start from He's normal distribution, fan-out; the classifier from N(0, 0.01) and zero bias
     (Goyal et al. 2017, section 5.1). Weights come from torch's global generator: seed it before.

@@ -284,7 +284,7 @@ _CASTS: dict[str, tuple[Hook, torch.dtype]] = {
 
 class WatchedHook:
     """The hook of one module. `wire`: fp32, fp16, bf16 or powersgd. `powersgd_rank`: rank of the approximation.
-    `backend`: gloo or nccl. `watch`: told of every bucket while its window is open. `mark_backward`: called when the
+    `backend`: gloo or nccl. `watch`: hears of every bucket while its window is open. `mark_backward`: called when the
     last bucket is handed over.
     """
 
@@ -443,8 +443,7 @@ class BucketSummary:
 
     num_steps: int
     messages: tuple[Message, ...]
-    wire_bytes: float
-    """Of all vectors of a step that were exchanged."""
+    wire_bytes: float  # Of all vectors of a step that were exchanged.
     communication_s: float | None
     exposed_s: float | None
     hidden_s: float | None

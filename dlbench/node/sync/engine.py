@@ -29,19 +29,14 @@ if TYPE_CHECKING:
 class MessageSpan:
     """One message on its way, in nanoseconds of this machine's CLOCK_MONOTONIC."""
 
-    step: int
-    """Of the watched steps, from 0."""
-    number: int
-    """Of the messages of its step, from 0, in the order of sending."""
-    ready_ns: int
-    """Its last gradient was there; the start, where the engine does not say."""
+    step: int  # Of the watched steps, from 0.
+    number: int  # Of the messages of its step, from 0, in the order of sending.
+    ready_ns: int  # Its last gradient was there; the start, where the engine does not say.
     start_ns: int
     end_ns: int
-    num_bytes: int
-    """Of gradients, before any compression."""
+    num_bytes: int  # Of gradients, before any compression.
     num_tensors: int
-    method: str
-    """The operation, as in `dlbench.records.exchange.Message`."""
+    method: str  # The operation, as in `dlbench.records.exchange.Message`.
 
 
 Value = str | float | bool | None
@@ -55,10 +50,8 @@ def settings_of(*rows: tuple[str, Value, Value, str]) -> list[Setting]:
 class Engine:
     """One way of keeping ranks in step. Used in this order: `start`, `prepare`, the loop, `stop`."""
 
-    marks_backward = False
-    """Whether the engine itself marks the end of the backward phase (DDP waits inside `backward()`)."""
-    _optimizer: Any = None
-    """As `prepare` returned it."""
+    marks_backward = False  # Whether the engine itself marks the end of the backward phase (DDP waits in `backward()`).
+    _optimizer: Any = None  # As `prepare` returned it.
 
     @classmethod
     def for_plan(

@@ -29,12 +29,9 @@ class Group(Protocol):
     Vectors are one-dimensional, contiguous and of a floating type; sums are not divided by the number of ranks.
     """
 
-    ranks: tuple[int, ...]
-    """Its ranks in the run, ascending."""
-    index: int
-    """Position of this rank among them."""
-    carrier: str
-    """What moves the bytes, e.g. gloo, mpi, nccl, shared memory."""
+    ranks: tuple[int, ...]  # Its ranks in the run, ascending.
+    index: int  # Position of this rank among them.
+    carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl, shared memory.
 
     def sum(self, vector: torch.Tensor) -> None:
         """All-reduce: `vector` becomes the sum over ranks, in place."""
@@ -58,10 +55,8 @@ class Group(Protocol):
 class Communicators(Protocol):
     """A started library that makes groups of its ranks."""
 
-    carrier: str
-    """What moves the bytes, e.g. gloo, mpi, nccl."""
-    reduce_is_sum: bool
-    """Whether the library knows no reduce to one rank and its groups sum on every rank instead."""
+    carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl.
+    reduce_is_sum: bool  # Whether the library knows no reduce to one rank and its groups sum on every rank instead.
 
     def group(self, ranks: Sequence[int]) -> Group | None:
         """A group of some ranks, ascending; None where this rank is not among them. All ranks of the run make all
@@ -76,10 +71,8 @@ class Communicators(Protocol):
 class GroupRanks:
     """Who is in which group, for ranks laid out in blocks: rank = group x group size + place in the group."""
 
-    size: int
-    """Ranks of the run."""
-    group_size: int
-    """Ranks of a group; divides `size`."""
+    size: int  # Ranks of the run.
+    group_size: int  # Ranks of a group; divides `size`.
 
     @property
     def world(self) -> tuple[int, ...]:
@@ -101,10 +94,8 @@ class RankGroups:
     """The groups that one rank is in."""
 
     world: Group
-    inside: Group
-    """Ranks of its group."""
-    across: Group
-    """Ranks with its place in every group. That of place 0 is the group of leaders."""
+    inside: Group  # Ranks of its group.
+    across: Group  # Ranks with its place in every group. That of place 0 is the group of leaders.
 
 
 def make_world(communicators: Communicators, who: GroupRanks) -> Group:
@@ -130,8 +121,7 @@ def _own(groups: Sequence[Group | None]) -> Group:
     return next(group for group in groups if group is not None)
 
 
-_TAG = 17
-"""Of direct messages; those of a pair of ranks arrive in the order of sending."""
+_TAG = 17  # Of direct messages; those of a pair of ranks arrive in the order of sending.
 
 
 class TorchGroup:
@@ -250,8 +240,7 @@ class TorchCommunicators:
             dist.broadcast(tensor, src=0)
 
 
-MAX_BYTES = 2**30
-"""Of one rank's value; more is a mistake, or nonsense from the network."""
+MAX_BYTES = 2**30  # Of one rank's value; more is a mistake, or nonsense from the network.
 
 
 def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:

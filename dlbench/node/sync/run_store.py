@@ -35,14 +35,10 @@ from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import Endpoint
 
-MAX_BODY_BYTES = 16 * 2**20
-"""Of one request: addresses of some ten thousand ranks."""
-PATIENCE_S = 30.0
-"""How long a connection may take to say what it wants."""
-_REMEMBERED = 1 << 16
-"""Changes that are known again when a client, having lost the connection, asks for them a second time."""
-LONGEST_WAIT_S = 20.0
-"""How long one request waits for keys; who wants to wait longer asks again."""
+MAX_BODY_BYTES = 16 * 2**20  # Of one request: addresses of some ten thousand ranks.
+PATIENCE_S = 30.0  # How long a connection may take to say what it wants.
+_REMEMBERED = 1 << 16  # Changes known again when a client that lost the connection asks for them a second time.
+LONGEST_WAIT_S = 20.0  # How long one request waits for keys; who wants to wait longer asks again.
 
 
 class KeyServer:
@@ -231,7 +227,7 @@ def operate(keys: Keys, order: Mapping[str, Any]) -> Any:
         return was_there
     if name == "compare_set":
         expected, desired = base64.b64decode(order["expected"]), base64.b64decode(order["desired"])
-        # As torch's stores: a key that is not there counts as an empty one, and is then told as what was expected.
+        # As torch's stores: a key that is not there counts as an empty one, and is then reported as what was expected.
         new = keys.change(key, lambda old: desired if (old or b"") == expected else old, request=request)
         return base64.b64encode(expected if new is None else new).decode()
     raise ValueError(f"no operation {name!r}")
@@ -239,10 +235,8 @@ def operate(keys: Keys, order: Mapping[str, Any]) -> Any:
 
 _ARRIVED, _COMPLETE = "dlbench/arrived", "dlbench/complete"
 
-_PAUSES_S = (0.05, 0.5, 2.0)
-"""Before a question is asked once more."""
-_SLACK_S = 60.0
-"""How long rank 0 may take to answer, besides the time it was asked to wait."""
+_PAUSES_S = (0.05, 0.5, 2.0)  # Before a question is asked once more.
+_SLACK_S = 60.0  # How long rank 0 may take to answer, besides the time it was asked to wait.
 
 
 def open_endpoint(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> Endpoint:

@@ -34,14 +34,11 @@ from dlbench.errors import EnvironmentLacksError, PeerLostError, RunError
 from dlbench.node.local_sockets import is_own_user, socket_address
 from dlbench.units import format_seconds
 
-LINE_BYTES = 64
-"""What one rank writes lies so far from what another writes: a cache line. A sem_t fits into one."""
+LINE_BYTES = 64  # What one rank writes lies so far from what another writes: a cache line. A sem_t fits into one.
 
-LOOK_AROUND_NS = 20_000_000
-"""So often a waiting rank looks whether the others still live."""
+LOOK_AROUND_NS = 20_000_000  # So often a waiting rank looks whether the others still live.
 
-RUNNING, LEFT, FOUND_DEAD, FOUND_LATE, FOUND_LEFT = range(5)
-"""States of a rank. The last three: it gave up because of another rank."""
+RUNNING, LEFT, FOUND_DEAD, FOUND_LATE, FOUND_LEFT = range(5)  # The last three: the rank gave up because of another.
 
 FINDINGS = {FOUND_DEAD: "has died", FOUND_LATE: "did not come in time", FOUND_LEFT: "has left the group"}
 
@@ -59,8 +56,7 @@ class Call(NamedTuple):
     elements: int
     dtype: torch.dtype
     root: int = 0
-    place: int = -1
-    """Byte of allocated memory at which the vector begins; -1: it lies elsewhere."""
+    place: int = -1  # Byte of allocated memory at which the vector begins; -1: it lies elsewhere.
 
     def text(self) -> str:
         root = f" with root {self.root}" if self.name in ("reduce", "broadcast") else ""
@@ -310,8 +306,7 @@ class Room:
 BLOCK_ELEMENTS = 1 << 16
 """Summed at a time: still in the cache when the next rank's numbers are added and when the result is copied."""
 
-SMALL_BYTES = 8192
-"""Up to so much, every rank sums the whole vector: more work than its share, but one meeting instead of two."""
+SMALL_BYTES = 8192  # Up to this, every rank sums the whole vector: more work, but one meeting instead of two.
 
 
 class SharedMemoryGroup:

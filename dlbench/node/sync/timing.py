@@ -27,8 +27,7 @@ from dlbench.node.sync.engine import MessageSpan
 from dlbench.records.exchange import GradientTime
 
 _ANCHOR_TRIES = 5
-_RATE_FROM_S = 0.1
-"""Between anchors closer than this, their own errors are larger than what the clocks drift apart."""
+_RATE_FROM_S = 0.1  # Between anchors closer than this, their own errors are larger than what the clocks drift apart.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +35,8 @@ class Anchor:
     """An event of the stream in force, and when it passed."""
 
     event: torch.cuda.Event
-    host_ns: int
-    """CLOCK_MONOTONIC."""
-    delay_ns: int
-    """From the call to the host's knowing that the event has passed, on a device that had nothing else to do."""
+    host_ns: int  # CLOCK_MONOTONIC.
+    delay_ns: int  # From the call to the host's knowing that the event has passed, on an idle device.
 
     @property
     def error_ns(self) -> int:
@@ -66,8 +63,7 @@ def anchored() -> Anchor:
 class Clock:
     """Moments, and the order between computing and exchanging: of a CPU, where a call returns when its work is done."""
 
-    marks_are_free = True
-    """Whether a moment costs next to nothing, so that one may be taken for every gradient of every step."""
+    marks_are_free = True  # Whether a moment costs so little that each gradient of each step may take one.
 
     def enter_thread(self) -> None:
         """Called once on the communication thread."""
@@ -169,23 +165,19 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else Clock()
 
 
-Interval = tuple[float, float]
-"""Begin and end, seconds after the start of the backward pass."""
+Interval = tuple[float, float]  # Begin and end, seconds after the start of the backward pass.
 
 
 @dataclass(kw_only=True)
 class MessageInFlight:
     """One bucket on its way, in moments of the clock."""
 
-    num_bytes: int
-    """Of gradients, before any compression."""
+    num_bytes: int  # Of gradients, before any compression.
     num_tensors: int
-    wire_bytes: float
-    """Of the vector that is exchanged."""
+    wire_bytes: float  # Of the vector that is exchanged.
     method: str
     handed: Any
-    done: Any = None
-    """None until it is back."""
+    done: Any = None  # None until it is back.
 
 
 @dataclass(kw_only=True)
@@ -343,12 +335,9 @@ def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, fl
     return total - across, across
 
 
-LEAST_SAMPLE_S = 2e-3
-"""Shortest sample: some fifty times the 15 to 40 us by which ranks were seen to leave gloo's barrier apart."""
-MOST_OPERATIONS = 1000
-"""Of a sample; OSU's benchmarks repeat small messages as often."""
-_GROWTH = 16
-"""From a trial to the next one at most: the first one, of one operation, is mostly barrier."""
+LEAST_SAMPLE_S = 2e-3  # Shortest sample: some fifty times the 15 to 40 us by which ranks leave gloo's barrier apart.
+MOST_OPERATIONS = 1000  # Of a sample; OSU's benchmarks repeat small messages as often.
+_GROWTH = 16  # From a trial to the next one at most: the first one, of one operation, is mostly barrier.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,8 +345,7 @@ class Timed:
     """What a sample says of one operation."""
 
     seconds: float
-    skew_s: float
-    """How far apart ranks began the sample."""
+    skew_s: float  # How far apart ranks began the sample.
 
 
 def over_ranks(

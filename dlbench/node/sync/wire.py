@@ -38,10 +38,8 @@ DenseSum = Callable[[torch.Tensor], None]
 class WireFormat:
     """One format; all ranks exchange the same buckets in the same order. By default gradients travel as they are."""
 
-    name = "fp32"
-    """As in `sync.wire`."""
-    dense_switches = 0
-    """Sparse messages of the whole run that were sent dense because that took fewer bytes."""
+    name = "fp32"  # As in `sync.wire`.
+    dense_switches = 0  # Sparse messages of the whole run that were sent dense because that took fewer bytes.
 
     @property
     def bytes_per_element(self) -> float:
@@ -119,8 +117,7 @@ def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
 
 
 VALUE_BYTES = 4
-PAIR_BYTES = 8
-"""An int32 index and an fp32 value."""
+PAIR_BYTES = 8  # An int32 index and an fp32 value.
 
 
 def entries_to_send(elements: int, density: float) -> int:
@@ -156,7 +153,7 @@ class TopkWire(WireFormat):
         self._by_name: dict[str, torch.Tensor] = {}
         self._elements = 0
         self._wire_bytes = 0.0
-        # On the device of the gradients: the host must not wait for a count that is read once a run.
+        # On the device of the gradients: the host must not wait for a count that is read once per run.
         self._nonzero: torch.Tensor | None = None
         self.dense_switches = 0
 
@@ -257,8 +254,7 @@ def _feed_back(rest: torch.Tensor, vector: torch.Tensor, indices: torch.Tensor, 
         torch.where(is_finite, vector.index_fill(0, indices, 0.0), rest, out=rest)
 
 
-SLOTS = 512
-"""Messages between two countings."""
+SLOTS = 512  # Messages between two countings.
 
 _INFINITY = float("inf")
 

@@ -90,12 +90,8 @@ def activation_memory(
 ) -> ActivationMemory:
     """What a plan says of activations, installed on the network; not for training in core.
 
-    Args:
-        context: its engine gathers what ranks measured.
-        model: nothing is hooked to it yet.
-        wrap_block: applied to the function of every block, e.g. torch.compile; None: nothing.
-
-    Raises UserError: the network is no chain, or train.memory.blocks names what is none of its units.
+    `model`: nothing is hooked to it yet. `wrap_block`: applied to the function of every block, e.g. torch.compile;
+    None: nothing. Raises UserError: the network is no chain, or train.memory.blocks names what is none of its units.
     EnvironmentLacksError: no plan fits, memory cannot be measured, or nothing can be swapped to.
     """
     plan, place, device = context.plan, context.place, context.device
@@ -117,15 +113,9 @@ def activation_memory(
 class ActivationMemory:
     """A plan at work.
 
-    Args:
-        train: what was asked for.
-        found: what was measured and planned.
-        device: where it is.
-        open_tier: the far tier with room for N bytes.
-        allocator: how freed memory is treated, in words; None: as the C library does.
-        wrap_block: applied to every block's function; None: nothing.
-
-    Raises EnvironmentLacksError: what will be swapped has no room in the far tier.
+    `open_tier`: the far tier with room for N bytes. `allocator`: how freed memory is treated, in words; None: as the C
+    library does. `wrap_block`: applied to every block's function; None: nothing. Raises EnvironmentLacksError: what
+    will be swapped has no room in the far tier.
     """
 
     def __init__(

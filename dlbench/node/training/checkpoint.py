@@ -69,13 +69,8 @@ def write_checkpoint(
 ) -> None:
     """Writes one checkpoint as a whole, or nothing.
 
-    Args:
-        path: its file; the folder is made.
-        model: the network without an engine's wrapper.
-        optimizer: the optimizer, wrapped or not.
-        trained: what is trained, by dotted key; compared when a run resumes.
-
-    Raises RunError: the file system refuses.
+    `model`: the network without an engine's wrapper. `trained`: what is trained, by dotted key; compared when a run
+    resumes. Raises RunError: the file system refuses.
     """
     tensors = {_MODEL + name: _own(tensor) for name, tensor in model.state_dict().items()}
     content = optimizer.state_dict()
@@ -124,11 +119,7 @@ def prune(folder: Path, keep: int) -> None:
 def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
     """The file itself, or the newest checkpoint of a run's folder.
 
-    Args:
-        place: as the person gave it.
-        key: what it was given to.
-
-    Raises UserError: there is none.
+    `key`: what it was given to. Raises UserError: there is none.
     """
     if place.is_file():
         return place
@@ -338,12 +329,9 @@ class InitialWeights:
 def load_initial(asked: str, model: nn.Module, spec: ModelSpec) -> InitialWeights:
     """Puts the weights of a file into a network, in place.
 
-    Args:
-        asked: a safetensors file, or a run's folder with checkpoints.
-        model: the network without an engine's wrapper, on any device.
-        spec: what it was built from.
-
-    Raises UserError: the file is missing, of another form, or of another network. IncompleteDataError: it is damaged.
+    `asked`: a safetensors file, or a run's folder with checkpoints. `model`: the network without an engine's wrapper,
+    on any device. Raises UserError: the file is missing, of another form, or of another network. IncompleteDataError:
+    it is damaged.
     """
     path = find_checkpoint(Path(asked), KEY)
     try:

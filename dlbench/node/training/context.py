@@ -22,8 +22,7 @@ from dlbench.units import utc_now
 class Events:
     """Moments of a run by MLPerf logging's names, and the clocks behind them; the first is the process's start.
 
-    Args:
-        started: monotonic time of the process's start, seconds.
+    `started`: monotonic time of the process's start, seconds.
     """
 
     def __init__(self, started: float) -> None:

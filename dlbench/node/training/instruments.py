@@ -30,17 +30,14 @@ from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 
-_SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}
-"""Of the lane swap: recomputing and waiting, what leaves the device, what comes back."""
+_SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}  # Lane swap: recomputing and waiting, what leaves the device, what returns.
 
 
 class RankWatch:
     """Stages, the window, and on the first rank of a node the sampler.
 
-    Args:
-        folder: where it is recorded.
-        sampler: of this rank's node, started already; None on other ranks, and where the plan has none.
-        started: monotonic time at which the process began, seconds.
+    `sampler`: of this rank's node, started already; None on other ranks, and where the plan has none. `started`:
+    monotonic time at which the process began, seconds.
     """
 
     def __init__(
@@ -67,13 +64,9 @@ class RankWatch:
     ) -> None:
         """What the window will look at.
 
-        Args:
-            source: knows when batches were read.
-            beat: called before what takes long, for the watchdog.
-            computes: whether a call of a module, now, computes it; None: always.
-            transfers: each with its step; None where nothing is swapped or recomputed.
-
-        Raises EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
+        `beat`: called before what takes long, for the watchdog. `computes`: whether a call of a module, now, computes
+        it; None: always. `transfers`: each with its step; None where nothing is swapped or recomputed. Raises
+        EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
         """
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
         self._transfers = transfers
@@ -237,12 +230,7 @@ class RankWatch:
 def watch_result(
     plan: RunPlan, schedule: StepSchedule, summaries: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]
 ) -> WatchResult | None:
-    """What the record says of watching; None where nothing was.
-
-    Args:
-        schedule: as it was planned on every rank.
-        summaries: `RankWatch.summary` of every rank.
-    """
+    """What the record says of watching; None where nothing was."""
     if plan.watch is None or not plan.watch.is_on:
         return None
     nodes = sorted(

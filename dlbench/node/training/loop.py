@@ -272,7 +272,7 @@ class TrainingLoop:
 def _seed(device: torch.device, seed: int) -> None:
     """As `torch.manual_seed` for the CPU and this rank's GPU.
 
-    That takes 0.2 ms a step without a GPU, where torch keeps the stack of the caller for a time when one is there.
+    That takes 0.2 ms per step without a GPU, where torch keeps the stack of the caller for a time when one is there.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -66,9 +66,7 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
 class Pauses:
     """Evaluations and checkpoints of one rank; called by the loop between steps.
 
-    Args:
-        state: what is trained.
-        source: the validation data; None where nothing is evaluated.
+    `source`: the validation data; None where nothing is evaluated.
     """
 
     def __init__(self, context: RankContext, state: TrainState, source: EvaluationSource | None) -> None:
@@ -221,23 +219,16 @@ class StoppedEarlyError(Exception):
         self.checkpoint = checkpoint  # Name of the checkpoint that was written; None where the run keeps none.
 
 
-def stop_requested() -> bool:
-    """Whether this rank was asked to stop."""
-    return signal.SIGUSR1 in signal.sigpending()
-
-
 def any_stop_requested(gather: Callable[[Any], list[Any]]) -> bool:
-    """Whether any rank was; called by all ranks, between two steps, and it makes them wait for each other."""
-    return any(gather(stop_requested()))
+    """Whether any rank was asked to stop; called by all ranks, between two steps: they wait for each other in it."""
+    return any(gather(signal.SIGUSR1 in signal.sigpending()))
 
 
 def stop_check_interval(warn_before_s: float, step_s: Sequence[float], gather: Callable[[Any], list[Any]]) -> int:
     """Steps between two looks at most; the same on every rank, by the slowest one's step.
 
-    Args:
-        warn_before_s: seconds between warning and limit.
-        step_s: of the steps so far, seconds; the first of them sets things up.
-        gather: a value of every rank, by rank.
+    `warn_before_s`: seconds between warning and limit. `step_s`: of the steps so far, seconds; the first of them sets
+    things up.
     """
     late = step_s[1:] or step_s
     slowest = max(gather(max(late, default=0.0)))

@@ -84,7 +84,7 @@ class Precision:
         scaled.backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Brings exchanged gradients back to their true size; once a step."""
+        """Brings exchanged gradients back to their true size; once per step."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 

@@ -41,15 +41,11 @@ GRAPH_MODES = ("reduce-overhead", "max-autotune")  # Modes in which torch captur
 
 GRAPH_PASSES = 3  # Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`).
 
-MOST_BLOCKS = 1024
-"""Blocks whose functions may be compiled one by one; torch's own limit, 8 for one function, is made for mistakes."""
+MOST_BLOCKS = 1024  # Blocks compiled one by one at most; torch's own limit, 8 for one function, is for mistakes.
 
 
 class Compilation:
     """What is compiled on one rank.
-
-    Args:
-        plan: compiles, by `train.compile`.
 
     Raises EnvironmentLacksError: torch's compiler lacks what it makes programs with, or the mode does nothing here.
     """
@@ -81,9 +77,7 @@ class Compilation:
     ) -> None:
         """Puts `train.activation_budget` in force, and measures what it changes: one compilation without, one with it.
 
-        Args:
-            model: in training mode, on its device; nothing is hooked to it yet.
-            batch_of: N samples, on the device.
+        `model`: in training mode, on its device; nothing is hooked to it yet. `batch_of`: N samples, on the device.
         """
         budget = self._train.activation_budget
         if budget is None:
@@ -114,11 +108,7 @@ class Compilation:
 
         No gradient is left, nothing hooked to gradients is called, and what was drawn or counted is given back.
 
-        Args:
-            model: in training mode, on its device.
-            wrapped: as the engine has it.
-            loss_of: forward pass and loss of `model`.
-            batch_of: N samples, on the device.
+        `model`: in training mode, on its device. `batch_of`: N samples, on the device.
         """
         began = time.monotonic()
         self._compile(model)
@@ -278,11 +268,7 @@ def require_mode(mode: str, device: torch.device) -> None:
 def require_compiler(device: torch.device, asked: str = "train.compile default", instead: str = NO_COMPILE) -> None:
     """Proves that torch can compile for a device.
 
-    Args:
-        asked: the setting that needs it.
-        instead: what to do without.
-
-    Raises EnvironmentLacksError: it cannot.
+    `asked`: the setting that needs it. `instead`: what to do without. Raises EnvironmentLacksError: it cannot.
     """
     from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -309,9 +295,6 @@ Forward = Callable[..., Any]
 class NetworkGraphs:
     """The captured network of one rank.
 
-    Args:
-        plan: captures, by `train.cuda_graphs`.
-
     Raises EnvironmentLacksError: it is no NVIDIA GPU, or this torch cannot capture.
     """
 
@@ -336,12 +319,8 @@ class NetworkGraphs:
     ) -> None:
         """Captures the network in place; gradients, buffers and random states are then as they were before.
 
-        Args:
-            model: in training mode, on the device, without hooks.
-            loss_of: forward pass and loss of `model`.
-            batch: of the shapes that every step has, on the device.
-
-        Raises EnvironmentLacksError: torch cannot capture this network here.
+        `model`: in training mode, on the device, without hooks. `batch`: of the shapes that every step has, on the
+        device. Raises EnvironmentLacksError: torch cannot capture this network here.
         """
         beat("capturing CUDA graphs of the network")
         began = time.monotonic()

@@ -42,8 +42,7 @@ from dlbench.units import format_bytes, utc_now, utf8_text
 PLAIN_PERIOD_S = 10.0
 LAUNCHER_PERIOD_S = 0.5
 _TICK_S = 1.0
-_SOME_STEP = -9_007_199_254_740_991
-"""Stands for the step in a text into which it is filled later; no step has this number."""
+_SOME_STEP = -9_007_199_254_740_991  # Stands for the step in a text that is filled in later.
 
 
 class Progress:
@@ -70,7 +69,7 @@ class Progress:
         threading.Thread(target=self._ticks, name="dlbench-tick", daemon=True).start()
 
     def expect(self, steps: int, warmup: int) -> None:
-        """Tells how many steps there will be at most, which not every plan says, and how many are warm-up."""
+        """Notes how many steps there will be at most, which not every plan says, and how many are warm-up."""
         self._total, self._warmup = steps, warmup
         if self.stage == "measuring" and self.step < warmup:  # it was lengthened at its end
             with self._lock:
@@ -117,7 +116,7 @@ class Progress:
         self._tell_now_and_then(self.stage)
 
     def on_staging(self, there: int, needed: int) -> None:
-        """So many bytes of those that are needed are staged, over all nodes; 0 of 0 at the start."""
+        """Notes the bytes staged of those that are needed, over all nodes; 0 of 0 at the start."""
         text = f"staging, {format_bytes(there)} of {format_bytes(needed)}" if needed else "staging"
         if self.stage != "staging":
             self.enter("staging")
@@ -240,17 +239,12 @@ _LOOK_S = 0.002
 _MEET_S = {"measuring": 0.5, "done": 2.0}
 """How long the first rank waits for the others' word of a stage into which all go together. None of it is measured: a
 barrier follows the one, the other is the end."""
-ALONE_AFTER_S = 5.0
-"""When a rank that does not reach the first of its node writes a file of its own: containers part networks."""
+ALONE_AFTER_S = 5.0  # When a rank that does not reach its node's first writes its own file: containers part networks.
 ENDED = ("done", "failed")
 
 
 class NodeStatus:
-    """What one rank says of itself.
-
-    Args:
-        place: this rank; the one with local rank 0 writes.
-    """
+    """What one rank says of itself. `place`: this rank; the one with local rank 0 writes."""
 
     def __init__(self, folder: RunFolder, place: RankPlace) -> None:
         self._folder, self._place = folder, place

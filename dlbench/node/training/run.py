@@ -69,8 +69,7 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.memory.host_update import HostUpdate
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
-PATIENCE = 0.8
-"""Of the time after which a rank counts as stalled, waited for a sample of another rank: so that it can be named."""
+PATIENCE = 0.8  # Of the stall time-out: how long a sample of another rank is waited for, so that it can be named.
 
 
 def train(context: RankContext) -> Record | None:
@@ -136,13 +135,10 @@ def train(context: RankContext) -> Record | None:
 def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | None = None) -> TrainState:
     """Builds network, optimizer and data as planned; the engine makes all ranks' parameters equal.
 
-    Args:
-        context: its engine is started already.
-        timer: marks the end of the backward pass, where the engine knows it.
-        resume_from: a checkpoint, or a folder with some, in place of the plan's.
-
-    Raises UserError: the data set is not what the plan needs, or what it resumes from does not fit.
-    EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its memory.
+    `timer`: marks the end of the backward pass, where the engine knows it. `resume_from`: a checkpoint, or a folder
+    with some, in place of the plan's. Raises UserError: the data set is not what the plan needs, or what it resumes
+    from does not fit. EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its
+    memory.
     """
     plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
     workload, train = plan.workload, plan.workload.train
@@ -159,6 +155,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             initial = load_initial(plan.checkpoint.initialize_from, model, workload.model)
         loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
         loss_of, batch_of = sample_loss(model, loss, precision), sample_batches(plan, device)
+
+        # What changes how the network computes or what it keeps.
         compilation: Compilation | None = None
         memory: ActivationMemory | None = None
         graphs: NetworkGraphs | None = None
@@ -180,7 +178,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             stage("compiling")
             graphs.capture(model, precision, loss_of, batch_of(train.batch_per_rank), context.beat)
             stage("building")
-        # Before the engine's own hooks, which hand the gradient on.
+
+        # The probe before the engine's own hooks, which hand the gradient on.
         noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
         optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
         wrapped, optimizer = engine.prepare(
@@ -203,6 +202,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         engine.barrier()
         context.events.start_run()
 
+        # The data, and what is done to them in which order.
         staging = stage_data(context, resumed.progress if resumed else None)
         _require_device_for_data(plan, context)
         reading = None if workload.data.is_synthetic else _rank_reading(context)
@@ -212,12 +212,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         undo.callback(source.close)
         if resumed is not None:
             resumed.require(data_identity(source))
-        schedule = plan_schedule(
-            plan,
-            first=first,
-            batches_per_epoch=source.order.batches_per_epoch if source.order else None,
-            on_gpu=context.on_gpu,
-        )
+        per_epoch = source.order.batches_per_epoch if source.order else None
+        schedule = plan_schedule(plan, first=first, batches_per_epoch=per_epoch, on_gpu=context.on_gpu)
         if schedule.steps < 1:
             raise UserError(
                 f"checkpoint.resume_from: {schedule.first} steps are done already, the plan ends after {schedule.end}; "

@@ -63,11 +63,8 @@ def rank_summary(
 ) -> dict[str, Any]:
     """What this rank has to say, plain Python; see `Summaries`; watching, staging and samples come later.
 
-    Args:
-        context: its warnings get those of what was trained.
-        state: what was trained; closed.
-        startup_s: from the process's start until training could begin, seconds.
-        failures: samples that could not be read.
+    `state`: what was trained; closed. `startup_s`: from the process's start until training could begin, seconds.
+    `failures`: samples that could not be read.
     """
     place, device, memory, warnings = context.place, context.device, state.memory, context.warnings
     peak_resident = peak_resident_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -144,13 +141,7 @@ def make_record(
 ) -> Record:
     """The record of a run that came to its end.
 
-    Args:
-        context: of rank 0.
-        state: what rank 0 trained.
-        pauses: what happened between them.
-        exchange: of gradients; None where nothing was exchanged.
-        settings: of the engine, the data path and the memory.
-        clock: what measured the phases.
+    `exchange`: of gradients; None where nothing was exchanged. `clock`: what measured the phases.
     """
     plan = context.plan
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
@@ -338,16 +329,15 @@ def check(
 ) -> list[Check]:
     """All sanity checks of a run.
 
-    Args:
-        ranks: what its ranks say.
-        measured_steps: those that every rank has to have made: as planned, or as agreed on in the warm-up; where
-            training ends with a quality, those that rank 0 made.
-        exchange: what was exchanged; None at one rank.
-        is_scaled: whether losses were scaled, so that steps whose gradients overflowed were left out.
+    `measured_steps`: those that every rank has to have made: as planned, or as agreed on in the warm-up; where training
+    ends with a quality, those that rank 0 made. `exchange`: what was exchanged; None at one rank. `is_scaled`: whether
+    losses were scaled, so that steps whose gradients overflowed were left out.
     """
     work = _equal_work(plan, ranks, measured_steps)
     end = _different_end(ranks) if trains_without_sync(plan) else _same_end(ranks)
-    found = [_finite(ranks), _same_start(ranks), end, _trained(ranks), work]
+    starts = [rank.initial_parameters_sha256 for rank in ranks]
+    start = _same("identical start", starts, "before the first step")
+    found = [_finite(ranks), start, end, _trained(ranks), work]
     wire = wire_check(exchange, is_scaled=is_scaled)
     if wire is not None:
         found.append(wire)
@@ -394,9 +384,7 @@ def inert(settings: list[Setting], *, ranks: int) -> tuple[str, ...]:
 def samples_check(shuffle: ShuffleResult, *, replaced: int) -> Check:
     """Whether every sample was read once in each epoch that the run read whole.
 
-    Args:
-        shuffle: what was really read.
-        replaced: samples that were unreadable, for which others stood in.
+    `replaced`: samples that were unreadable, for which others stood in.
     """
     name = "every sample once per epoch"
     if shuffle.errors:
@@ -426,11 +414,7 @@ def wire_check(exchange: ExchangeResult | None, *, is_scaled: bool) -> Check | N
 
 
 def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> list[str]:
-    """Warnings in what was exchanged, a sentence each.
-
-    Args:
-        exchange: None at one rank.
-    """
+    """Warnings in what was exchanged, a sentence each. `exchange`: None at one rank."""
     if exchange is None or not exchange.wire_overflows or not is_scaled:
         return []
     return [
@@ -443,10 +427,6 @@ def _finite(ranks: list[RankResult]) -> Check:
     bad = [r.rank for r in ranks if not r.losses_finite]
     detail = f"loss not finite on ranks {_some(bad)}" if bad else "every loss on every rank is finite"
     return Check(name="finite loss", passed=not bad, detail=detail)
-
-
-def _same_start(ranks: list[RankResult]) -> Check:
-    return _same("identical start", [r.initial_parameters_sha256 for r in ranks], "before the first step")
 
 
 def _same_end(ranks: list[RankResult]) -> Check:
@@ -533,9 +513,7 @@ def shuffled(
 ) -> Shuffled:
     """What all ranks together read; called by all of them, because samples in doubt are gathered one by one.
 
-    Args:
-        everyone: `sample_summary` of every rank.
-        gather: `Engine.gather`.
+    `everyone`: `sample_summary` of every rank.
     """
     reported = [each for each in everyone if each is not None]
     if source.audit is None or len(reported) != len(everyone):

@@ -51,10 +51,8 @@ class Staging:
 def stage_data(context: RankContext, progress: Progress | None) -> Staging | None:
     """Stages what the plan asks for; None where it asks for nothing.
 
-    Args:
-        progress: of the checkpoint that the run goes on from.
-
-    Raises DlbenchError: it failed on this node; PeerLostError: on another one.
+    `progress`: of the checkpoint that the run goes on from. Raises DlbenchError: it failed on this node; PeerLostError:
+    on another one.
     """
     plan, place, data = context.plan, context.place, context.plan.workload.data
     if data.is_synthetic or data.staging == "none":
@@ -102,7 +100,12 @@ def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
             work.wait(_PERIOD_S)
         everyone = context.engine.gather(work.status() if work is not None else None)
         nodes = [one for one in everyone if one is not None]
-        _require_none_failed(work, everyone, context.place)
+        for rank, one in enumerate(everyone):
+            if one is None or one["error"] is None:
+                continue
+            if rank == context.place.rank and work is not None and work.error is not None:
+                raise work.error
+            raise PeerLostError(f"rank {rank} could not stage its node: {one['error']}")
         if all(one["done"] for one in nodes):
             context.beat("staging")
             return everyone
@@ -111,15 +114,6 @@ def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
             moved = now
             context.beat("staging moved")
         context.status.on_staging(sum(one["copied"] for one in nodes), sum(one["needed"] for one in nodes))
-
-
-def _require_none_failed(work: NodeStaging | None, everyone: Sequence[Any], place: RankPlace) -> None:
-    for rank, one in enumerate(everyone):
-        if one is None or one["error"] is None:
-            continue
-        if rank == place.rank and work is not None and work.error is not None:
-            raise work.error
-        raise PeerLostError(f"rank {rank} could not stage its node: {one['error']}")
 
 
 def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Progress | None) -> Parts:
@@ -136,9 +130,7 @@ def staging_result(
 ) -> StagingResult | None:
     """What the record says of staging; None where there was none.
 
-    Args:
-        staging: of rank 0.
-        summaries: of every rank: `staging`, as `Staging.summary` gives it.
+    `staging`: of rank 0. `summaries`: of every rank: `staging`, as `Staging.summary` gives it.
     """
     if staging is None:
         return None

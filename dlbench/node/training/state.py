@@ -39,8 +39,7 @@ if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start witho
     from dlbench.node.training.activations import ActivationMemory
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
-BACKWARD_PER_FORWARD = 2
-"""A backward pass counts as two forward passes, as in the count of FLOPs: gradients of inputs and of weights."""
+BACKWARD_PER_FORWARD = 2  # A backward pass counts as two forward passes, as for FLOPs: gradients of inputs and weights.
 
 
 @dataclass(kw_only=True)
@@ -101,8 +100,7 @@ class TrainState:
 class InjectedFault:
     """The sleeps of one rank, and how long they really were.
 
-    Args:
-        rank: this rank; where the fault does not act on it, nothing sleeps.
+    `rank`: this rank; where the fault does not act on it, nothing sleeps.
     """
 
     def __init__(self, spec: FaultSpec, rank: int) -> None:
@@ -173,9 +171,8 @@ _HISTORY = 1000  # Steps kept in a record.
 class NoiseProbe:
     """Collects squared gradient norms of one rank; nothing is waited for before the end.
 
-    Args:
-        model: its parameters get hooks that see each gradient before the exchange.
-        accumulation: backward passes of one step, each of a loss divided by it.
+    `model`: its parameters get hooks that see each gradient before the exchange. `accumulation`: backward passes of one
+    step, each of a loss divided by it.
     """
 
     def __init__(self, model: nn.Module, accumulation: int) -> None:
@@ -209,7 +206,7 @@ class NoiseProbe:
         self.large.append(torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).square().sum())
 
     def squared_norms(self) -> list[list[float]]:
-        """Squared norms a step, (small, large), as plain Python; waits for the device."""
+        """Squared norms per step, (small, large), as plain Python; waits for the device."""
         if not self.small:
             return []
         pairs: list[list[float]] = torch.stack([torch.stack(self.small), torch.stack(self.large)], 1).cpu().tolist()
@@ -221,10 +218,8 @@ def estimate_noise_scale(
 ) -> NoiseScale:
     """The noise scale from the norms of all ranks.
 
-    Args:
-        ranks: for each rank, for each step the squared norms of its local and of the exchanged gradient.
-        small_batch: samples behind a local gradient.
-        large_batch: samples behind the exchanged one.
+    `ranks`: for each rank, for each step the squared norms of its local and of the exchanged gradient. `small_batch`:
+    samples behind a local gradient. `large_batch`: samples behind the exchanged one.
     """
     # Steps whose gradients overflowed hold no information.
     steps = [

@@ -23,12 +23,10 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 from dlbench.specs.training import MeasureSpec
 
-WATCHED_STEPS = 3
-"""Last steps of the warm-up in which the engine watches its exchange closely; measured steps stay untouched."""
+WATCHED_STEPS = 3  # Last steps of the warm-up in which the exchange is watched closely; measured steps stay untouched.
 
 
-HELD_STEPS = 3
-"""Steps of the warm-up in which a GPU is held back, which shows what its kernels take: an odd number has a median."""
+HELD_STEPS = 3  # Warm-up steps in which a GPU is held back, to show what kernels take; odd, for the median.
 
 
 _TIMED_STEPS = 4
@@ -48,8 +46,7 @@ class StepSchedule:
     evaluate_every: float | None = None  # Steps; None: never.
     checkpoint_every: float | None = None
     window_steps: int = 0  # Warm-up steps in which layers are to be watched one by one.
-    deciding_steps: int = 0
-    """First steps by whose times the exchange is arranged or tuned: no layer is watched in them."""
+    deciding_steps: int = 0  # First steps by whose times the exchange is arranged or tuned: no layer is watched.
     warmup_s: float = 0.0  # The warm-up lasts so long at least, seconds, as far as is known before its last steps.
     measured_s: float = 0.0  # The measured steps last so long at least, as far as the warm-up shows.
 
@@ -162,9 +159,7 @@ def _multiples(done: int, every: float) -> int:
 def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_gpu: bool = False) -> StepSchedule:
     """The schedule of a plan.
 
-    Args:
-        batches_per_epoch: batches of a rank in one epoch of its data; None for synthetic data.
-        on_gpu: whether ranks compute on GPUs.
+    `batches_per_epoch`: batches of a rank in one epoch of its data; None for synthetic data.
     """
     measure, window_steps = plan.measure, plan.watch.window_steps if plan.watch is not None else 0
     deciding = _deciding_steps(plan)
@@ -233,12 +228,7 @@ class Pacing:
     def __init__(
         self, schedule: StepSchedule, gather: Callable[[Any], list[Any]], expect: Callable[[int, int], None]
     ) -> None:
-        """What is agreed on.
-
-        Args:
-            gather: a value of every rank, by rank.
-            expect: called with the steps of the run and those of its warm-up.
-        """
+        """What is agreed on. `expect`: called with the steps of the run and those of its warm-up."""
         self._schedule, self._gather, self._expect = schedule, gather, expect
         self._is_settled = not schedule.is_timed
         self._step_s: float | None = None
@@ -248,11 +238,7 @@ class Pacing:
         return not self._is_settled and step == self._schedule.settles_at
 
     def agree(self, step_s: Sequence[float]) -> None:
-        """Lengthens the schedule; called by all ranks, between two steps.
-
-        Args:
-            step_s: of every step so far, seconds.
-        """
+        """Lengthens the schedule; called by all ranks, between two steps. `step_s`: of every step so far, seconds."""
         schedule = self._schedule
         late = step_s[len(step_s) // 2 :][-_LATE_STEPS:]
         # In the first step the host sets up, or compiles for a minute, and the device cools down: it warms nothing up.
@@ -271,8 +257,7 @@ class Pacing:
     def settings(self, measure: MeasureSpec, step_s: Sequence[float]) -> list[Setting]:
         """What was asked for in seconds and what became of it; nothing where steps alone were.
 
-        Args:
-            step_s: of every step of this rank, seconds.
+        `step_s`: of every step of this rank, seconds.
         """
         schedule = self._schedule
         if not schedule.is_timed:

@@ -76,12 +76,8 @@ _STOP_S = 2.0
 def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> SamplerOrder:
     """The order for the sampler of this rank's node.
 
-    Args:
-        plan: the run; with `watch`.
-        allowed_cores: cores of this process before it was bound, in the order in which ranks take theirs
-            (`node.cores.by_physical_core`).
-
-    Raises ValueError: the plan has no sampler.
+    `allowed_cores`: cores of this process before it was bound, in the order in which ranks take theirs
+    (`node.cores.by_physical_core`). Raises ValueError: the plan has no sampler.
     """
     if plan.watch is None or not plan.watch.sampler:
         raise ValueError("this plan has no sampler")
@@ -103,11 +99,7 @@ def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores:
 
 
 class SamplerProcess:
-    """A sampler and the two pipes to it.
-
-    Args:
-        command: how it is started; for tests.
-    """
+    """A sampler and the two pipes to it. `command`: how it is started; for tests."""
 
     def __init__(self, order: SamplerOrder, command: Sequence[str] = COMMAND) -> None:
         self._order = order

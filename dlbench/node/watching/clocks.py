@@ -43,13 +43,9 @@ def greeting(token: str) -> bytes:
 
 
 class ClockServer:
-    """Tells the time, on a thread of its own.
+    """Answers with the time, on a thread of its own.
 
-    Args:
-        address: IPv4 address to listen at.
-        clock: what is read; for tests.
-
-    Raises OSError: cannot listen at this address.
+    `clock`: what is read; for tests. Raises OSError: cannot listen at this address.
     """
 
     def __init__(self, address: str, token: str, *, clock: Clock = time.monotonic_ns) -> None:
@@ -161,14 +157,8 @@ def compare(
 ) -> list[Exchange]:
     """A burst of exchanges with node 0; fewer than asked for if the connection ended on the way.
 
-    Args:
-        address: where node 0 listens.
-        port: where node 0 listens.
-        timeout_s: for all of it, waiting for one's turn included.
-        clock: what is read here; for tests.
-
-    Raises OSError: no connection, or no answer in time. ValueError: an answer to another question, or clocks that
-    cannot be compared.
+    `timeout_s`: for all of it, waiting for one's turn included. `clock`: what is read here; for tests. Raises OSError:
+    no connection, or no answer in time. ValueError: an answer to another question, or clocks that cannot be compared.
     """
     deadline = time.monotonic() + timeout_s
     found: list[Exchange] = []
@@ -229,9 +219,7 @@ def publish(path: Path, server: ClockServer, token: str) -> None:
 class ClockFollower:
     """Asks node 0 for the time now and then, on a thread of its own: at the start, every minute, at the end.
 
-    Args:
-        path: `clock.json`.
-        clock: what is read; for tests.
+    `path`: `clock.json`. `clock`: what is read; for tests.
     """
 
     def __init__(self, path: Path, token: str, *, clock: Clock = time.monotonic_ns) -> None:

@@ -28,9 +28,7 @@ _STEAL = 7  # Columns of a core's line: user, nice and system; taken by the hype
 class CoreLoad:
     """CPU time within the measured steps, of this rank and, on the first rank of a node, of the node's cores.
 
-    Args:
-        sees_node: whether this rank reads the cores.
-        root: where `proc` is.
+    `sees_node`: whether this rank reads the cores. `root`: where `proc` is.
     """
 
     def __init__(self, *, sees_node: bool, root: Path = Path("/")) -> None:
@@ -163,9 +161,7 @@ def node_loads(
 ) -> tuple[NodeLoad, ...]:
     """The load of each node's cores; cores of a node are all that its ranks may run on.
 
-    Args:
-        summaries: `CoreLoad.summary` of every rank.
-        ranks: every rank, in the same order.
+    `summaries`: `CoreLoad.summary` of every rank. `ranks`: every rank, in the same order.
     """
     nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
     for number, rank, one in zip(node_ranks, ranks, summaries, strict=True):

@@ -77,8 +77,7 @@ def await_termination() -> int:
 class Commands:
     """Lines of a pipe, without a thread that would wake for each.
 
-    Args:
-        termination: becomes readable when the process is to end.
+    `termination`: becomes readable when the process is to end.
     """
 
     def __init__(self, descriptor: int, termination: int) -> None:
@@ -127,12 +126,8 @@ class Sampling:
 
     As the file fills its period doubles, see `PARTS`.
 
-    Args:
-        order: file, period, limit, and what the header says.
-        source: what is read; closed by `close`.
-        clock: nanoseconds, CLOCK_MONOTONIC.
-
-    Raises OSError: the file exists, or cannot be written.
+    `source`: what is read; closed by `close`. `clock`: nanoseconds, CLOCK_MONOTONIC. Raises OSError: the file exists,
+    or cannot be written.
     """
 
     def __init__(self, order: SamplerOrder, source: Source, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -231,10 +226,7 @@ class Sampling:
     def take_now(self, *, is_last: bool = False) -> None:
         """A sample out of turn, of all sources: at the edges of what is measured, and at the end.
 
-        Args:
-            is_last: it may take the room that is kept for the last one.
-
-        Raises OSError: the disk is full or gone.
+        `is_last`: it may take the room that is kept for the last one. Raises OSError: the disk is full or gone.
         """
         self._taken = 0
         self._read_and_write(None, kept_bytes=0 if is_last else self._row_bytes + _BLOCK_BYTES)

@@ -49,8 +49,7 @@ _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 class RankSpans:
     """Spans of one rank: stages that follow each other without a gap, and single spans of the window.
 
-    Args:
-        start_ns: when the first stage, "starting", began, CLOCK_MONOTONIC; None: now.
+    `start_ns`: when the first stage, "starting", began, CLOCK_MONOTONIC; None: now.
     """
 
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, *, start_ns: int | None = None) -> None:
@@ -219,10 +218,8 @@ class _Call:
 class LayerWatch:
     """The window on one network: `open`, `enter` before each step, `leave` behind it, `close`.
 
-    Args:
-        model: its leaf modules are watched, by their names.
-        clock: of the device where it computes.
-        computes: whether a call of a module, now, computes it; others are left out.
+    `model`: its leaf modules are watched, by their names. `clock`: of the device where it computes. `computes`: whether
+    a call of a module, now, computes it; others are left out.
     """
 
     def __init__(
@@ -370,11 +367,8 @@ MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written o
 class ProfileWindow:
     """One profile: `open`, `stop` and `close` between two steps. What goes wrong is reported and ends no run.
 
-    Args:
-        path: where it goes, a Chrome trace as torch writes it.
-        add: where the span of the anchor goes.
-
-    Raises EnvironmentLacksError: this torch was built without its profiler.
+    `path`: where it goes, a Chrome trace as torch writes it. `add`: where the span of the anchor goes. Raises
+    EnvironmentLacksError: this torch was built without its profiler.
     """
 
     def __init__(self, path: Path, device: torch.device, add: AddSpan) -> None:

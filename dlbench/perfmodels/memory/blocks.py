@@ -34,26 +34,19 @@ class BlockCost:
     forward_s: float
     backward_s: float
     recomputes: bool
-    input_bytes: int
-    """Of the boundary at which it begins; held while its forward pass runs."""
+    input_bytes: int  # Of the boundary at which it begins; held while its forward pass runs.
     kept_bytes: int
     """Of `input_bytes`: what is held after the forward pass (before it has left, if it moves) and again until its
     backward pass is done."""
     own_bytes: int
     """What its forward pass saves besides its boundaries, held until it has left or its backward pass is done; 0 where
     it is recomputed."""
-    forward_bytes: int
-    """Room that its forward pass needs besides its input, its output included."""
-    moved_bytes: int
-    """What leaves the device after its forward pass, and comes back; 0: nothing moves."""
-    freed_bytes: int
-    """What is freed when that has left, and has to find room again."""
-    backward_bytes: int
-    """Room that its backward pass needs besides `own_bytes` and `kept_bytes`, recomputing included."""
-    gradient_bytes: int
-    """Gradients of its parameters, which stay."""
-    gradients_before_bytes: int
-    """Gradients of parameters that are there when its backward pass begins."""
+    forward_bytes: int  # Room that its forward pass needs besides its input, its output included.
+    moved_bytes: int  # What leaves the device after its forward pass, and comes back; 0: nothing moves.
+    freed_bytes: int  # What is freed when that has left, and has to find room again.
+    backward_bytes: int  # Room that its backward pass needs besides `own_bytes` and `kept_bytes`, recomputing included.
+    gradient_bytes: int  # Gradients of its parameters, which stay.
+    gradients_before_bytes: int  # Gradients of parameters that are there when its backward pass begins.
 
 
 class BlockCosts:
@@ -207,12 +200,9 @@ class Operation:
     """Something that one lane does."""
 
     lane: Lane
-    kind: Kind
-    """outside: what is not of the chain (before it, head and loss, after it). wait: computing stands still."""
-    block: int | None
-    """Number of the block, from 0; for wait the block that waits. None: outside."""
-    start_s: float
-    """From the start of the pass."""
+    kind: Kind  # outside: what is not of the chain (before it, head and loss, after it). wait: computing stands still.
+    block: int | None  # Number of the block, from 0; for wait the block that waits. None: outside.
+    start_s: float  # From the start of the pass.
     end_s: float
 
 
@@ -220,26 +210,16 @@ class Operation:
 class Schedule:
     """A simulated pass."""
 
-    operations: tuple[Operation, ...]
-    """In the order of their start."""
-    makespan: float
-    """The pass, seconds."""
-    useful_s: float
-    """The pass in core, seconds."""
-    recompute_s: float
-    """Recomputing, seconds; what transfers slow down included."""
-    room_wait_s: float
-    """Forward passes waited for room, seconds."""
-    swap_wait_s: float
-    """Backward passes waited for what comes back, or for its room, seconds."""
-    peak_bytes: int
-    """The most that is held at a time: `chain.fixed_bytes` and activations."""
-    swapped_bytes: int
-    """What leaves the device; as much comes back."""
-    over_bytes: int
-    """By how much the capacity is too small; 0: it fits."""
-    held: tuple[tuple[float, int], ...]
-    """What is held (as `peak_bytes`) from each of these times on; times ascend."""
+    operations: tuple[Operation, ...]  # In the order of their start.
+    makespan: float  # The pass, seconds.
+    useful_s: float  # The pass in core, seconds.
+    recompute_s: float  # Recomputing, seconds; what transfers slow down included.
+    room_wait_s: float  # Forward passes waited for room, seconds.
+    swap_wait_s: float  # Backward passes waited for what comes back, or for its room, seconds.
+    peak_bytes: int  # The most that is held at a time: `chain.fixed_bytes` and activations.
+    swapped_bytes: int  # What leaves the device; as much comes back.
+    over_bytes: int  # By how much the capacity is too small; 0: it fits.
+    held: tuple[tuple[float, int], ...]  # What is held (as `peak_bytes`) from each of these times on; times ascend.
 
     @property
     def fits(self) -> bool:

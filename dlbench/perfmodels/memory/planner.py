@@ -93,8 +93,7 @@ def plan_blocks(
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
 
 
-Method = tuple[Recompute, Swap]
-"""train.recompute and train.swap."""
+Method = tuple[Recompute, Swap]  # train.recompute and train.swap.
 
 METHODS: tuple[Method, ...] = (
     ("none", "none"),
@@ -106,12 +105,9 @@ METHODS: tuple[Method, ...] = (
     ("none", "planned"),
     ("planned", "planned"),
 )
-LARGEST_BATCH = 1 << 20
-"""No larger batch is looked for."""
-LEAST_SAVING = 0.01
-"""Share of what training in core holds: what saves less saves nothing (told and live bytes agree no better)."""
-CURVE_EFFORT = 60_000
-"""Effort of each plan of a curve (`dlbench.perfmodels.memory.search`)."""
+LARGEST_BATCH = 1 << 20  # No larger batch is looked for.
+LEAST_SAVING = 0.01  # Of what training in core holds: less saves nothing (reported and live bytes agree no better).
+CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.memory.search`).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +115,9 @@ class Point:
     """A method with a batch and a capacity."""
 
     method: Method
-    batch: int
-    """Samples of a pass."""
+    batch: int  # Samples of a pass.
     capacity_bytes: int
-    plan: BlockPlan | None
-    """None: it does not fit."""
+    plan: BlockPlan | None  # None: it does not fit.
 
     @property
     def samples_per_s(self) -> float | None:

@@ -101,10 +101,8 @@ def simulate(
 class Setting:
     """What is the same for every plan."""
 
-    budget: float
-    """Bytes for activations; infinite: no limit."""
-    out_s: float
-    """Seconds per byte."""
+    budget: float  # Bytes for activations; infinite: no limit.
+    out_s: float  # Seconds per byte.
     in_s: float
     latency_s: float
     drag: float
@@ -167,13 +165,10 @@ class Pass:
     peak: int = 0
     room_wait_s: float = 0.0
     swap_wait_s: float = 0.0
-    recompute_s: float = 0.0
-    """Of the blocks so far, undisturbed."""
+    recompute_s: float = 0.0  # Of the blocks so far, undisturbed.
     outs: list[SwapOut] = field(default_factory=list)
-    oldest: int = 0
-    """The first swap-out that has not ended."""
-    out_free: float = 0.0
-    """When the way out has nothing to do."""
+    oldest: int = 0  # The first swap-out that has not ended.
+    out_free: float = 0.0  # When the way out has nothing to do.
 
     def copy(self) -> Pass:
         return Pass(
@@ -194,8 +189,7 @@ class Trace:
     """What a simulated pass gives besides its totals."""
 
     operations: list[Operation] = field(default_factory=list)
-    changes: list[tuple[float, int]] = field(default_factory=list)
-    """Time, and bytes that are held from then on more (or less)."""
+    changes: list[tuple[float, int]] = field(default_factory=list)  # Time, and bytes held from then on.
 
     def add(self, lane: Lane, kind: Kind, block: int | None, start: float, end: float) -> None:
         """An operation; nothing where it takes no time."""
@@ -344,19 +338,15 @@ class _WayBack:
     def __init__(self, done: Pass, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None) -> None:
         self._done, self._costs, self._setting, self._trace = done, costs, setting, trace
         self._in_free = 0.0
-        self._next = len(costs) - 1
-        """The block that is issued next."""
+        self._next = len(costs) - 1  # The block that is issued next.
         self._ready = [0.0] * len(costs)
-        self._issued = 0
-        """`freed_bytes` of all that was issued."""
+        self._issued = 0  # `freed_bytes` of all that was issued.
         self._limits: deque[tuple[int, float]] = deque()
         """Blocks that have been passed and have not started, each with what `_issued` may be until it starts;
         those whose limit a later one undercuts are left out, so that the first is the least."""
-        self.pending = len(done.outs)
-        """Swap-outs from here on stay for the backward pass."""
+        self.pending = len(done.outs)  # Swap-outs from here on stay for the backward pass.
         freed = sum(out.freed for out in done.outs[done.oldest :])
-        self._below = done.held - setting.output_bytes - freed
-        """What blocks up to `_next` hold when their swap-outs have ended."""
+        self._below = done.held - setting.output_bytes - freed  # What blocks up to `_next` hold after their swap-outs.
 
     def compute(self, kind: Kind, block: int | None, seconds: float) -> None:
         done, start = self._done, self._done.clock

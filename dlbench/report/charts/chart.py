@@ -20,12 +20,9 @@ class Chart:
 
     id: str
     title: str
-    alt: str
-    """What the chart shows, in words and numbers."""
-    spec: dict[str, Any]
-    """Vega-Lite, without the configuration (`dlbench.report.charts.style.CONFIG`) that all charts share."""
-    table: TextTable
-    """The numbers it is drawn from."""
+    alt: str  # What the chart shows, in words and numbers.
+    spec: dict[str, Any]  # Vega-Lite, without the configuration that all charts share (`style.CONFIG`).
+    table: TextTable  # The numbers it is drawn from.
 
     def __post_init__(self) -> None:
         for name in ("title", "alt", "spec"):
@@ -112,8 +109,7 @@ def _clean(value: Any) -> Any:
 
 # Series that a reader may fade by a click into the legend
 
-MAX_SERIES = 16
-"""More of them would be a wall of buttons."""
+MAX_SERIES = 16  # More of them would be a wall of buttons.
 
 _SELECTION = "legend"
 

@@ -22,8 +22,7 @@ from dlbench.report.charts.style import IDEAL, INK, si_label
 from dlbench.report.wording import basis_text, figure_text
 from dlbench.stats.estimates import Estimate
 
-Tooltip = Mapping[str, str]
-"""As of `tooltips`."""
+Tooltip = Mapping[str, str]  # As of `tooltips`.
 
 
 class Axis(NamedTuple):
@@ -31,11 +30,9 @@ class Axis(NamedTuple):
 
     title: str
     field: str = "value"
-    unit: str = ""
-    """Labels with SI prefixes at this unit; otherwise `format` (of d3) says how they look."""
+    unit: str = ""  # Labels with SI prefixes at this unit; otherwise `format` (of d3) says how they look.
     format: str = ".4~g"
-    scale: Mapping[str, Any] = {}
-    """As Vega-Lite has it, like `axis`."""
+    scale: Mapping[str, Any] = {}  # As Vega-Lite has it, like `axis`.
     axis: Mapping[str, Any] = {}
 
 
@@ -43,12 +40,10 @@ class Series(NamedTuple):
     """Marks that a field distinguishes by colour."""
 
     field: str
-    colours: Mapping[str, str]
-    """In the order of the legend; those without a row are left out."""
+    colours: Mapping[str, str]  # In the order of the legend; those without a row are left out.
     columns: int = 2
     title: str | None = None
-    legend: Mapping[str, Any] = {}
-    """Further words of the legend, as Vega-Lite has it."""
+    legend: Mapping[str, Any] = {}  # Further words of the legend, as Vega-Lite has it.
 
 
 def figure_row(figure: Estimate, scale: float = 1.0) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How charts look: one colour for one thing, everywhere; sizes; the Vega-Lite configuration.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart. Ink, grid and muted text have
+Colours are Okabe and Ito's, which colour-blind readers distinguish. Ink, grid and muted text have
 fixed values here, and the style sheet maps exactly these to its own in the dark scheme.
 """
 
@@ -40,15 +40,12 @@ STAGE_COLOURS = {
 }
 
 RANK_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Rank counts, ascending; shapes tell them apart as well."""
+"""Rank counts, ascending; shapes distinguish them as well."""
 
-NARROW = 300
-"""Plot width of a scaling chart, pixels; with its axis it fits a third of the page, or a telephone."""
-WIDE = 430
-"""Plot width of a chart of parts, pixels."""
+NARROW = 300  # Plot width of a scaling chart, pixels; with its axis it fits a third of the page, or a telephone.
+WIDE = 430  # Plot width of a chart of parts, pixels.
 HEIGHT = 200
-SUBTITLE_PIXELS = 6.5
-"""Width of a character of the subtitle, roughly."""
+SUBTITLE_PIXELS = 6.5  # Width of a character of the subtitle, roughly.
 
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 """Of one width nearly everywhere, so that text keeps the room it was measured for."""

@@ -43,8 +43,7 @@ def unchecked() -> Iterator[None]:
 def require_address_space() -> None:
     """Proves, before it starts, that V8, which draws the charts, can reserve its addresses: else it ends the process.
 
-    Raises:
-        EnvironmentLacksError: a limit on address space is below what it reserves.
+    Raises `EnvironmentLacksError`: a limit on address space is below what it reserves.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
@@ -71,9 +70,8 @@ def vegalite_version() -> str:
 def to_svg(spec: dict[str, Any], prefix: str) -> str:
     """A static SVG to stand inside a page.
 
-    Args:
-        spec: Vega-Lite with its data inside; nothing is loaded from anywhere.
-        prefix: put before every id, because several charts share one page.
+    `spec`: Vega-Lite with its data inside; nothing is loaded from anywhere. `prefix`: put before every id, because
+    several charts share one page.
     """
     import vl_convert
 

@@ -31,20 +31,13 @@ from dlbench.report.formats.csv import all_tables
 from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
 
-DRAWERS = 2
-"""Charts drawn at a time: Vega runs outside Python's lock, and a login node has little to spare."""
-MAX_CHARTED_GROUPS = 10
-"""Further groups are shown as tables only, so that the page stays small and is made in little time."""
-CHART_BYTES = 1_600_000
-"""Charts of further groups are left out once those drawn take so much of the page."""
-MAX_GROUPS = 25
-"""Further groups get a line each, for the same reason."""
-DOWNLOAD_BYTES = 700_000
-"""Files in the page, together; what does not fit is left to the command."""
-HEADLINE = 100
-"""Characters of a line that stands for a folded section."""
-PAIR_COLUMNS = 5
-"""Columns of a table that has room next to a chart."""
+DRAWERS = 2  # Charts drawn at a time: Vega runs outside Python's lock, and a login node has little to spare.
+MAX_CHARTED_GROUPS = 10  # Further groups are tables only, so that the page stays small and is quickly made.
+CHART_BYTES = 1_600_000  # Charts of further groups are left out once those drawn take so much of the page.
+MAX_GROUPS = 25  # Further groups get a line each, for the same reason.
+DOWNLOAD_BYTES = 700_000  # Files in the page, together; what does not fit is left to the command.
+HEADLINE = 100  # Characters of a line that stands for a folded section.
+PAIR_COLUMNS = 5  # Columns of a table that has room next to a chart.
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
 
 
@@ -64,16 +57,14 @@ class ShownSheet:
     table: TextTable
     num_left_out: int
     has_file: bool
-    is_folded: bool
-    """Whether it is closed: its sheet says so, or a chart above it shows the same."""
+    is_folded: bool  # Whether it is closed: its sheet says so, or a chart above it shows the same.
 
 
 @dataclass(frozen=True)
 class Glances:
     """Many cards as lines of a list."""
 
-    common: tuple[tuple[str, str], ...]
-    """What is the same in all of them: name and value."""
+    common: tuple[tuple[str, str], ...]  # What is the same in all of them: name and value.
     columns: tuple[str, ...]
     rows: tuple[tuple[Card, tuple[str, ...]], ...]
 
@@ -86,17 +77,12 @@ class Shown:
     charts: tuple[Drawn, ...]
     sheets: tuple[ShownSheet, ...]
     inner: tuple[Shown, ...]
-    without_charts: bool
-    """Whether it would have charts but the page already has enough of them."""
-    has_numbers: bool
-    """Whether tables or cards of the section hold the numbers of its charts."""
-    headline: str
-    """What stands for it where it is folded."""
+    without_charts: bool  # Whether it would have charts but the page already has enough of them.
+    has_numbers: bool  # Whether tables or cards of the section hold the numbers of its charts.
+    headline: str  # What stands for it where it is folded.
     words: tuple[str, ...]
-    is_pair: bool
-    """Whether its one chart and its narrow tables stand side by side."""
-    glances: Glances | None
-    """Its cards with facts, if they are many."""
+    is_pair: bool  # Whether its one chart and its narrow tables stand side by side.
+    glances: Glances | None  # Its cards with facts, if they are many.
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ from pydantic import BaseModel
 from dlbench.report.document import Document
 from dlbench.report.wording import clean
 
-INLINE = "inline"
-"""Key of the metadata of a field whose mapping stands among the fields of its owner."""
-HIDDEN = "json"
-"""Key of the metadata of a field: False leaves it out."""
+INLINE = "inline"  # Key of the metadata of a field whose mapping stands among the fields of its owner.
+HIDDEN = "json"  # Key of the metadata of a field: False leaves it out.
 
 
 def to_json(document: Document) -> str:
@@ -64,8 +62,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 _PLAIN = {str: "string", int: "integer", bool: "boolean", type(None): "null"}
 
-Inline = Mapping[type, Mapping[str, Any]]
-"""Keys and types of what stands inline, by dataclass."""
+Inline = Mapping[type, Mapping[str, Any]]  # Keys and types of what stands inline, by dataclass.
 
 
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:

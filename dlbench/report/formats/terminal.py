@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 80
-WIDEST = 100
-"""Lines are not made longer on a wider terminal: long lines are hard to read."""
-SCREEN = 38
-"""Lines of a group in the brief form: with the prompt they fill a screen of 40."""
-MAX_MARKS = 3
-"""Warnings and notes of a group that the brief form prints; it counts the others."""
+WIDEST = 100  # Lines are not made longer on a wider terminal: long lines are hard to read.
+SCREEN = 38  # Lines of a group in the brief form: with the prompt they fill a screen of 40.
+MAX_MARKS = 3  # Warnings and notes of a group that the brief form prints; it counts the others.
 MARK_LINES = 2
 
-LONG_CELL = 24
-"""Characters to which cells are shortened before columns are left out."""
+LONG_CELL = 24  # Characters to which cells are shortened before columns are left out.
 _TRIMMED = ((None, MAX_MARKS), (None, 1), (8, 1), (6, 1), (4, 1))
 """Rows of a table and marks, tried in this order until a group fits a screen."""
 

@@ -1,4 +1,4 @@
-"""`train.optimizer_state host`: the update on the host, beside the next forward pass, is the device's bit for bit."""
+"""`train.optimizer_state host`: the update on the host, during the next forward pass, is the device's bit for bit."""
 
 from __future__ import annotations
 

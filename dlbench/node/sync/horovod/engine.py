@@ -112,7 +112,7 @@ class HorovodEngine(Engine):
         self._summary: TimelineSummary | None = None
         self._overflow = OverflowCount()
         self._checked: list[nn.Parameter] = []
-        """Whose sums are searched for overflows once a step; on CPUs the compressor looks at each."""
+        """Whose sums are searched for overflows once per step; on CPUs the compressor looks at each."""
         self._tuning: TuningWatch | None = None
         self._tuning_folder: tempfile.TemporaryDirectory[str] | None = None
         self._steps = 0

@@ -33,8 +33,7 @@ from dlbench.specs.horovod_build import REMEDY, HorovodBuild
 from dlbench.specs.sync import fusion_bytes
 from dlbench.units import exact_bytes
 
-_ROUNDING = 8 * 64
-"""The threshold in force is a multiple of this and the ranks of a node, bytes (controller.cc of Horovod 0.28)."""
+_ROUNDING = 8 * 64  # The threshold in force is a multiple of this times ranks of a node, bytes (controller.cc, 0.28).
 
 _TYPES = {"float32": "fp32", "float16": "fp16"}
 
@@ -91,7 +90,7 @@ def fusion_in_force(requested: str | None, seen: TimelineSummary | None, place: 
         unit = _ROUNDING * place.local_size
         allowed = math.ceil((fusion_bytes(requested) or 0) / unit) * unit
         if seen.largest_fused_bytes > allowed:
-            found, evidence = seen.largest_fused_bytes, "Horovod's timeline has a fused message of so many bytes"
+            found, evidence = seen.largest_fused_bytes, "Horovod's timeline has a fused message of this size"
     effective = None if found is None else exact_bytes(int(found)) if found else "none"
     return Setting(
         key="sync.fusion", requested=requested, effective=effective, evidence=NOT_READ if found is None else evidence
@@ -109,8 +108,7 @@ def read_back(symbol: str, kind: Any) -> float | None:
     return value
 
 
-SEARCHED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")
-"""Variables that must not be set, or Horovod does not search their values."""
+SEARCHED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")  # If set, Horovod does not search their values.
 
 
 def tuning_variables(settings: HorovodSettings, log: Path) -> dict[str, str]:
@@ -132,8 +130,7 @@ class TuningRow:
 
     cycle_time_ms: float
     fusion_threshold_bytes: float
-    score: float
-    """Bytes per microsecond."""
+    score: float  # Bytes per microsecond.
 
 
 def parse_log(text: str) -> tuple[TuningRow, ...]:

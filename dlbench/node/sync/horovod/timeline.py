@@ -43,24 +43,18 @@ _SIZES = {
 
 _OPERATION = re.compile(r"^(GLOO|MPI|NCCL|CCL|DDL|ADASUM)_(?!INIT)[A-Z_]+$")
 
-_PREFIX = "allreduce."
-"""What Horovod puts before a parameter's name."""
+_PREFIX = "allreduce."  # What Horovod puts before a parameter's name.
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedMessage:
     """One operation on some tensors that travelled together."""
 
-    tensors: tuple[str, ...]
-    """Names of the parameters, in the order in the buffer."""
-    step: int
-    """How often these tensors had travelled before, in this file."""
-    method: str
-    """The operations in their order, e.g. GLOO_ALLREDUCE."""
-    types: tuple[str, ...]
-    """Types of the elements that travelled, each once; empty where the file does not say."""
-    wire_bytes: int | None
-    """Bytes of the vector; None where the file does not say."""
+    tensors: tuple[str, ...]  # Names of the parameters, in the order in the buffer.
+    step: int  # How often these tensors had travelled before, in this file.
+    method: str  # The operations in their order, e.g. GLOO_ALLREDUCE.
+    types: tuple[str, ...]  # Types of the elements that travelled, each once; empty where the file does not say.
+    wire_bytes: int | None  # Bytes of the vector; None where the file does not say.
     begin_us: float
     end_us: float
 
@@ -69,14 +63,10 @@ class FusedMessage:
 class Timeline:
     """What a timeline says of all-reduces."""
 
-    epoch_us: int | None
-    """Microseconds since 1970 at which its times begin."""
-    messages: tuple[FusedMessage, ...]
-    """Complete ones, in the order of their beginning."""
-    cycle_us: float | None
-    """Median time between two cycles of Horovod's background thread; None without marks."""
-    is_torn: bool
-    """Whether the file ended within an entry or held something that is no entry."""
+    epoch_us: int | None  # Microseconds since 1970 at which its times begin.
+    messages: tuple[FusedMessage, ...]  # Complete ones, in the order of their beginning.
+    cycle_us: float | None  # Median time between two cycles of Horovod's background thread; None without marks.
+    is_torn: bool  # Whether the file ended within an entry or held something that is no entry.
 
     def step(self, number: int) -> tuple[FusedMessage, ...]:
         return tuple(message for message in self.messages if message.step == number)
@@ -239,36 +229,27 @@ def _message(group: _Group) -> FusedMessage | None:
 
 _FILE = "timeline.json"
 
-_LOOK_S = 0.2
-"""How long threads are watched for the one that spins."""
-_SPINS = 0.01
-"""Least share of that time which it gets, however many others want the core."""
-_CLOCK_SLACK_S = 1e-3
-"""How far an operation may seem to lie outside of its step before the clocks are not believed."""
+_LOOK_S = 0.2  # How long threads are watched for the one that spins.
+_SPINS = 0.01  # Least share of that time which it gets, however many others want the core.
+_CLOCK_SLACK_S = 1e-3  # How far an operation may seem to lie outside of its step before the clocks are not believed.
 
 
-_Pair = tuple[WatchedStep, tuple[FusedMessage, ...]]
-"""A watched step and its messages."""
+_Pair = tuple[WatchedStep, tuple[FusedMessage, ...]]  # A watched step and its messages.
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineSummary:
     """The watched steps as the timeline has them; medians over steps where nothing else is said."""
 
-    messages: tuple[Message, ...]
-    """Of one step, the last of those with the median number of messages, with its own times."""
-    counts: tuple[int, ...]
-    """Messages of each watched step."""
-    wire_bytes: float | None
-    """Of all vectors of a step."""
+    messages: tuple[Message, ...]  # Of one step, the last with the median number of messages, with its own times.
+    counts: tuple[int, ...]  # Messages of each watched step.
+    wire_bytes: float | None  # Of all vectors of a step.
     communication_s: float | None
     exposed_s: float | None
     hidden_s: float | None
-    largest_fused_bytes: int
-    """Of gradients on the wire; 0 if no message had two tensors."""
+    largest_fused_bytes: int  # Of gradients on the wire; 0 if no message had two tensors.
     timeline: Timeline
-    reason: str
-    """Why exposed and hidden part are unknown; empty where they are known."""
+    reason: str  # Why exposed and hidden part are unknown; empty where they are known.
     clock_error_s: float
     """By how much backward pass and messages may be misplaced against each other; 0 on a CPU, which has one clock."""
 
@@ -284,8 +265,7 @@ class TimelineWindow:
         self._writer: int | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._timeline: Timeline | None = None
-        self.calm_text = ""
-        """What was done about the writer thread, in words; empty if there was nothing to do."""
+        self.calm_text = ""  # What was done about the writer thread, in words; empty if there was nothing to do.
 
     def initialised(self) -> None:
         """Horovod has started: its timeline's clock began between the constructor and now."""
@@ -388,7 +368,8 @@ class TimelineWindow:
 
     def _origin_s(self, pairs: Sequence[_Pair]) -> tuple[float | None, str]:
         """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason. Horovod's times are
-        the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes them when it is told.
+        the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes them when it
+        learns of them.
         """
         timeline = self._timeline
         if timeline is None or timeline.epoch_us is None:
@@ -439,8 +420,7 @@ class _Thread:
     """What the kernel counts of a thread."""
 
     ran_ns: int
-    waits: int
-    """How often it gave the core up to wait for something; yielding does not count."""
+    waits: int  # How often it gave the core up to wait for something; yielding does not count.
 
 
 def _threads() -> dict[int, _Thread]:

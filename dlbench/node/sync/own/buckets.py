@@ -22,8 +22,7 @@ import torch
 from dlbench.errors import RunError
 from dlbench.node.failures import passed_on
 
-ALIGNMENT = 16
-"""Elements; a buffer begins on a cache line of its own."""
+ALIGNMENT = 16  # Elements; a buffer begins on a cache line of its own.
 
 
 def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:

@@ -406,8 +406,7 @@ class SentStep:
     """One watched step of dlbench's own exchange, with the messages as they were then: they may be arranged anew."""
 
     moments: StepMoments
-    num_bytes: tuple[int, ...]
-    """Of gradients, by message; as the rest."""
+    num_bytes: tuple[int, ...]  # Of gradients, by message; as the rest.
     num_tensors: tuple[int, ...]
     methods: tuple[str, ...]
 

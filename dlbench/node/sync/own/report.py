@@ -10,26 +10,20 @@ from typing import Any
 
 from dlbench.node.sync.timing import Clock
 
-WINDOW_STEPS = 200
-"""Steps kept; enough for medians, and a long run does not fill the memory."""
+WINDOW_STEPS = 200  # Steps kept; enough for medians, and a long run does not fill the memory.
 
 
 @dataclass(kw_only=True)
 class StepMoments:
     """One step, as marks of a `Clock`."""
 
-    begin: Any
-    """Start of the backward pass."""
-    gradients: list[Any]
-    """Ready, by number of the parameter; all None where they were not noted."""
-    ready: list[Any]
-    """Last gradient of each message, by message; in the order of sending, as all that follows."""
+    begin: Any  # Start of the backward pass.
+    gradients: list[Any]  # Ready, by number of the parameter; all None where they were not noted.
+    ready: list[Any]  # Last gradient of each message, by message; in the order of sending, as all that follows.
     start: list[Any]
     end: list[Any]
-    ways: list[str] = field(default_factory=list)
-    """How each message went."""
-    backward_end: Any = None
-    """Last gradient of all."""
+    ways: list[str] = field(default_factory=list)  # How each message went.
+    backward_end: Any = None  # Last gradient of all.
 
     @property
     def has_gradients(self) -> bool:

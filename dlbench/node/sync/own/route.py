@@ -41,11 +41,9 @@ from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
 
-CALIBRATION_S = 2.0
-"""For all lines of a run together; it is spent once, before training."""
+CALIBRATION_S = 2.0  # For all lines of a run together; it is spent once, before training.
 SHARED_MEMORY_WAIT_S = 60.0
-SLOT_BYTES = 16 * 2**20
-"""Of shared memory for what does not lie in it already: casts to 16 bits. Longer vectors go in chunks."""
+SLOT_BYTES = 16 * 2**20  # Of shared memory for what lies elsewhere: casts to 16 bits. Longer vectors go in chunks.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +53,13 @@ class Route:
     world: Group
     method: Method
     wire: WireFormat
-    carrier: str
-    """Who moves the bytes, in words."""
-    inside: str
-    """Who moves them in a group, as in `sync.inside`."""
+    carrier: str  # Who moves the bytes, in words.
+    inside: str  # Who moves them in a group, as in `sync.inside`.
     group_size: int
-    multiple: int
-    """Of which the elements of a message must be a multiple."""
-    line: LineCost | None
-    """What a message of gradients costs; None where nothing asks for it."""
-    costs: tuple[LineCost, ...]
-    """All lines given or measured."""
-    arena: torch.Tensor
-    """Room for the buffers of messages, fp32, one-dimensional."""
+    multiple: int  # Of which the elements of a message must be a multiple.
+    line: LineCost | None  # What a message of gradients costs; None where nothing asks for it.
+    costs: tuple[LineCost, ...]  # All lines given or measured.
+    arena: torch.Tensor  # Room for the buffers of messages, fp32, one-dimensional.
     shared: SharedMemoryGroup | None
 
     def exchange(self, number: int, vector: torch.Tensor) -> str:
@@ -243,8 +235,7 @@ class RouteBuilder:
         return fit_line(name, self._place.size, sizes, seconds)
 
 
-Sent = tuple[float, float]
-"""Bytes that a rank sends inside its group and to other groups, mean over ranks."""
+Sent = tuple[float, float]  # Bytes that a rank sends inside its group and to other groups, mean over ranks.
 
 
 class Method:
@@ -362,8 +353,7 @@ class Hybrid(Method):
 
 
 SMALLEST_BYTES = 4096
-REPEATS = 5
-"""Timed samples of a size, after two messages that are not: one is cold, one gives how many make a sample."""
+REPEATS = 5  # Timed samples of a size, after two messages that are not: one is cold, one gives how many make a sample.
 
 ELEMENT_BYTES = 4
 
@@ -437,7 +427,7 @@ def _seconds(send: Callable[[], None], world: Group, clock: Clock, device: torch
     There a second meeting is ordered in the stream, so that neither the way out of the first, nor launches, nor waiting
     for the device are in the time.
     """
-    _in_step(world, device)
+    _any(world, device, False)
     clock.settle()
     if clock.marks_are_free:
         start = time.monotonic()
@@ -449,10 +439,6 @@ def _seconds(send: Callable[[], None], world: Group, clock: Clock, device: torch
     end = clock.mark()
     clock.settle()
     return clock.between(begin, end)
-
-
-def _in_step(world: Group, device: torch.device) -> None:
-    _any(world, device, False)
 
 
 def _any(world: Group, device: torch.device, here: bool) -> bool:
