@@ -34,7 +34,6 @@ OfRanks = Callable[[Sequence[str]], Run]
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> OfRanks:
-    """Makes a run with ranks on the given hosts."""
     (plan,) = plans(points=(1,), repeats=1)
     folder = write_run(tmp_path_factory.mktemp("run"), plan, lambda rank, step: ([MS] * len(PHASES), 0))
     run = read_run(folder.path)

@@ -70,7 +70,6 @@ def test_what_was_asked_of_the_system_unlike_is_reported_apart(tmp_path: Path, k
 
 @pytest.fixture(scope="module")
 def six(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Equal runs."""
     out = tmp_path_factory.mktemp("six")
     for plan in plans(points=(1,), repeats=6):
         write_run(out, plan, constant(PHASES))
@@ -78,7 +77,6 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def with_attempts(runs: Sequence[Run], attempts: Sequence[tuple[int, int]]) -> list[Run]:
-    """The runs, each with an attempt and a first step."""
     found = []
     for run, (attempt, first_step) in zip(runs, attempts, strict=True):
         record = run.record.model_copy(update={"attempt": attempt, "first_step": first_step})

@@ -29,7 +29,6 @@ Row = Sequence[int]
 
 
 def run_steps(rows: Sequence[Sequence[Row]]) -> RunSteps:
-    """Rows by rank and step."""
     table = np.array(rows, dtype=np.int64)
     phases = {name: table[:, :, i].copy() for i, name in enumerate(PHASES)}
     ends = table.sum(axis=(1, 2))

@@ -52,7 +52,6 @@ def point_of(plan: CommPlan, algorithm: str, size: int, **more: Any) -> dict[str
 
 
 def write_comm(out: Path, plan: CommPlan, **changes: Any) -> RunFolder:
-    """A finished run of the collective benchmark, as compute nodes leave it."""
     out.mkdir(parents=True, exist_ok=True)
     folder = create(out, plan)
     points = [

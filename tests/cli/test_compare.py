@@ -385,7 +385,6 @@ NIGHTS = (1.0, 1.03, 0.98, 1.01, 0.99)
 
 
 def judged(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
-    """Exit code and the first metric."""
     result = call(*arguments, "--format", "json")
     assert not isinstance(result.exception, DlbenchError), result.exception
     return result.exit_code, json.loads(result.output)["points"][0]["metrics"][0]

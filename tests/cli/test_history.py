@@ -34,7 +34,6 @@ def call(*arguments: str | Path, **environment: str) -> Result:
 
 
 def failed(result: Result) -> str:
-    """The message of a command that ended with an error."""
     assert isinstance(result.exception, DlbenchError), result.output
     return str(result.exception)
 

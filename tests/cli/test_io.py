@@ -61,7 +61,6 @@ def io(*words: object) -> Result:
 
 
 def refused(*words: object) -> str:
-    """What a wrong request is answered with."""
     return one_line(io(*words), ExitCode.USAGE)
 
 

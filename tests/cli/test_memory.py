@@ -34,7 +34,6 @@ def plan(*words: object) -> Result:
 
 
 def refused(*words: object, code: ExitCode = ExitCode.USAGE) -> str:
-    """What a wrong request is answered with."""
     return one_line(plan(*words), code)
 
 
@@ -140,7 +139,7 @@ def test_what_would_be_measured_is_shown(monkeypatch: pytest.MonkeyPatch) -> Non
             "--set train.swap: is decided by this command",
         ),
         (["resnet50", "--capacity", "1GiB", "--json", "-o", "a.json"], "--json and -o exclude each other"),
-        (["resnet50", "--capacity", "1GiB", "-o", "a.csv"], "the suffix '.csv' tells none"),
+        (["resnet50", "--capacity", "1GiB", "-o", "a.csv"], "the suffix '.csv' names none"),
         (["nope", "--capacity", "1GiB"], "unknown workload"),
     ],
 )

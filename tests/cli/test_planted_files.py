@@ -78,7 +78,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs to compare those with."""
     found = tmp_path_factory.mktemp("others")
     for plan in plans(points=(2,), repeats=2, series="s2"):
         write_run(found, plan, STEP)
@@ -158,7 +157,6 @@ def test_a_number_that_no_run_has_is_damage(
 
 
 def integers(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where whole numbers stand in a JSON file."""
     if isinstance(content, int) and not isinstance(content, bool):
         yield place
     elif isinstance(content, dict | list):
@@ -188,7 +186,6 @@ def test_any_whole_number_of_a_run_is_read_or_is_damage(runs: Path, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file system without room."""
     place = tmp_path_factory.mktemp("full")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False

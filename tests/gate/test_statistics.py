@@ -110,7 +110,6 @@ def test_a_test_of_too_little_is_refused() -> None:
 def of_sessions(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], history: Sequence[Sequence[float]] = ()
 ) -> Sample:
-    """Runs by their sessions."""
     return Sample(
         a=tuple(value for session in a for value in session),
         b=tuple(value for session in b for value in session),

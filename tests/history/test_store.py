@@ -458,7 +458,6 @@ def test_a_link_that_comes_between_leads_nowhere(store: Path, tmp_path: Path) ->
 
 
 def history_with_a_checkpoint(folder: Path) -> History:
-    """One run, with one checkpoint."""
     runs = write_runs(folder / "runs", 1)
     (next(runs.iterdir()) / "checkpoints").mkdir()
     (next(runs.iterdir()) / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y")

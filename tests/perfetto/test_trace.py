@@ -57,7 +57,6 @@ def one_rank(out: Path, **watch: Any) -> RunFolder:
 
 
 def with_spans(out: Path, *spans: dict[str, Any]) -> RunFolder:
-    """A run of one rank that left these spans."""
     folder = one_rank(out)
     write_spans(folder, 0, spans)
     return folder

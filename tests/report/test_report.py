@@ -352,7 +352,6 @@ def hostile_plan(plan: RunPlan, hostile: str) -> RunPlan:
 
 
 def hostile_exchange(plan: RunPlan, hostile: str) -> dict[str, Any] | None:
-    """Markup in what a run says of its messages."""
     if plan.layout.ranks == 1:
         return None
     gradients = [(1_000_000, 0.01), (2_000_000, 0.03), (4_000_000, 0.05)]
@@ -366,7 +365,6 @@ def hostile_exchange(plan: RunPlan, hostile: str) -> dict[str, Any] | None:
 
 
 def hostile_watch(hostile: str) -> dict[str, Any]:
-    """Markup in what a sampler says of itself and of the clocks."""
     node = node_watch(
         host=hostile,
         unavailable={hostile: hostile, "gpu.0.energy_j": hostile},
@@ -378,7 +376,6 @@ def hostile_watch(hostile: str) -> dict[str, Any]:
 
 
 def write_hostile_samples(folder: RunFolder, hostile: str) -> None:
-    """Markup in the facts and the failures of a node's samples."""
     columns = ["host.cpu.0.busy", "gpu.0.power_w", "gpu.0.sm_clock_hz", "host.memory_used_bytes"]
     rows = [(1_000_000_000 * second, 0.5, 200.0, 1.4e9, 1e9) for second in range(10)]
     write_samples(
@@ -547,7 +544,6 @@ def test_every_sheet_stands_in_every_format(made: model.Report, page: str) -> No
 
 
 def html_text(text: str) -> str:
-    """As it stands between tags."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;")
 
 

@@ -57,7 +57,6 @@ exec unshare --mount -- bash -c '
 
 
 def install(folder: Path) -> None:
-    """Puts it into a folder of PATH."""
     program = folder / "apptainer"
     program.write_text(PROGRAM)
     program.chmod(0o755)

@@ -42,8 +42,6 @@ kept_mpi: list[Any] = []
 
 
 class Rank:
-    """What every task needs."""
-
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         self.folder = RunFolder(folder)
         self.options = options
@@ -59,7 +57,6 @@ class Rank:
         return control
 
     def measure(self, beat: Any = lambda where: None) -> None:
-        """The whole benchmark, as the entry does it."""
         points: list[tuple[int, int, str]] = []
         run = CommRun(
             self.plan,

@@ -12,8 +12,6 @@ BEHIND_NS = 7 * 10**9
 
 
 class StandInEvent:
-    """A CUDA event."""
-
     def __init__(self, enable_timing: bool = False) -> None:
         self.device_ns = 0
 

@@ -34,19 +34,15 @@ class Desk:
         """Nothing is needed."""
 
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
-        """A script of its own kind."""
         return "".join(f"#DESK {folder.path}\n" for folder in folders)
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
-        """The command."""
         return ["qsub", f"-N{comment}", f"-Wafter={after or ''}", str(folder.script)]
 
     def variables(self, job: Job) -> Sequence[str]:
-        """None."""
         return ()
 
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
-        """Takes a job."""
         self.times += 1
         if (answer := self.before(self.times)) is not None:
             return answer
@@ -67,11 +63,9 @@ class Desk:
         self.queue.write_text("".join("|".join(row) + "\n" for row in rows))
 
     def clusters(self, job: Job) -> Sequence[str]:
-        """There is one."""
         return ("",)
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
-        """All jobs."""
         if self.is_silent:
             return Queue(unanswered="qstat failed: no server")
         found = [
@@ -89,11 +83,9 @@ class Desk:
         return Queue(jobs={job.job_id: job for job in found})
 
     def script(self, job_id: str) -> str:
-        """It keeps none."""
         return ""
 
     def cancel(self, job_ids: Sequence[str]) -> str:
-        """Ends them."""
         self.cancelled += job_ids
         self.set_state("F", *job_ids) if job_ids else None
         return ""

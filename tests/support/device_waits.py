@@ -56,8 +56,6 @@ _SHAPES_ONLY |= {"aten::empty.memory_format", "aten::empty_like", "aten::empty_s
 
 
 class Waits:
-    """What was seen."""
-
     def __init__(self) -> None:
         self.found: list[str] = []
         """Each an operation and the place in dlbench or torch that called it."""

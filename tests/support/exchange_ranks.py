@@ -133,7 +133,6 @@ def _scenarios(folder: Path, place: dict[str, Any]) -> Iterator[tuple[str, dict[
 
 
 def main(arguments: Sequence[str]) -> int:
-    """All scenarios, one after the other."""
     folder = Path(arguments[0])
     rank, size = (int(os.environ.get(f"OMPI_COMM_WORLD_{n}", os.environ.get(n, ""))) for n in ("RANK", "SIZE"))
     place = {

@@ -48,5 +48,4 @@ def run_forked(*words: str | Path) -> list[Run]:
 
 
 def rank(arguments: Sequence[str]) -> int:
-    """One rank."""
     return node.main(list(arguments))

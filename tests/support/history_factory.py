@@ -18,7 +18,6 @@ from tests.support.run_factory import NOW, Story, constant, plans, write_run
 
 
 def import_folder(history: History, runs: Path) -> list[Outcome]:
-    """Brings every run of a folder in."""
     folders = run_folders(runs)
     candidates = [Candidate(folder=folder, name=folder.path.name) for folder in folders]
     with history.store.room() as room:

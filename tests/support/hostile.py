@@ -89,8 +89,6 @@ STREAMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One command."""
-
     words: tuple[str, ...]
     surroundings: Surroundings = field(default_factory=Surroundings)
     variables: dict[str, str] = field(default_factory=dict)
@@ -230,7 +228,6 @@ def leftovers(root: Path) -> list[str]:
 
 
 def clear(root: Path) -> None:
-    """Removes what commands made."""
     for name in ("new", "out.html", "out.json", "out.csv", "out.md", "out.txt", "canary"):
         shutil.rmtree(root / name, ignore_errors=True)
         if not (root / name).is_dir():

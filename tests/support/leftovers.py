@@ -69,7 +69,6 @@ class Leftovers:
         return sorted(name for name in new - used if _inode(name) not in used)
 
     def files(self) -> list[str]:
-        """What lies in the temporary folder."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
     def now(self, *, files: bool = True) -> list[str]:

@@ -42,12 +42,10 @@ def a_chain(batch: int = 8, units: int = 8) -> Chain:
 
 
 def in_core_bytes(chain: Chain) -> int:
-    """What is held in core."""
     return fixed_plan(chain, None, "none", "none").predicted.peak_bytes
 
 
 def plan_for(chain: Chain, recompute: Recompute, swap: Swap, capacity: int | None) -> BlockPlan:
-    """The plan that a run makes."""
     if "planned" not in (recompute, swap):
         return fixed_plan(chain, RATES, recompute, swap)
     assert capacity is not None

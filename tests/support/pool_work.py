@@ -48,7 +48,6 @@ def stay_after_sigterm(folder: Path, item: int) -> None:
 
 
 def fail(how: str, item: int) -> object:
-    """Item 3 fails."""
     if item != 3:
         return item
     if how == "user":

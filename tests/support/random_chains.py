@@ -14,8 +14,6 @@ SHAPES = ("equal", "cnn", "growing", "random", "spiky")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a plan is asked for."""
-
     shape: str
     chain: Chain
     rates: TransferRates

@@ -103,7 +103,6 @@ def quality_plans(**request: Any) -> list[RunPlan]:
 
 
 def constant(milliseconds: Sequence[float], other: float = 0.0) -> StepTimes:
-    """The same times in every step of every rank."""
     times = [round(value * MS) for value in milliseconds]
     return lambda rank, step: (times, round(other * MS))
 

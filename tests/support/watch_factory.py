@@ -115,7 +115,6 @@ def clock_line(node_rank: int = 0, host: str = "n0", **changes: Any) -> dict[str
 
 
 def node_watch(node_rank: int = 0, host: str = "n0", **changes: Any) -> dict[str, Any]:
-    """A sampler that went well."""
     return {
         "node_rank": node_rank,
         "host": host,

@@ -81,7 +81,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Document]:
 
 
 def group(report: Report, **settings: str) -> Group:
-    """The group with these settings among its own."""
     (found,) = [
         one
         for one in report.groups

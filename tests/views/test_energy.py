@@ -111,7 +111,6 @@ def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
 
 
 def measured(out: Path, slurm: Mapping[str, float] | None = None) -> DetailedEnergy:
-    """Energy of all runs of the only group."""
     table = tabulate(scan(out))
     (group,) = scaling.groups(table)
     return detailed_energy(group, table, slurm or {})
@@ -517,7 +516,6 @@ def four_gpus(
     gpu: Mapping[str, Any] | None = None,
     **environment: str,
 ) -> RunEnergy:
-    """One rank on a node of four GPUs."""
     names = {f"gpu.{gpu}": "NVIDIA A100" for gpu in range(4)}
     story = Story(device=device, gpu=gpu or {}, environment={"host": "n0", **names, **environment})
     folder = write_run(tmp_path, one_node(), step_times(), story)
@@ -698,7 +696,6 @@ def row(job: str, raw: str, short: str = "", name: str = "batch") -> str:
 
 
 def submitted(out: Path, jobs: Mapping[str, str], shared: Sequence[str] = ()) -> list[Run]:
-    """Runs with their jobs, by run id."""
     for run_id, job in jobs.items():
         submission = Submission(
             job_id=job,

@@ -81,7 +81,6 @@ def points_of(group: model.Group) -> tuple[ExchangePoint, ...]:
 
 
 def rows_of(sheet: Sheet[Any]) -> list[dict[str, str]]:
-    """What people see, by column title."""
     table = sheet.to_display()
     return [dict(zip(table.header, map(str, row.cells), strict=True)) for row in table.rows]
 

@@ -188,7 +188,6 @@ def contradictions(report: Report, document: Document) -> list[str]:
 
 
 def _numbers(point: CausePoint) -> Iterator[str]:
-    """Of the account itself."""
     whole = sum(share.lost.value for share in point.causes)
     if abs(whole - (1 - point.efficiency.value)) > 1e-9:
         yield f"parts lose {whole}, efficiency is {point.efficiency.value}"
@@ -350,7 +349,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def largest(group: Group, **changes: Any) -> Group:
-    """The group with another account of its largest point."""
     found = group.of(LostPercent)
     *before, last = found.diagnosed.points
     points = (*before, dataclasses.replace(last, **changes))

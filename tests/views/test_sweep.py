@@ -51,14 +51,12 @@ def found_in(out: Path) -> Sweep:
 
 
 def swept(out: Path, speed: Callable[[RunPlan], float], **request: Any) -> SweepCell:
-    """The only cell of a sweep."""
     write_sweep(out, speed, **request)
     (cell,) = found_in(out).cells
     return cell
 
 
 def setting(cell: SweepCell, **values: Any) -> Setting:
-    """The setting whose keys end like this."""
     (found,) = [s for s in cell.settings if all(v == values[n] for k, v in s.values for n in values if k.endswith(n))]
     return found
 

@@ -52,19 +52,11 @@ S = 1_000_000_000
 THERMAL = 0x20
 PAYLOAD = "</script><script>window.pwned=1</script>\x1b[31m<img src=x onerror=window.pwned=1>"
 
+OF_GPU = ("power_w", "energy_j", "sm_clock_hz", "utilization", "clock_reasons", "memory_used_bytes")
 COLUMNS = [
-    "gpu.0.power_w",
-    "gpu.0.energy_j",
-    "gpu.0.sm_clock_hz",
-    "gpu.0.utilization",
-    "gpu.0.clock_reasons",
-    "gpu.0.memory_used_bytes",
-    "host.cpu.0.busy",
-    "host.cpu.1.busy",
-    "host.memory_used_bytes",
-    "host.net.eth0.received_bytes",
-    "host.disk.sda.read_bytes",
-    "host.energy.package-0_j",
+    *(f"gpu.0.{name}" for name in OF_GPU),
+    *("host.cpu.0.busy", "host.cpu.1.busy", "host.memory_used_bytes", "host.net.eth0.received_bytes"),
+    *("host.disk.sda.read_bytes", "host.energy.package-0_j"),
 ]
 
 STEP_MS = [100, 0, 300, 400, 100, 100]
@@ -109,7 +101,6 @@ def group_of(out: Path) -> Group:
 
 
 def numbers(out: Path, make: Callable[[scaling.Group, RunTable], N | None]) -> N:
-    """What one view computes of the only group."""
     table = tabulate(scan(out))
     (group,) = scaling.groups(table)
     return make(group, table)

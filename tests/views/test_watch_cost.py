@@ -33,7 +33,7 @@ def twins(**request: object) -> list[RunPlan]:
     return plans(**{"watch_cost": True, "points": (2,), **request})
 
 
-def write_twin(out: Path, plan: RunPlan, factor: float, record: dict[str, object] | None = None) -> None:
+def write_twin(out: Path, plan: RunPlan, factor: float) -> None:
     """A run of 100 ms per step, which drifts from repeat to repeat; a watched one is slower by `factor`."""
     drift = 1 + plan.series.repeat / 10
     slower = factor if plan.series.variant == "plain" else 1.0
@@ -51,16 +51,8 @@ def only_cost(out: Path) -> MeasuredCost:
 
 def test_each_run_has_an_unwatched_twin_and_every_second_repeat_goes_backwards() -> None:
     made = twins(points=(1, 2), repeats=2)
-    assert [(p.layout.ranks, p.series.variant) for p in made] == [
-        (1, "plain"),
-        (1, "unwatched"),
-        (2, "plain"),
-        (2, "unwatched"),
-        (2, "unwatched"),
-        (2, "plain"),
-        (1, "unwatched"),
-        (1, "plain"),
-    ]
+    there = [(ranks, variant) for ranks in (1, 2) for variant in ("plain", "unwatched")]
+    assert [(p.layout.ranks, p.series.variant) for p in made] == [*there, *reversed(there)]
     assert len({p.run_id for p in made}) == 8
     watched, unwatched = made[:2]
     assert (unwatched.watch.sampler, unwatched.watch.window_steps, unwatched.watch.is_on) == (False, 0, False)
@@ -125,10 +117,7 @@ def test_the_interval_of_few_pairs_is_their_range(
         factor = factors[plan.series.repeat] if plan.series.variant == "plain" else 1.0
         write_run(out, plan, constant([0.0, 0.0, 40.0 * factor, 60.0 * factor, 0.0, 0.0]))
     overhead = only_cost(out).overhead
-    assert (overhead.low, overhead.high) == (
-        pytest.approx(min(factors) - 1, abs=1e-6),
-        pytest.approx(max(factors) - 1, abs=1e-6),
-    )
+    assert (overhead.low, overhead.high) == pytest.approx((min(factors) - 1, max(factors) - 1), abs=1e-6)
     assert overhead.low <= overhead.value <= overhead.high
 
 

@@ -107,7 +107,6 @@ def write_job(
 
 
 def write_jobs(out: Path, count: int = 6, **about: Any) -> SlowNodes:
-    """So many jobs of one run each."""
     for plan in plans(system="box", points=(4,), ranks_per_node=1, repeats=count):
         write_job(out, plan, **about)
     return slow_nodes(tabulate(scan(out), with_causes=True))

@@ -71,7 +71,6 @@ def diagnosed(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdict(folder: Path, *arguments: str | Path) -> dict[str, Any]:
-    """Of the last point of the only group."""
     (group,) = as_json(folder, *arguments)["groups"]
     return diagnosed(group)["points"][-1]["verdict"]
 
@@ -104,7 +103,6 @@ def over_nodes(**more: Any) -> dict[str, Any]:
 
 
 def told(plan: RunPlan) -> Story:
-    """A run that tells of its messages."""
     result = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=5e-9)
     return Story(exchange=result if plan.layout.ranks > 1 else None)
 
@@ -769,7 +767,7 @@ def test_formats_and_files(tmp_path: Path) -> None:
     assert (tmp_path / "d.txt").read_text() == diagnose(tmp_path / "runs")
     wrong = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "runs"), "-o", str(tmp_path / "d.html")])
     assert isinstance(wrong.exception, UserError)
-    assert "'.html' tells none" in str(wrong.exception)
+    assert "suffix '.html'" in str(wrong.exception)
 
 
 def test_a_terminal_gets_the_same_words(tmp_path: Path) -> None:

@@ -76,7 +76,6 @@ def lost(group: model.Group) -> LostPercent:
 
 
 def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
-    """The group with another largest point."""
     found = lost(group)
     *before, last = found.diagnosed.points
     points = (*before, dataclasses.replace(last, **changes))
@@ -97,7 +96,6 @@ def charts(group: model.Group, view: str) -> list[Chart]:
 
 
 def rows(sheet: Sheet[Any]) -> list[tuple[str, ...]]:
-    """Lines for people."""
     return [tuple(map(str, row.cells)) for row in sheet.to_display().rows]
 
 

@@ -33,14 +33,8 @@ ESCAPE = "\x1b[31m\x07\r\n"
 STARTING = {"lane": STAGE, "name": "starting", "start_ns": S // 2, "end_ns": S}
 
 COLUMNS = [
-    "gpu.0.power_w",
-    "gpu.0.sm_clock_hz",
-    "gpu.0.clock_reasons",
-    "gpu.0.temperature_c",
-    "host.cpu.0.busy",
-    "host.memory_used_bytes",
-    "host.net.eth0.received_bytes",
-    "host.net.eth1.received_bytes",
+    *(f"gpu.0.{name}" for name in ("power_w", "sm_clock_hz", "clock_reasons", "temperature_c")),
+    *("host.cpu.0.busy", "host.memory_used_bytes", "host.net.eth0.received_bytes", "host.net.eth1.received_bytes"),
     "host.energy.package-0_j",
 ]
 
@@ -82,7 +76,6 @@ def run_cli(*arguments: str | Path) -> Result:
 
 
 def section(text: str, title: str, following: str) -> list[str]:
-    """The lines of a section of the text."""
     lines = text.splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith(title))
     end = next((n for n, line in enumerate(lines) if n > begin and line.startswith(following)), len(lines))
@@ -97,7 +90,6 @@ def telemetry_lines(out: Path, code: int = 0) -> list[str]:
 
 
 def runs_of(found: dict[str, Any], view: str = "telemetry") -> list[dict[str, Any]]:
-    """The runs of a section of the JSON, over all groups."""
     return [run for group in found["groups"] for run in group[view]["runs"]]
 
 
