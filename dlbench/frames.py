@@ -25,7 +25,7 @@ from dlbench.views.scaling_report import assemble, document_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_UNITS = (
+_UNITS = (  # Units by the end of a column's name, where the table itself does not say (docs/formats.md).
     (r"_ns$", "ns"),
     (r"bytes_per_s$", "bytes/s"),
     (r"bytes$", "bytes"),
@@ -39,7 +39,6 @@ _UNITS = (
     (r"_per_s$", "1/s"),
     (r"_s$", "s"),
 )
-"""Units by the end of a column's name, where the table itself does not say (docs/formats.md)."""
 
 
 def unit_of(column: str) -> str:
@@ -49,10 +48,8 @@ def unit_of(column: str) -> str:
 
 
 class Runs:
-    """Every run of training below some folders. Nothing is kept open; frames are made when they are asked for.
-
-    Raises:
-        UserError: there is no such folder.
+    """Every run of training below some folders. Nothing is kept open; frames are made when they are asked for. Raises
+    UserError: there is no such folder.
     """
 
     def __init__(self, *folders: str | os.PathLike[str]) -> None:
@@ -69,10 +66,8 @@ class Runs:
         return tuple(self._tables)
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table of the report, as ``dlbench report --format csv --table NAME`` writes it.
-
-        Raises:
-            UserError: there is none of that name.
+        """A table of the report, as ``dlbench report --format csv --table NAME`` writes it. Raises UserError: there is
+        none of that name.
         """
         if name not in self._tables:
             raise UserError(f"table {name!r}: {nearest(name, self.names)}")
@@ -89,11 +84,8 @@ class Runs:
     def steps(self, run: str) -> pd.DataFrame:
         """One row per rank and step of run id `run`: `start_ns` on the clock of node 0, phases, samples, loss.
 
-        Columns as in docs/formats.md, "rank-NNNN.steps"; warm-up steps have `warmup`.
-
-        Raises:
-            UserError: there is no such run.
-            IncompleteDataError: a step file is missing or damaged.
+        Columns as in docs/formats.md, "rank-NNNN.steps"; warm-up steps have `warmup`. Raises UserError: there is no
+        such run; or IncompleteDataError: a step file is missing or damaged.
         """
         traced, notes = self._traced(run)
         return self._joined(self._steps(traced, notes), notes)
@@ -101,21 +93,15 @@ class Runs:
     def messages(self, run: str) -> pd.DataFrame:
         """One row per all-reduce message of a traced run (`--trace`); empty where none was recorded.
 
-        `start_ns` is on the clock of node 0; `queued_ns`: how long it was ready before it started.
-
-        Raises:
-            UserError: there is no such run.
-            IncompleteDataError: see `steps`.
+        `start_ns` is on the clock of node 0; `queued_ns`: how long it was ready before it started. Raises UserError:
+        there is no such run; or IncompleteDataError: see `steps`.
         """
         traced, notes = self._traced(run)
         return self._joined(self._messages(traced, notes), notes)
 
     def telemetry(self, run: str) -> pd.DataFrame:
         """One row per node and sample of a watched run, one column per sampled field; NaN: not read at that time.
-
-        Raises:
-            UserError: there is no such run.
-            IncompleteDataError: see `steps`.
+        Raises UserError: there is no such run; or IncompleteDataError: see `steps`.
         """
         traced, notes = self._traced(run)
         return self._joined(self._telemetry(traced, notes), notes)
@@ -175,9 +161,5 @@ class Runs:
 
 
 def open_runs(*folders: str | os.PathLike[str]) -> Runs:
-    """Every run of training below some folders, see `Runs`; `dlbench.open`.
-
-    Raises:
-        UserError: there is no such folder.
-    """
+    """Every run of training below some folders (`Runs`); `dlbench.open`. Raises UserError: there is no such folder."""
     return Runs(*folders)

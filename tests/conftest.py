@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.browser import browser
 from tests.support.forks import call_dlbench
 from tests.support.gpus import hide_gpus, is_for_gpus, why_without_gpu
+from tests.support.leftovers import Leftovers
 from tests.support.slurm import slurm_box, slurm_can_run, slurm_folder, whole_box
 
 __all__ = ["browser", "slurm_box", "slurm_can_run", "slurm_folder", "whole_box"]
@@ -101,6 +102,23 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def leftovers() -> Iterator[Leftovers]:
+    with Leftovers() as found:
+        yield found
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small networks compute on one thread: more would mostly wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

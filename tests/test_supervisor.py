@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,12 +32,6 @@ STARTS = {
     "tempfile.NamedTemporaryFile(delete=False)",
 }
 _LOADS = "import multiprocessing, os, signal, subprocess, sys, tempfile, time\n"
-
-
-@pytest.fixture
-def leftovers() -> Iterator[Leftovers]:
-    with Leftovers() as found:
-        yield found
 
 
 def program(*kinds: str, then: str = "time.sleep(1000)") -> list[str]:

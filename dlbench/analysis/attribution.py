@@ -46,24 +46,18 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-PartTimes = Mapping[RunKey, Mapping[str, float]]
-"""Seconds per step of each part, by run."""
+PartTimes = Mapping[RunKey, Mapping[str, float]]  # Seconds per step of each part, by run.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """One part of a step at one scaling point."""
 
-    name: str
-    """One of `dlbench.analysis.causes.CAUSES`, or of what they are part of or consist of; `step` for the whole."""
-    seconds: Estimate
-    """Geometric mean over runs (where paired: over the pairs) of the mean step x the part's mean share of it."""
-    ideal_seconds: float
-    """The same at the baseline, for the same number of samples per rank."""
-    lost: Estimate
-    """Efficiency that is lost here, a fraction; negative where the part became faster."""
-    p: float | None
-    """Two-sided p of Student's t test that nothing is lost or gained here, of this part alone; None at the baseline."""
+    name: str  # One of `dlbench.analysis.causes.CAUSES`, a whole or a part of them; `step` for the whole step.
+    seconds: Estimate  # Geometric mean over runs (or pairs) of the mean step x the part's mean share of it.
+    ideal_seconds: float  # The same at the baseline, for the same number of samples per rank.
+    lost: Estimate  # Efficiency that is lost here, a fraction; negative where the part became faster.
+    p: float | None  # Two-sided p of Student's t test that nothing is lost or gained by it; None at the baseline.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +65,8 @@ class Attribution:
     """The parts of a step and their sum."""
 
     parts: tuple[Part, ...]
-    whole: Part
-    """The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency."""
-    more: Mapping[str, Part]
-    """Further rows, made alike, that are no terms of the sum: what parts consist of, or are part of."""
+    whole: Part  # The whole step: sum of the parts, lost share = sum of the lost shares = 1 - efficiency.
+    more: Mapping[str, Part]  # Further rows, no terms of the sum: what parts consist of, or are part of.
 
 
 def attribute(
@@ -88,13 +80,9 @@ def attribute(
 ) -> Attribution:
     """The parts of a point against its baseline; where they are paired (`dlbench.stats.pairing`), over the pairs.
 
-    Args:
-        own: the parts of this point's runs.
-        baseline: those of the baseline's runs.
-        work: samples per rank and step of this point / of the baseline (1 under weak scaling).
-        names: the parts, in order; together they are the whole step.
-        more: further rows of the same runs.
-        is_baseline: nothing is lost by definition.
+    `names` are the parts, in order, together the whole step; `more` are further rows of the same runs; `work`: samples
+    per rank and step of this point / of the baseline (1 under weak scaling); at the baseline (`is_baseline`) nothing is
+    lost by definition.
     """
     pairs = Pairing((), 0) if is_baseline else pairing(own, baseline)
     mine = _Side(own, names, more, pairs.keys or sorted(own), 1.0)
@@ -123,10 +111,8 @@ def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """The parts of each run, moved by one amount a part, so that their arithmetic means are the point's seconds.
 
     Those are q_k, not the means of the runs' own, which are larger where runs scatter. Sums and differences of parts
-    and of points then are those of the figures that every other table has, and scatter over the runs as they did.
-
-    Args:
-        runs: seconds of the parts of each run's step; together they are the whole step, above 0.
+    and of points then are those of the figures that every other table has, and scatter over the runs as they did. Takes
+    seconds of the parts of each run's step; together they are the whole step, above 0.
     """
     wholes = [math.fsum(parts.values()) for parts in runs]
     mean = math.exp(math.fsum(map(math.log, wholes)) / len(wholes))

@@ -45,20 +45,16 @@ if TYPE_CHECKING:
 CAUSES = ("compute", "exchange", "straggler", "input", "host", "launch", "throttling", "memory", "rest")
 """In the order in which they are printed; together they are the whole step."""
 
-EXCHANGE_PHASE = "exchange_phase"
-"""The gradient exchange after the backward pass: `exchange` and `straggler`."""
+EXCHANGE_PHASE = "exchange_phase"  # The gradient exchange after the backward pass: `exchange` and `straggler`.
 
-COMPUTE_PARTS = ("forward", "backward", "optimizer")
-"""What `compute` consists of."""
+COMPUTE_PARTS = ("forward", "backward", "optimizer")  # What `compute` consists of.
 
 INPUT_PARTS = ("fetch", "prepare", "copy")
 """What `input` consists of: fetching samples, preparing them, copying batches to the device."""
 
-WAIT_PARTS = ("wait", "copy")
-"""The same where a run does not say what its readers did: the wait for batches, and the copy."""
+WAIT_PARTS = ("wait", "copy")  # The same where a run does not say what its readers did: wait for batches, and copy.
 
-_OUT_OF_COMPUTE = ("launch", "throttling", "memory")
-"""Parts whose seconds lie in the phases of computing."""
+_OUT_OF_COMPUTE = ("launch", "throttling", "memory")  # Parts whose seconds lie in the phases of computing.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,30 +62,23 @@ class Causes:
     """The causes of one run."""
 
     ranks: int
-    steps: int
-    """Measured steps of every rank."""
+    steps: int  # Measured steps of every rank.
     sums_ns: dict[str, int]
     """Of all ranks and steps, by `CAUSES`, nanoseconds; their sum is ranks x the longest measured time of any rank."""
     not_measured: dict[str, str]
     """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
-    throttling_evidence: str
-    """How the share of lowered clocks is known; empty where it is not."""
-    launch_evidence: str = ""
-    """How `launch` is known; empty where it is not, and on CPUs, where nothing is launched."""
-    memory_evidence: str = ""
-    """How `memory` is known, or why it is 0; empty where it is not known."""
-    compute_ns: dict[str, int]
-    """`compute` by `COMPUTE_PARTS`, nanoseconds."""
+    throttling_evidence: str  # How the share of lowered clocks is known; empty where it is not.
+    launch_evidence: str = ""  # How `launch` is known; empty where it is not, and on CPUs, where nothing is launched.
+    memory_evidence: str = ""  # How `memory` is known, or why it is 0; empty where it is not known.
+    compute_ns: dict[str, int]  # `compute` by `COMPUTE_PARTS`, nanoseconds.
     taken_ns: dict[str, dict[str, int]]
     """`launch`, `throttling` and `memory` by the `COMPUTE_PARTS` that they were taken from, nanoseconds."""
     input_ns: dict[str, int]
     """`input` by `WAIT_PARTS`, nanoseconds; with `fetch` and `prepare`, the wait's own parts, where the run says what
     its readers did."""
     waiting: Waiting
-    work_ns: tuple[int, ...]
-    """Each rank's own work, by rank: all its measured steps without the exchange."""
-    hosts: tuple[str, ...]
-    """Host of each rank."""
+    work_ns: tuple[int, ...]  # Each rank's own work, by rank: all its measured steps without the exchange.
+    hosts: tuple[str, ...]  # Host of each rank.
     leaving: Mapping[str, Leaving] = field(default_factory=dict)
     """Which host leaves the exchange later than the others; empty where the clocks do not say."""
 
@@ -105,10 +94,8 @@ class Causes:
         return {name: found[name] for name in CAUSES}
 
     def seconds_without(self, names: Collection[str]) -> dict[str, float]:
-        """Mean seconds per step by `CAUSES`, and of what they are part of and consist of, by name.
-
-        Args:
-            names: causes to be taken as if this run had not measured them: 0, and their time is part of `compute`.
+        """Mean seconds per step by `CAUSES`, and of what they are part of and consist of, by name. Causes in `names`
+        are taken as if this run had not measured them: 0, and their time is part of `compute`.
         """
         sums, compute = dict(self.sums_ns), dict(self.compute_ns)
         for name in names:
@@ -124,13 +111,8 @@ class Causes:
 def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     """The causes of a run with a valid record.
 
-    Args:
-        run: the run.
-        steps: what `load_steps` gave for it, if that is at hand; read otherwise.
-
-    Raises:
-        IncompleteDataError: as `dlbench.analysis.measures.load_steps`.
-        ValueError: the run has no valid record and so no figures.
+    `steps`: what `load_steps` gave for it, if that is at hand. Raises IncompleteDataError: as
+    `dlbench.analysis.measures.load_steps`; or ValueError: the run has no valid record and so no figures.
     """
     loaded = steps or load_steps(run)
     assert run.record is not None
@@ -234,11 +216,7 @@ def _compute_parts(
         left[name] -= memory[name]
     throttling = _shared_out(round(throttled * sum(left.values())), left)
     left = {name: value - throttling[name] for name, value in left.items()}
-    return left, {
-        "launch": launch,
-        "throttling": throttling,
-        "memory": {name: memory[name] for name in COMPUTE_PARTS},
-    }
+    return left, {"launch": launch, "throttling": throttling, "memory": {name: memory[name] for name in COMPUTE_PARTS}}
 
 
 def _shared_out(amount: int, among: Mapping[str, int]) -> dict[str, int]:

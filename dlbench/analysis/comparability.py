@@ -32,7 +32,7 @@ _WORDS = {"title", "about", "notice", "sample_unit"}
 
 _STORAGE = "system.storage."
 
-NOT_SHAPING = frozenset(
+NOT_SHAPING = frozenset(  # Keys of a system that do not shape how fast its runs are; every other one does.
     {
         # Words, and peak rates that figures are compared with.
         *("system.title", "system.storage.shared_title"),
@@ -47,19 +47,16 @@ NOT_SHAPING = frozenset(
         *("system.slurm.requeue", "system.slurm.max_requeues", "system.slurm.max_time"),
     }
 )
-"""Keys of a system that do not shape how fast its runs are; every other one does."""
 
-NOT_SHAPING_OPTIONS = frozenset(
+NOT_SHAPING_OPTIONS = frozenset(  # The same for options of `system.slurm.extra`, by sbatch's names.
     {
         *("begin", "comment", "deadline", "hold", "mail-type", "mail-user", "nice", "priority", "time-min"),
         *("wait-all-nodes", "wckey"),
     }
 )
-"""The same for options of `system.slurm.extra`, by sbatch's names."""
 
 
-AFTER_INTERRUPTION = "after an interruption"
-"""What is said of runs that went on from an earlier attempt (`Record.goes_on`)."""
+AFTER_INTERRUPTION = "after an interruption"  # Of runs that went on from an earlier attempt (`Record.goes_on`).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +100,8 @@ def unique_labels(groups: Sequence[Labelled]) -> list[str]:
 
 
 def differing_settings(groups: Sequence[tuple[str, LaunchPlan]]) -> list[tuple[Condition, ...]]:
-    """What each group was asked for otherwise than others that are comparable with it; empty where none is.
-
-    Args:
-        groups: what is equal for comparable groups, and a plan of each.
+    """What each group was asked for otherwise than others that are comparable with it; empty where none is. Takes what
+    is equal for comparable groups, and a plan of each.
     """
     asked = [system_content(plan) for _, plan in groups]
     found = []

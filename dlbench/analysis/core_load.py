@@ -8,19 +8,13 @@ from dlbench.analysis.doubts import Doubt
 from dlbench.records.scan import Run
 from dlbench.records.watch import NodeLoad
 
-LOADED = 0.05
-"""Share of the cores' time from which others' use of it is a warning: steps may take longer by as much."""
+LOADED = 0.05  # Share of the cores' time from which others' use of it is a warning: steps may take longer by as much.
 LOAD_CODES = ("foreign-load", "steal")
-_RESOLUTION_S = 0.03
-"""Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms."""
+_RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms.
 
 
 def load_doubts(runs: Mapping[str, Sequence[NodeLoad]]) -> Iterator[Doubt]:
-    """One warning for each node whose cores others used, over all runs; and one where the hypervisor took them.
-
-    Args:
-        runs: what each run says of its nodes, by the run's id.
-    """
+    """One warning for each node whose cores others used, over all runs; and one where the hypervisor took them."""
     yield from _doubts(
         runs,
         LOAD_CODES[0],

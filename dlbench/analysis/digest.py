@@ -20,15 +20,12 @@ if TYPE_CHECKING:
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
-QUANTILES = 101
-"""Quantiles kept of a run's step times: 0 %, 1 %, ..., 100 %."""
+QUANTILES = 101  # Quantiles kept of a run's step times: 0 %, 1 %, ..., 100 %.
 MAX_MAP_ROWS = 64
 MAX_MAP_COLUMNS = 100
 MAX_OUTLIERS = 20
-FENCE = 3.0
-"""Interquartile ranges from the third quartile to the fence (Tukey 1977, Exploratory Data Analysis: "far out")."""
-MIN_CORRELATED = 10
-"""Fewest steps with an autocorrelation."""
+FENCE = 3.0  # Interquartile ranges above the third quartile (Tukey 1977, Exploratory Data Analysis: "far out").
+MIN_CORRELATED = 10  # Fewest steps with an autocorrelation.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +33,12 @@ class OutlierStep:
     """A step that took far longer than the run's median step."""
 
     run_id: str
-    step: int
-    """Number of the step, warm-up steps counted."""
-    seconds: float
-    """Of its slowest rank."""
-    ratio: float
-    """Over the run's median step (1)."""
-    rank: int
-    """Rank whose own work (step without exchange) was longest."""
+    step: int  # Number of the step, warm-up steps counted.
+    seconds: float  # Of its slowest rank.
+    ratio: float  # Over the run's median step (1).
+    rank: int  # Rank whose own work (step without exchange) was longest.
     host: str
-    phase: str
-    """What grew most against that rank's median, one of `dlbench.analysis.measures.PARTS` but `imbalance`."""
+    phase: str  # What grew most against that rank's median, one of `dlbench.analysis.measures.PARTS` but `imbalance`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +50,12 @@ class RankStepMap:
     nanosecond.
     """
 
-    rank_starts: tuple[int, ...]
-    """First rank of each row; the last row ends with the last rank."""
+    rank_starts: tuple[int, ...]  # First rank of each row; the last row ends with the last rank.
     num_ranks: int
-    step_starts: tuple[int, ...]
-    """Number of the first step of each column, warm-up steps counted."""
+    step_starts: tuple[int, ...]  # Number of the first step of each column, warm-up steps counted.
     last_step: int
-    cells: tuple[tuple[float, ...], ...]
-    """By row, then column (1)."""
-    row_hosts: tuple[str, ...]
-    """Hosts of each row's ranks, `n0` or `n0 to n3`."""
+    cells: tuple[tuple[float, ...], ...]  # By row, then column (1).
+    row_hosts: tuple[str, ...]  # Hosts of each row's ranks, `n0` or `n0 to n3`.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,26 +65,15 @@ class StepDigest:
     quantiles_s: tuple[float, ...]
     """`QUANTILES` quantiles of the slowest rank's time in each measured step, seconds, linear interpolation."""
     num_steps: int
-    num_outliers: int
-    """Steps beyond the third quartile + 3 times the interquartile range (Tukey's far-out fence)."""
+    num_outliers: int  # Steps beyond the third quartile + 3 times the interquartile range (Tukey's far-out fence).
     fence_s: float
-    outliers: tuple[OutlierStep, ...]
-    """The longest of them, longest first, at most `MAX_OUTLIERS`."""
-    autocorrelation: float | None
-    """Of successive step times (lag 1); None for fewer than 10 steps or equal times."""
+    outliers: tuple[OutlierStep, ...]  # The longest of them, longest first, at most `MAX_OUTLIERS`.
+    autocorrelation: float | None  # Of successive step times (lag 1); None for fewer than 10 steps or equal times.
     map: RankStepMap
 
 
 def digest_of(run: Run, steps: RunSteps) -> StepDigest:
-    """The steps of a run in short.
-
-    Args:
-        run: with a valid record.
-        steps: what `dlbench.analysis.measures.load_steps` gave for it.
-
-    Raises:
-        ValueError: the run has no record.
-    """
+    """The steps of a run in short. Raises ValueError: the run has no record."""
     import numpy as np
 
     if run.record is None:

@@ -13,13 +13,10 @@ Severity = Literal["serious", "note"]
 class Doubt:
     """One reason for doubt."""
 
-    code: str
-    """Stable short name, for programs."""
-    severity: Severity
-    """serious: the figure may mislead; note: the reader must know it."""
+    code: str  # Stable short name, for programs.
+    severity: Severity  # serious: the figure may mislead; note: the reader must know it.
     text: str
-    runs: tuple[str, ...] = ()
-    """Runs it concerns; empty where it concerns the comparison as a whole."""
+    runs: tuple[str, ...] = ()  # Runs it concerns; empty where it concerns the comparison as a whole.
 
 
 def merged(found: Iterable[Doubt]) -> list[Doubt]:

@@ -27,8 +27,7 @@ _INTERFACES = ("variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
 _LOOPBACK = "lo"
 
 
-NOT_SET = "not set"
-"""Value of a key that a run does not have."""
+NOT_SET = "not set"  # Value of a key that a run does not have.
 
 # What a data source says of itself that must not change between repeats; the rest depends on the rank count.
 _DATA_KEYS = ("kind", "index_sha256", "num_samples", "decoder")
@@ -41,25 +40,22 @@ class Difference:
     key: str
     values: tuple[tuple[str, tuple[str, ...]], ...]
     """Each value (`not set` where a run has none) with the ids of its runs, the most frequent first."""
-    expected: bool
-    """Whether it names the job or the place in it, and so differs by nature."""
+    expected: bool  # Whether it names the job or the place in it, and so differs by nature.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environments:
     """What several runs ran in."""
 
-    common: dict[str, str]
-    """Keys with one value in all runs."""
+    common: dict[str, str]  # Keys with one value in all runs.
     differences: tuple[Difference, ...]
 
 
-TELLING = (
+TELLING = (  # Beginnings of keys that explain differences of speed, the likeliest first.
     *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
     *("kernel", "os", "python", "libc", "memory."),
     *("data.", "variable."),
 )
-"""Beginnings of keys that explain differences of speed, the likeliest first."""
 
 
 def order_of(key: str) -> tuple[int, str]:
@@ -73,12 +69,8 @@ def names_the_job(key: str) -> bool:
 
 
 def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
-    """The environments (of rank 0) of runs that have a record; others are passed over.
-
-    Args:
-        runs: at least one.
-        with_data: also compare what the data source says of itself, as keys `data.…`; only runs of
-            one workload can agree there.
+    """The environments (of rank 0) of runs that have a record; others are passed over. `with_data`: also what the data
+    source says of itself, as keys `data.…`; only runs of one workload can agree there.
     """
     return side_by_side({run.plan.run_id: _told(run.record, with_data) for run in runs if run.record is not None})
 

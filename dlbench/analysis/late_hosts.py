@@ -43,11 +43,8 @@ def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, 
 
     All ranks wait for the slowest, so a host is as slow as its slowest rank; but the largest of eight values is larger
     than that of four by chance alone. With k ranks on the host with fewest, a host of m counts with the mean, over all
-    choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x ascending.
-
-    Args:
-        hosts: host of each rank.
-        values: one for each rank.
+    choices of k of its ranks, of the largest: sum of C(i - 1, k - 1) / C(m, k) x[i], x ascending. Both arguments have
+    one item per rank.
     """
     of_host: dict[str, list[float]] = {}
     for host, value in zip(hosts, values, strict=True):
@@ -77,8 +74,7 @@ def _median_without(ordered: Sequence[float], one: float) -> float:
     return statistics.median(near)
 
 
-LATE = 0.03
-"""Share of a step by which a host must leave later to be said to: the same as of own work, because all wait for it."""
+LATE = 0.03  # Share of a step by which a late host leaves later: that of own work, because all wait for it.
 
 _UP_TO_EXCHANGE = ("input", "h2d", "forward", "backward", "exchange")
 
@@ -87,10 +83,8 @@ _UP_TO_EXCHANGE = ("input", "h2d", "forward", "backward", "exchange")
 class Leaving:
     """One host in one run; shares of the mean step (1)."""
 
-    later: float
-    """By how much later than the other hosts it leaves an exchange, median over steps."""
-    at_least: float
-    """The same, as far as it is certain for all that the clocks may be off; negative where it is not."""
+    later: float  # By how much later than the other hosts it leaves an exchange, median over steps.
+    at_least: float  # The same, as far as it is certain for all that the clocks may be off; negative where it is not.
 
 
 def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:

@@ -18,24 +18,17 @@ from dlbench.analysis.stragglers import WORK, LateRank
 class Straggler:
     """A rank, or a host, for which the others waited; means over the runs of a point, seconds per step."""
 
-    rank: int | None
-    """None for a host."""
+    rank: int | None  # None for a host.
     host: str
-    last_share: float
-    """Fraction of the steps in which it came last."""
-    waited_s: float
-    """Waiting for it, mean over all ranks."""
-    waited_share: float
-    """The same as a fraction of all waiting."""
+    last_share: float  # Fraction of the steps in which it came last.
+    waited_s: float  # Waiting for it, mean over all ranks.
+    waited_share: float  # The same as a fraction of all waiting.
     input_s: float
     """Its input wait and copy beyond the mean of the ranks in time, in the steps in which it was late, spread over all
     steps; of a host the mean over its ranks."""
-    compute_s: float
-    """The same of forward, backward and optimizer."""
-    host_s: float
-    """The same of what lies between the phases."""
-    late_by: str
-    """In what it was late most: `input`, `compute`, `host`; `unexplained` where nothing of its own explains it."""
+    compute_s: float  # The same of forward, backward and optimizer.
+    host_s: float  # The same of what lies between the phases.
+    late_by: str  # In what it was late most: `input`, `compute`, `host`; `unexplained` if by nothing of its own.
 
 
 def ranking(runs: Sequence[Causes]) -> tuple[tuple[Straggler, ...], tuple[Straggler, ...]]:
@@ -86,11 +79,8 @@ def _straggler(rank: int | None, host: str, parts: Sequence[_Part], total_ns: in
 def main_straggler(ranks: Sequence[Straggler], num_ranks: int) -> Straggler | None:
     """The rank for which most of the waiting was; None where ranks take turns.
 
-    With p ranks it must hold a share of (1 + 1/p) / 2 of it: half-way from an even share to all.
-
-    Args:
-        ranks: longest waited for first.
-        num_ranks: p, of the runs.
+    With p ranks it must hold a share of (1 + 1/p) / 2 of it: half-way from an even share to all. `ranks`: longest
+    waited for first.
     """
     first = ranks[0] if ranks else None
     return first if first is not None and first.waited_share >= (1 + 1 / num_ranks) / 2 else None
@@ -100,10 +90,7 @@ def main_host(hosts: Sequence[Straggler], runs: Sequence[Causes]) -> Straggler |
     """The host for whose ranks most of the waiting was, of several; None where hosts take turns.
 
     If s of the ranks are on it, it must hold a share of (1 + s) / 2 of the waiting: half-way from an even share to all.
-
-    Args:
-        hosts: longest waited for first.
-        runs: those of the point.
+    `hosts`: longest waited for first.
     """
     if not hosts or all(len(set(run.hosts)) == 1 for run in runs):
         return None

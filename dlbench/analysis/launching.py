@@ -22,10 +22,7 @@ from dlbench.units import format_seconds
 
 def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, int] | None, str]:
     """Nanoseconds of all ranks and measured steps by `LAUNCHED`, and how they are known; None and why not.
-
-    Args:
-        steps: of a run.
-        synchronised: whether the run waited for the device after each phase.
+    `synchronised`: whether the run waited for the device after each phase.
     """
     if steps.launch is None:
         return dict.fromkeys(LAUNCHED, 0), ""
@@ -45,8 +42,9 @@ def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, i
     if unknown_ns:
         mean_s = unknown_ns / steps.step_ns.size / 1e9
         return None, (
-            f"the device waited for the host for {format_seconds(mean_s)} a step at most; no step of the warm-up shows "
-            "what its kernels take alone: it is too short, or a phase has more kernels than the launch queue holds"
+            f"the device waited for the host for {format_seconds(mean_s)} per step at most; no step of the warm-up "
+            "shows what its kernels take alone: it is too short, or a phase has more kernels than the launch queue "
+            "holds"
         )
     bounds_ns = sum(int(bound.sum()) for bound in steps.launch.bound_ns.values())
     if not bounds_ns:

@@ -43,55 +43,37 @@ _KERNELS = tuple(f"kernel_{phase}_ns" for phase in LAUNCHED)
 class RunMeasures:
     """Figures of one valid run; times in seconds."""
 
-    steps: int
-    """Measured steps of every rank."""
-    samples: int
-    """Samples of all measured steps of all ranks."""
-    measured_s: float
-    """Longest measured time of any rank."""
-    throughput: float
-    """samples / measured_s, samples per second."""
-    step_median_s: float
-    """Median over steps of the slowest rank's time in each step."""
-    step_p95_s: float
-    """95th percentile of the same (linear interpolation)."""
-    step_cv: float
-    """Coefficient of variation of the same: standard deviation / mean."""
-    parts: dict[str, float]
-    """Seconds a step of each of `PARTS`; their sum is measured_s / steps."""
-    exchange_wait_s: float
-    """Part of `exchange`, not to be added: mean excess over the rank that waited least in each step."""
-    exchange_wait_first_s: float
-    """The same of rank 0, whose messages a record holds: median over steps."""
+    steps: int  # Measured steps of every rank.
+    samples: int  # Samples of all measured steps of all ranks.
+    measured_s: float  # Longest measured time of any rank.
+    throughput: float  # samples / measured_s, samples per second.
+    step_median_s: float  # Median over steps of the slowest rank's time in each step.
+    step_p95_s: float  # 95th percentile of the same (linear interpolation).
+    step_cv: float  # Coefficient of variation of the same: standard deviation / mean.
+    parts: dict[str, float]  # Seconds per step of each of `PARTS`; their sum is measured_s / steps.
+    exchange_wait_s: float  # Part of `exchange`, not to be added: mean excess over the least wait in each step.
+    exchange_wait_first_s: float  # The same of rank 0, whose messages a record holds: median over steps.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
     """How long devices waited for their hosts' calls, see `dlbench.analysis.launching`; by `LAUNCHED`, nanoseconds."""
 
-    bound_ns: dict[str, Times]
-    """At most, of all measured steps; shape (ranks, steps)."""
-    kernel_ns: dict[str, Times]
-    """What the phase's kernels take alone, `UNKNOWN_NS` where no step shows it; shape (ranks,)."""
+    bound_ns: dict[str, Times]  # At most, of all measured steps; shape (ranks, steps).
+    kernel_ns: dict[str, Times]  # What the phase's kernels take, `UNKNOWN_NS` where no step shows it; shape (ranks,).
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSteps:
     """Times of all measured steps of one run, nanoseconds; times have shape (ranks, steps)."""
 
-    numbers: Times
-    """Of the steps, warm-up steps counted; shape (steps,)."""
-    begin_ns: Times
-    """Start of each rank's first measured step on its machine's clock; shape (ranks,)."""
-    end_ns: Times
-    """End of each rank's last measured step, likewise."""
+    numbers: Times  # Of the steps, warm-up steps counted; shape (steps,).
+    begin_ns: Times  # Start of each rank's first measured step on its machine's clock; shape (ranks,).
+    end_ns: Times  # End of each rank's last measured step, likewise.
     step_ns: Times
-    phase_ns: dict[str, Times]
-    """By phase, in the order of `PHASES`."""
-    unbroken: int
-    """First steps that follow each other without a pause (evaluation, checkpoint) on every rank."""
-    launch: Launching | None = None
-    """None on CPUs."""
+    phase_ns: dict[str, Times]  # By phase, in the order of `PHASES`.
+    unbroken: int  # First steps that follow each other without a pause (evaluation, checkpoint) on every rank.
+    launch: Launching | None = None  # None on CPUs.
 
     @property
     def other_ns(self) -> Times:
@@ -105,9 +87,8 @@ class RunSteps:
 def load_steps(run: Run) -> RunSteps:
     """Measured steps of all ranks of a run with a valid record, checked.
 
-    Raises:
-        IncompleteDataError: step files are missing, torn, or disagree with the record or each other.
-        ValueError: the run has no valid record and so no figures.
+    Raises IncompleteDataError: step files are missing, torn, or disagree with the record or each other; or ValueError:
+    the run has no valid record and so no figures.
     """
     if run.record is None or run.state != "valid":
         raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
@@ -119,13 +100,8 @@ def load_steps(run: Run) -> RunSteps:
 def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     """The figures of a run with a valid record.
 
-    Args:
-        run: the run.
-        steps: what `load_steps` gave for it, if that is at hand; read otherwise.
-
-    Raises:
-        IncompleteDataError: step files are missing, torn, or disagree with the record or each other.
-        ValueError: the run has no valid record and so no figures.
+    `steps`: what `load_steps` gave for it, if that is at hand. Raises IncompleteDataError: step files are missing,
+    torn, or disagree with the record or each other; or ValueError: the run has no valid record and so no figures.
     """
     import numpy as np
 
@@ -163,7 +139,7 @@ def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
 
 
 def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
-    """Mean seconds a step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
+    """Mean seconds per step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
     count = step_ns.size
     steps = step_ns.shape[1]
     total = int(step_ns.sum())
@@ -356,8 +332,7 @@ def _refuse_impossible(run: Run, step_ns: Times, phase_ns: dict[str, Times]) -> 
     )
 
 
-UNKNOWN_NS = -1
-"""Instead of the time of a phase's kernels, where no step shows it."""
+UNKNOWN_NS = -1  # Instead of the time of a phase's kernels, where no step shows it.
 
 REFERENCE_STEPS = 3
 """Steps that show what the kernels of a phase take, where as many are found among the measured ones; otherwise the last
@@ -367,10 +342,8 @@ ones of the warm-up, for which as many are held back."""
 def kernel_ns(took: Times, bound: Times, warmup: Times) -> int:
     """What the kernels of one phase of one rank take, nanoseconds; `UNKNOWN_NS` where no step shows it.
 
-    Args:
-        took: of the phase, every step, nanoseconds; shape (steps,).
-        bound: how long the device waited for the host in it, at most, likewise.
-        warmup: 1 where a step is warm-up.
+    `took`: the phase in every step, nanoseconds; `bound`: how long the device waited for the host in it, at most;
+    `warmup`: 1 where a step is warm-up; each of shape (steps,).
     """
     import numpy as np
 

@@ -22,11 +22,9 @@ class Metric:
 
     name: str
     title: str
-    unit: str
-    """As `dlbench.stats.estimates.Estimate.unit`."""
+    unit: str  # As `dlbench.stats.estimates.Estimate.unit`.
     higher_is_worse: bool
-    about: str
-    """How it is made, in a sentence."""
+    about: str  # How it is made, in a sentence.
 
 
 METRICS: tuple[Metric, ...] = (
@@ -81,12 +79,9 @@ def metrics_by_run(
     """Every metric of every run with figures: run id -> name of the metric -> value in its unit.
 
     A metric that a run does not have is absent: energy where nothing was sampled or too little was, time to quality
-    where the run had no target or did not meet it.
-
-    Args:
-        table: the runs.
-        wanted: names of `METRICS` to make; None: all. Energy reads the samples of every node, the others no file.
-        damaged: takes a line for each run whose samples are damaged; its energy is absent.
+    where the run had no target or did not meet it. Of `METRICS` only those `wanted` are made: energy reads the samples
+    of every node, the others no file. `damaged` takes a line for each run whose samples are damaged; its energy is
+    absent.
     """
     names = {metric.name for metric in METRICS} if wanted is None else set(wanted)
     found: dict[str, dict[str, float]] = {}

@@ -10,22 +10,18 @@ from dlbench.specs.plan import LaunchPlan
 
 CODE = "unlike-runs"
 
-MAX_KEYS = 6
-"""Keys that a sentence names; it counts the others, and reports list them all."""
+MAX_KEYS = 6  # Keys that a sentence names; it counts the others, and reports list them all.
 MAX_VALUES = 4
-MAX_LENGTH = 80
-"""Characters of a value that are shown."""
+MAX_LENGTH = 80  # Characters of a value that are shown.
 
-Facts = Mapping[str, str]
-"""What a run met, by key."""
+Facts = Mapping[str, str]  # What a run met, by key.
 
 
 def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doubt]:
     """At most two serious doubts: one on averages of unlike runs, one on ratios between unlike averages.
 
-    Args:
-        places: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or
-            the host do not count.
+    `places`: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or the
+    host do not count.
     """
     averaged = averaged_unlike(places)
     between = compared_unlike(places)

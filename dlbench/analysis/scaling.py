@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.stats.estimates import (
-    MIN_RUNS,
-    Estimate,
-    by_definition,
-    geometric_mean_estimate,
-    ratio_estimate,
-)
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 
 if TYPE_CHECKING:
@@ -34,29 +28,18 @@ class Point:
 
     ranks: int
     nodes: int
-    batch_per_rank: int
-    """Samples per step."""
+    batch_per_rank: int  # Samples per step.
     is_baseline: bool
-    throughput: Estimate
-    """Samples per second, all ranks together; geometric mean over runs, so that its ratios are speed-ups."""
-    throughput_per_rank: Estimate
-    """Samples per second and rank."""
-    step: Estimate
-    """Seconds; geometric mean over runs of each run's median step."""
-    step_p95: Estimate
-    """Seconds; geometric mean over runs of each run's 95th percentile."""
-    speedup: Estimate
-    """Against the baseline (1)."""
-    ideal_speedup: float
-    """ranks / ranks of the baseline."""
-    efficiency: Estimate
-    """Share of the ideal (1)."""
-    serial_fraction: Estimate | None
-    """Karp-Flatt (1); None under weak scaling and at the baseline."""
-    paired_with_baseline: bool
-    """Whether its runs and the baseline's are the same repeats, interleaved."""
-    mean_step: Estimate
-    """Seconds; geometric mean over runs of the measured time / steps, of which the efficiency is a ratio."""
+    throughput: Estimate  # Samples per second of all ranks; geometric mean over runs, so that ratios are speed-ups.
+    throughput_per_rank: Estimate  # Samples per second and rank.
+    step: Estimate  # Seconds; geometric mean over runs of each run's median step.
+    step_p95: Estimate  # Seconds; geometric mean over runs of each run's 95th percentile.
+    speedup: Estimate  # Against the baseline (1).
+    ideal_speedup: float  # ranks / ranks of the baseline.
+    efficiency: Estimate  # Share of the ideal (1).
+    serial_fraction: Estimate | None  # Karp-Flatt (1); None under weak scaling and at the baseline.
+    paired_with_baseline: bool  # Whether its runs and the baseline's are the same repeats, interleaved.
+    mean_step: Estimate  # Seconds; geometric mean over runs of measured time / steps; the efficiency is its ratio.
     run_ids: tuple[str, ...]
 
 
@@ -66,10 +49,8 @@ class Group:
 
     id: str
     scaling: Literal["weak", "strong"]
-    points: tuple[Point, ...]
-    """By rank count, then node count; the first is the baseline."""
-    sample: Run
-    """One of its runs, to read the common settings from."""
+    points: tuple[Point, ...]  # By rank count, then node count; the first is the baseline.
+    sample: Run  # One of its runs, to read the common settings from.
     runs: tuple[Run, ...]
 
     @property
@@ -156,13 +137,8 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
 def serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
     """Karp and Flatt's experimentally determined serial fraction.
 
-    Args:
-        speedup: measured speed-up against the baseline (1).
-        ideal: ranks divided by the baseline's ranks, above 1.
-
-    Returns:
-        The fraction (1); below 0 where the speed-up exceeds the ideal. It falls with the speed-up,
-        so the interval's ends change places.
+    Takes the measured speed-up against the baseline (1) and ranks divided by the baseline's, above 1. The fraction (1)
+    is below 0 where the speed-up exceeds the ideal; it falls with the speed-up, so the interval's ends change places.
     """
 
     def fraction(value: float) -> float:

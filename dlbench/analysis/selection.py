@@ -15,8 +15,7 @@ from dlbench.specs.plan import RunPlan
 
 RunT = TypeVar("RunT", bound=LaunchedRun)
 
-MAX_VALUES = 12
-"""Values of a key that an error lists."""
+MAX_VALUES = 12  # Values of a key that an error lists.
 
 
 def properties(run: LaunchedRun) -> dict[str, str]:
@@ -44,14 +43,8 @@ def properties(run: LaunchedRun) -> dict[str, str]:
 def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: str) -> list[RunT]:
     """Runs with all these properties, in their order.
 
-    Args:
-        runs: the runs.
-        name: what to call them, for errors.
-        where: the properties, values as text; see `properties`, and `tag.NAME` for a tag.
-        option: the option that named them, for errors.
-
-    Raises:
-        UserError: no run has such a key, or none has these values; names what there is.
+    `where`: the properties, values as text; see `properties`, and `tag.NAME` for a tag. Errors call the runs `name`,
+    and name the option. Raises UserError: no run has such a key, or none has these values; names what there is.
     """
     if not where:
         return list(runs)

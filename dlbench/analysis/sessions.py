@@ -22,8 +22,7 @@ from dlbench.records.scan import Run
 MIN_SESSIONS = 5
 """With fewer, their scatter is hardly known: a change must be 4.7 standard errors to be found at 1 % with 80 %
 probability where five sessions give the scatter, 5.5 where four do, and 8.0 where three do (Student's t)."""
-PAUSE_S = 12 * 3600
-"""Longer than from the runs of an evening to those of the morning after, shorter than from one night to the next."""
+PAUSE_S = 12 * 3600  # Longer than from an evening to the morning after, shorter than from night to night.
 LONGEST_S = 24 * 3600
 
 
@@ -31,12 +30,9 @@ LONGEST_S = 24 * 3600
 class Circumstances:
     """What the session of a run follows from."""
 
-    finished: str
-    """When it ended, UTC, ISO 8601."""
-    job: str
-    """Cluster and id of its Slurm job; empty outside of one."""
-    boot: str
-    """Host of rank 0 and the kernel's id of its boot; empty where a run does not know."""
+    finished: str  # When it ended, UTC, ISO 8601.
+    job: str  # Cluster and id of its Slurm job; empty outside of one.
+    boot: str  # Host of rank 0 and the kernel's id of its boot; empty where a run does not know.
 
     @property
     def moment(self) -> float:

@@ -36,12 +36,8 @@ def alike(items: Iterable[T], same: Callable[[T], K]) -> dict[K, list[T]]:
 def matched(
     sides: Sequence[Iterable[T]], same: Callable[[T], Hashable], refuse: Callable[[int, T, T], NoReturn]
 ) -> list[tuple[T | None, ...]]:
-    """Items of several sides that are alike, one of each side; None where a side has none.
-
-    Args:
-        sides: each with at most one item of a kind.
-        same: equal for items that belong together.
-        refuse: raises on two items of one kind on the side of this number.
+    """Items of several sides that are alike, one of each side; None where a side has none. Each side has at most one
+    item of a kind: `refuse` raises on two, given the side's number. `same` is equal for items that belong together.
     """
     found: dict[Hashable, list[T | None]] = {}
     for number, side in enumerate(sides):
@@ -118,8 +114,7 @@ class Comparison:
     groups: tuple[Group, ...]
     places: Mapping[tuple[int, int], tuple[Side, ...]]
     """Sides by ranks and nodes, ascending, where two kinds or more ran."""
-    references: Mapping[tuple[int, int], Side]
-    """What the others of a place are measured against, where it ran."""
+    references: Mapping[tuple[int, int], Side]  # What the others of a place are measured against, where it ran.
 
 
 def compare(
@@ -132,12 +127,8 @@ def compare(
 ) -> list[Comparison]:
     """All sets of groups of two kinds or more that ran at one rank and node count, in the order of the groups.
 
-    Args:
-        groups: those that take part.
-        differ_in: a digest of a run without what is compared.
-        kind: what a group is in the comparison.
-        reference: whether the others may be measured against it; the first of a place is.
-        order: of the groups of a set.
+    `differ_in`: a digest of a run without what is compared; `kind`: what a group is in the comparison; `reference`:
+    whether the others may be measured against it (the first of a place is); `order`: of the groups of a set.
     """
     found = []
     for digest, members in alike(groups, lambda group: differ_in(group.sample)).items():
@@ -167,8 +158,7 @@ class Twins:
     planned: frozenset[Variant]
     runs: Mapping[Variant, Mapping[RunKey, tuple[Run, RunMeasures]]]
     """Those with figures, by variant and repeat; every variant that was asked for is there."""
-    missing: tuple[str, ...]
-    """Why the others have none, in sentences."""
+    missing: tuple[str, ...]  # Why the others have none, in sentences.
 
     def of(self, variant: Variant, figure: Callable[[RunMeasures], T]) -> dict[RunKey, T]:
         """A figure of the runs of a variant."""
@@ -180,12 +170,8 @@ def twins(
 ) -> list[Twins]:
     """Every scaling point of every series that has the wanted variants, in order of series, ranks and nodes.
 
-    A copy of a run is no repeat.
-
-    Args:
-        runs: with and without figures.
-        variants: that are compared; runs of others are left out.
-        is_wanted: whether a point with runs of these variants takes part.
+    A copy of a run is no repeat. Runs of other variants are left out; `is_wanted`: whether a point with runs of these
+    variants takes part.
     """
     runs = list(runs)
     sessions = allocations_of(runs)

@@ -36,8 +36,7 @@ from dlbench.stats.multiplicity import benjamini_hochberg, student_tail, t_of_me
 SLOW = 1 + LATE
 """A host is slow if its own work is shown to be more than this many times that of others: 3 % is the least effect
 that dlbench promises to see."""
-FALSE_SHARE = 0.05
-"""Share of the hosts called slow that are not, on average over many reports (false discovery rate)."""
+FALSE_SHARE = 0.05  # Share of the hosts called slow that are not, on average over many reports (false discovery rate).
 
 SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Host names that may stand in a Slurm option; nothing else is printed there."""
@@ -46,16 +45,14 @@ Verdict = Literal["slow", "slow link", "slow and slow link", "suspected", "not s
 
 TO_EXCLUDE: tuple[Verdict, ...] = ("slow", "slow and slow link")
 """Verdicts of hosts that jobs are better kept off. Which end of a slow link is to blame is not known."""
-ACCUSED: tuple[Verdict, ...] = (*TO_EXCLUDE, "slow link")
-"""Verdicts that people should see."""
+ACCUSED: tuple[Verdict, ...] = (*TO_EXCLUDE, "slow link")  # Verdicts that people should see.
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostSessions:
     """What the sessions say of one host, a value for each."""
 
-    work: Sequence[float]
-    """Own work relative to the other hosts' (1)."""
+    work: Sequence[float]  # Own work relative to the other hosts' (1).
     at_least: Sequence[float] = ()
     """By how much later it leaves an exchange for certain, as a share of the step (1); sessions with known clocks."""
 
@@ -65,16 +62,13 @@ class HostHistory:
     """One host over all sessions in which it ran with other hosts."""
 
     host: str
-    ratio: Estimate
-    """Own work of its slowest rank relative to that of the other hosts' slowest ranks; mean over sessions."""
+    ratio: Estimate  # Own work of its slowest rank over that of other hosts' slowest ranks; mean over sessions.
     later: Estimate | None
     """By how much later than the other hosts' its exchanges end, as a share of the step; mean over sessions. None where
     the clocks do not say."""
     num_runs: int
-    last_share: float
-    """Fraction of the steps of these runs in which one of its ranks came last and others waited."""
-    fair_share: float
-    """The fraction it would have if every rank came last equally often."""
+    last_share: float  # Fraction of the steps of these runs in which one of its ranks came last and others waited.
+    fair_share: float  # The fraction it would have if every rank came last equally often.
     verdict: Verdict
 
 
@@ -84,22 +78,14 @@ class SlowNodes:
 
     hosts: tuple[HostHistory, ...]
     """Those that are shown to be slow first, then slowest first; empty where no run had ranks on two hosts or more."""
-    exclude: tuple[str, ...]
-    """Slow hosts for Slurm's `--exclude`, by name."""
-    unsafe: tuple[str, ...]
-    """Slow hosts whose names may not stand in an option, by name."""
-    option: str
-    """`--exclude=...` for sbatch; empty where no host is slow."""
-    threshold: float
-    """`SLOW`."""
-    num_runs: int
-    """Runs on two hosts or more that were counted."""
-    num_sessions: int
-    """Sessions of these runs."""
-    num_single_host: int
-    """Runs on one host: nothing to compare."""
-    num_faulty: int
-    """Runs left out because a fault was planted in them, which would accuse a host of it."""
+    exclude: tuple[str, ...]  # Slow hosts for Slurm's `--exclude`, by name.
+    unsafe: tuple[str, ...]  # Slow hosts whose names may not stand in an option, by name.
+    option: str  # `--exclude=...` for sbatch; empty where no host is slow.
+    threshold: float  # `SLOW`.
+    num_runs: int  # Runs on two hosts or more that were counted.
+    num_sessions: int  # Sessions of these runs.
+    num_single_host: int  # Runs on one host: nothing to compare.
+    num_faulty: int  # Runs left out because a fault was injected into them, which would accuse a host of it.
 
 
 def slow_nodes(table: RunTable) -> SlowNodes:

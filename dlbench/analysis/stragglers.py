@@ -56,8 +56,7 @@ WORK_PHASES: Mapping[str, tuple[str, ...]] = {
 WORK = tuple(WORK_PHASES)
 PHASES_OF_WORK = tuple(phase for phases in WORK_PHASES.values() for phase in phases)
 
-IN_TIME_SHARE = 0.5
-"""Of the longest wait of a step: a rank that waits so long is in time."""
+IN_TIME_SHARE = 0.5  # Of the longest wait of a step: a rank that waits so long is in time.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +64,8 @@ class LateRank:
     """How often one rank was late, who waited for it, and what held it up; sums over the measured steps."""
 
     rank: int
-    steps_last: int
-    """Steps in which it came last and another rank waited."""
-    waited_ns: int
-    """Its share of all ranks' waiting in the steps in which it was late, nanoseconds."""
+    steps_last: int  # Steps in which it came last and another rank waited.
+    waited_ns: int  # Its share of all ranks' waiting in the steps in which it was late, nanoseconds.
     late_ns: dict[str, int]
     """Its own time beyond the mean of the ranks in time in these steps, as charged to it, by `WORK`, nanoseconds."""
 
@@ -77,14 +74,11 @@ class LateRank:
 class Waiting:
     """Waiting of a whole run; sums over ranks and steps, nanoseconds."""
 
-    waited_ns: int = 0
-    """In the exchange."""
-    moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
-    """Of the late ranks' own work, by `WORK`."""
+    waited_ns: int = 0  # In the exchange.
+    moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))  # Own work of late ranks.
     moved_phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES_OF_WORK, 0))
     """The same by phase; those of one `WORK` sum to its own."""
-    ranks: tuple[LateRank, ...] = ()
-    """Ranks that were late at least once, the one that was waited for longest first."""
+    ranks: tuple[LateRank, ...] = ()  # Ranks that were late at least once, the one that was waited for longest first.
 
     @property
     def total_ns(self) -> int:

@@ -35,8 +35,7 @@ class WithoutFigures:
     """A run that yields no figure, and why."""
 
     run: Run
-    state: str
-    """invalid, failed, incomplete, or damaged (a valid record whose step files are not whole)."""
+    state: str  # invalid, failed, incomplete, or damaged (a valid record whose step files are not whole).
     why: str
 
 
@@ -44,18 +43,15 @@ class WithoutFigures:
 class RunTable:
     """All runs of a scan."""
 
-    figures: pd.DataFrame
-    """One row for each run with figures, in the order of the scan; columns see `tabulate`."""
+    figures: pd.DataFrame  # One row for each run with figures, in the order of the scan; columns see `tabulate`.
     parts: pd.DataFrame
-    """The same runs by `run_id`: seconds a step of each of `PARTS` (they sum to the step), `exchange_wait` and
+    """The same runs by `run_id`: seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and
     `exchange_wait_first`."""
-    runs: dict[str, Run]
-    """Runs with figures, by run id."""
+    runs: dict[str, Run]  # Runs with figures, by run id.
     without: tuple[WithoutFigures, ...]
     damaged: tuple[str, ...]
     """Damaged files, one line each; their runs yield no figure, unless it is spans or samples that are damaged."""
-    causes: dict[str, Causes] = field(default_factory=dict)
-    """Of the runs with figures, by run id; empty unless they were asked for."""
+    causes: dict[str, Causes] = field(default_factory=dict)  # By run id; empty unless they were asked for.
     digests: dict[str, StepDigest] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
 
@@ -88,18 +84,14 @@ def without_resumed(table: RunTable) -> RunTable:
 def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:
     """Figures of every valid run, if `with_causes` the causes of its step, and if `with_digests` its steps in short.
 
-    Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then
-    `run_id`, `group` (equal for comparable runs), `series`, `repeat`, `block` (series and swept
-    values: runs of one block and repeat ran interleaved), `position`, `side`,
-    `finished` (UTC), `batch`
-    (samples per rank, integer), `sample_unit`, `steps`, `samples`, `measured_s`, `throughput`
-    (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number of recorded ones).
+    Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then `run_id`, `group`
+    (equal for comparable runs), `series`, `repeat`, `block` (series and swept values: runs of one block and repeat ran
+    interleaved), `position`, `side`, `finished` (UTC), `batch` (samples per rank, integer), `sample_unit`, `steps`,
+    `samples`, `measured_s`, `throughput` (samples/s), `step_median_s`, `step_p95_s`, `step_cv` (1), `warnings` (number
+    of recorded ones).
 
     Damaged runs are not raised but listed, so that one bad file does not hide the rest. Where there is much to read,
-    several processes read; the table is the same.
-
-    Raises:
-        RunError: one of these processes was killed.
+    several processes read; the table is the same. Raises RunError: one of these processes was killed.
     """
     import pandas as pd
 
@@ -160,24 +152,16 @@ class Wanted:
 class LoadedRun:
     """What is kept of a run."""
 
-    row: dict[str, object]
-    """Its row of `dlbench.analysis.table.RunTable.figures`."""
-    parts: dict[str, float]
-    """Seconds a step of each of `dlbench.analysis.measures.PARTS`, `exchange_wait` and `exchange_wait_first`."""
-    causes: Causes | None
-    """None unless asked for."""
-    digest: StepDigest | None
-    """None unless asked for."""
-    damaged: tuple[str, ...] = ()
-    """Spans and samples that are damaged, one line each; they take no figure away."""
+    row: dict[str, object]  # Its row of `dlbench.analysis.table.RunTable.figures`.
+    parts: dict[str, float]  # Seconds per step of each of `measures.PARTS`, `exchange_wait`, `exchange_wait_first`.
+    causes: Causes | None  # None unless asked for.
+    digest: StepDigest | None  # None unless asked for.
+    damaged: tuple[str, ...] = ()  # Spans and samples that are damaged, one line each; they take no figure away.
 
 
 def load_run(run: Run, wanted: Wanted) -> LoadedRun:
-    """Reads the step files of a run, once.
-
-    Raises:
-        IncompleteDataError: as `dlbench.analysis.measures.load_steps`.
-        ValueError: the run has no valid record and so no figures.
+    """Reads the step files of a run, once. Raises IncompleteDataError: as `dlbench.analysis.measures.load_steps`; or
+    ValueError: the run has no valid record and so no figures.
     """
     steps = load_steps(run)
     measures = measure(run, steps)
@@ -232,12 +216,10 @@ def _row(run: Run, measures: RunMeasures) -> dict[str, object]:
     }
 
 
-MAX_PROCESSES = 6
-"""More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them."""
+MAX_PROCESSES = 6  # More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them.
 WORTH_A_PROCESS = 32 << 20
 """Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
-FILE_BYTES = 16 << 10
-"""As much of a step file is read in the time that it takes to open one and to look at its header."""
+FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
 
 
 def load_runs(
@@ -245,15 +227,8 @@ def load_runs(
 ) -> list[LoadedRun | IncompleteDataError]:
     """Reads many runs; what each gave, or why it gives nothing, in the order of `runs`.
 
-    Args:
-        runs: with valid records.
-        wanted: besides the figures.
-        processes: how many read; None: as many as pay for being started, at most one for each usable core. The results
-            are the same.
-
-    Raises:
-        RunError: a process was killed.
-        RuntimeError: a defect, with its traceback.
+    `processes`: how many read; None: as many as pay for being started, at most one for each usable core. The results
+    are the same. Raises RunError: a process was killed; or RuntimeError: a defect, with its traceback.
     """
     weights = [_weight(run) for run in runs]
     if processes is None:

@@ -1,4 +1,4 @@
-"""Runs as metrics for monitoring: a file for Prometheus' textfile collector, and one JSON line a run.
+"""Runs as metrics for monitoring: a file for Prometheus' textfile collector, and one JSON line per run.
 
 The text is OpenMetrics 1.0 and the older text format of Prometheus at once, because node_exporter's textfile collector
 reads the latter only: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Names and units follow
@@ -41,10 +41,8 @@ class MeasuredPoint:
 
     labels: Mapping[str, str]
     run_ids: tuple[str, ...]
-    finished: float
-    """End of its newest run, seconds since 1970; -inf where none says."""
-    figures: Mapping[str, Estimate]
-    """By name of `FIGURES`; without energy where a run has none."""
+    finished: float  # End of its newest run, seconds since 1970; -inf where none says.
+    figures: Mapping[str, Estimate]  # By name of `FIGURES`; without energy where a run has none.
 
 
 def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
@@ -70,11 +68,8 @@ def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
 
 
 def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
-    """The text, every metric with its help; a metric that no point has is not there.
-
-    Args:
-        rows: of all runs, as in report.json, with `system`.
-        points: what `measured_points` gave for them.
+    """The text, every metric with its help; a metric that no point has is not there. `rows`: of all runs, as in
+    report.json, with `system`; `points`: what `measured_points` gave for them.
     """
     lines = _gauge("dlbench_info", "", "The dlbench that wrote this", [({"version": dlbench.__version__}, 1)])
     for figure, (name, unit, about) in FIGURES.items():
@@ -111,7 +106,7 @@ def _quoted(text: str) -> str:
 
 
 def to_json_lines(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
-    """One line a run, whatever became of it; arguments as of `to_openmetrics`, `rows` also with `commit`.
+    """One line per run, whatever became of it; arguments as of `to_openmetrics`, `rows` also with `commit`.
 
     `point` holds the figures of the run's point with their intervals; null for a run that is in none.
     """

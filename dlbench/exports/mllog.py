@@ -50,12 +50,8 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
     """The log of a run with a record, ASCII, a newline behind each line.
 
     What holds for the whole run comes first, at the time of the first event, then the events in their order.
-
-    Args:
-        statement: what the person says.
-        throughput: samples per second over the measured steps, all ranks; None where it is not known.
-
-    Raises IncompleteDataError: a time in the record is damaged.
+    `throughput`: samples per second over the measured steps, all ranks; None where it is not known. Raises
+    IncompleteDataError: a time in the record is damaged.
     """
     assert run.record is not None
     lines = [*_heading(run, run.record, statement), *_settings(run.plan, run.record)]
@@ -217,7 +213,7 @@ def _schedule(
 
 
 def accelerators_per_node(plan: RunPlan, record: Record) -> int:
-    """GPUs that ranks computed on, a node: every rank has one of its own, or none has."""
+    """GPUs per node that ranks computed on: every rank has one of its own, or none has."""
     on_gpu = sum(rank.device.startswith("cuda") for rank in record.ranks)
     return on_gpu // plan.layout.nodes
 

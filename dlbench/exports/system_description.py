@@ -17,13 +17,12 @@ from dlbench.units import format_bytes
 NOT_RECORDED = "not recorded"
 NO_ACCELERATOR = "none: ranks computed on the CPU"
 
-STATUS_WORDS = {
+STATUS_WORDS = {  # The words of MLPerf's system descriptions for those of its logs.
     "research": "Research, Development, or Internal (RDI)",
     "preview": "Preview",
     "onprem": "Available on-premise",
     "cloud": "Available cloud",
 }
-"""The words of MLPerf's system descriptions for those of its logs."""
 
 _ACCELERATOR_FIELDS = (
     "accelerator_model_name",
@@ -35,7 +34,7 @@ _ACCELERATOR_FIELDS = (
     "accelerator_interconnect",
     "accelerator_interconnect_topology",
 )
-_NEVER_RECORDED = (
+_NEVER_RECORDED = (  # What `dlbench.machine.environment` does not read: a person may fill it in.
     "host_processors_per_node",
     "host_processor_core_count",
     "host_processor_frequency",
@@ -48,7 +47,6 @@ _NEVER_RECORDED = (
     "host_memory_configuration",
     "cooling",
 )
-"""What `dlbench.machine.environment` does not read: a person may fill it in."""
 
 
 def to_system_description(run: Run, statement: Statement) -> str:

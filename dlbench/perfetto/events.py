@@ -200,7 +200,7 @@ def note_event(pid: int, name: str, args: dict[str, Any]) -> str:
 
 _LARGEST_MASK = float(1 << 53)
 
-_WORDS = {
+_WORDS = {  # What people call a field, without the device before it.
     "power_w": "power",
     "sm_clock_hz": "SM clock",
     "sm_clock_max_hz": "highest SM clock",
@@ -225,7 +225,6 @@ _WORDS = {
     "page_cache_bytes": "page cache",
     "cgroup.memory_bytes": "cgroup memory",
 }
-"""What people call a field, without the device before it."""
 
 # The first that ends a field's name decides: unit (viewers show it behind the name), factor, whether it only grows.
 _UNITS: tuple[tuple[str, str, float, bool], ...] = (
@@ -254,22 +253,15 @@ _REASONS = re.compile(r"gpu\.(\d{1,4})\.clock_reasons")
 class Counter:
     """How some fields are shown."""
 
-    columns: tuple[str, ...]
-    """One field; of several the mean is shown."""
+    columns: tuple[str, ...]  # One field; of several the mean is shown.
     name: str
     unit: str
     factor: float = 1.0
-    is_growing: bool = False
-    """Shown as the rate of growth, from one reading to the next."""
+    is_growing: bool = False  # Shown as the rate of growth, from one reading to the next.
 
 
 def counters_of(columns: Sequence[str], *, cores: bool) -> list[Counter]:
-    """The counters of a node, in the order of its fields; energy counters are left out.
-
-    Args:
-        columns: names of the fields.
-        cores: whether every core has its own.
-    """
+    """A node's counters but of energy, in the order of its fields. `cores`: whether every core has its own."""
     busy = tuple(name for name in columns if _CORE.fullmatch(name))
     result = [Counter(columns=busy, name="CPU busy", unit="%", factor=100.0)] if busy else []
     for column in columns:

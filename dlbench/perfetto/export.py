@@ -38,8 +38,7 @@ from dlbench.perfetto.run import TraceRun
 from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.rows.samples import SampleReader
 
-PARALLEL_BYTES = 4_000_000
-"""Runs with smaller files are written by this process alone."""
+PARALLEL_BYTES = 4_000_000  # Runs with smaller files are written by this process alone.
 MOST_WORKERS = 4
 _RANKS_PER_PART = 8
 _NODES_PER_PART = 8
@@ -48,15 +47,8 @@ _NODES_PER_PART = 8
 def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output: Path) -> None:
     """Writes the trace, compressed where the name ends in `.gz`; as a whole or not at all.
 
-    Args:
-        run: what to show.
-        facts: what the trace says of itself; the notes are added.
-        notes: what was met so far; what is met now is added.
-        output: the file.
-
-    Raises:
-        UserError: it cannot be written.
-        RunError: a process that made a part died.
+    `facts`: what the trace says of itself; to these, and to `notes`, what is met now is added. Raises UserError: it
+    cannot be written; or RunError: a process that made a part died.
     """
     compress = output.suffix.lower() == ".gz"
     with temporary_next_to(output) as temporary:
@@ -70,10 +62,8 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
 
 @contextmanager
 def temporary_next_to(output: Path) -> Iterator[Path]:
-    """A folder next to the output for what is not whole yet; gone in the end.
-
-    Raises:
-        UserError: the file system refuses, here or within, or the output is a device or a pipe.
+    """A folder next to the output for what is not whole yet; gone in the end. Raises UserError: the file system
+    refuses, here or within, or the output is a device or a pipe.
     """
     if is_stream(output):
         raise UserError(f"-o {output}: is a device or a pipe; a trace needs a file of its own")

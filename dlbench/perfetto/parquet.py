@@ -27,8 +27,7 @@ from dlbench.perfetto.run import TraceRun
 from dlbench.records.rows.spans import LANES
 from dlbench.records.rows.steps import LAUNCHED, PHASES
 
-METADATA_KEY = "dlbench.trace"
-"""Key of the table's metadata under which the facts stand, as JSON."""
+METADATA_KEY = "dlbench.trace"  # Key of the table's metadata under which the facts stand, as JSON.
 
 _ROWS_PER_GROUP = 262_144
 
@@ -64,15 +63,9 @@ def counters_next_to(output: Path) -> Path:
 def write_parquet(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output: Path) -> None:
     """Writes both tables, as a whole or not at all.
 
-    Args:
-        run: what to show.
-        facts: what the trace says of itself; the notes are added.
-        notes: what was met so far; what is met now is added.
-        output: the file of spans; see `counters_next_to` for the other.
-
-    Raises:
-        UserError: they cannot be written.
-        EnvironmentLacksError: pyarrow is too old.
+    `output` is the file of spans (the other: `counters_next_to`); `facts`: what the trace says of itself; to these, and
+    to `notes`, what is met now is added. Raises UserError: they cannot be written; or EnvironmentLacksError: pyarrow is
+    too old.
     """
     if not hasattr(pq.ParquetWriter, "add_key_value_metadata"):
         raise EnvironmentLacksError("--format parquet: pyarrow is too old; remedy: pip install 'pyarrow>=16'")

@@ -38,10 +38,8 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def trace_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a Chrome trace, one at a time; the file may be larger than memory.
-
-    Raises:
-        IncompleteDataError: it cannot be read, or ends or breaks within an event; what came before has been given.
+    """The events of a Chrome trace, one at a time; the file may be larger than memory. Raises IncompleteDataError: it
+    cannot be read, or ends or breaks within an event; what came before has been given.
     """
     try:
         with TextIOWrapper(open_file(path, follow=False), encoding="utf-8", errors="replace") as file:
@@ -86,13 +84,10 @@ def _head(path: Path, file: TextIO) -> str:
 class _Survey:
     """What the first reading leaves: where each complete event lies."""
 
-    threads: dict[tuple[str, str], int]
-    """Number of each process and thread, in the order in which they were met."""
+    threads: dict[tuple[str, str], int]  # Number of each process and thread, in the order in which they were met.
     names: dict[tuple[str, str], str]
-    keys: Times
-    """(n,): number of the thread, of all complete events in the order of the file."""
-    start: Times
-    """(n,): on the axis, nanoseconds."""
+    keys: Times  # (n,): number of the thread, of all complete events in the order of the file.
+    start: Times  # (n,): on the axis, nanoseconds.
     end: Times
 
 

@@ -31,8 +31,7 @@ Times = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
 
-ROWS_AT_ONCE = 1024
-"""Steps, or samples, that are read together."""
+ROWS_AT_ONCE = 1024  # Steps, or samples, that are read together.
 
 
 @dataclass(kw_only=True)
@@ -41,8 +40,7 @@ class Notes:
 
     problems: dict[str, None] = field(default_factory=dict)
     """Missing or damaged data, a sentence each, in the order in which they were met."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """Things to know, a sentence each that goes on after a number."""
+    counts: Counter[str] = field(default_factory=Counter)  # Things to know, sentences that go on after a number.
     num_events: int = 0
 
     def problem(self, text: str) -> None:
@@ -102,10 +100,8 @@ Basis = Literal["reference", "exchanges", "wall clock", "own start"]
 """How a node's times came onto the axis: they are node 0's; by comparing clocks during the run; by the two nodes' wall
 clocks, whose error nobody knows; not at all, the node's own beginning was put at zero."""
 
-LARGEST_NS = 1 << 60
-"""A time or a length that is as large (36 years) is damage."""
-_LARGEST_DRIFT = 0.01
-"""No kernel corrects its clock faster in a run: beyond that, and beyond their bounds, two points contradict."""
+LARGEST_NS = 1 << 60  # A time or a length that is as large (36 years) is damage.
+_LARGEST_DRIFT = 0.01  # No kernel corrects a clock faster: beyond that and their bounds, two points contradict.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +113,7 @@ class NodeClock:
     basis: Basis
     points: tuple[tuple[int, int], ...] = ()
     """Local time and what to add there to have node 0's, nanoseconds: `ClockLine.used_points`."""
-    shift_ns: int = 0
-    """What to add everywhere, beyond the points."""
+    shift_ns: int = 0  # What to add everywhere, beyond the points.
     bound_ns: int | None = None
     """Largest possible error from the first thing in the node's files to the last comparison of clocks; what
     happened later is off by up to `MAX_DRIFT_PPM` of the time since more. None where it is unknown."""
@@ -153,24 +148,16 @@ class NodeClock:
 class Axis:
     """All clocks, and where zero is."""
 
-    clocks: tuple[NodeClock, ...]
-    """By node."""
-    zero_ns: int
-    """Zero on node 0's CLOCK_MONOTONIC."""
-    wall_zero_ns: int | None
-    """Zero on node 0's wall clock, nanoseconds since 1970; None where it is unknown."""
+    clocks: tuple[NodeClock, ...]  # By node.
+    zero_ns: int  # Zero on node 0's CLOCK_MONOTONIC.
+    wall_zero_ns: int | None  # Zero on node 0's wall clock, nanoseconds since 1970; None where it is unknown.
 
 
 def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest: Mapping[int, int]) -> Axis:
     """The axis on which every time is zero or more.
 
-    Args:
-        lines: what is known of clocks, by node.
-        hosts: of all nodes.
-        earliest: first time in the files of a node, on its own clock; nodes without any are missing.
-
-    Raises:
-        IncompleteDataError: points of a clock contradict each other, or there is no time at all.
+    `earliest`: first time in the files of a node, on its own clock; nodes without any are missing. Raises
+    IncompleteDataError: points of a clock contradict each other, or there is no time at all.
     """
     if not earliest:
         raise IncompleteDataError("no rank left step times or spans, and no node samples")
@@ -221,12 +208,9 @@ def _check(node: int, offsets: Sequence[int], points: Sequence[ClockPoint] = ())
 class StepRows:
     """Some steps of one rank, in order."""
 
-    steps: Times
-    """(n,): numbers of the steps."""
-    warmup: npt.NDArray[np.bool_]
-    """(n,): whether it was a warm-up step."""
-    edges: Times
-    """(n, 8): start of the step, end of each phase in the order of `PHASES`, end of the step; nanoseconds."""
+    steps: Times  # (n,): numbers of the steps.
+    warmup: npt.NDArray[np.bool_]  # (n,): whether it was a warm-up step.
+    edges: Times  # (n, 8): start of the step, end of each phase in the order of `PHASES`, end of the step; nanoseconds.
     launch: Times | None = None
     """(n, 3): how long the device waited for kernel launches in each phase of `LAUNCHED`, at most, nanoseconds; None on
     CPUs."""
@@ -244,10 +228,8 @@ class StepRows:
 
 
 def step_rows(path: Path, notes: Notes) -> Iterator[StepRows]:
-    """All steps of one rank, times on the rank's own clock.
-
-    Raises:
-        IncompleteDataError: the file is missing or damaged; what came before has been given.
+    """All steps of one rank, times on the rank's own clock. Raises IncompleteDataError: the file is missing or damaged;
+    what came before has been given.
     """
     reader = StepReader(path)
     end = -LARGEST_NS
@@ -277,17 +259,13 @@ def step_rows(path: Path, notes: Notes) -> Iterator[StepRows]:
 class SampleRows:
     """Some samples of one node."""
 
-    time: Times
-    """(n,): on the axis of all nodes, nanoseconds."""
-    values: Mapping[str, Values]
-    """(n,) each: as they were sampled, by field."""
+    time: Times  # (n,): on the axis of all nodes, nanoseconds.
+    values: Mapping[str, Values]  # (n,) each: as they were sampled, by field.
 
 
 def sample_rows(path: Path, clock: NodeClock, notes: Notes) -> Iterator[SampleRows]:
-    """All samples of one node; none where nothing was sampled.
-
-    Raises:
-        IncompleteDataError: the file is missing or damaged; what came before has been given.
+    """All samples of one node; none where nothing was sampled. Raises IncompleteDataError: the file is missing or
+    damaged; what came before has been given.
     """
     reader = SampleReader(path=path)
     for rows in merged(reader.blocks(), ROWS_AT_ONCE):
@@ -314,10 +292,8 @@ _THREAD_OF_LANE = {
     SWAP: SWAP_THREAD,
 }
 
-SPANS_AT_ONCE = 65_536
-"""Spans held in memory."""
-DEEPEST = 32
-"""Spans that may overlap in part on one track; more are left out and counted."""
+SPANS_AT_ONCE = 65_536  # Spans held in memory.
+DEEPEST = 32  # Spans that may overlap in part on one track; more are left out and counted.
 
 
 def thread_id(kind: int, track: int = 0, sub: int = 0) -> int:
@@ -335,19 +311,13 @@ def thread_name(tid: int) -> str:
 class SpanRows:
     """Some spans of one rank."""
 
-    rows: Rows
-    """With the fields of `SPAN_FIELDS`, times on the rank's own clock."""
-    number: int
-    """How many spans the file has before these."""
-    start: Times
-    """(n,): on the axis of all nodes, nanoseconds; as the next two."""
+    rows: Rows  # With the fields of `SPAN_FIELDS`, times on the rank's own clock.
+    number: int  # How many spans the file has before these.
+    start: Times  # (n,): on the axis of all nodes, nanoseconds; as the next two.
     end: Times
-    ready: Times
-    """When it was queued; its start where it was not."""
-    threads: Times
-    """(n,): number of the thread, see `thread_id`; -1 where it is left out."""
-    names: list[str]
-    """By number."""
+    ready: Times  # When it was queued; its start where it was not.
+    threads: Times  # (n,): number of the thread, see `thread_id`; -1 where it is left out.
+    names: list[str]  # By number.
 
     def shown(self, steps: tuple[int, int] | None, window: tuple[int, int] | None) -> npt.NDArray[np.bool_]:
         """Which are shown: those of the steps, and those of no step that overlap the steps' time."""

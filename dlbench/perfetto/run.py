@@ -26,19 +26,14 @@ _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 class Selection:
     """What was asked for."""
 
-    ranks: tuple[int, ...]
-    """In order, each once."""
-    steps: tuple[int, int] | None = None
-    """First and last step; None: all."""
-    cores: bool = False
-    """Whether every core has a counter of its own."""
+    ranks: tuple[int, ...]  # In order, each once.
+    steps: tuple[int, int] | None = None  # First and last step; None: all.
+    cores: bool = False  # Whether every core has a counter of its own.
 
 
 def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
-    """Ranks from a text such as `0,1,8-15`; all of them without a text.
-
-    Raises:
-        UserError: it is no list of ranks, or names a rank that the run does not have.
+    """Ranks from a text such as `0,1,8-15`; all of them without a text. Raises UserError: it is no list of ranks, or
+    names a rank that the run does not have.
     """
     if text is None:
         return tuple(range(num_ranks))
@@ -52,11 +47,7 @@ def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
-    """First and last step from a text such as `100-120` or `7`; None without a text.
-
-    Raises:
-        UserError: it is no range.
-    """
+    """First and last step from a text such as `100-120` or `7`; None without one. Raises UserError: it is no range."""
     return None if text is None else _range("--steps", text, text)
 
 
@@ -81,18 +72,12 @@ class TraceRun:
 
     folder: RunFolder
     selection: Selection
-    node_of: tuple[int, ...]
-    """Node of each rank."""
-    clocks: tuple[NodeClock, ...]
-    """By node."""
-    window: tuple[int, int] | None
-    """First and last nanosecond of the chosen steps; None where all are shown."""
-    parts: int
-    """Forward and backward passes of a step."""
-    has_spans: bool
-    """Whether every rank is to have spans."""
-    sampled_nodes: tuple[int, ...]
-    """Nodes that are to have samples."""
+    node_of: tuple[int, ...]  # Node of each rank.
+    clocks: tuple[NodeClock, ...]  # By node.
+    window: tuple[int, int] | None  # First and last nanosecond of the chosen steps; None where all are shown.
+    parts: int  # Forward and backward passes per step.
+    has_spans: bool  # Whether every rank is to have spans.
+    sampled_nodes: tuple[int, ...]  # Nodes that are to have samples.
 
     @property
     def num_ranks(self) -> int:
@@ -129,12 +114,8 @@ class TraceRun:
 def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceRun, dict[str, Any]]:
     """Looks once over the run's files; what is damaged goes to the notes.
 
-    Returns:
-        The run, and what a trace says of itself (without what is met later).
-
-    Raises:
-        UserError: no chosen rank has a chosen step.
-        IncompleteDataError: there is nothing to show.
+    Also returns what a trace says of itself (without what is met later). Raises UserError: no chosen rank has a chosen
+    step; or IncompleteDataError: there is nothing to show.
     """
     node_of = _nodes(run)
     watch = run.record.watch if run.record is not None else None
@@ -221,11 +202,7 @@ def _first_sample(folder: RunFolder, node: int) -> Iterator[int]:
 def _window(
     folder: RunFolder, selection: Selection, node_of: tuple[int, ...], clocks: tuple[NodeClock, ...]
 ) -> tuple[int, int] | None:
-    """First and last nanosecond of the chosen steps of the chosen ranks; None where all are.
-
-    Raises:
-        UserError: there are none.
-    """
+    """First and last nanosecond of the chosen ranks' chosen steps; None for all. Raises UserError: there are none."""
     steps = selection.steps
     if steps is None:
         return None

@@ -15,8 +15,7 @@ from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, RankNumber, Spec
 
-MAX_DRIFT_PPM = 500
-"""How much faster or slower than another a clock may run, millionths: MAXFREQ, RFC 5905, appendix A.1.1."""
+MAX_DRIFT_PPM = 500  # Difference of the speed of two clocks, millionths: MAXFREQ, RFC 5905, appendix A.1.1.
 
 # What the 8 bytes of a clock hold; more would be no time.
 Nanoseconds = Annotated[int, Field(ge=-(2**63), lt=2**63)]

@@ -40,7 +40,7 @@ class CommPoint(Spec):
     collective: Collective = Field(description="The collective.")
     algorithm: str = Field(
         description="dlbench's own algorithm, or `library` for a reference; of MPI's all-reduce "
-        "`library-in-place` and `library-out-of-place` (into a second buffer).",
+        "`library-in-place` and `library-out-of-place` (into a second buffer)."
     )
     carrier: str = Field(description="What moved the bytes, e.g. torch-gloo, mpi, horovod-gloo.")
     num_bytes: Count = Field(description="Bytes of each rank's buffer.")
@@ -63,7 +63,7 @@ class CommPoint(Spec):
     skew_s: tuple[NonNegative, ...] = Field((), description="How far apart ranks began each timed iteration, seconds.")
     correct: Flag | None = Field(description="Whether all ranks held the right result; null if not checked.")
     max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")
-    steps: CountOrZero | None = Field(None, description="Most steps of a rank, counted; null for libraries.")
+    steps: CountOrZero | None = Field(None, description="Steps per rank, the most, counted; null for libraries.")
     messages: tuple[CountOrZero, ...] = Field((), description="Messages sent by each rank, counted.")
     bytes_sent: tuple[CountOrZero, ...] = Field((), description="Bytes sent by each rank, counted.")
     bytes_across: tuple[CountOrZero, ...] = Field((), description="Those of them that left the group.")
@@ -127,8 +127,7 @@ class CommScan:
 
     root: Path
     runs: list[CommRun] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """Damaged runs, one line each; they are skipped."""
+    problems: list[str] = field(default_factory=list)  # Damaged runs, one line each; they are skipped.
     withheld: list[str] = field(default_factory=list)
     """Runs of other users, who let nobody read them, one line each; they are skipped."""
 
@@ -136,10 +135,8 @@ class CommScan:
 def scan_comm(root: Path, *more: Path) -> CommScan:
     """Reads every run of the collective benchmark below some folders; see `dlbench.records.scan.run_folders`.
 
-    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
-
-    Raises:
-        UserError: there is no such folder.
+    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind. Raises
+    UserError: there is no such folder.
     """
     result = CommScan(root=root)
     for folder in run_folders(root, *more):
@@ -156,11 +153,8 @@ def scan_comm(root: Path, *more: Path) -> CommScan:
 
 
 def read_comm_run(path: Path) -> CommRun:
-    """One folder of the collective benchmark.
-
-    Raises:
-        UserError: it is a run of something else.
-        IncompleteDataError: a file is damaged, or it holds no plan.
+    """One folder of the collective benchmark. Raises UserError: it is a run of something else; or IncompleteDataError:
+    a file is damaged, or it holds no plan.
     """
     folder = RunFolder(path)
     if plan_format(folder) not in (COMM_FORMAT, None):
@@ -186,25 +180,15 @@ def _read(folder: RunFolder) -> CommRun:
 
 
 def read_launched(path: Path) -> Run | CommRun:
-    """One run's folder, of whichever kind.
-
-    Raises:
-        IncompleteDataError: a file is damaged, or it holds no plan.
-    """
+    """One run's folder, of whichever kind. Raises IncompleteDataError: a file is damaged, or it holds no plan."""
     return read_comm_run(path) if plan_format(RunFolder(path)) == COMM_FORMAT else read_run(path)
 
 
-MAX_BYTES = 1 << 24
-"""Of a file at most: it holds some numbers for each carrier and algorithm."""
+MAX_BYTES = 1 << 24  # Of a file at most: it holds some numbers for each carrier and algorithm.
 
 
 def read_network(path: Path) -> NetworkModel:
-    """The file.
-
-    Raises:
-        UserError: there is none, or it holds something else.
-        IncompleteDataError: it is damaged.
-    """
+    """The file. Raises UserError: there is none, or it holds something else; or IncompleteDataError: it is damaged."""
     try:
         content = parse_json(read_named(path, MAX_BYTES))
     except OSError as error:

@@ -64,7 +64,7 @@ class ReadEpoch(Spec):
 class ReaderTrial(Spec):
     """One attempt of the automatic choice of readers."""
 
-    loader_workers: CountOrZero = Field(description="Reader processes of a rank.")
+    loader_workers: CountOrZero = Field(description="Reader processes per rank.")
     prefetch_batches: CountOrZero = Field(description="Batches each reads ahead; 0 where the training process reads.")
     computing: Flag = Field(
         False,

@@ -89,8 +89,8 @@ class NcclTransport(Spec):
     channels: dict[str, Count] = Field(
         default_factory=dict, description="Connections by way, e.g. P2P/CUMEM, SHM/direct/direct, NET/IB/GDRDMA."
     )
-    collective_channels: CountOrZero | None = Field(None, description="Channels for collectives, of a rank; the most.")
-    nvls_channels: CountOrZero | None = Field(None, description="Channels of NVLink SHARP, of a rank; the most.")
+    collective_channels: CountOrZero | None = Field(None, description="Channels for collectives per rank; the most.")
+    nvls_channels: CountOrZero | None = Field(None, description="Channels of NVLink SHARP per rank; the most.")
     nvls: Flag = Field(False, description="Whether the switch can add and multicast (NVLink SHARP).")
     rings: CountOrZero = Field(0, description="Rings of the largest communicator.")
     trees: CountOrZero = Field(0, description="Trees of the largest communicator.")

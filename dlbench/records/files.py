@@ -20,14 +20,8 @@ TEMPORARY_SUFFIX = ".partial"
 def write_atomic(path: Path, content: bytes | str, *, private: bool = False, follow: bool = True) -> None:
     """Puts `content` at `path` as a whole, or leaves what was there.
 
-    Args:
-        path: the file.
-        content: all of it.
-        private: for the owner alone (mode 0600) from its first byte on, whatever the umask; else as the umask says.
-        follow: whether its folder may be a link to one.
-
-    Raises:
-        RunError: the file system refuses (no space, no permission); nothing is left behind.
+    `private`: for the owner alone (mode 0600) from its first byte on, whatever the umask; `follow`: whether its folder
+    may be a link to one. Raises RunError: the file system refuses (no space, no permission); nothing is left behind.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
@@ -55,9 +49,7 @@ def write_result(path: Path, content: bytes | str) -> None:
     """`write_atomic` to where a person says: a device or a pipe there (`-o /dev/null`, `-o >(less)`) is written to.
 
     A file in its place would take it from everybody. Of a link (`/dev/stdout`), the file that it names is replaced.
-
-    Raises:
-        RunError: the file system refuses, or nobody reads the pipe.
+    Raises RunError: the file system refuses, or nobody reads the pipe.
     """
     if is_stream(path):
         _write_through(path, content.encode("utf-8") if isinstance(content, str) else content)
@@ -75,10 +67,8 @@ def is_stream(path: Path) -> bool:
 
 
 def _write_through(path: Path, data: bytes) -> None:
-    """Writes to a character device, or to a pipe that somebody reads.
-
-    Raises:
-        RunError: it is a disk or a socket, nobody reads the pipe, or it takes no more.
+    """Writes to a character device, or to a pipe that somebody reads. Raises RunError: it is a disk or a socket, nobody
+    reads the pipe, or it takes no more.
     """
     try:
         # Not blocking: a pipe without a reader would be waited for.
@@ -95,11 +85,8 @@ def _write_through(path: Path, data: bytes) -> None:
 def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:
     """`write_atomic` of JSON; NaN and infinity are refused, because JSON has none.
 
-    Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``.
-
-    Raises:
-        RunError: as `write_atomic`.
-        ValueError: a number is not finite.
+    Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``. Raises RunError: as
+    `write_atomic`; or ValueError: a number is not finite.
     """
     text = json_text(content)
     try:
@@ -110,11 +97,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False)
 
 
 def json_text(content: Mapping[str, Any]) -> str:
-    """JSON as dlbench writes it: sorted keys, readable, one line break at the end.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
+    """JSON with sorted keys, readable, one line break at the end. Raises ValueError: a number is not finite."""
     return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -17,8 +17,7 @@ from dlbench.specs.plan import LaunchPlan
 
 CHECKPOINT_SUFFIX = ".safetensors"
 
-MAX_JSON = 1 << 27
-"""Bytes of a JSON file at most: a record has some 2 kB per rank, so this is one of 60,000 ranks."""
+MAX_JSON = 1 << 27  # Bytes of a JSON file at most: a record has some 2 kB per rank, so this is one of 60,000 ranks.
 
 
 @dataclass(frozen=True)
@@ -131,10 +130,8 @@ class RunFolder:
 
 
 def prepare_output(out: Path) -> Path:
-    """Makes the folder of all runs and proves that it can be written; a group's is shared (`sharing.share`).
-
-    Raises:
-        UserError: it is not a folder, or cannot be made or written.
+    """Makes the folder of all runs and proves that it can be written; a group's is shared (`sharing.share`). Raises
+    UserError: it is not a folder, or cannot be made or written.
     """
     try:
         str(out.absolute()).encode()
@@ -156,11 +153,8 @@ def prepare_output(out: Path) -> Path:
 
 
 def create(out: Path, plan: LaunchPlan) -> RunFolder:
-    """Makes the folder of one run and writes its plan.
-
-    Raises:
-        UserError: a run of that name is there already; nothing is overwritten.
-        RunError: the plan cannot be written.
+    """Makes the folder of one run and writes its plan. Raises UserError: a run of that name is there already; nothing
+    is overwritten. Or RunError: the plan cannot be written.
     """
     folder = RunFolder(out / plan.run_id)
     try:

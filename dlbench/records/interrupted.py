@@ -56,10 +56,6 @@ def last_attempt(folder: RunFolder) -> Interrupted | None:
 
 
 def write_interrupted(folder: RunFolder, step: int, checkpoint: str | None) -> None:
-    """Says that a run stopped on request.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Says that a run stopped on request. Raises RunError: the file cannot be written."""
     said = Interrupted(attempt=attempt_of(folder), step=step, checkpoint=checkpoint, at=utc_now())
     write_json(folder.interrupted, said.model_dump(mode="json"))

@@ -104,7 +104,7 @@ class RunAccounting(Spec):
 
     @property
     def run_s(self) -> float | None:
-        """Elapsed time of the run itself, seconds; None where the job's other runs are not told apart."""
+        """Elapsed time of the run itself, seconds; None where the job's other runs are not separated."""
         if self.steps:
             return sum(step.elapsed_s for step in self.steps)
         return sum(attempt.elapsed_s for attempt in self.attempts) if len(self.job_runs) == 1 else None
@@ -135,22 +135,15 @@ class RunAccounting(Spec):
 
 
 def write_accounting(folder: RunFolder, accounting: RunAccounting) -> None:
-    """Writes the file of one run, as a whole.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Writes the file of one run, as a whole. Raises RunError: it cannot be written."""
     write_json(folder.accounting, accounting.model_dump(mode="json"))
 
 
-END_OF_LOG = 1 << 20
-"""Bytes of a log that are looked at: what it says of the end stands at the end."""
+END_OF_LOG = 1 << 20  # Bytes of a log that are looked at: what it says of the end stands at the end.
 
-LABEL = re.compile(r"^ *\d+: ", re.MULTILINE)
-"""What srun --label writes before each line of a rank: its number."""
+LABEL = re.compile(r"^ *\d+: ", re.MULTILINE)  # What srun --label writes before each line of a rank: its number.
 
-_TOLD = 200
-"""Characters of a line that are quoted."""
+_TOLD = 200  # Characters of a line that are quoted.
 
 _SUPERVISOR = re.compile(r"^(?: *\d+: )?dlbench: rank (\d+) was ended by signal (\S+) at (\S+)$", re.MULTILINE)
 # E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
@@ -181,11 +174,10 @@ _CODE = re.compile(r"^dlbench: the run ended with exit code (\d+)$", re.MULTILIN
 """What the script of a job of several runs says of each that failed (slurm/job.sbatch.j2)."""
 
 _OUT_OF_MEMORY = re.compile(r"[Dd]etected (\d+ oom[-_]kill event\S*)")
-ATTEMPT_MARK = "dlbench: attempt "
-"""What the job's script says where an attempt begins that is not the first (slurm/earlier.j2)."""
+ATTEMPT_MARK = "dlbench: attempt "  # How the job's script begins each attempt after the first (slurm/earlier.j2).
 
 _NODE = re.compile(r"srun: error: Node failure on (\S+)")
-_SIGNALS = {
+_SIGNALS = {  # By the words of strsignal(3), which srun writes.
     "Killed": signal.SIGKILL,
     "Terminated": signal.SIGTERM,
     "Segmentation fault": signal.SIGSEGV,
@@ -194,10 +186,8 @@ _SIGNALS = {
     "Illegal instruction": signal.SIGILL,
     "Floating point exception": signal.SIGFPE,
 }
-"""By the words of strsignal(3), which srun writes."""
 
-_NO_MEMORY = "Out Of Memory"
-"""srun's words for a task that the kernel's out-of-memory killer ended."""
+_NO_MEMORY = "Out Of Memory"  # srun's words for a task that the kernel's out-of-memory killer ended.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,19 +195,14 @@ class _Ending:
     """One rank that ended before Slurm ended the others."""
 
     rank: int
-    words: str
-    """E.g. ``by signal SIGKILL``."""
+    words: str  # E.g. ``by signal SIGKILL``.
     number: signal.Signals | None = None
-    at: str = ""
-    """UTC, ISO 8601, as its supervisor said; empty if srun said it."""
+    at: str = ""  # UTC, ISO 8601, as its supervisor said; empty if srun said it.
 
 
 def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | None:
     """What the log says of the cause and no rank says; None where it says nothing, or a rank's own words are enough.
-
-    Args:
-        folder: of the run; `launch.log`, else the newest `slurm-*.out`, is read.
-        statuses: what the ranks said last.
+    `launch.log`, else the newest `slurm-*.out`, is read.
     """
     # What ended an earlier attempt stands before the line that begins this one.
     text = _log_of(folder).rpartition(ATTEMPT_MARK)[2]

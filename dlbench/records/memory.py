@@ -60,7 +60,7 @@ class MemoryResult(Spec):
     chain: Chain = Field(description="The chain, as measured before training; of the slowest rank, unit by unit.")
     rates: TransferRates | None = Field(description="Transfers, as measured before training; null: none is used.")
     plan: BlockPlan = Field(description="What was done with every block, and what was predicted.")
-    in_core_bytes: CountOrZero = Field(description="What a rank would hold in core, by the chain, bytes.")
+    in_core_bytes: CountOrZero = Field(description="Bytes per rank in core, by the chain.")
     profile_s: NonNegative = Field(description="What measuring the chain took before training, seconds.")
     checksum_share: Fraction | None = Field(None, description="Share of the swapped bytes that was verified.")
     ranks: tuple[RankMemory, ...] = Field(min_length=1, description="Rank by rank.")

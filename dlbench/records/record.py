@@ -65,8 +65,7 @@ class RankResult(Spec):
     node_rank: RankNumber = Field(description="Its node, from 0.")
     host: str = Field(description="Host name.")
     switch: str = Field(
-        "",
-        description="Switches above its node from the root, root.leaf1, as Slurm reports them; empty: none.",
+        "", description="Switches above its node from the root, root.leaf1, as Slurm reports them; empty: none."
     )
     device: str = Field(description="Where it computed, e.g. cpu or cuda:0 (NVIDIA A100).")
     cores: tuple[int, ...] = Field(description="Cores it was bound to (those it may use, where not bound).")
@@ -101,7 +100,7 @@ class RankResult(Spec):
         "null without one.",
     )
     planted_s: NonNegative = Field(
-        0.0, description="Time that the plan's planted fault added to this rank's measured steps, seconds."
+        0.0, description="Time that the plan's injected fault added to this rank's measured steps, seconds."
     )
     garbage_collections: CountOrZero | None = Field(
         None,

@@ -16,8 +16,7 @@ class Key:
     name: str
     title: str
     value: Callable[[Run], str]
-    comparable: bool
-    """Whether two runs must agree here before their figures may be compared or averaged."""
+    comparable: bool  # Whether two runs must agree here before their figures may be compared or averaged.
 
 
 def data_source(run: Run) -> str:
@@ -86,8 +85,7 @@ def data_path(run: Run) -> str:
     return ", ".join(filter(None, (staging, shuffle, partition, cache)))
 
 
-THROUGHPUT = "throughput"
-"""Goal of runs that measure a number of steps."""
+THROUGHPUT = "throughput"  # Goal of runs that measure a number of steps.
 
 
 def goal(run: Run) -> str:

@@ -35,8 +35,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
 EARLIER = "made by an earlier dlbench: measure again"
 
-MAX_LEVELS = 3
-"""How deep folders of folders of runs may lie below the one that is read."""
+MAX_LEVELS = 3  # How deep folders of folders of runs may lie below the one that is read.
 
 MANY_FILES = 1000
 """A folder below the root with more entries than this before its first folder holds no runs: it is a data set, or a run
@@ -50,19 +49,14 @@ class LaunchedRun:
     folder: RunFolder
     plan: LaunchPlan
     statuses: list[RankStatus]
-    failure: Failure | None = None
-    """Why a launcher gave up; None where none did."""
-    interrupted: Interrupted | None = None
-    """That it stopped on request; None where it did not."""
+    failure: Failure | None = None  # Why a launcher gave up; None where none did.
+    interrupted: Interrupted | None = None  # That it stopped on request; None where it did not.
     seen: Failure | None = None
     """What the log of its job says ended it, where no launcher of dlbench watched it; None where it says nothing."""
-    progress: str = ""
-    """Its progress by what rank 0 reported last in the log of its job: between stages no status is written."""
-    accounting: RunAccounting | None = None
-    """What Slurm says that it took, where that is kept."""
+    progress: str = ""  # By what rank 0 reported last in the job's log: between stages no status is written.
+    accounting: RunAccounting | None = None  # What Slurm says that it took, where that is kept.
 
-    counted: ClassVar[str] = "step"
-    """What a rank's status counts."""
+    counted: ClassVar[str] = "step"  # What a rank's status counts.
 
     @property
     def recorded(self) -> Literal["valid", "invalid"] | None:
@@ -114,8 +108,7 @@ class Run(LaunchedRun):
 
     plan: RunPlan
     record: Record | None
-    watch_cost: WatchCost | None = None
-    """What watching cost, where `dlbench run --watch-cost` measured it."""
+    watch_cost: WatchCost | None = None  # What watching cost, where `dlbench run --watch-cost` measured it.
 
     @cached_property
     def ranks_by_node(self) -> dict[int, tuple[RankResult, ...]]:
@@ -161,18 +154,13 @@ class Scan:
 
     root: Path
     runs: list[Run] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """Damaged runs, one line each; they are skipped."""
+    problems: list[str] = field(default_factory=list)  # Damaged runs, one line each; they are skipped.
     withheld: list[str] = field(default_factory=list)
     """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
 
 
 def scan(root: Path, *more: Path) -> Scan:
-    """Reads every training run below some folders; see `run_folders`.
-
-    Raises:
-        UserError: there is no such folder.
-    """
+    """Reads every training run below some folders; see `run_folders`. Raises UserError: there is no such folder."""
     result = Scan(root=root)
     for folder in run_folders(root, *more):
         if plan_format(folder) == COMM_FORMAT:
@@ -191,10 +179,8 @@ def run_folders(*roots: Path) -> list[RunFolder]:
     """The folders that may be runs: each root that is one, else those below it.
 
     A folder without a plan in which runs lie stands for them, `MAX_LEVELS` deep; any other one is listed itself, for
-    its reader to say what it lacks. A folder that two roots hold is listed once.
-
-    Raises:
-        UserError: there is no such folder.
+    its reader to say what it lacks. A folder that two roots hold is listed once. Raises UserError: there is no such
+    folder.
     """
     found: list[Path] = []
     for root in roots:
@@ -209,10 +195,8 @@ def run_folders(*roots: Path) -> list[RunFolder]:
 def _runs_in(folder: Path, levels: int, seen: set[tuple[int, int]]) -> tuple[list[Path], bool]:
     """The folders below one that may be runs, and whether any of them has a plan.
 
-    Args:
-        folder: itself without a plan.
-        levels: how deep runs are looked for in folders without a plan.
-        seen: folders that were looked into; a second link to one is passed over, and so is one to a folder above.
+    `levels`: how deep runs are looked for in folders without a plan; `seen`: folders that were looked into (a second
+    link to one is passed over, and so is one to a folder above).
     """
     found: list[Path] = []
     has_runs = False
@@ -272,11 +256,8 @@ def plan_format(folder: RunFolder) -> str | None:
 
 
 def read_run(path: Path) -> Run:
-    """One training run's folder.
-
-    Raises:
-        UserError: it is a run of the collective benchmark.
-        IncompleteDataError: a file is damaged, or it holds no plan.
+    """One training run's folder. Raises UserError: it is a run of the collective benchmark; or IncompleteDataError: a
+    file is damaged, or it holds no plan.
     """
     folder = RunFolder(path)
     if plan_format(folder) == COMM_FORMAT:
@@ -312,10 +293,8 @@ def _read(folder: RunFolder) -> Run:
 
 
 def read_accounting(folder: RunFolder, plan: LaunchPlan) -> RunAccounting | None:
-    """What Slurm says that a run took; None where nothing is kept.
-
-    Raises:
-        IncompleteDataError: the file is damaged, or another run's.
+    """What Slurm says that a run took; None where nothing is kept. Raises IncompleteDataError: the file is damaged, or
+    another run's.
     """
     accounting = load_file(folder.accounting, RunAccounting)
     if accounting is not None and accounting.run_id != plan.run_id:
@@ -324,11 +303,7 @@ def read_accounting(folder: RunFolder, plan: LaunchPlan) -> RunAccounting | None
 
 
 def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
-    """A folder's plan.
-
-    Raises:
-        IncompleteDataError: there is none, or it is damaged.
-    """
+    """A folder's plan. Raises IncompleteDataError: there is none, or it is damaged."""
     plan = load_file(folder.plan, model)
     if plan is None:
         raise IncompleteDataError(f"{folder.path}: no plan.json; not a run, or copied in part")
@@ -336,20 +311,13 @@ def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
 
 
 def read_failure(folder: RunFolder) -> Failure | None:
-    """Why a launcher gave the run up; None where none did.
-
-    Raises:
-        IncompleteDataError: the file is damaged.
-    """
+    """Why a launcher gave the run up; None where none did. Raises IncompleteDataError: the file is damaged."""
     return load_file(folder.failure, Failure, MAX_BYTES)
 
 
 def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT | None:
-    """A JSON file of at most `limit` bytes as what it should be; None if there is no such file.
-
-    Raises:
-        WithheldError: it is another user's, or a plan with settings of an earlier dlbench.
-        IncompleteDataError: it is damaged.
+    """A JSON file of at most `limit` bytes as what it should be; None if there is no such file. Raises WithheldError:
+    it is another user's, or a plan with settings of an earlier dlbench; or IncompleteDataError: it is damaged.
     """
     try:
         return model.model_validate(read_json(path, limit))

@@ -26,8 +26,7 @@ from dlbench.units import utc_now
 PROGRESS_MARK = "DLBENCH-PROGRESS "
 """What the lines begin with by which rank 0 reports its progress to a launcher, on standard output."""
 
-_ROOM_BYTES = 4096
-"""One block and one inode of most file systems, which is what `failure.json` takes."""
+_ROOM_BYTES = 4096  # One block and one inode of most file systems, which is what `failure.json` takes.
 
 MAX_BYTES = 1 << 20
 """Of a file of statuses at most, which holds one line of each rank of a node, and of one that says why a run ended."""
@@ -37,8 +36,7 @@ _STATUS = re.compile(r"(rank|node)-.*\.status\.json", re.DOTALL)
 PEER_MARK = "dlbench: another rank ended first"
 """The line of a rank's log by which a launcher knows, also on a full disk, that this rank is no cause."""
 
-SIGN_PERIOD_S = 5.0
-"""How often rank 0 gives the launcher a sign of life at least, seconds."""
+SIGN_PERIOD_S = 5.0  # How often rank 0 gives the launcher a sign of life at least, seconds.
 
 Stage = Literal["starting", "staging", "warm-up", "measuring", "finishing", "done", "failed"]
 
@@ -99,10 +97,8 @@ class Failure(Spec):
 def write_failure(
     folder: RunFolder, reason: str, *, rank: int | None = None, at: str = "", stopped: Iterable[int] = ()
 ) -> None:
-    """Says why a run was given up: see `Failure`; `at` is a time in UTC, ISO 8601, empty for now.
-
-    Raises:
-        RunError: the file cannot be written.
+    """Says why a run was given up: see `Failure`; `at` is a time in UTC, ISO 8601, empty for now. Raises RunError: the
+    file cannot be written.
     """
     content = Failure(reason=reason, rank=rank, at=at or utc_now(), stopped=tuple(sorted(stopped))).model_dump(
         mode="json"
@@ -133,32 +129,20 @@ def _room(folder: RunFolder) -> Path:
 
 
 def write_node_statuses(folder: RunFolder, statuses: NodeStatuses) -> None:
-    """Replaces what a node's ranks said.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Replaces what a node's ranks said. Raises RunError: the file cannot be written."""
     write_json(folder.node_status(statuses.node), statuses.model_dump(mode="json"))
 
 
 def write_status(folder: RunFolder, status: RankStatus) -> None:
-    """Replaces a rank's status of its own.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Replaces a rank's status of its own. Raises RunError: the file cannot be written."""
     write_json(folder.status(status.rank), status.model_dump(mode="json"))
 
 
 def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatus]:
     """The newest status of each rank in a run's folder, by rank.
 
-    Args:
-        folder: the run's.
-        is_over: whether a record says what became of the run; then a status that may not be read is passed over.
-
-    Raises:
-        IncompleteDataError: one of them is damaged, or may not be read.
+    `is_over`: whether a record says what became of the run; then a status that may not be read is passed over. Raises
+    IncompleteDataError: one of them is damaged, or may not be read.
     """
     newest: dict[int, RankStatus] = {}
     try:
@@ -191,8 +175,7 @@ def _statuses_in(name: str, content: Any) -> tuple[RankStatus, ...]:
     return (RankStatus.model_validate(content),)
 
 
-_NAMED = 3
-"""Ranks of which each is named; the others are counted."""
+_NAMED = 3  # Ranks of which each is named; the others are counted.
 
 _STOPPED = "was stopped (state T: SIGSTOP, Ctrl-Z or a debugger)"
 
@@ -213,12 +196,8 @@ def _likeliness(status: RankStatus) -> tuple[int, str, int]:
 
 
 def failure_line(statuses: Sequence[RankStatus], failure: Failure | None, counted: str) -> str:
-    """The line: what the launcher saw, then the cause as ranks say it, then how many ended with it.
-
-    Args:
-        statuses: what the ranks said last.
-        failure: what the launcher saw; None if it said nothing.
-        counted: what a rank's status counts, `step` or `point`.
+    """The line: what the launcher saw, then the cause as ranks say it, then how many ended with it. `counted`: what a
+    rank's status counts, `step` or `point`.
     """
     parts = [failure.reason] if failure is not None and failure.reason else []
     cause = first_cause(statuses)

@@ -13,20 +13,15 @@ from dataclasses import dataclass
 class ClockReason:
     """One bit of the mask."""
 
-    bit: int
-    """The bit's value: 1, 2, 4, ..."""
-    name: str
-    """NVML's name in lower case."""
-    is_throttling: bool
-    """Whether work gets slower because of power, heat or a fault. The others are a choice, or there is no work."""
-    about: str
-    """What holds the clock, in a few words."""
+    bit: int  # The bit's value: 1, 2, 4, ...
+    name: str  # NVML's name in lower case.
+    is_throttling: bool  # Slower because of power, heat or a fault; the others are a choice, or idleness.
+    about: str  # What holds the clock, in a few words.
 
 
-IDLE_BIT = 0x1
-"""Nothing runs: such a sample says nothing of the clock under load."""
+IDLE_BIT = 0x1  # Nothing runs: such a sample says nothing of the clock under load.
 
-CLOCK_REASONS = (
+CLOCK_REASONS = (  # All bits that NVML documents, lowest first.
     ClockReason(bit=IDLE_BIT, name="gpu_idle", is_throttling=False, about="nothing runs"),
     ClockReason(bit=0x2, name="applications_clocks_setting", is_throttling=False, about="clocks that somebody has set"),
     ClockReason(bit=0x4, name="sw_power_cap", is_throttling=True, about="the power limit"),
@@ -41,20 +36,14 @@ CLOCK_REASONS = (
     ClockReason(bit=0x200, name="board_limit", is_throttling=False, about="a limit of the board"),
     ClockReason(bit=0x400, name="reliability", is_throttling=False, about="the highest voltage that is safe"),
 )
-"""All bits that NVML documents, lowest first."""
 
 THROTTLING_MASK = sum(reason.bit for reason in CLOCK_REASONS if reason.is_throttling)
 """The bits of the reasons that are throttling, together."""
 
 
 def clock_reason_names(mask: int) -> tuple[str, ...]:
-    """Names of the bits that are set, lowest first; a bit that nobody knows is `bit_0x...`, and none is dropped.
-
-    Args:
-        mask: NVML's bit mask, as sampled.
-
-    Raises:
-        ValueError: the mask is below zero.
+    """Names of the bits that are set, lowest first; a bit that nobody knows is `bit_0x...`, and none is dropped. Raises
+    ValueError: the mask is below zero.
     """
     if mask < 0:
         raise ValueError(f"a mask of clock reasons cannot be below zero: {mask}")
@@ -64,9 +53,5 @@ def clock_reason_names(mask: int) -> tuple[str, ...]:
 
 
 def throttling_names(mask: int) -> tuple[str, ...]:
-    """Names of the reasons in the mask that are throttling, lowest bit first.
-
-    Raises:
-        ValueError: the mask is below zero.
-    """
+    """Names of the mask's reasons that are throttling, lowest bit first. Raises ValueError: the mask is below zero."""
     return clock_reason_names(mask & THROTTLING_MASK) if mask >= 0 else clock_reason_names(mask)

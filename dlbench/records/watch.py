@@ -97,10 +97,6 @@ class WatchCost(Spec):
 
 
 def write_watch_cost(folder: RunFolder, run_id: str, overhead: WatchOverhead) -> None:
-    """Writes the file of one run, as a whole.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Writes the file of one run, as a whole. Raises RunError: it cannot be written."""
     content = WatchCost(run_id=run_id, overhead=overhead)
     write_json(folder.watch_cost, content.model_dump(mode="json"))

@@ -48,8 +48,7 @@ class RunCost:
     state: str = field(metadata=column("State"))
     job_id: str = field(metadata=column("Job"))
     job_state: str = field(metadata=column("Job's state"))
-    exit_code: str = field(metadata=column("Exit"))
-    """Of its last step, else of its job; empty: not reported."""
+    exit_code: str = field(metadata=column("Exit"))  # Of its last step, else of its job; empty: not reported.
     source: str = field(metadata=column())
     waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s"))
     elapsed_s: float | None = field(metadata=column("Elapsed", unit="s"))
@@ -60,8 +59,7 @@ class RunCost:
     node_list: str = field(metadata=column("Nodes", limit=80))
     switches: tuple[str, ...] = field(metadata=column("Switches", "leaf_switches", value=",".join, limit=80))
     """Leaf switches of its nodes, by their paths from the root; empty where Slurm reports none."""
-    not_measured: tuple[str, ...] = field(metadata=column(value="; ".join))
-    """Why figures are missing, each a sentence."""
+    not_measured: tuple[str, ...] = field(metadata=column(value="; ".join))  # Why figures are missing, each a sentence.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +70,7 @@ class PointCost:
     ranks: int
     nodes: int
     runs: int
-    results: int
-    """Runs with figures."""
+    results: int  # Runs with figures.
     node_hours: float | None = field(metadata=column("Node-hours", text=_hours))
     """None where that of a run is not known."""
     waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s", is_brief=True))
@@ -104,13 +101,10 @@ class CampaignCost:
     """Of all runs of the report whose jobs have ended."""
 
     jobs: int
-    untold: int
-    """Runs of Slurm jobs of which nothing is known; they are in no figure."""
+    untold: int  # Runs of Slurm jobs of which nothing is known; they are in no figure.
     results: int
-    asked_node_hours: float | None
-    """Nodes times time limit; None where a job has no limit, or not all its runs are here."""
-    node_hours: float
-    """Nodes times elapsed time."""
+    asked_node_hours: float | None  # Nodes x time limit; None where a job has no limit, or not all its runs are here.
+    node_hours: float  # Nodes times elapsed time.
     parts: tuple[Part, ...]
     median_wait_s: float | None
     longest_wait_s: float | None
@@ -118,12 +112,10 @@ class CampaignCost:
     why_no_energy: str
     points: tuple[PointCost, ...]
     runs: tuple[RunCost, ...]
-    partial_jobs: int
-    """Jobs of which not all runs are here: counted with what these runs took."""
+    partial_jobs: int  # Jobs of which not all runs are here: counted with what these runs took.
     recorded: tuple[Part, ...]
     """What runs with figures say of their own time, from the start of rank 0 on: start, measured, rest."""
-    why_not_apart: str
-    """Why Slurm does not separate some runs from the rest of their job; empty where it separates all."""
+    why_not_apart: str  # Why Slurm does not separate some runs from the rest of their job; else empty.
 
     @property
     def share_measured(self) -> float | None:

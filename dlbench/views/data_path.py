@@ -172,15 +172,11 @@ def _spread(items: Sequence[int], most: int) -> list[int]:
     return list(items[:: -(-len(items) // most)]) if len(items) > most else list(items)
 
 
-STALL_SHARE = 0.1
-"""A step whose input wait is a larger share of it is a stall."""
-MAX_RANKS = 16
-"""Ranks of a run whose single steps are looked at, evenly spread."""
-MAX_POINTS = 100
-"""Points of a table whose single steps are looked at: those with most ranks."""
+STALL_SHARE = 0.1  # A step whose input wait is a larger share of it is a stall.
+MAX_RANKS = 16  # Ranks of a run whose single steps are looked at, evenly spread.
+MAX_POINTS = 100  # Points of a table whose single steps are looked at: those with most ranks.
 
-AT_REST = 1e6
-"""Bytes per second of all disks together below which nothing worth words was read from them."""
+AT_REST = 1e6  # Bytes per second of all disks together below which nothing worth words was read from them.
 
 _FORMATS = {
     "images": "JPEG images",
@@ -207,11 +203,9 @@ class DataPoint:
     """Share of steps that wait for more than `STALL_SHARE` of their time (1), in the run in the middle; None: not
     looked at."""
     longest_wait_s: float | None = field(metadata=column("Longest wait", unit="s"))
-    stall_steps: int
-    """Steps of ranks that were looked at."""
+    stall_steps: int  # Steps of ranks that were looked at.
     stall_ranks: int
-    disk_bytes_per_s: float | None
-    """Read from the disks of all its nodes in the measured window; None where no sample holds it."""
+    disk_bytes_per_s: float | None  # From all disks of its nodes in the measured window; None if not sampled.
     page_cache_bytes: float | None
 
 
@@ -223,8 +217,7 @@ class DataPath:
     format: str
     is_synthetic: bool
     points: tuple[DataPoint, ...]
-    facts: tuple[tuple[str, str], ...]
-    """What is known of reading, order, coverage and staging: title and text."""
+    facts: tuple[tuple[str, str], ...]  # What is known of reading, order, coverage and staging: title and text.
     verdict: str
     notes: tuple[str, ...]
 

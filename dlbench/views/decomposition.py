@@ -67,8 +67,7 @@ What = Literal["input", "exchange"]
 TAKEN_AWAY: dict[What, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
 """What a variant goes without; the name is also that of the phase."""
 
-MARGIN = 0.01
-"""Share of a step below which a gap between difference and phase is negligible."""
+MARGIN = 0.01  # Share of a step below which a gap between difference and phase is negligible.
 
 OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
 """Parts that sum to the mean step over ranks; how far the slowest rank is behind is not one of them."""
@@ -81,14 +80,11 @@ class Difference:
     what: What = field(metadata=column("Without"))
     seconds: Estimate = field(metadata=column("Shorter by", "shorter_s"))
     share: Estimate = field(metadata=column("Of the step", "shorter_fraction"))
-    phase_s: Estimate = field(metadata=column("Phase"))
-    """What the phase of that name holds in the plain runs."""
+    phase_s: Estimate = field(metadata=column("Phase"))  # What the phase of that name holds in the plain runs.
     gap_s: Estimate = field(metadata=column("Gap"))
-    moved_s: Mapping[str, Estimate]
-    """What the gap is made of, by part; sums to it. Positive: time that went away beyond the phase."""
+    moved_s: Mapping[str, Estimate]  # What the gap is made of, by part; positive: time that went beyond the phase.
     verdict: Verdict = field(metadata=column("Verdict"))
-    reason: str | None
-    """Where most of the gap lies, and what is likely behind it; None unless both differ."""
+    reason: str | None  # Where most of the gap lies, and what is likely behind it; None unless both differ.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +95,7 @@ class SeriesPoint:
     workload: str = field(metadata=column("Workload", limit=64))
     preset: str
     engine: str
-    exchanged_by: str
-    """The engine in words, with dlbench's own buckets where it has them."""
+    exchanged_by: str  # The engine in words, with dlbench's own buckets where it has them.
     ranks: int
     nodes: int
 
@@ -126,13 +121,11 @@ class Decomposition(SeriesPoint):
     step_s: Estimate | None = field(metadata=column("Step"))
     """The plain step, mean over ranks and steps, geometric mean over runs; None where no plain run has figures."""
     differences: tuple[Difference, ...]
-    missing: tuple[str, ...]
-    """What of the plan could not be compared, in sentences."""
+    missing: tuple[str, ...]  # What of the plan could not be compared, in sentences.
     doubts: tuple[str, ...] = ()
 
 
-Parts = Mapping[str, float]
-"""Seconds per step of each of `OWN_PARTS`."""
+Parts = Mapping[str, float]  # Seconds per step of each of `OWN_PARTS`.
 
 
 def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
@@ -357,10 +350,8 @@ def _verdict(one: Difference) -> str:
 class MeasuredCost(SeriesPoint):
     """What monitoring cost at one scaling point."""
 
-    watched: tuple[Run, ...]
-    """Monitored runs with figures, by repeat."""
-    overhead: WatchOverhead | None
-    """None where fewer than two pairs have figures."""
+    watched: tuple[Run, ...]  # Monitored runs with figures, by repeat.
+    overhead: WatchOverhead | None  # None where fewer than two pairs have figures.
     why: str
 
 

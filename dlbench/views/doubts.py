@@ -21,13 +21,10 @@ from dlbench.views.quality.numbers import fit, group_quality, is_resumed, meets_
 from dlbench.views.systems import place_doubts
 from dlbench.views.utilisation import utilisation
 
-NOISY_CV = 0.25
-"""A run whose steps scatter more than this has a median, but hardly a typical step."""
-MANY_OVERFLOWS = 0.05
-"""Share of steps above which overflow is more than the loss scale finding its place."""
+NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.
+MANY_OVERFLOWS = 0.05  # Share of steps above which overflow is more than the loss scale finding its place.
 
-Found = Iterator[tuple[str, Severity, str]]
-"""Codes, severities and texts."""
+Found = Iterator[tuple[str, Severity, str]]  # Codes, severities and texts.
 
 
 def run_doubts(run: Run) -> list[Doubt]:

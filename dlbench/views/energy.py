@@ -39,24 +39,20 @@ class KindEnergy:
     kind: Kind
     energy_per_sample: Estimate | None
     """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
-    samples_per_joule: Estimate | None = field(metadata=column("Samples per J"))
-    """Its reciprocal."""
+    samples_per_joule: Estimate | None = field(metadata=column("Samples per J"))  # Its reciprocal.
     efficiency: Estimate | None = field(
         metadata=column("Efficiency", "energy_efficiency", text=times_cell, is_brief=True)
     )
     """Energy per sample of the baseline over that of this point (ratio); None where one of them is not known."""
     mean_power: Estimate | None = field(metadata=column("Mean power, W", "mean_power_w"))
     """Of the measured window, all sources of all nodes together, watts."""
-    whole: Estimate
-    """Joules from the start of the processes to their end, of what was sampled."""
+    whole: Estimate  # Joules from the start of the processes to their end, of what was sampled.
     stages: tuple[tuple[str, Estimate], ...]
     """The same by stage, in the order of `STAGES`; stages that no run was at are missing."""
-    num_sources: tuple[int, ...] = field(
+    num_sources: tuple[int, ...] = field(  # GPUs or processor packages per run, each number once.
         metadata=column("Sources", "sources", value=lambda counts: " or ".join(map(str, counts)))
     )
-    """GPUs or processor packages per run, each number once."""
-    methods: tuple[str, ...]
-    """How the energy is known, each way once."""
+    methods: tuple[str, ...]  # How the energy is known, each way once.
     sampled_share: float = field(metadata=column("Sampled", unit="fraction", is_brief=True))
     """Sampled share of the measured window (1), of the run with the least."""
 
@@ -73,11 +69,9 @@ class EnergyPoint:
     ranks: int
     nodes: int
     kinds: tuple[KindEnergy, ...]
-    why: tuple[tuple[Kind, str], ...]
-    """Why runs have no figure of a kind, each reason once; a kind may be here and in `kinds`."""
+    why: tuple[tuple[Kind, str], ...]  # Why runs have no figure of a kind, each reason once; it may be in `kinds` too.
     doubts: tuple[str, ...]
-    num_unread: int
-    """Runs whose samples were not read."""
+    num_unread: int  # Runs whose samples were not read.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +79,7 @@ class Energy:
     """Energy of a group of runs."""
 
     points: tuple[EnergyPoint, ...]
-    notes: tuple[str, ...]
-    """What a reader must know, and what is damaged."""
+    notes: tuple[str, ...]  # What a reader must know, and what is damaged.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +87,12 @@ class SlurmCheck:
     """Slurm's account of a job next to the samples of its run."""
 
     run_id: str = field(metadata=column("Run"))
-    slurm_j: float = field(metadata=column("Slurm, J", unit="J"))
-    """ConsumedEnergyRaw of the whole job."""
+    slurm_j: float = field(metadata=column("Slurm, J", unit="J"))  # ConsumedEnergyRaw of the whole job.
     sampled_j: float | None = field(metadata=column("Sampled, J", unit="J"))
     """Of the whole run; None where nothing was sampled."""
     sampled_kinds: tuple[Kind, ...] = field(metadata=column("Of", value=lambda kinds: " and ".join(kinds) or None))
     """Of what."""
-    ratio: float | None = field(metadata=column("Ratio", "slurm_over_sampled", unit="ratio"))
-    """slurm_j / sampled_j."""
+    ratio: float | None = field(metadata=column("Ratio", "slurm_over_sampled", unit="ratio"))  # slurm_j / sampled_j.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +100,8 @@ class DetailedEnergy(Energy):
     """Energy over all runs, with what it is made of."""
 
     runs: tuple[RunEnergy, ...]
-    slurm: tuple[SlurmCheck, ...]
-    """Of the runs whose jobs Slurm counted; empty where it was not asked."""
-    damaged: tuple[str, ...]
-    """Runs whose samples could not be read, one line each."""
+    slurm: tuple[SlurmCheck, ...]  # Of the runs whose jobs Slurm counted; empty where it was not asked.
+    damaged: tuple[str, ...]  # Runs whose samples could not be read, one line each.
 
 
 def detailed_energy(group: scaling.Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
@@ -239,8 +228,7 @@ class _Row:
 
     point: EnergyPoint
     kind: Kind
-    energy: KindEnergy | None
-    """None where it was not measured."""
+    energy: KindEnergy | None  # None where it was not measured.
 
 
 def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
@@ -297,8 +285,7 @@ class _Stage:
 
     point: EnergyPoint
     kind: Kind
-    stage: str
-    """Empty for the whole run."""
+    stage: str  # Empty for the whole run.
     joules: Estimate
 
 
@@ -396,18 +383,17 @@ def _charts(group: Group, found: Energy) -> Iterator[Chart]:
         series = Series("stage", {**STAGE_COLOURS, "idle": "#d8dee4"}, columns=3)
         tooltip = {"place": "at", "stage": "stage", "shown": "energy"}
         yield finish(
-            stacked(parts, Axis("energy of a run", unit="J"), series, tooltip, limit=220),
+            stacked(parts, Axis("energy per run", unit="J"), series, tooltip, limit=220),
             group,
             name="energy-stages",
-            title="Energy of a run by stage",
-            alt=f"Joules of a run by stage. {words}.",
+            title="Energy per run by stage",
+            alt=f"Joules per run by stage. {words}.",
             table=_stages_sheet(found.points),
             size=(WIDE - 60, max(60, 30 * len({row["place"] for row in parts}))),
         )
 
 
-MAX_DOUBTS = 6
-"""That a report prints; the diagnosis prints all of them."""
+MAX_DOUBTS = 6  # That a report prints; the diagnosis prints all of them.
 
 
 class EnergyView(GroupView):

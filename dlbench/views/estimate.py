@@ -22,9 +22,7 @@ def views_of(asked: Asked | None = None) -> Views:
 
 def estimate(scan: Scan, asked: Asked) -> tuple[Report, Document]:
     """How many GPUs (or ranks) the training of each group of runs is worth: as plain data, and ready to be printed.
-
-    Raises:
-        UserError: as `estimated`.
+    Raises UserError: as `estimated`.
     """
     views = views_of(asked)
     found = assemble(scan, views=views, with_digests=False)

@@ -34,14 +34,7 @@ from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
-from dlbench.report.wording import (
-    basis_text,
-    figure_text,
-    number_text,
-    ranks_text,
-    runs_text,
-    value_text,
-)
+from dlbench.report.wording import basis_text, figure_text, number_text, ranks_text, runs_text, value_text
 from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
@@ -50,16 +43,12 @@ from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
-MIN_SIZES = 3
-"""Different sizes of messages that a line needs: two always lie on one."""
-MIN_RATIO = 4.0
-"""Largest over smallest of these sizes: with less, start-up and rate cannot be separated."""
+MIN_SIZES = 3  # Different sizes of messages that a line needs: two always lie on one.
+MIN_RATIO = 4.0  # Largest over smallest of these sizes: with less, start-up and rate cannot be separated.
 
-ROUNDING = 1e-6
-"""Of seconds that a record holds."""
+ROUNDING = 1e-6  # Of seconds that a record holds.
 
-CONTRADICTED = "model contradicted by measurement"
-"""Why there is no bound where a run did better than the model's best."""
+CONTRADICTED = "model contradicted by measurement"  # Where a run did better than the model's best, there is no bound.
 
 
 NOT_MEASURED = "not measured"
@@ -78,13 +67,11 @@ class Way:
     """What ran: not what was asked for."""
 
     carrier: str
-    by: str
-    """Who grouped gradients into messages and chose the exchange: `dlbench`, `Horovod`, `PyTorch DDP`."""
+    by: str  # Who grouped gradients into messages and chose the exchange: `dlbench`, `Horovod`, `PyTorch DDP`.
     exchange: str
     fusion: str
     wire: str
-    groups: str
-    """In words: `2 groups of 4 ranks`."""
+    groups: str  # In words: `2 groups of 4 ranks`.
 
     def __str__(self) -> str:
         how = f"grouped by {self.by}, fusion {self.fusion}, wire {self.wire}, {self.groups}"
@@ -95,26 +82,21 @@ class Way:
 class Prediction:
     """The least that the best merging would leave after the backward pass, by the overlap model; means over runs."""
 
-    line: str
-    """The cost line of the run that stands for the point, in words."""
+    line: str  # The cost line of the run that stands for the point, in words.
     startup_s: float
     per_byte_s: float
-    is_fitted: bool
-    """Whether the line was fitted to the run's own messages, instead of measured apart from them."""
+    is_fitted: bool  # Whether the line was fitted to the run's own messages, instead of measured apart from them.
     best_exposed: Estimate = field(metadata=column(name="least_after_backward_s"))
     """The least message time after the backward pass of any merging, seconds per step; no more than measured."""
-    num_messages: Estimate = field(metadata=column(name="least_messages"))
-    """Messages of that merging."""
+    num_messages: Estimate = field(metadata=column(name="least_messages"))  # Messages of that merging.
     as_ran: Estimate | None = field(metadata=column(name="modelled_after_backward_s"))
     """The model's time for the messages as they ran, to compare with the measured one, seconds per step; None where
     their readiness was not measured."""
-    compute_s: float
-    """Mean step of the baseline for the same samples per rank, without its exchange if it has any, seconds."""
+    compute_s: float  # Mean step of the baseline for the same samples per rank without exchange, seconds.
     efficiency: Estimate = field(metadata=column(name="least_efficiency"))
     """Scaling efficiency if nothing but that were lost (fraction): the baseline's step over the same with what is left;
     from the measured one to 1."""
-    waiting: Estimate
-    """What rank 0 waited for stragglers, taken out of a fitted line, seconds per step."""
+    waiting: Estimate  # What rank 0 waited for stragglers, taken out of a fitted line, seconds per step.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,41 +105,30 @@ class ExchangePoint:
 
     ranks: int
     nodes: int
-    ways: tuple[Way, ...]
-    """One, unless runs of equal settings ran differently."""
+    ways: tuple[Way, ...]  # One, unless runs of equal settings ran differently.
     num_messages: Estimate | None = field(metadata=column("Messages per step", "messages", **_COUNT))
     """Of a step; None where no message was seen."""
     message_bytes: Estimate | None = field(metadata=column("Gradients per step", "gradient_bytes", **_COUNT))
-    """Gradients of all messages of a step, bytes."""
+    """Gradients of all messages, bytes per step."""
     bytes_inside: Estimate | None = field(metadata=column("Sent per rank, intra-group", **_COUNT))
     """Sent per rank and step inside its group."""
     bytes_across: Estimate | None = field(metadata=column("Sent per rank, inter-group", **_COUNT))
     """Sent per rank and step to other groups."""
     communication: Estimate | None = field(metadata=column(name="communication_s"))
     """Messages under way, seconds per step, as the following three."""
-    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))
-    """Of it after the backward pass."""
-    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))
-    """Of it during the backward pass."""
+    exposed: Estimate | None = field(metadata=column(name="after_backward_s"))  # Of it after the backward pass.
+    hidden: Estimate | None = field(metadata=column(name="during_backward_s"))  # Of it during the backward pass.
     backward: Estimate | None = field(metadata=column(name="backward_s"))
-    wire_overflows: int
-    """Of all runs."""
+    wire_overflows: int  # Of all runs.
     density: Estimate | None
-    dense_switches: int
-    """Of all runs."""
-    evidence: tuple[str, ...]
-    """How all this is known, each way once."""
-    window: str
-    """Steps whose messages were timed, in words."""
-    efficiency: Estimate
-    """Measured, of the scaling point."""
+    dense_switches: int  # Of all runs.
+    evidence: tuple[str, ...]  # How all this is known, each way once.
+    window: str  # Steps whose messages were timed, in words.
+    efficiency: Estimate  # Measured, of the scaling point.
     prediction: Prediction | None
-    why: str
-    """Why there is no prediction, in a phrase; empty where there is one."""
-    cores: str
-    """What is known of the cores that communication takes from computing, in a sentence; empty on devices."""
-    timeline: tuple[Message, ...]
-    """Messages of the run whose communication time is the median."""
+    why: str  # Why there is no prediction, in a phrase; empty where there is one.
+    cores: str  # What is known of the cores that communication takes from computing, in a sentence; empty on devices.
+    timeline: tuple[Message, ...]  # Messages of the run whose communication time is the median.
     timeline_run: str
     timeline_backward_s: float | None
     run_ids: tuple[str, ...]
@@ -245,8 +216,7 @@ class _OneRun:
 
     line: LineCost
     is_fitted: bool
-    best_s: float
-    """After the backward pass, by the best merging."""
+    best_s: float  # After the backward pass, by the best merging.
     measured_s: float | None
     num_messages: int
     as_ran_s: float | None
@@ -367,12 +337,9 @@ def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun 
 def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
     """The line through the times of a run's own messages; None where they do not determine one.
 
-    Args:
-        messages: of a step, in the order of sending.
-        ranks: of the run.
-        name: of the exchange.
-        waiting_s: what this rank waited for stragglers in a step. A message that began as soon as it was ready holds
-            it; one that had to wait for the message before it does not, because that one waited already.
+    `messages`: of a step, in the order of sending; `waiting_s`: what this rank waited for stragglers in a step. A
+    message that began as soon as it was ready holds it; one that had to wait for the message before it does not,
+    because that one waited already.
     """
     timed = [(one.num_bytes, seconds) for one, seconds in _without_waiting(messages, waiting_s) if seconds > 0]
     sizes = [size for size, _ in timed]
@@ -394,8 +361,7 @@ def _without_waiting(messages: Sequence[Message], waiting_s: float) -> Iterator[
 
 NO_BOUND = "no bound"
 
-MAX_MESSAGES = 60
-"""Messages that are listed and drawn, the last ones; those before are counted."""
+MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those before are counted.
 
 WHAT_RAN_CAPTION = "What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran."
 TIMES_CAPTION = (
@@ -493,8 +459,7 @@ def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
     )
 
 
-MAX_EVIDENCE = 80
-"""Characters of what a point is known from."""
+MAX_EVIDENCE = 80  # Characters of what a point is known from.
 
 
 def evidence_text(point: ExchangePoint) -> str:
@@ -605,7 +570,7 @@ def _words(point: ExchangePoint, count: int) -> str:
     named = {"messages under way": point.communication, "during the pass": point.hidden, "after it": point.exposed}
     figures = [f"{name} {figure_text(figure)}" for name, figure in named.items() if figure is not None]
     return (
-        f"{len(point.timeline)} messages{of} of a step beside its backward pass, whose end is dashed. "
+        f"{len(point.timeline)} messages{of} of a step next to its backward pass, whose end is dashed. "
         f"{', '.join(figures) or 'No sums are known'}."
     )
 

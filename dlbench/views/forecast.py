@@ -47,7 +47,7 @@ class Reference(Spec):
     id: Name = Field(description="Unique in the file.")
     title: str = Field(description="What to call it.")
     efficiency: Fraction = Field(description="Scaling efficiency.")
-    ranks: Count = Field(description="At so many ranks.")
+    ranks: Count = Field(description="At this rank count.")
     baseline: str = Field(description="What it is measured against.")
     hardware: str = Field(description="What it was measured on.")
     recipe: str = Field(description="How.")
@@ -89,10 +89,8 @@ def differences(run: Run, work: Work) -> dict[str, tuple[str, str]]:
 
 
 def references(run: Run) -> list[tuple[Reference, dict[str, tuple[str, str]]]]:
-    """The published figures of the run's kind of network, each with its `differences`.
-
-    Args:
-        run: one run of a group; the group shares what is compared.
+    """The published figures of the run's kind of network, each with its `differences`. Any run of a group will do: the
+    group shares what is compared.
     """
     family = run.plan.workload.model.family
     return [(one, differences(run, one.work)) for one in published() if one.work.model.get("family") == family]
@@ -103,16 +101,14 @@ class Anchor:
     """A published figure for the same kind of network."""
 
     title: str
-    efficiency: float
-    """Share of the ideal (fraction)."""
+    efficiency: float  # Share of the ideal (fraction).
     ranks: int
     baseline: str
     hardware: str
     recipe: str
     source: str
     address: str
-    differences: tuple[str, ...]
-    """What the runs do otherwise; empty: the same work, and only then is it drawn."""
+    differences: tuple[str, ...]  # What the runs do otherwise; empty: the same work, and only then is it drawn.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +121,7 @@ class Forecast:
     why_no_forecast: str
     anchors: tuple[Anchor, ...]
     why_no_anchor: str
-    notes: tuple[str, ...]
-    """What limits the forecasts."""
+    notes: tuple[str, ...]  # What limits the forecasts.
 
     @property
     def same_work(self) -> tuple[Anchor, ...]:
@@ -135,12 +130,8 @@ class Forecast:
 
 
 def forecast(group: scaling.Group, table: RunTable, *, is_oversubscribed: bool = False) -> Forecast | None:
-    """Fits, anchors and forecasts; None for a group of one point, which scales against nothing.
-
-    Args:
-        group: comparable runs.
-        table: all runs.
-        is_oversubscribed: whether ranks shared cores: such points say nothing of a machine with more ranks.
+    """Fits, anchors and forecasts; None for a group of one point, which scales against nothing. `is_oversubscribed`:
+    ranks shared cores; such points say nothing of a machine with more ranks.
     """
     if len(group.points) == 1:
         return None
@@ -276,8 +267,7 @@ def anchor_sheet(same_work: tuple[Anchor, ...]) -> Sheet[Anchor]:
     )
 
 
-CURVE = 33
-"""Points of the law's line."""
+CURVE = 33  # Points of the law's line.
 
 
 def _drawn_sheet(group: Group, found: Forecast) -> Sheet[Point | ForecastPoint]:

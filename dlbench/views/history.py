@@ -12,8 +12,7 @@ from dlbench.report.document import Section
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 
-MAX_CHARTED = 6
-"""Series drawn and named; `dlbench history trends` shows more."""
+MAX_CHARTED = 6  # Series drawn and named; `dlbench history trends` shows more.
 
 
 class HistoryView(ReportView):

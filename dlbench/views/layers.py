@@ -49,8 +49,7 @@ def layer_tables(groups: Sequence[Group]) -> tuple[LayerTable, ...]:
     return tuple(found.values())
 
 
-MAX_LAYERS = 5
-"""Layers with most multiply-accumulates that people see; the others are summed."""
+MAX_LAYERS = 5  # Layers with most multiply-accumulates that people see; the others are summed.
 
 NOTE = "MAC: multiply-accumulate of a sample's forward pass (2 FLOPs); training takes three times as many."
 

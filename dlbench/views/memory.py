@@ -60,7 +60,7 @@ class MemoryPoint:
     """Peak resident bytes of a rank's process, where ranks compute on GPUs and records hold it."""
     gpu_used_bytes: float | None = field(metadata=column("Used on a GPU", missing="not sampled", unit="bytes"))
     """Highest sample of a GPU's used memory in the measured window, with what else was on it."""
-    host_used_bytes: float | None = field(metadata=column("Used on a node", missing="not sampled", unit="bytes"))
+    host_used_bytes: float | None = field(metadata=column("Used per node", missing="not sampled", unit="bytes"))
     """Highest sample of a node's used memory, whatever used it."""
 
 
@@ -70,36 +70,29 @@ class BatchMemory:
 
     batch: int = field(metadata=column("Batch per rank", "batch_per_rank", unit="samples"))
     """Samples per rank and step."""
-    parts: int = field(metadata=column("Parts"))
-    """Parts in which a batch is computed."""
+    parts: int = field(metadata=column("Parts"))  # Parts in which a batch is computed.
     precision: str = field(metadata=column("Precision"))
     peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))
     """Of the rank that held most, over all runs with figures; None where none has any."""
-    num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))
-    """Runs with figures."""
-    num_without_memory: int = field(
+    num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))  # Runs with figures.
+    num_without_memory: int = field(  # Runs that ended because memory was used up, by their own words.
         metadata=column(
             "Ended without memory", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"
         )
     )
-    """Runs that ended because memory was used up, by their own words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """Memory of ranks, and what limits the batch."""
 
-    on_gpu: bool
-    """Whether ranks computed on GPUs."""
+    on_gpu: bool  # Whether ranks computed on GPUs.
     points: tuple[MemoryPoint, ...]
-    model_bytes: int
-    """Parameters in fp32."""
+    model_bytes: int  # Parameters in fp32.
     gradient_bytes: int
-    host_bytes: int | None
-    """Memory of rank 0's node; None where not recorded."""
+    host_bytes: int | None  # Memory of rank 0's node; None where not recorded.
     batches: tuple[BatchMemory, ...]
-    limit: str
-    """What is known of the largest batch, in a sentence."""
+    limit: str  # What is known of the largest batch, in a sentence.
     notes: tuple[str, ...]
 
 

@@ -67,7 +67,7 @@ _METHODS = {
     "settings, values of keys and combinations of all rank counts and sweeps of the report; equal if the interval lies "
     "within 2 % of 1; otherwise undecided. The gain of the best is corrected for the choice: low end simultaneous over "
     "the settings (Bonferroni, pooled scatter), high end that of one, value in the middle; what was measured stands "
-    f"beside it. Fewer than {MIN_RUNS} repeats decide nothing.",
+    f"next to it. Fewer than {MIN_RUNS} repeats decide nothing.",
     "Which axes matter": "An axis' effect is the ratio of throughput between two of its values, as the geometric mean "
     "over all combinations of the other keys that ran with both, taken in each repeat; repeats are the sample. "
     "Combinations in which a key cannot act take no part. Verdicts as for settings, in the same family. Additivity: "
@@ -99,8 +99,7 @@ _METHODS = {
     "precision, data source, batch, launcher, system, cores per rank and device agree. Under strong scaling the global "
     "batch must agree.",
 }
-METHODS: tuple[tuple[str, str], ...] = tuple(_METHODS.items())
-"""Title and text."""
+METHODS: tuple[tuple[str, str], ...] = tuple(_METHODS.items())  # Title and text.
 
 
 def not_shown(groups: tuple[Group, ...]) -> tuple[Missing, ...]:

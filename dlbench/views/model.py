@@ -41,36 +41,27 @@ class Group(HasViews):
     """Runs that may be compared with each other, and what they say."""
 
     id: str
-    label: str
-    """Short: workload, preset, engine, scaling."""
+    label: str  # Short: workload, preset, engine, scaling.
     title: str
-    about: str
-    """What the preset changes against the published configuration."""
+    about: str  # What the preset changes against the published configuration.
     notice: str
     scaling: Literal["weak", "strong"]
     sample_unit: str
     conditions: tuple[Condition, ...]
-    settings: tuple[tuple[str, str], ...]
-    """What `--set` and `--sweep` chose, key and value."""
-    caption: str
-    """The conditions in one line: it stands under every chart and table."""
-    parts_caption: str
-    """The same for charts and tables of parts, which are means."""
+    settings: tuple[tuple[str, str], ...]  # What `--set` and `--sweep` chose, key and value.
+    caption: str  # The conditions in one line: it stands under every chart and table.
+    parts_caption: str  # The same for charts and tables of parts, which are means.
     verdict: str
-    baseline_note: str
-    """What must be known of the baseline, in a sentence; empty where nothing holds it back."""
-    is_sufficient: bool
-    """Whether every point has enough runs for a comparison."""
+    baseline_note: str  # What must be known of the baseline, in a sentence; empty where nothing holds it back.
+    is_sufficient: bool  # Whether every point has enough runs for a comparison.
     points: tuple[Point, ...]
     most_ranks: int | None
-    """Ranks that the machine of these runs holds, one a GPU or else one a core; None: not one machine, or not known."""
+    """Ranks that the machine of these runs holds, one per GPU or else per core; None: not one machine, or not known."""
     doubts: tuple[Doubt, ...]
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What each view found out, by its key; None where it has nothing to say."""
-    next_step: str = ""
-    """What to do next, in a sentence; empty where nothing suggests itself."""
-    missing: tuple[Missing, ...] = ()
-    """Views that have nothing to say of these runs."""
+    next_step: str = ""  # What to do next, in a sentence; empty where nothing suggests itself.
+    missing: tuple[Missing, ...] = ()  # Views that have nothing to say of these runs.
     controls: tuple[Controls, ...] = ()
 
     @property
@@ -105,20 +96,16 @@ class RunRow(ListedRun):
     batch_per_rank: int
     scaling: str
     series: str
-    variant: str
-    """`plain`, or what was taken away: a control run."""
-    side: str
-    """Of a paired comparison, whose runs are control runs, too; empty: none."""
+    variant: str  # `plain`, or what was taken away: a control run.
+    side: str  # Of a paired comparison, whose runs are control runs, too; empty: none.
     sample_unit: str
     steps: int | None
     throughput: float | None
     step_median_s: float | None
     step_p95_s: float | None
     step_cv: float | None
-    goal: str
-    """`throughput`, or `target` and its value."""
-    reached: bool | None
-    """Whether it met its target; None for a run of speed, and for one that does not say."""
+    goal: str  # `throughput`, or `target` and its value.
+    reached: bool | None  # Whether it met its target; None for a run of speed, and for one that does not say.
     time_to_quality_s: float | None
     samples_to_quality: int | None
     epochs_to_quality: float | None
@@ -139,8 +126,7 @@ class Report(BaseReport, HasViews):
 
     format: str = "dlbench.report"
     notices: tuple[str, ...]
-    groups: tuple[Group, ...]
-    """Results: of control runs only where there are no others."""
+    groups: tuple[Group, ...]  # Results: of control runs only where there are no others.
     controls: tuple[Controls, ...]
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What views of the whole report found out, by their keys."""
@@ -148,8 +134,7 @@ class Report(BaseReport, HasViews):
     damaged: tuple[str, ...]
     environment: Environment
     methods: tuple[tuple[str, str], ...]
-    missing: tuple[Missing, ...]
-    """What this report does not show, and what it would take; of single groups see `Group.missing`."""
+    missing: tuple[Missing, ...]  # What this report does not show, and what it would take; see also `Group.missing`.
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:
@@ -160,13 +145,12 @@ class Report(BaseReport, HasViews):
 # Control runs: made to be compared with others of their series, and no results of their own. They stay in the data, and
 # in the views that compare them.
 
-_SHOWN_BY: Mapping[str, str] = {
+_SHOWN_BY: Mapping[str, str] = {  # What compares runs of each variant with the plain ones.
     "synthetic-input": "`dlbench diagnose RUNS` compares them (Decomposition)",
     "no-exchange": "`dlbench diagnose RUNS` compares them (Decomposition)",
     "cached-input": "the view `stalls` compares them",
     "unwatched": "they measured the cost of monitoring, which the plain runs state",
 }
-"""What compares runs of each variant with the plain ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +160,7 @@ class Controls:
     series: str
     workload: str
     preset: str
-    kinds: tuple[str, ...]
-    """Variants, or `side a` and `side b`."""
+    kinds: tuple[str, ...]  # Variants, or `side a` and `side b`.
     num_runs: int
     beside: tuple[str, ...]
     """Ids of the report's groups that they stand next to: of the same series, else of the same workload and preset."""
@@ -197,11 +180,8 @@ def is_control(run: Run) -> bool:
 
 
 def controls(runs: Sequence[Run], results: Iterable[tuple[str, Sequence[Run]]]) -> tuple[Controls, ...]:
-    """The control runs of each series and workload, in the order in which they first come.
-
-    Args:
-        runs: all runs, with or without figures.
-        results: id and runs of each group that the report shows.
+    """The control runs of each series and workload, in the order in which they first come. `results`: id and runs of
+    each group that the report shows.
     """
     found: dict[tuple[str, str, str], list[Run]] = {}
     for run in filter(is_control, runs):

@@ -73,7 +73,7 @@ def rank_counts(ranks: int, factors: Sequence[int], most: int | None) -> list[in
 
 
 def most_ranks(plan: RunPlan) -> int | None:
-    """Ranks that the machine of a run holds, one a GPU or else one a core; None: not one machine, or not known."""
+    """Ranks that the machine of a run holds, one per GPU or else per core; None: not one machine, or not known."""
     if plan.system.scheduler != "none" or plan.layout.nodes > 1:
         return None
     return plan.system.node.gpus or plan.layout.node_cores

@@ -30,10 +30,8 @@ from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 Advice = Literal["pays", "balanced", "wasteful", "undecided", "insufficient", "unknown"]
 
-PAYS_BELOW = 0.5
-"""Share of the noise scale below which a doubled batch saves a third of the steps or more."""
-WASTEFUL_ABOVE = 2.0
-"""Share above which it saves less than a sixth of them."""
+PAYS_BELOW = 0.5  # Share of the noise scale below which a doubled batch saves a third of the steps or more.
+WASTEFUL_ABOVE = 2.0  # Share above which it saves less than a sixth of them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +45,7 @@ class NoisePoint:
     """Samples: the global batch over `share`; None where that is not known to be above 0."""
     share: Estimate | None = field(metadata=column("Batch / noise scale", "batch_over_noise_scale", is_brief=True))
     """Global batch over noise scale (ratio of means over runs); None where it is not above 0."""
-    advice: str
-    """What that means for a larger batch, or why it is not known, in words."""
+    advice: str  # What that means for a larger batch, or why it is not known, in words.
     basis: str = field(metadata=column("From", ""))
     """Batch sizes behind the estimate, and the fewest steps behind that of a run, in words."""
 

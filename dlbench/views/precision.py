@@ -49,8 +49,7 @@ from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
 from dlbench.views.view import ReportSource, ReportView, engine_title, place_columns, place_of
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-"""In this order; the first that ran is the reference."""
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")  # In this order; the first that ran is the reference.
 
 PRECISION_KEYS = ("precision", "allow_emulation", "initial_loss_scale", "loss_scale_growth_steps")
 """Settings of `train` that belong to a precision."""
@@ -61,34 +60,27 @@ class PrecisionRow:
     """One precision at one rank count, compared with the reference at the same rank count."""
 
     precision: str = field(metadata=column("Precision", is_brief=True))
-    in_force: str
-    """The precision that records report, each text once."""
+    in_force: str  # The precision that records report, each text once.
     ranks: int
     nodes: int
     is_reference: bool
-    is_paired: bool = field(metadata=column(name="interleaved"))
-    """Whether its repeats and the reference's ran interleaved."""
+    is_paired: bool = field(metadata=column(name="interleaved"))  # Its repeats and the reference's ran so.
     throughput: Estimate = field(metadata=column("Throughput", is_brief=True))
     ratio: Estimate | None = field(metadata=column("Over", "throughput_ratio", text=times_cell, is_brief=True))
     """Throughput over the reference's; None for the reference itself."""
     peak: Estimate = field(metadata=column("Peak memory per rank", "peak_bytes"))
     """Memory of the rank that held most, bytes; see `dlbench.views.memory`."""
     memory_ratio: Estimate | None = field(metadata=column("Over", "peak_ratio", text=times_cell))
-    energy_per_sample: Estimate | None
-    """None where it was not measured."""
+    energy_per_sample: Estimate | None  # None where it was not measured.
     energy_of: Kind | Literal[""]
     energy_ratio: Estimate | None = field(metadata=column("Over", text=times_cell))
-    loss: Estimate | None
-    """Of the last step, mean over ranks; None where it was finite in no run."""
-    num_not_finite: int = field(metadata=column(name="runs_not_finite"))
-    """Runs whose last loss was not finite."""
-    quality: Estimate | None
-    """Last evaluation of runs to a quality."""
+    loss: Estimate | None  # Of the last step, mean over ranks; None where it was finite in no run.
+    num_not_finite: int = field(metadata=column(name="runs_not_finite"))  # Runs whose last loss was not finite.
+    quality: Estimate | None  # Last evaluation of runs to a quality.
     num_reached: int | None = field(metadata=column(name="runs_reached"))
     """Runs that reached their target; None for runs that measure speed."""
     num_runs: int = field(metadata=column(name="runs"))
-    overflow_steps: Estimate | None
-    """Steps that were skipped because a gradient overflowed; fp16 only."""
+    overflow_steps: Estimate | None  # Steps that were skipped because a gradient overflowed; fp16 only.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +90,9 @@ class PrecisionComparison:
     id: str
     label: str
     reference: str
-    groups: tuple[str, ...]
-    """Ids of the groups, by precision, the reference first."""
+    groups: tuple[str, ...]  # Ids of the groups, by precision, the reference first.
     sample_unit: str
-    rows: tuple[PrecisionRow, ...]
-    """By rank count, then precision, where two or more precisions ran."""
+    rows: tuple[PrecisionRow, ...]  # By rank count, then precision, where two or more precisions ran.
     caption: str
     verdict: str
     notes: tuple[str, ...]

@@ -23,11 +23,9 @@ from dlbench.views.view import GroupSource, GroupView, place_columns
 COLD_SHARE = 0.9
 """An epoch is cold if at least this share of the data set was not in the page cache when it began, or where nobody
 looked, if at least this share of its bytes came from storage."""
-WARM_SHARE = 0.1
-"""And warm if at most this share."""
+WARM_SHARE = 0.1  # And warm if at most this share.
 
-MAX_EPOCHS = 50
-"""Epochs of a table."""
+MAX_EPOCHS = 50  # Epochs of a table.
 
 Temperature = Literal["cold", "warm", "mixed", "not known"]
 
@@ -55,33 +53,26 @@ class EpochReads:
     ranks: int
     nodes: int
     epoch: int
-    is_whole: bool
-    """Whether every run read all of it."""
+    is_whole: bool  # Whether every run read all of it.
     num_runs: int
     temperature: Temperature = field(metadata=column("Cold or warm", is_brief=True))
     samples: float
     shared_bytes: float = field(metadata=column("From the shared file system", unit="bytes"))
     local_bytes: float = field(metadata=column("From node-local disk", unit="bytes"))
     memory_bytes: float = field(metadata=column("From memory of the node", unit="bytes"))
-    storage_bytes: float | None = field(
+    storage_bytes: float | None = field(  # From devices or the network, read-ahead included; None: not counted.
         metadata=column("Of it from storage", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
     )
-    """From devices or the network, read-ahead included; None: not counted."""
-    cached_bytes: float | None = field(
+    cached_bytes: float | None = field(  # The rest of the bytes of samples: from the page cache.
         metadata=column("From the page cache", "page_cache_bytes", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
     )
-    """The rest of the bytes of samples: from the page cache."""
-    fetch_s: Estimate = field(metadata=column("Fetching"))
-    """All readers together, seconds."""
+    fetch_s: Estimate = field(metadata=column("Fetching"))  # All readers together, seconds.
     prepare_s: Estimate = field(metadata=column("Preparing"))
-    wait_s: Estimate = field(metadata=column("Wait of a rank"))
-    """Wait of a rank for batches, mean over ranks."""
-    seconds: Estimate = field(metadata=column("Length", "epoch_s", is_brief=True))
-    """Length of the epoch's steps."""
-    bytes_per_s: float | None = field(
+    wait_s: Estimate = field(metadata=column("Wait per rank"))  # For batches, mean over ranks.
+    seconds: Estimate = field(metadata=column("Length", "epoch_s", is_brief=True))  # Length of the epoch's steps.
+    bytes_per_s: float | None = field(  # Bytes of samples over the length.
         metadata=column("Rate", text=lambda rate: Cell(f"{format_bytes(rate)}/s", number=rate))
     )
-    """Bytes of samples over the length."""
 
     @property
     def sample_bytes(self) -> float:
@@ -96,10 +87,8 @@ class ReaderChoice:
     nodes: int
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int = field(metadata=column("Batches read ahead, each"))
-    computing: bool = field(metadata=column("Beside computing"))
-    """Whether the training process computed between batches."""
-    samples_per_s: float = field(metadata=column("Samples/s of a rank", unit="samples/s"))
-    """Of the slowest rank while all read."""
+    computing: bool = field(metadata=column("While computing"))  # Whether the training process computed.
+    samples_per_s: float = field(metadata=column("Samples/s per rank", unit="samples/s"))  # The slowest, all reading.
     is_chosen: bool = field(metadata=column("Chosen"))
 
 
@@ -110,7 +99,7 @@ class ReadingPoint:
     ranks: int
     nodes: int
     num_runs: int
-    loader_workers: tuple[int, ...] = field(
+    loader_workers: tuple[int, ...] = field(  # Reader processes per rank in force; several where runs differ.
         metadata=column(
             "Readers per rank",
             value=_several,
@@ -118,22 +107,17 @@ class ReadingPoint:
             is_brief=True,
         )
     )
-    """Reader processes per rank in force; several where runs differ."""
     prefetch_batches: tuple[int, ...]
     fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))
     """Fetching over fetching and preparing (1); None where readers did neither."""
-    storage_share: float | None = field(
+    storage_share: float | None = field(  # Bytes from storage over bytes of samples, all epochs; None: not counted.
         metadata=column("From storage", text=_share_cell, missing=NOT_COUNTED, is_brief=True)
     )
-    """Bytes from storage over bytes of samples, all epochs; None: not counted."""
-    cache: tuple[str, ...]
-    """What became of data.cache, each text once."""
-    cache_in_force: bool = field(metadata=column("Page cache as asked"))
-    """Of every run."""
-    cached_share: float | None = field(
+    cache: tuple[str, ...]  # What became of data.cache, each text once.
+    cache_in_force: bool = field(metadata=column("Page cache as asked"))  # Of every run.
+    cached_share: float | None = field(  # Of the data set's pages when training began, mean over runs.
         metadata=column("Data set cached at the start", text=_share_cell, missing="unknown")
     )
-    """Of the data set's pages when training began, mean over runs."""
 
     @property
     def prepare_share(self) -> Estimate | None:
@@ -144,11 +128,9 @@ class ReadingPoint:
 class Reading:
     """Reading of a group of runs."""
 
-    asked_cache: str
-    """data.cache."""
+    asked_cache: str  # data.cache.
     points: tuple[ReadingPoint, ...]
-    epochs: tuple[EpochReads, ...]
-    """By rank count, then epoch; at most `MAX_EPOCHS` of each rank count."""
+    epochs: tuple[EpochReads, ...]  # By rank count, then epoch; at most `MAX_EPOCHS` of each rank count.
     choices: tuple[ReaderChoice, ...]
 
 

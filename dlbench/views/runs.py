@@ -86,20 +86,18 @@ Kind = Literal["registered", "setting", "tag", "environment"]
 
 NOT_SET = "not set"
 
-MAX_VALUES = 12
-"""Values of a key that are listed; the rest are counted."""
+MAX_VALUES = 12  # Values of a key that are listed; the rest are counted.
 MAX_DIFFERENCES = 200
 
 _LEFT_OUT = frozenset({"run_id", "created", "format", "version", "overrides", "tags", "series", "layout"})
 """Parts of a plan that name the run, its place in its series or its size, or that are compared elsewhere."""
 
-_APART = (
+_APART = (  # Settings that keep runs apart, by themselves or through a registered key.
     *("model.", "data.", "train.", "quality.", "measure.", "engine.", "sync.", "watch.", "fault."),
     *("checkpoint.every_",),
 )
-"""Settings that keep runs apart, by themselves or through a registered key."""
 
-_SHOWN = frozenset(
+_SHOWN = frozenset(  # Settings that a registered key shows.
     {
         *("workload.name", "workload.preset", "engine.name", "train.precision", "data.source", "train.batch_per_rank"),
         *("train.gradient_accumulation", "model.memory_format", "system.launch.launcher", "system.name"),
@@ -107,13 +105,10 @@ _SHOWN = frozenset(
         *("data.staging", "data.staging_tier", "data.shuffle", "data.partition", "data.cache"),
     }
 )
-"""Settings that a registered key shows."""
 
-_SIZES = frozenset({"ranks", "nodes"})
-"""Registered keys that a series varies on purpose."""
+_SIZES = frozenset({"ranks", "nodes"})  # Registered keys that a series varies on purpose.
 
-_SHARE = "batch_per_rank"
-"""The registered key that strong scaling varies with the rank count."""
+_SHARE = "batch_per_rank"  # The registered key that strong scaling varies with the rank count.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +117,7 @@ class DifferentValue:
 
     value: str
     num_runs: int
-    groups: tuple[str, ...]
-    """Ids of the groups that have it in all or some of their runs."""
+    groups: tuple[str, ...]  # Ids of the groups that have it in all or some of their runs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +126,9 @@ class RunDifference:
 
     kind: Kind
     key: str
-    expected: bool
-    """Whether it differs by nature: host, job, rank count."""
-    keeps_apart: bool
-    """Whether runs that differ here are not compared."""
-    values: tuple[DifferentValue, ...]
-    """The most frequent first, at most `MAX_VALUES`."""
+    expected: bool  # Whether it differs by nature: host, job, rank count.
+    keeps_apart: bool  # Whether runs that differ here are not compared.
+    values: tuple[DifferentValue, ...]  # The most frequent first, at most `MAX_VALUES`.
     num_values: int
 
     @property
@@ -146,8 +137,7 @@ class RunDifference:
         return _overlap([value.groups for value in self.values])
 
 
-Values = Sequence[tuple[str, Sequence[str]]]
-"""Each value of a key with the ids of its runs, the most frequent first."""
+Values = Sequence[tuple[str, Sequence[str]]]  # Each value of a key with the ids of its runs, the most frequent first.
 
 
 def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
@@ -260,10 +250,8 @@ def _several_values(of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[
             yield key, sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
 
 
-MAX_GROUPS = 10
-"""Groups that have a column, or are named behind a value; programs get all."""
-MAX_SHOWN = 60
-"""Keys that people see; programs get all."""
+MAX_GROUPS = 10  # Groups that have a column, or are named behind a value; programs get all.
+MAX_SHOWN = 60  # Keys that people see; programs get all.
 
 
 class DifferencesView(ReportView):
@@ -325,8 +313,7 @@ class _Row:
     """One value of one key."""
 
     item: RunDifference
-    value: DifferentValue | None = None
-    """None for the line that counts further values, which is for people only."""
+    value: DifferentValue | None = None  # None for the line that counts further values, which is for people only.
 
 
 def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str]) -> Sheet[_Row]:

@@ -83,11 +83,8 @@ def verdict(
 ) -> str:
     """What the largest scaling point says, in two sentences: the efficiency with its interval, and what it lost.
 
-    Args:
-        unit: what a sample is called.
-        all_points: points of the group, baseline first.
-        is_oversubscribed: whether ranks shared cores, which makes a scaling figure meaningless.
-        causes: the account of the lost percent, where there is one.
+    `unit`: what a sample is called; `all_points`: baseline first; `is_oversubscribed`: ranks shared cores, which makes
+    a scaling figure meaningless.
     """
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
@@ -106,7 +103,7 @@ def _explanation(point: Point, account: CausePoint | None) -> str:
     if account is not None:
         return sentence(account.verdict.line)
     return {
-        "insufficient": f"{units_text(point.efficiency)} cannot tell a loss from noise.",
+        "insufficient": f"{units_text(point.efficiency)} cannot distinguish a loss from noise.",
         "within": "There is no loss worth explaining.",
         "above": "That is above the ideal: the baseline ran with a handicap, or its runs drifted.",
         "below": "",
@@ -122,17 +119,14 @@ def loss_text(group: Group) -> str:
     return _explanation(group.largest, None if found is None else found.at(group.largest))
 
 
-_LINEAR = 100
-"""Times as many ranks, two decades, up to which axes are linear unless a reader asks."""
-_EXTENT = 40
-"""Room for the labels of a vertical axis, pixels: seven characters."""
+_LINEAR = 100  # Times as many ranks, two decades, up to which axes are linear unless a reader asks.
+_EXTENT = 40  # Room for the labels of a vertical axis, pixels: seven characters.
 
 
 class _Quantity(NamedTuple):
     """What a chart shows over ranks."""
 
-    name: str
-    """Of the figure of a point."""
+    name: str  # Of the figure of a point.
     title: str
     axis: str
     ideal: Callable[[Point], float]

@@ -13,7 +13,7 @@ programs (Calotoiu et al., SC'13).
 
 A law is ruled out where the points miss it by more than the scatter of the runs explains. Of those left, the one counts
 that, fitted without the largest point, comes nearest to it. The interval of a forecast is over runs and over all laws
-that are left, because points that do not tell two laws apart do not tell their forecasts apart either. The same is made
+that are left, because points that do not separate two laws do not separate their forecasts either. The same is made
 of the smaller points for the largest one, the hindcast: where that misses, no forecast is made; and no forecast is
 surer than the law's hindcast may have been off.
 """
@@ -55,13 +55,10 @@ TEXTS: dict[Term, str] = {
     "edge": "d (beyond one node)",
 }
 
-MIN_POINTS = 3
-"""Rank counts, baseline included: with two, every law fits, and nothing shows which is wrong."""
-LEVEL = 0.01
-"""A law is ruled out where points that follow it would miss it as far less often than this."""
+MIN_POINTS = 3  # Rank counts, baseline included: with two, every law fits, and nothing shows which is wrong.
+LEVEL = 0.01  # A law is ruled out where points that follow it would miss it as far less often than this.
 RESAMPLES = 1000
-ROUNDING = 1e-4
-"""Relative misses below this are no evidence, however little the runs scatter: clocks and models are no better."""
+ROUNDING = 1e-4  # Relative misses below this are no evidence at any scatter: clocks and models are no better.
 FACTOR = 2
 """A forecast is made for this many times the largest measured rank count: about as far as the hindcast reached. Laws
 that fit all points alike are too far apart at four times (simulated: `make bench AREA=truth.predictions`)."""
@@ -73,41 +70,28 @@ class LawPoint:
 
     ranks: int
     nodes: int
-    measured: Estimate
-    """Efficiency."""
-    fitted: float
-    """Efficiency by the law (fraction)."""
-    residual: float
-    """Measured less fitted (fraction)."""
-    serial_fraction: Estimate | None
-    """Karp and Flatt's, of this point alone; None under weak scaling."""
+    measured: Estimate  # Efficiency.
+    fitted: float  # Efficiency by the law (fraction).
+    residual: float  # Measured less fitted (fraction).
+    serial_fraction: Estimate | None  # Karp and Flatt's, of this point alone; None under weak scaling.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
     """A scaling law fitted to the measured points."""
 
-    name: str
-    """Its terms; the first is called Amdahl under strong scaling."""
+    name: str  # Its terms; the first is called Amdahl under strong scaling.
     formula: str
     scaling: Scaling
     terms: tuple[Term, ...]
-    coefficients: tuple[Estimate, ...]
-    """One for each term (1)."""
-    worst_residual: float
-    """Largest residual without its sign (fraction)."""
-    hindcast_ranks: int
-    """Ranks of the largest point."""
-    hindcast_error: float
-    """Measured less what the law, fitted without the largest point, would have said of it (fraction)."""
-    is_ruled_out: bool
-    """Whether even this one, the nearest, misses the points by more than the scatter of the runs explains."""
-    alternatives: tuple[str, ...]
-    """Other laws that the points do not rule out."""
-    doubt: str
-    """Why nothing may be extrapolated from the law, in a sentence; empty where it may."""
-    points: tuple[LawPoint, ...]
-    """That it is fitted to, without the baseline, where every law holds."""
+    coefficients: tuple[Estimate, ...]  # One for each term (1).
+    worst_residual: float  # Largest residual without its sign (fraction).
+    hindcast_ranks: int  # Ranks of the largest point.
+    hindcast_error: float  # Measured less what the law fitted without the largest point says of it (fraction).
+    is_ruled_out: bool  # Whether even this, the nearest, misses the points by more than the runs' scatter explains.
+    alternatives: tuple[str, ...]  # Other laws that the points do not rule out.
+    doubt: str  # Why nothing may be extrapolated from the law, in a sentence; empty where it may.
+    points: tuple[LawPoint, ...]  # That it is fitted to, without the baseline, where every law holds.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +99,12 @@ class ForecastPoint:
     """What a law says of a rank count that was not measured."""
 
     ranks: int
-    efficiency: float
-    """Share of the ideal (fraction)."""
+    efficiency: float  # Share of the ideal (fraction).
     low: float
     high: float
     """95 % over runs and over the laws that the points do not rule out: the lowest and the highest end of any, further
     out by `Fitted.margin`."""
-    throughput: float
-    """Samples per second; `low` and `high` scale alike."""
+    throughput: float  # Samples per second; `low` and `high` scale alike.
     throughput_low: float
     throughput_high: float
 
@@ -159,14 +141,8 @@ def _term(name: Term, ratios: Array) -> Array:
 def fit_terms(scaling: Scaling, terms: tuple[Term, ...], ratios: Array, times: Array) -> Array:
     """Coefficients, none below 0, with the least squares of relative errors of the times.
 
-    Args:
-        scaling: weak or strong.
-        terms: one or two.
-        ratios: ranks over the baseline's, above 1, shape (points).
-        times: over the baseline's, shape (..., points).
-
-    Returns:
-        Shape (..., terms).
+    `terms`: one or two; `ratios`: ranks over the baseline's, above 1, shape (points); `times`: over the baseline's,
+    shape (..., points). Returns shape (..., terms).
     """
     import numpy as np
 
@@ -208,10 +184,8 @@ class _Data:
     scaling: Scaling
     points: tuple[Point, ...]
     ratios: Array
-    times: Array
-    """Over the baseline's, shape (points)."""
-    drawn: Array | None
-    """The same in each resample of the runs, (resamples, points); None: too few runs."""
+    times: Array  # Over the baseline's, shape (points).
+    drawn: Array | None  # The same in each resample of the runs, (resamples, points); None: too few runs.
 
     def law(self, terms: tuple[Term, ...], coefficients: Array) -> Array:
         return time_at(self.scaling, terms, coefficients, self.ratios)
@@ -223,8 +197,7 @@ class _Candidate:
 
     terms: tuple[Term, ...]
     coefficients: Array
-    drawn: Array | None
-    """In each resample, (resamples, terms)."""
+    drawn: Array | None  # In each resample, (resamples, terms).
     is_ruled_out: bool
 
 
@@ -233,12 +206,9 @@ class Fitted:
     """The law, and what forecasts from it need."""
 
     law: Law
-    left: tuple[_Candidate, ...]
-    """Laws that are not ruled out."""
-    largest: int
-    """Ranks of the largest point."""
-    margin: float
-    """How far the law's hindcast may have been off: the larger end of its 95 % interval over runs (fraction)."""
+    left: tuple[_Candidate, ...]  # Laws that are not ruled out.
+    largest: int  # Ranks of the largest point.
+    margin: float  # How far the law's hindcast may be off: larger end of its 95 % interval over runs (fraction).
 
 
 def usable_points(points: tuple[Point, ...]) -> tuple[Point, ...]:

@@ -312,8 +312,7 @@ def _environment(runs: list[Run]) -> model.Environment:
 GROUP_COLUMNS = ("group", "label")
 
 
-MEANS = "Means over the runs of a point"
-"""What stands for the conditions of a group where its figures are those of parts."""
+MEANS = "Means over the runs of a point"  # Stands for a group's conditions where its figures are those of parts.
 
 
 _DEPTH: dict[Level, int] = {"answer": 0, "evidence": 1, "appendix": 2}

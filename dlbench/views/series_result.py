@@ -24,22 +24,18 @@ from dlbench.views.scaling import loss_text
 from dlbench.views.scaling_report import assemble
 from dlbench.views.view import Views
 
-VIEWS = Views(group=(QualityView(), CausesView()))
-"""What the verdict of a group speaks of."""
+VIEWS = Views(group=(QualityView(), CausesView()))  # What the verdict of a group speaks of.
 
-MAX_NAMED = 6
-"""Settings of a sweep whose losses are said in words; one of more has the table alone."""
+MAX_NAMED = 6  # Settings of a sweep whose losses are said in words; one of more has the table alone.
 MAX_WARNINGS = 5
 
 
 class Row(NamedTuple):
     """One setting at one rank count."""
 
-    setting: str
-    """The values by which it differs from other settings of the series; empty where there is one setting."""
+    setting: str  # The values by which it differs from other settings of the series; empty where there is one setting.
     point: Point
-    quality: QualityPoint | None
-    """None for runs of speed."""
+    quality: QualityPoint | None  # None for runs of speed.
 
 
 def result_of(scan: Scan) -> tuple[Report, Document]:

@@ -24,12 +24,9 @@ from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import METRIC_TITLES
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
-MAX_EPOCHS = 50
-"""Epochs of a table, of each rank count."""
-MAX_ERRORS = 20
-"""Errors that are listed."""
-MAX_CURVES = 8
-"""Runs of one setting that are drawn."""
+MAX_EPOCHS = 50  # Epochs of a table, of each rank count.
+MAX_ERRORS = 20  # Errors that are listed.
+MAX_CURVES = 8  # Runs of one setting that are drawn.
 
 
 def _three(value: float) -> Cell:
@@ -55,8 +52,7 @@ class AuditPoint:
     num_runs: int = field(metadata=column("Runs", "audited_runs", is_brief=True))
     num_bad: int = field(metadata=column("With errors", "bad_runs", is_brief=True))
     whole_epochs: int = field(metadata=column("Whole epochs"))
-    twice: int = field(metadata=column("Read twice", is_brief=True))
-    """Samples read more than once in an epoch, over all runs."""
+    twice: int = field(metadata=column("Read twice", is_brief=True))  # Samples read so in an epoch, over all runs.
     never: int = field(metadata=column("Never read", is_brief=True))
     sent: int = field(metadata=column("Sent"))
     received: int = field(metadata=column("Received"))
@@ -66,13 +62,10 @@ class AuditPoint:
     label_distance: float | None = field(
         metadata=column("Label distance", text=_three, missing="no classes", is_brief=True)
     )
-    held_samples_peak: int | None = field(metadata=column("Held by a rank at most"))
-    exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))
-    """Longest wait of any run."""
-    audit_s: Estimate = field(metadata=column())
-    """What the audit cost, mean over ranks."""
-    audit_share: float | None
-    """The same over the time of the measured steps, largest of any run; None: not known."""
+    held_samples_peak: int | None = field(metadata=column("Held per rank at most"))
+    exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))  # Longest wait of any run.
+    audit_s: Estimate = field(metadata=column())  # What the audit cost, mean over ranks.
+    audit_share: float | None  # The same over the time of the measured steps, largest of any run; None: not known.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +76,7 @@ class Audit:
     partition: str | None
     points: tuple[AuditPoint, ...]
     epochs: tuple[AuditRow, ...]
-    errors: tuple[str, ...]
-    """Samples read twice or never, by name, with the run; at most `MAX_ERRORS`."""
+    errors: tuple[str, ...]  # Samples read twice or never, by name, with the run; at most `MAX_ERRORS`.
     num_errors: int
 
 
@@ -179,8 +171,7 @@ class ShuffleRow:
     is_paired: bool
     novelty: float | None = field(metadata=column("Novelty", text=_three))
     label_distance: float | None = field(metadata=column("Label distance", text=_three))
-    metric: str
-    """Of runs to a quality; empty otherwise."""
+    metric: str  # Of runs to a quality; empty otherwise.
     final: Estimate | None = field(metadata=column("Last value", "final_value"))
     curves: tuple[Learning, ...]
 
@@ -194,11 +185,9 @@ class ShuffleRow:
 class ShuffleComparison:
     """Groups that differ in nothing but shuffling, and the staging that it needs."""
 
-    id: str
-    """In the page: `shuffling-1`."""
+    id: str  # In the page: `shuffling-1`.
     label: str
-    rows: tuple[ShuffleRow, ...]
-    """By rank count, global shuffling first."""
+    rows: tuple[ShuffleRow, ...]  # By rank count, global shuffling first.
     has_global: bool
 
 
@@ -423,8 +412,7 @@ def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
     )
 
 
-WORTH_SAYING = 0.001
-"""Share of the steps below which the cost of the audit is not mentioned."""
+WORTH_SAYING = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
 
 
 class ShuffleAuditView(GroupView):

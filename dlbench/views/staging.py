@@ -40,16 +40,13 @@ class StagingPoint:
     streams: int = field(metadata=column("Streams"))
     seconds: Estimate = field(metadata=column("Until all were ready", "staging_s", is_brief=True))
     """Until all nodes were ready; over runs that copied everything, where there are some, else over all."""
-    num_reused: int = field(metadata=column(name="reused_runs"))
-    """Runs that found some or all of it of an earlier run."""
+    num_reused: int = field(metadata=column(name="reused_runs"))  # Runs that found some or all of it of an earlier run.
     num_runs: int
-    needed_bytes: int = field(metadata=column("Needed on a node", unit="bytes", is_brief=True))
+    needed_bytes: int = field(metadata=column("Needed per node", unit="bytes", is_brief=True))
     free_bytes: int = field(metadata=column("Free there", unit="bytes"))
     """On the node that had least, before the first byte was copied."""
-    copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))
-    """By all nodes of a run, the most of any."""
-    slowest_bytes_per_s: float | None
-    """Of a node, over all runs; None where nothing was copied before training."""
+    copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))  # The most of any run.
+    slowest_bytes_per_s: float | None  # Of a node, over all runs; None where nothing was copied before training.
     fastest_bytes_per_s: float | None = field(metadata=column(name="node_bytes_per_s_fastest"))
     kept: bool = field(metadata=column("Kept"))
     paths: tuple[str, ...]
@@ -131,18 +128,14 @@ class BreakEven:
     unstaged_epoch: Estimate = field(metadata=column("Epoch in place", "unstaged_epoch_s"))
     """Seconds of an epoch, reading in place."""
     staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))
-    gain: Estimate = field(metadata=column("Gain of an epoch", "gain_s"))
-    """Of an epoch: seconds in place less seconds staged."""
+    gain: Estimate = field(metadata=column("Gain of an epoch", "gain_s"))  # Seconds in place less seconds staged.
     factor: Estimate = field(metadata=column("Factor", text=times_cell))
     """Epoch in place over epoch staged: above 1, staged epochs are faster."""
     is_paired: bool
-    epochs: float | None
-    """Break-even epochs; None: never, by these means, or nothing is copied before training."""
+    epochs: float | None  # Break-even epochs; None: never, by these means, or nothing is copied before training.
     epochs_low: float | None = field(metadata=column(name="break_even_epochs_low"))
-    epochs_high: float | None = field(metadata=column(name="break_even_epochs_high"))
-    """None: no upper end."""
-    is_lazy: bool
-    """Nothing is copied before training: there is nothing to pay back."""
+    epochs_high: float | None = field(metadata=column(name="break_even_epochs_high"))  # None: no upper end.
+    is_lazy: bool  # Nothing is copied before training: there is nothing to pay back.
 
 
 def break_evens(groups: Sequence[scaling.Group], table: RunTable) -> tuple[BreakEven, ...]:
@@ -274,7 +267,7 @@ def _sheet(points: Sequence[StagingPoint]) -> Sheet[StagingPoint]:
         StagingPoint,
         *place_columns(),
         *("strategy", "tier", "method", "streams", "seconds", "runs=seconds.n"),
-        Column("node_bytes_per_s_slowest", "Rate of a node", lambda point: point.slowest_bytes_per_s, _rate),
+        Column("node_bytes_per_s_slowest", "Rate per node", lambda point: point.slowest_bytes_per_s, _rate),
         *("fastest_bytes_per_s", "copied_bytes", "needed_bytes", "free_bytes", "num_reused", "kept"),
     )
     return Sheet(name="staging", title="Staging by rank count", columns=columns, rows=points, caption=CAPTION)

@@ -31,8 +31,7 @@ from dlbench.views.view import ReportSource, ReportView, place_of
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
 
-WARM_ENOUGH = 0.05
-"""Share of the bytes read that may come from storage in a run whose samples are to come from the page cache."""
+WARM_ENOUGH = 0.05  # Share of bytes from storage that a run may read whose samples are to be in the page cache.
 
 
 PART_TITLES = {
@@ -62,12 +61,10 @@ class TierRuns:
 
     tier: Tier
     rate: Estimate = field(metadata=column("Samples/s", "samples_per_s", is_brief=True))
-    step_s: Estimate = field(metadata=column("Step", is_brief=True))
-    """Mean step, geometric mean over runs."""
+    step_s: Estimate = field(metadata=column("Step", is_brief=True))  # Mean step, geometric mean over runs.
     storage_share: float | None
     """Of the bytes read, those that came from storage and not from the page cache; mean over runs, None: not known."""
-    epochs: float | None
-    """Epochs that a run read, the most of any; None: not known."""
+    epochs: float | None  # Epochs that a run read, the most of any; None: not known.
     cache: str = field(metadata=column("Page cache", value=lambda found: found or None))
 
 
@@ -76,19 +73,15 @@ class Stalls(SeriesPoint):
     """Where steps wait for input at one scaling point of `dlbench io --tiers`."""
 
     sample_unit: str
-    tiers: tuple[TierRuns, ...]
-    """Kinds of runs with figures, in the order synthetic, cached, cold."""
+    tiers: tuple[TierRuns, ...]  # Kinds of runs with figures, in the order synthetic, cached, cold.
     ceiling: Estimate | None
     """Samples per second that the ranks take where nothing waits for input; None: no run with synthetic data."""
     parts: tuple[StallPart, ...]
-    whole_s: Estimate | None
-    """The step that the parts sum to; None where they sum to nothing."""
+    whole_s: Estimate | None  # The step that the parts sum to; None where they sum to nothing.
     whole_is: Tier
-    pairs: int
-    """Repeats in which all that is subtracted was measured."""
+    pairs: int  # Repeats in which all that is subtracted was measured.
     missing: tuple[str, ...]
-    notes: tuple[str, ...]
-    """What the figures must not be mistaken for."""
+    notes: tuple[str, ...]  # What the figures must not be mistaken for.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,8 +315,7 @@ def _chart(number: int, points: Sequence[Stalls]) -> Chart:
     )
 
 
-NEGLIGIBLE = 0.01
-"""Share of a step below which a stall, interval and all, costs nothing worth words."""
+NEGLIGIBLE = 0.01  # Share of a step below which a stall, interval and all, costs nothing worth words.
 _NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
 
 

@@ -34,12 +34,9 @@ from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_of
 
-MIN_EXCESS = 0.05
-"""Smallest mean excess of a slow period (fraction)."""
-MIN_SHARE = 0.05
-"""Smallest share of the map's columns that a slow period covers."""
-MIN_COLUMNS = 3
-"""Fewest columns that a slow period covers."""
+MIN_EXCESS = 0.05  # Smallest mean excess of a slow period (fraction).
+MIN_SHARE = 0.05  # Smallest share of the map's columns that a slow period covers.
+MIN_COLUMNS = 3  # Fewest columns that a slow period covers.
 SIGMAS = 8.0
 """Smallest mean excess in standard errors. There are up to 64 x 5,000 spans to choose from, excess is skewed, and the
 error is estimated from few cells where a run is short."""
@@ -54,12 +51,9 @@ class SlowPeriod:
     last_rank: int
     hosts: str
     first_step: int
-    last_step: int
-    """Warm-up steps counted, like the first."""
-    ratio: float
-    """The row over the median of the other rows, mean over the period's columns."""
-    from_start: bool
-    """Whether it begins with the first step of the map."""
+    last_step: int  # Warm-up steps counted, like the first.
+    ratio: float  # The row over the median of the other rows, mean over the period's columns.
+    from_start: bool  # Whether it begins with the first step of the map.
     to_end: bool
 
 
@@ -165,8 +159,7 @@ class StepQuantile:
 
     share: float = field(metadata=column(name="share_of_steps_fraction"))
     """Share of steps that take no longer (fraction): 0, 0.01, ..., 1."""
-    seconds: Estimate
-    """Median over runs, with their range, whatever their number: a band of 101 quantiles is no 101 claims."""
+    seconds: Estimate  # Median over runs with their range, whatever their number: 101 quantiles are no 101 claims.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,24 +170,19 @@ class StepPoint:
     nodes: int
     is_baseline: bool
     run_ids: tuple[str, ...] = field(metadata=column(name="runs", value=len))
-    num_steps: int = field(metadata=column("Steps", "steps", text=lambda count: f"{count:,}"))
-    """Measured steps of all runs together."""
-    num_warmup: int = field(metadata=column(name="warmup_steps_left_out"))
-    """Warm-up steps of all runs together; they are left out."""
+    num_steps: int = field(metadata=column("Steps", "steps", text=lambda count: f"{count:,}"))  # Measured, of all runs.
+    num_warmup: int = field(metadata=column(name="warmup_steps_left_out"))  # Of all runs together; they are left out.
     quantiles: tuple[StepQuantile, ...]
-    p50: Estimate = field(metadata=column("Median", "p50_s"))
-    """Quantiles of each run, geometric mean over runs."""
+    p50: Estimate = field(metadata=column("Median", "p50_s"))  # Quantiles of each run, geometric mean over runs.
     p95: Estimate = field(metadata=column("p95", "p95_s"))
     p99: Estimate = field(metadata=column("p99", "p99_s"))
     longest: Estimate = field(metadata=column("Longest", "longest_s"))
-    num_outliers: int
-    """Steps beyond their run's fence, of all runs together."""
+    num_outliers: int  # Steps beyond their run's fence, of all runs together.
     outlier_share: Estimate = field(metadata=column(name="outlier_share_fraction"))
     """Share of a run's steps that are outliers (fraction), median over runs."""
     fence: Estimate = field(metadata=column("Outlier limit", "fence_s"))
     """Third quartile + 3 x the interquartile range (Tukey's far-out fence), median over runs."""
-    outliers: tuple[OutlierStep, ...]
-    """The longest of each run, the largest ratio first."""
+    outliers: tuple[OutlierStep, ...]  # The longest of each run, the largest ratio first.
     autocorrelation: Estimate | None
     """Correlation of successive step times (ratio), median over the runs in which it is known; None: known in none."""
 
@@ -216,8 +204,7 @@ class MapRow:
     over the steps of the column."""
     mean: float = field(metadata=column("Mean", "mean_ratio", text=lambda mean: ratio_cell(mean, 3)))
     largest: float = field(metadata=column("Largest", "largest_ratio", text=lambda largest: ratio_cell(largest, 3)))
-    largest_first_step: int
-    """Steps of the cell with the largest value."""
+    largest_first_step: int  # Steps of the cell with the largest value.
     largest_last_step: int
 
 
@@ -228,14 +215,11 @@ class RankMap:
     run_id: str
     ranks: int
     nodes: int
-    num_runs: int
-    """Runs among which it is the one in the middle."""
-    step_starts: tuple[int, ...]
-    """First step of each column, warm-up steps counted."""
+    num_runs: int  # Runs among which it is the one in the middle.
+    step_starts: tuple[int, ...]  # First step of each column, warm-up steps counted.
     last_step: int
     rows: tuple[MapRow, ...]
-    finding: str
-    """Which ranks stand out and when, in a sentence."""
+    finding: str  # Which ranks stand out and when, in a sentence.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,8 +322,7 @@ def _map(point: Point, table: RunTable) -> RankMap:
     )
 
 
-CORRELATED = 0.2
-"""From this autocorrelation of successive steps on, a warning is given: such steps are not independent."""
+CORRELATED = 0.2  # Autocorrelation of successive steps from which on a warning is given: they are not independent.
 
 
 def step_headline(found: StepTimes) -> str:
@@ -403,14 +386,11 @@ DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80,
 LISTED = (0, 5, 25, 50, 75, 95, 100)
 """Percents of the quantiles that stand in tables for people, where the runs have steps enough for them."""
 
-FEW_OUTLIERS = 3
-"""With fewer outliers there is a sentence, and neither a table nor a chart."""
+FEW_OUTLIERS = 3  # With fewer outliers there is a sentence, and neither a table nor a chart.
 
-MAX_OUTLIERS = 20
-"""Steps in a table for people; the ones with the largest ratio."""
+MAX_OUTLIERS = 20  # Steps in a table for people; the ones with the largest ratio.
 
-MAX_ROWS = 16
-"""Rows of a map in a table for people; the slowest ones."""
+MAX_ROWS = 16  # Rows of a map in a table for people; the slowest ones.
 
 
 def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
@@ -521,14 +501,11 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-MAX_MARKS = 60
-"""Outlier steps in a chart; the ones with the largest ratio."""
+MAX_MARKS = 60  # Outlier steps in a chart; the ones with the largest ratio.
 
-MAX_RECTANGLES = 800
-"""Of a map; a page of ten maps stays well below five megabytes."""
+MAX_RECTANGLES = 800  # Of a map; a page of ten maps stays well below five megabytes.
 
-EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)
-"""Where the colours of a map change; between 0.97 and 1.03 a cell is left blank."""
+EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)  # Where a map's colours change; between 0.97 and 1.03 a cell is blank.
 _BLANK = 2
 _BIN_COLOURS = ("#2166ac", "#92c5de", "", "#fee08b", "#fdae61", "#f46d43", "#b2182b", "#4a0a2b")
 

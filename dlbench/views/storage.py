@@ -31,8 +31,7 @@ Limit = Literal["fetch", "prepare"]
 
 LIMIT_TITLES: dict[Limit, str] = {"fetch": "fetching", "prepare": "preparing"}
 _MB = 1e6
-MAX_SIZE_FACTOR = 1.5
-"""By so much samples may be larger or smaller than the published ones without a word."""
+MAX_SIZE_FACTOR = 1.5  # By so much samples may be larger or smaller than the published ones without a word.
 _NOT_MEASURED = "not measured"
 
 
@@ -53,28 +52,21 @@ def _count(figure: Estimate) -> Cell:
 class Supply:
     """What the readers gave, in one state of the page cache."""
 
-    ranks: int = field(metadata=column("Ranks", is_brief=True))
-    """Processes that read at the same time, as ranks do."""
+    ranks: int = field(metadata=column("Ranks", is_brief=True))  # Processes that read at the same time, as ranks do.
     cache: Cache = field(metadata=column("Page cache", is_brief=True))
-    in_force: bool
-    """Whether the page cache was in that state; where not, there are no figures."""
-    told: str = field(metadata=column(name="cache_told"))
-    """What became of the page cache, in words."""
+    in_force: bool  # Whether the page cache was in that state; where not, there are no figures.
+    told: str = field(metadata=column(name="cache_told"))  # What became of the page cache, in words.
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int
     samples_per_s: Estimate | None = field(metadata=column("Samples/s", missing=_NOT_MEASURED, is_brief=True))
     bytes_per_s: Estimate | None = field(
         metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
     )
-    sample_bytes: float | None
-    """Stored bytes of a sample, mean."""
-    fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))
-    """Of the time of fetching and preparing."""
+    sample_bytes: float | None  # Stored bytes per sample, mean.
+    fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))  # Of fetching and preparing.
     prepare_share: Estimate | None = field(metadata=column("Preparing", is_brief=True))
-    storage_share: float | None
-    """Bytes from devices or the network over bytes of samples; None: not counted."""
-    fetch_samples_per_s: Estimate | None
-    """What fetching alone would give to as many readers."""
+    storage_share: float | None  # Bytes from devices or the network over bytes of samples; None: not counted.
+    fetch_samples_per_s: Estimate | None  # What fetching alone would give to as many readers.
     limit: Limit | None
     warnings: tuple[str, ...]
 
@@ -96,8 +88,7 @@ class Need:
     """One accelerator's demand next to what the readers give."""
 
     demand: Demand
-    bytes_per_s: float | None
-    """With the mean sample of this data set; None where it is not known."""
+    bytes_per_s: float | None  # With the mean sample of this data set; None where it is not known.
     fed: tuple[Fed, ...]
 
 
@@ -119,11 +110,7 @@ class Io:
 
 
 def supply_of(answer: ReadingRate) -> Supply:
-    """An answer of the reader benchmark with cache cold or warm.
-
-    Raises:
-        ValueError: it was asked for neither.
-    """
+    """An answer of the reader benchmark with cache cold or warm. Raises ValueError: it was asked for neither."""
     if answer.cache == "any":
         raise ValueError("the reader benchmark ran with the page cache as it was")
     together = [one.together for one in answer.repeats if one.together.samples] if answer.cache_in_force else []

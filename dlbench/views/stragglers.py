@@ -31,10 +31,8 @@ from dlbench.views.model import Group, Report
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupView, ReportSource, ReportView, place_of
 
-MAX_SHOWN = 10
-"""Late ranks, or hosts, in a table for people (of slow hosts all) and in a chart."""
-MAX_LISTED = 64
-"""Late ranks, or hosts, in a table for programs, at each rank count."""
+MAX_SHOWN = 10  # Late ranks, or hosts, in a table for people (of slow hosts all) and in a chart.
+MAX_LISTED = 64  # Late ranks, or hosts, in a table for programs, at each rank count.
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class _Row:
     """A late rank or host at one rank count."""
 
     point: CausePoint
-    position: int
-    """From 1, longest waited for first."""
+    position: int  # From 1, longest waited for first.
     late: Straggler
 
     @property
@@ -321,7 +318,7 @@ class SlowNodesView(ReportView):
 
 
 def _faulty_text(found: SlowNodes) -> str:
-    return f"{runs_text(found.num_faulty)} with a planted fault left out."
+    return f"{runs_text(found.num_faulty)} with an injected fault left out."
 
 
 def _of_hosts(found: SlowNodes) -> Iterator[str]:

@@ -26,8 +26,7 @@ from dlbench.views.quality.numbers import Quality
 from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView, place_of
 
-STEP = "step_median_s"
-"""The metric of the history that says most of a group's speed."""
+STEP = "step_median_s"  # The metric of the history that says most of a group's speed.
 
 
 def rating(group: Group, report: Report) -> Rating | None:
@@ -71,7 +70,7 @@ def _usual(trend: Trend) -> Rating:
     nights = len(trend.nights)
     newest = trend.newest
     if trend.standing == "too few nights":
-        return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that tell what is usual")
+        return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that show what is usual")
     if trend.standing == "worse":
         change = trend.open_regressions[-1]
         text = f"slower: step {percent_change(change.ratio.value)} {since_text(change)}, not acknowledged"
@@ -85,13 +84,10 @@ def _usual(trend: Trend) -> Rating:
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
 
 
-_LABEL = 230
-"""Longest name in a picture of many groups, pixels: the list next to it has them whole."""
+_LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
 _LEAST_ROW = 9
-_PICTURE = 600
-"""Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900."""
-_ROOM = 190
-"""Height of a picture of few groups, pixels: their cards fit the same screen."""
+_PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
+_ROOM = 190  # Height of a picture of few groups, pixels: their cards fit the same screen.
 
 
 def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Chart]:
@@ -171,8 +167,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
 
 _TELLING = ("preset", "engine", "scaling", "precision")
 """Conditions that a short name of a group has where groups of its workload differ in them."""
-_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")
-"""The same where groups are else alike."""
+_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # Where groups are else alike.
 
 _NO_GPU = "none"
 

@@ -75,12 +75,10 @@ def _ranks(ranks: list[RankResult]) -> str:
 
 
 MAX_HOSTS = 24
-MAX_TEXTS = 6
-"""Texts of a field where runs differ; the rest are counted."""
-MAX_DESCRIBED = 200
-"""Runs of a system that are looked at, evenly spread."""
+MAX_TEXTS = 6  # Texts of a field where runs differ; the rest are counted.
+MAX_DESCRIBED = 200  # Runs of a system that are looked at, evenly spread.
 
-_TITLES = {
+_TITLES = {  # Fields of a system description that are shown, in order.
     "number_of_nodes": "Nodes",
     "host_processor_model_name": "Processor",
     "host_processor_vcpu_count": "Processor threads per node",
@@ -98,7 +96,6 @@ _TITLES = {
     "framework": "Framework",
     "other_software_stack": "Other software",
 }
-"""Fields of a system description that are shown, in order."""
 
 _VARIABLES = tuple(f"variable.{start}_" for start in ("NCCL", "GLOO", "UCX", "HOROVOD", "OMP", "KMP"))
 """Variables that say how the system was used."""
@@ -112,13 +109,10 @@ class SystemDescription:
     name: str
     title: str
     num_runs: int
-    hosts: tuple[str, ...]
-    """Hosts of the records, at most `MAX_HOSTS`."""
+    hosts: tuple[str, ...]  # Hosts of the records, at most `MAX_HOSTS`.
     num_hosts: int
-    fields: tuple[tuple[str, str], ...]
-    """Title and text of each known field; several texts where runs differ."""
-    unknown: tuple[str, ...]
-    """Titles of the fields that no run recorded."""
+    fields: tuple[tuple[str, str], ...]  # Title and text of each known field; several texts where runs differ.
+    unknown: tuple[str, ...]  # Titles of the fields that no run recorded.
 
 
 def systems(table: RunTable) -> tuple[SystemDescription, ...]:
@@ -258,8 +252,7 @@ class _Row:
     system: SystemDescription
     what: str
     text: str
-    is_data: bool = True
-    """Whether it is a field of the description; others are counts and lists, for people only."""
+    is_data: bool = True  # Whether it is a field of the description; others are counts and lists, for people only.
 
 
 class SystemsView(ReportView):

@@ -27,8 +27,7 @@ from dlbench.views.timeline import MIN_SAMPLES, Timeline, is_series, timeline, t
 from dlbench.views.view import GroupSource, GroupView, place_of
 
 MAX_UNAVAILABLE = 40
-MAX_HOST = 64
-"""Characters of a host name."""
+MAX_HOST = 64  # Characters of a host name.
 
 
 def _shape(text: Callable[[float], str]) -> Callable[[float], Cell]:
@@ -47,12 +46,9 @@ class NodeMeans:
     run_id: str = field(metadata=column())
     node_rank: int = field(metadata=column(name="node"))
     host: str = field(metadata=column(limit=MAX_HOST))
-    num_gpus: int = field(metadata=column(name="gpus"))
-    """Sampled ones that ranks computed on, as far as that is known."""
-    gpu_power_w: float | None = field(metadata=column())
-    """Of all its GPUs together, mean; None where not all of them report it."""
-    num_power: int
-    """GPUs that report their power."""
+    num_gpus: int = field(metadata=column(name="gpus"))  # Sampled ones that ranks computed on, as far as that is known.
+    gpu_power_w: float | None = field(metadata=column())  # Sum of its GPUs, mean; None where one reports none.
+    num_power: int  # GPUs that report their power.
     sm_clock_hz: float | None = field(metadata=column("SM clock", text=_shape(lambda hertz: f"{hertz / 1e6:,.0f} MHz")))
     """Mean over its GPUs."""
     gpu_utilisation: float | None = field(metadata=column("GPU busy", unit="fraction"))
@@ -63,18 +59,14 @@ class NodeMeans:
     """Share of the time in which tensor cores worked."""
     dram_active: float | None = field(metadata=column("GPU memory bandwidth", unit="fraction"))
     """Bandwidth of GPU memory over the highest."""
-    gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))
-    """Highest sample of any of its GPUs."""
+    gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))  # Highest of any GPU.
     gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_shape(lambda one: f"{one:.0f} °C")))
     """Highest sample of any of its GPUs."""
     throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
     """Share of the time (1) in which the commonest reason held down the clock of its most throttled GPU."""
-    throttled_by: str = field(metadata=column())
-    """GPU and reason; empty where none was."""
-    cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))
-    """Mean over its cores (1)."""
-    host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))
-    """Mean."""
+    throttled_by: str = field(metadata=column())  # GPU and reason; empty where none was.
+    cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))  # Mean over its cores (1).
+    host_memory_bytes: float | None = field(metadata=column("Host memory", unit="bytes"))  # Mean.
     network_received: float | None = field(metadata=column("Received", "network_received_bytes_per_s", text=_rate))
     """Bytes per second, all interfaces together."""
     network_sent: float | None = field(metadata=column("Sent", "network_sent_bytes_per_s", text=_rate))
@@ -82,21 +74,17 @@ class NodeMeans:
     """Bytes per second, all disks together."""
     num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
     num_gaps: int = field(metadata=column("Gaps", "gaps"))
-    missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))
-    """Share of the window without samples (1)."""
+    missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))  # Share without samples (1).
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How often, and how late, samples were taken, over all nodes of the run that is drawn."""
 
-    period_s: float
-    """Longest period of any node."""
-    late_median_s: float
-    """Of the node with the largest."""
+    period_s: float  # Longest period of any node.
+    late_median_s: float  # Of the node with the largest.
     late_max_s: float
-    dropped: int
-    """Samples that did not fit into a node's share of bytes."""
+    dropped: int  # Samples that did not fit into a node's share of bytes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,24 +93,20 @@ class Unavailable:
 
     what: str = field(metadata=column("Missing", limit=120))
     reason: str = field(metadata=column("Why", limit=300))
-    num_nodes: int = field(metadata=column("Nodes", "nodes"))
-    """Different nodes, however many runs they were in."""
+    num_nodes: int = field(metadata=column("Nodes", "nodes"))  # Different nodes, however many runs they were in.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
     """What the samplers of the nodes saw."""
 
-    nodes: tuple[NodeMeans, ...]
-    """Of the runs that were read, by rank count, run and node."""
+    nodes: tuple[NodeMeans, ...]  # Of the runs that were read, by rank count, run and node.
     timeline: Timeline | None
     """Of the run in the middle of the point with most ranks; None where none of its nodes was sampled."""
     sampling: Sampling | None
     unavailable: tuple[Unavailable, ...]
-    num_runs: int
-    """Runs of the group."""
-    num_read: int
-    """Runs whose samples were read."""
+    num_runs: int  # Runs of the group.
+    num_read: int  # Runs whose samples were read.
     notes: tuple[str, ...]
 
 
@@ -132,8 +116,7 @@ class RunTelemetry:
 
     run_id: str
     nodes: tuple[NodeTelemetry, ...]
-    not_measured: Mapping[str, str]
-    """Why nodes have no samples, by node (`node 3`), and under `run` what is damaged."""
+    not_measured: Mapping[str, str]  # Why nodes have no samples, by node (`node 3`), and under `run` what is damaged.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,10 +267,8 @@ def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
     )
 
 
-MAX_SHOWN = 12
-"""Nodes of a rank count that people see: those of the run in the middle; the rest are counted."""
-MAX_ROWS = 512
-"""Nodes in the table for programs."""
+MAX_SHOWN = 12  # Nodes of a rank count that people see: those of the run in the middle; the rest are counted.
+MAX_ROWS = 512  # Nodes in the table for programs.
 _ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
 
 

@@ -39,13 +39,10 @@ from dlbench.views.noise import noise_share
 from dlbench.views.quality.numbers import Quality, quality_of
 from dlbench.views.view import GroupSource, GroupView
 
-Held = Literal["GPU", "node", "core", "rank"]
-"""What is held while a training runs, and billed by the hour."""
-Wanted = Literal["cheapest", "fastest"]
-"""cheapest: of fewest hours of what is held."""
+Held = Literal["GPU", "node", "core", "rank"]  # What is held while a training runs, and billed by the hour.
+Wanted = Literal["cheapest", "fastest"]  # cheapest: of fewest hours of what is held.
 
-PER = 1_000_000
-"""Samples of a training whose length nobody states."""
+PER = 1_000_000  # Samples of a training whose length nobody states.
 HOUR_S = 3_600
 _UNITS = ((86_400, "days"), (HOUR_S, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -56,17 +53,14 @@ class Asked:
 
     epochs: float | None = None
     epoch_samples: int | None = None
-    samples: int | None = None
-    """Instead of epochs."""
-    price: float | None = None
-    """Of an hour of what is held."""
+    samples: int | None = None  # Instead of epochs.
+    price: float | None = None  # Of an hour of what is held.
     currency: str = ""
     held: Held | None = None
     """What price and budget are of; None: GPUs, of runs without GPUs ranks, or nodes where jobs hold whole ones."""
     deadline_s: float | None = None
     budget: float | None = None
-    is_money: bool = False
-    """Whether the budget is in the currency of the price, not in hours."""
+    is_money: bool = False  # Whether the budget is in the currency of the price, not in hours.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,39 +69,29 @@ class TrainingPoint:
 
     ranks: int
     nodes: int
-    held: int
-    """GPUs, nodes, cores or ranks, as `TimeToTrain.held`, that the runs held."""
-    place: str = field(metadata=column("At", ""))
-    """Ranks and nodes in words; GPUs where each rank holds one."""
+    held: int  # GPUs, nodes, cores or ranks, as `TimeToTrain.held`, that the runs held.
+    place: str = field(metadata=column("At", ""))  # Ranks and nodes in words; GPUs where each rank holds one.
     global_batch: int
     throughput: Estimate = field(metadata=column("Throughput", "throughput_per_s"))
     efficiency: Estimate
     is_baseline: bool
-    samples: float | None
-    """Trained, all ranks together; None where runs trained to a target."""
-    time: Estimate
-    """Seconds."""
-    hours: Estimate = field(metadata=column("Hours"))
-    """`held` times `time`, hours."""
+    samples: float | None  # Trained, all ranks together; None where runs trained to a target.
+    time: Estimate  # Seconds.
+    hours: Estimate = field(metadata=column("Hours"))  # `held` times `time`, hours.
     price: Estimate | None = field(metadata=column("Price"))
-    seconds: Mapping[RunKey, float] = field(repr=False, metadata={HIDDEN: False})
-    """The time of each run."""
+    seconds: Mapping[RunKey, float] = field(repr=False, metadata={HIDDEN: False})  # The time of each run.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """One rank count that was looked for."""
 
-    wanted: Wanted
-    """Of a point that is both, fastest."""
-    is_met: bool
-    """Whether a measured rank count meets the deadline and the budget; True where none was given."""
-    ranks: int | None
-    """Of the point; None where none meets them."""
+    wanted: Wanted  # Of a point that is both, fastest.
+    is_met: bool  # Whether a measured rank count meets the deadline and the budget; True where none was given.
+    ranks: int | None  # Of the point; None where none meets them.
     nodes: int | None
     text: str
-    remarks: tuple[str, ...]
-    """How sure that is, each a sentence."""
+    remarks: tuple[str, ...]  # How sure that is, each a sentence.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,17 +100,13 @@ class TimeToTrain:
 
     held: Held
     currency: str
-    amount: str
-    """How much is trained, and who says so, in a sentence; without a length a million samples."""
-    points: tuple[TrainingPoint, ...]
-    """Those that have a time."""
+    amount: str  # How much is trained, and who says so, in a sentence; without a length a million samples.
+    points: tuple[TrainingPoint, ...]  # Those that have a time.
     answers: tuple[Answer, ...]
-    notes: tuple[str, ...]
-    """What is in the figures, and what is not."""
+    notes: tuple[str, ...]  # What is in the figures, and what is not.
 
 
-Limits = dict[str, tuple[Callable[[TrainingPoint], Estimate], float]]
-"""What must not be more than how much, by what that is called."""
+Limits = dict[str, tuple[Callable[[TrainingPoint], Estimate], float]]  # Figure and its maximum, by name.
 
 
 def unit_of(seconds: float) -> tuple[float, str]:
@@ -152,10 +132,8 @@ def _holds_nodes(run: Run) -> bool:
 
 
 def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
-    """The training at every rank count of a group, and the answer to what was asked.
-
-    Raises:
-        UserError: epochs or a limit of a training whose length is not known, or GPU-hours of runs without GPUs.
+    """The training at every rank count of a group, and the answer to what was asked. Raises UserError: epochs or a
+    limit of a training whose length is not known, or GPU-hours of runs without GPUs.
     """
     group, table = source.group, source.table
     rates = dict(zip(table.figures["run_id"], table.figures["throughput"], strict=True))
@@ -409,10 +387,10 @@ def _indistinguishable(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[
             few.append(ratio)
         elif where != "above":
             what = "hours" if wanted == "cheapest" else "time"
-            yield f"{other.place} cannot be told apart from {chosen.place}: {times_text(ratio)} the {what}."
+            yield f"{other.place} cannot be distinguished from {chosen.place}: {times_text(ratio)} the {what}."
     if few:
         fewest = min(few, key=lambda one: one.units)
-        yield f"Chosen by values alone: {units_text(fewest)} cannot tell rank counts apart; {repeat_text(fewest)}."
+        yield f"Chosen by values alone: {units_text(fewest)} cannot distinguish rank counts; {repeat_text(fewest)}."
 
 
 class TimeToTrainView(GroupView):

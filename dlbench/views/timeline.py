@@ -34,22 +34,18 @@ if TYPE_CHECKING:
     Flags = npt.NDArray[np.bool_]
 
 
-MAX_POINTS = 200
-"""Points of a line, those without a value counted."""
-MAX_STRETCHES = 40
-"""Of a lane: further ones are joined to their nearest neighbours."""
+MAX_POINTS = 200  # Points of a line, those without a value counted.
+MAX_STRETCHES = 40  # Of a lane: further ones are joined to their nearest neighbours.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
     """A time in which a lane was at a stage, or throttled."""
 
-    lane: str
-    """Name of a GPU or a node."""
+    lane: str  # Name of a GPU or a node.
     begin_s: float
     end_s: float
-    name: str
-    """The stage, or the reasons."""
+    name: str  # The stage, or the reasons.
 
 
 def series(samples: NodeSamples, names: Sequence[str], window: Interval) -> tuple[tuple[float, float | None], ...]:
@@ -170,8 +166,7 @@ def _joined_stretches(stretches: Sequence[Stretch]) -> tuple[Stretch, ...]:
     )
 
 
-MAX_LANES = 3
-"""GPUs, or nodes without any, that are drawn over time."""
+MAX_LANES = 3  # GPUs, or nodes without any, that are drawn over time.
 
 _THROTTLING = {reason.name for reason in CLOCK_REASONS if reason.is_throttling}
 
@@ -183,8 +178,7 @@ class Line:
     lane: str
     points: tuple[tuple[float, float | None], ...]
     """Seconds from the begin of the measured window, and a value in the panel's unit; None within a gap."""
-    mean: float | None
-    """Over the measured window, in the panel's unit; None where nothing is known."""
+    mean: float | None  # Over the measured window, in the panel's unit; None where nothing is known.
     lowest: float | None
     highest: float | None
 
@@ -200,8 +194,7 @@ class Panel:
 
     name: str
     title: str
-    unit: str
-    """`W`, `MHz`, `%`, `GiB`, `MiB/s`."""
+    unit: str  # `W`, `MHz`, `%`, `GiB`, `MiB/s`.
     lines: tuple[Line, ...]
 
 
@@ -213,8 +206,7 @@ class Timeline:
     ranks: int
     nodes: int
     window_s: float
-    lanes: tuple[str, ...]
-    """`GPU 0 of n0`, `n0`."""
+    lanes: tuple[str, ...]  # `GPU 0 of n0`, `n0`.
     panels: tuple[Panel, ...]
     stages: tuple[Stretch, ...]
     throttled: tuple[Stretch, ...]
@@ -246,8 +238,7 @@ class _Lane:
     gpu: int | None
     samples: NodeSamples
     stages: NodeStages
-    host: str
-    """Unique among the nodes of the run."""
+    host: str  # Unique among the nodes of the run.
 
     @property
     def name(self) -> str:
@@ -368,8 +359,7 @@ def _rounded(value: float) -> float:
 
 _WIDTH = 640
 
-MIN_SAMPLES = 3
-"""Samples in the measured window below which there is no series to draw."""
+MIN_SAMPLES = 3  # Samples in the measured window below which there is no series to draw.
 
 
 def timeline_chart(group: Group, found: Timeline) -> Chart:

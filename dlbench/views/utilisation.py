@@ -39,7 +39,7 @@ def gpu_names(run: Run) -> set[str]:
 
 
 def gpus_per_rank(run: Run) -> float:
-    """GPUs of a rank; below 1 where ranks share one, as far as the system declares its GPUs."""
+    """GPUs per rank; below 1 where ranks share one, as far as the system declares its GPUs."""
     gpus = run.plan.system.node.gpus
     return min(1.0, gpus / run.plan.layout.ranks_per_node) if gpus else 1.0
 
@@ -48,18 +48,13 @@ def gpus_per_rank(run: Run) -> float:
 class Peak:
     """The peak of one rank."""
 
-    flops_per_s: float
-    """Floating-point operations per second: of its GPU, or of its cores together."""
-    unit_flops_per_s: float
-    """Of one GPU or one core, as it was declared."""
-    per_rank: float
-    """GPUs or cores per rank; below 1 where ranks share a GPU."""
+    flops_per_s: float  # Floating-point operations per second: of its GPU, or of its cores together.
+    unit_flops_per_s: float  # Of one GPU or one core, as it was declared.
+    per_rank: float  # GPUs or cores per rank; below 1 where ranks share a GPU.
     unit: Literal["GPU", "core"]
     source: str
-    is_declared: bool
-    """From `node.peak_tflops`; otherwise from a data sheet, by the GPU's name."""
-    memory_bytes_per_s: float | None = None
-    """Of its memory, as the data sheet has it; None where that is not known."""
+    is_declared: bool  # From `node.peak_tflops`; otherwise from a data sheet, by the GPU's name.
+    memory_bytes_per_s: float | None = None  # Of its memory, as the data sheet has it; None where that is not known.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +64,9 @@ class UtilisationPoint:
     ranks: int
     nodes: int
     throughput: Estimate
-    achieved: Estimate | None
-    """Model FLOPs per second and rank, `TFLOP/s/rank`; None where a sample's FLOPs are not known."""
-    peak_tflops: float | None
-    """Of one rank."""
-    mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))
-    """Model FLOPs utilisation (fraction); None without a peak."""
+    achieved: Estimate | None  # Model FLOPs per second and rank, `TFLOP/s/rank`; None: a sample's FLOPs are unknown.
+    peak_tflops: float | None  # Of one rank.
+    mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))  # Model FLOPs utilisation (1); None: no peak.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +74,9 @@ class Utilisation:
     """Use of the hardware."""
 
     training_flops_per_sample: int | None
-    peak: str
-    """The peak with its source, or how to declare it."""
+    peak: str  # The peak with its source, or how to declare it.
     points: tuple[UtilisationPoint, ...]
-    padding: str = ""
-    """What is odd about FLOPs of samples whose padding was left out, in a clause; empty where none was."""
+    padding: str = ""  # A clause on what is odd about FLOPs of samples whose padding was left out.
     published: tuple[PublishedRate, ...] = ()
     """Published rates of the same network in the same precision on as many of the same cards."""
 
@@ -205,7 +195,7 @@ class Network(Spec):
 
     id: Name = Field(description="Unique in the file.")
     model: dict[str, Any] = Field(description="Keys of the network; `family` names it.")
-    sequence_length: Count | None = Field(None, description="Tokens of a sample, for text.")
+    sequence_length: Count | None = Field(None, description="Tokens per sample, for text.")
 
 
 class Rate(Spec):
@@ -216,8 +206,8 @@ class Rate(Spec):
     devices: tuple[str, ...] = Field(min_length=1, description="The card, by the names that torch reports.")
     precision: tuple[Precision, ...] = Field(min_length=1, description="Precisions of its class: any of them.")
     gpus: Count = Field(description="GPUs together.")
-    per_s: Positive = Field(description="Samples a second, of all of them.")
-    batch: Count = Field(description="Samples a GPU computed at a time.")
+    per_s: Positive = Field(description="Samples per second, of all of them.")
+    batch: Count = Field(description="Samples that a GPU computed at a time.")
     parts: Count = Field(1, description="Parts of one update.")
     data: Literal["real", "synthetic"] = Field(description="Whether files were read.")
 
@@ -238,16 +228,12 @@ class PublishedRate:
 
     gpus: int = field(metadata=column("GPUs", is_brief=True))
     device: str
-    published: float
-    """Samples a second and GPU."""
-    measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s", is_brief=True))
-    """The same, here."""
-    ratio: Estimate = field(metadata=column("Here / published", is_brief=True))
-    """Measured over published."""
-    differences: tuple[str, ...] = field(
+    published: float  # Samples per second and GPU.
+    measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s", is_brief=True))  # The same, here.
+    ratio: Estimate = field(metadata=column("Here / published", is_brief=True))  # Measured over published.
+    differences: tuple[str, ...] = field(  # What the two do otherwise.
         metadata=column("What differs", value=lambda found: ", ".join(found) or "nothing known")
     )
-    """What the two do otherwise."""
     source: str
     address: str
 
@@ -401,13 +387,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
         ),
         *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
     )
-    return Sheet(
-        name="utilisation",
-        title="Use of the hardware",
-        columns=columns,
-        rows=found.points,
-        in_terminal=True,
-    )
+    return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points, in_terminal=True)
 
 
 def _headline(found: Utilisation) -> str:

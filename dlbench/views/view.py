@@ -29,8 +29,7 @@ class GroupSource(HasViews):
     group: scaling.Group
     table: RunTable
     doubts: tuple[Doubt, ...]
-    views: Mapping[str, object]
-    """Numbers of the views before this one, by key."""
+    views: Mapping[str, object]  # Numbers of the views before this one, by key.
 
     @property
     def is_oversubscribed(self) -> bool:
@@ -44,11 +43,9 @@ class ReportSource:
 
     scan: Scan
     table: RunTable
-    groups: Sequence[scaling.Group]
-    """All groups, those of control runs too."""
+    groups: Sequence[scaling.Group]  # All groups, those of control runs too.
     results: Sequence[scaling.Group]
-    history: BaseReport | None
-    """What changed over months; None where the report is made without a history."""
+    history: BaseReport | None  # What changed over months; None where the report is made without a history.
 
 
 def engine_title(plan: RunPlan) -> str:
@@ -74,12 +71,10 @@ def place_columns() -> tuple[Column[Any], ...]:
 class View:
     """A subject of the report."""
 
-    id: ClassVar[str]
-    """Stable: the anchor in the page, the start of the names of its tables."""
+    id: ClassVar[str]  # Stable: the anchor in the page, the start of the names of its tables.
     title: ClassVar[str]
     level: ClassVar[Level] = "evidence"
-    key: ClassVar[str] = ""
-    """Field of a group, or of the report, in the JSON that holds its numbers; empty: it has none of its own."""
+    key: ClassVar[str] = ""  # Field of a group, or of the report, in its JSON; empty: it has no numbers of its own.
 
 
 class GroupView(View):

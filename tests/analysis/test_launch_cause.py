@@ -49,7 +49,7 @@ def test_on_a_cpu_nothing_is_launched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "why"), [({}, "5 ms a step at most"), ({"phases": "synchronised"}, "waits? for the host after every")]
+    ("record", "why"), [({}, "5 ms per step at most"), ({"phases": "synchronised"}, "waits? for the host after every")]
 )
 def test_a_bound_alone_is_told_and_charged_to_nobody(tmp_path: Path, record: dict[str, str], why: str) -> None:
     (plan,) = plans(points=(1,), repeats=1)

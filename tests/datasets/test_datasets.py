@@ -287,7 +287,6 @@ def test_demo_data_are_whole_and_licensed(demo_data: DemoData) -> None:
     for folder in (demo_data.images, demo_data.text, demo_data.density):
         assert verify_manifest(folder) == []
     manifest = read_manifest(demo_data.images)
-    assert manifest is not None
     assert manifest.counts == {"train": 400, "validation": 100}
     everything = demo_data.images.parent
     assert sorted(p.name for p in everything.iterdir()) == ["density", "images", "text"]
@@ -329,7 +328,6 @@ def test_second_call_makes_nothing_and_other_seeds_are_refused(
 def test_demo_data_depend_on_the_seed_alone(demo_data: DemoData, tmp_path: Path) -> None:
     for name, recipe in catalogue.recipes(0).items():
         made = read_manifest(getattr(demo_data, name))
-        assert made is not None
         assert dict(made.made_with) == dict(recipe.made_with)
     # A file of each, as another process on another day would write it, and with another seed.
     for name, number in (("images", 0), ("density", 3)):
@@ -429,7 +427,6 @@ def test_a_saved_manifest_still_reads(tmp_path: Path) -> None:
     content = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
     assert (content["format"], content["version"]) == ("dlbench.dataset", 1)
     manifest = read_manifest(folder)
-    assert manifest is not None
     assert (manifest.kind, dict(manifest.made_with), dict(manifest.counts)) == (
         "test",
         {"generator": "by hand", "seed": 7},

@@ -22,13 +22,7 @@ from dlbench.datasets.images import jpeg_decode
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.images.image_set import IMAGENET, completeness, index_jpeg_tree, open_image_set
 from dlbench.datasets.images.shards import INDEX, ImageSet, ImageShards, open_image_shards
-from dlbench.datasets.making.image_recipes import (
-    PHOTOS,
-    Container,
-    PackRecipe,
-    PhotoRecipe,
-    class_labels,
-)
+from dlbench.datasets.making.image_recipes import PHOTOS, Container, PackRecipe, PhotoRecipe, class_labels
 from dlbench.datasets.making.production import Part, produce
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.datasets.verification import verify_images

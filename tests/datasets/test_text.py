@@ -45,13 +45,7 @@ torch.set_num_threads(1)
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 BERT = BertModel(
-    family="bert",
-    vocab_size=4096,
-    hidden_size=16,
-    num_layers=1,
-    num_heads=2,
-    intermediate_size=32,
-    max_positions=64,
+    family="bert", vocab_size=4096, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=64
 )
 
 

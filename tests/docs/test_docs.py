@@ -254,7 +254,6 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 def known_keys(model: type[BaseModel], path: list[str]) -> set[str]:
-    """The keys allowed below a path of a specification."""
     branches = [model]
     for part in path:
         annotations = [b.model_fields[part].annotation for b in branches if part in b.model_fields]
@@ -370,16 +369,7 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/datasets/volumes.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
         ("dlbench/datasets/recognition.py", r'^    "([a-z-]+)": "[a-z-]+",$', "formats.md"),
     ],
-    ids=[
-        "doubts",
-        "load",
-        "checks",
-        "doubts-of-place",
-        "phases",
-        "metrics",
-        "containers",
-        "manifest-kinds",
-    ],
+    ids=["doubts", "load", "checks", "doubts-of-place", "phases", "metrics", "containers", "manifest-kinds"],
 )
 def test_what_the_code_names_is_explained(source: str, pattern: str, page: str) -> None:
     found = re.findall(pattern, (ROOT / source).read_text(encoding="utf-8"), re.MULTILINE)

@@ -284,7 +284,7 @@ def test_few_nights_are_rated_unknown_whatever_the_newest(count: int) -> None:
     """A night three times as slow was "good: as usual"."""
     for factor in (1.0, 3.0):
         found = rated(course(count, step_at(count - 1, factor)))
-        assert (found.tone, found.text) == ("unknown", f"unknown: {count} of the 12 nights that tell what is usual")
+        assert (found.tone, found.text) == ("unknown", f"unknown: {count} of the 12 nights that show what is usual")
 
 
 def test_a_level_that_became_worse_is_rated_low_until_it_is_acknowledged() -> None:

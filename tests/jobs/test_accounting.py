@@ -143,7 +143,6 @@ def test_without_accounting_squeue_tells_times_and_no_memory(tmp_path: Path, slu
     slurm("squeue", ["|".join(str(cell).ljust(30) for cell in cells) + "|"])
     (run,), _ = with_accounting(runs)
     one = run.accounting
-    assert one is not None
     assert (one.source, one.waited_s, one.run_s, one.job_node_s) == ("squeue", 55, 100, 200)
     assert one.attempts[0].time_limit_s == 86_400 + 600
     assert one.max_rss_bytes is None
@@ -191,7 +190,6 @@ def test_large_numbers_of_nodes_count(tmp_path: Path, slurm: Callable[..., Path]
     runs = series(tmp_path / "runs", [("7", (0,))])
     slurm("sacct", [row("7", NNodes=text)])
     (run,), _ = with_accounting(runs)
-    assert run.accounting is not None
     assert (run.accounting.attempts[0].nodes, run.accounting.job_node_s) == (nodes, nodes * 100)
 
 
@@ -218,10 +216,8 @@ def test_the_step_that_holds_an_image_is_none_of_the_run(tmp_path: Path, slurm: 
     )
     (run,), _ = with_accounting(runs)
     one = run.accounting
-    assert one is not None
     assert (one.run_s, one.run_node_s, one.max_rss_bytes) == (80, 160, 2**30)
     found = campaign_cost([run])
-    assert found is not None
     parts = {part.name: part.node_hours * 3600 for part in found.parts}
     assert sum(parts.values()) == pytest.approx(200)
     assert "lost" not in parts
@@ -243,11 +239,9 @@ def test_jobs_that_never_started_took_nothing_and_hide_nothing(tmp_path: Path, s
     told, why_not = with_accounting(runs)
     assert why_not == {}
     for run in told[1:]:
-        assert run.accounting is not None
         assert (run.accounting.waited_s, run.accounting.job_node_s, run.accounting.energy_j) == (None, 0, None)
         assert set(run.accounting.not_measured.values()) == {f"job {run.accounting.job_id} ended before it was started"}
     found = campaign_cost(told)
-    assert found is not None
     assert (found.jobs, found.energy_j, found.median_wait_s) == (4, 2e6, 60)
     assert found.node_hours * 3600 == pytest.approx(200)
     (point,) = found.points
@@ -261,7 +255,6 @@ def test_runs_without_figures_are_on_no_other_set_of_nodes(tmp_path: Path) -> No
     unlike = replace(runs[2], record=None)
     told = [replace(run, accounting=accounting(run, ids, 2, [(0, 9)], 30)) for run in (*runs[:2], unlike)]
     found = campaign_cost(told)
-    assert found is not None
     assert [point.node_sets for point in found.points] == [1]
     words = "\n".join(cost_section(found).words)
     assert "All runs of a point had the same nodes" in words
@@ -278,7 +271,6 @@ def test_squeue_says_the_end_of_a_job_that_never_started_as_its_start(
     cells = ("7", "CANCELLED", START + 5, START + 160, START + 160, 2, "10:00", "batch", "lab", "normal", "")
     slurm("squeue", ["|".join(str(cell).ljust(30) for cell in cells) + "|"])
     (run,), _ = with_accounting(runs)
-    assert run.accounting is not None
     assert (run.accounting.waited_s, run.accounting.attempts[0].started) == (None, None)
 
 
@@ -297,7 +289,6 @@ def test_energy_is_that_of_all_attempts_or_none(
         ],
     )
     (run,), _ = with_accounting(runs)
-    assert run.accounting is not None
     assert run.accounting.job_energy_j == joules
     why = run.accounting.not_measured.get("energy_j", "")
     assert ("a part of" in why, "AcctGatherEnergyType" in why) == (joules is None and any(energies), not any(energies))
@@ -305,7 +296,6 @@ def test_energy_is_that_of_all_attempts_or_none(
     assert told == {}
     assert ("2 attempts of job 7 together" in why[run.plan.run_id]) == (joules is not None)
     found = campaign_cost([run])
-    assert found is not None
     # Nodes are asked for anew each time; what the first attempt took is lost.
     assert found.asked_node_hours == pytest.approx(2 * 2 * 600 / 3600)
     assert {part.name: part.node_hours * 3600 for part in found.parts}["lost"] == pytest.approx(10)
@@ -338,7 +328,6 @@ def test_what_a_shared_job_did_not_come_to_took_nothing(tmp_path: Path, slurm: C
     slurm("sacct", [row("7", "TIMEOUT"), row("7.0", begin=60, last=150, JobName=ids[0])])
     told, _ = with_accounting(scan(tmp_path / "runs").runs)
     found = campaign_cost(told)
-    assert found is not None
     parts = {part.name: part.node_hours * 3600 for part in found.parts}
     assert (parts["between"], parts.get("unknown")) == (pytest.approx(20), None)
     assert [run.node_hours for run in found.runs] == [pytest.approx(180 / 3600), 0]
@@ -410,7 +399,6 @@ def test_the_parts_of_a_campaign_are_what_its_jobs_held(
         at += length + gap
     runs = [replace(run, accounting=accounting(run, ids, nodes, times, at)) for run, times in told]
     found = campaign_cost(runs)
-    assert found is not None
     parts = {part.name: part.node_hours * 3600 for part in found.parts}
     assert sum(parts.values()) == pytest.approx(nodes * at)
     assert found.node_hours * 3600 == pytest.approx(nodes * at)
@@ -419,7 +407,6 @@ def test_the_parts_of_a_campaign_are_what_its_jobs_held(
     assert parts.get("idle", 0) == pytest.approx((nodes - 1) * sum(lengths))
     # Without one of its runs nobody knows what lay between those that are left.
     found = campaign_cost(runs[1:])
-    assert found is not None
     assert found.partial_jobs == 1
     assert found.node_hours * 3600 == pytest.approx(nodes * sum(lengths[1:]))
 
@@ -521,12 +508,7 @@ def test_wait_keeps_what_the_jobs_took(
 
 @pytest.mark.parametrize(
     ("address", "pattern", "switch"),
-    [
-        ("root.leaf1.n1", "switch.switch.node", "root.leaf1"),
-        ("n1", "node", ""),
-        ("", "", ""),
-        ("strange", "words", ""),
-    ],
+    [("root.leaf1.n1", "switch.switch.node", "root.leaf1"), ("n1", "node", ""), ("", "", ""), ("strange", "words", "")],
 )
 def test_a_rank_knows_the_switches_above_it(address: str, pattern: str, switch: str) -> None:
     assert switch_of({"SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}) == switch

@@ -31,7 +31,6 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def start_again(run: Path) -> str:
-    """Calls the script's function; returns what it says."""
     script = render("earlier.j2") + "\nset -u\ndlbench_run=$1\nset_aside || exit"
     done = subprocess.run(["bash", "-c", script, "bash", str(run)], capture_output=True, text=True, check=True, cwd=run)
     assert done.stderr == ""

@@ -422,7 +422,6 @@ def test_a_state_that_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: 
 
 
 def run(box: Box, *argv: str, cwd: Path | None = None, timeout_s: float = 60) -> str:
-    """A command of the login node, to its end."""
     done = subprocess.run(
         argv,
         env={**os.environ, **box.environment},
@@ -597,7 +596,6 @@ def left_of(folder: Path) -> list[str]:
 
 
 def cycle(folder: Path, options: Sequence[str]) -> None:
-    """Start, one job, stop; nothing is left."""
     with Box.start(folder, nodes=1, has=WHOLE if options else Equipment()) as box:
         assert run(box, "srun", "hostname").split() == ["n1"]
     assert left_of(folder) == []

@@ -43,27 +43,15 @@ from dlbench.jobs.scheduler import (
 from dlbench.jobs.scripts.job import Job
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_failure, write_status
-from dlbench.specs.expand import expand
-from dlbench.specs.requests import Request
 from tests.support.desk_scheduler import Desk
-from tests.support.run_factory import constant, status, write_run
+from tests.support.run_factory import BOX, constant, plans, status, write_run
 
 TIMES = constant([1, 0, 3, 5, 0, 1])
 QUIET: Callable[..., None] = lambda *_: None  # noqa: E731
 
 
 def jobs(count: int, series: str = "s") -> list[Job]:
-    request = Request(
-        workload="cosmoflow",
-        preset="ci",
-        system="box",
-        engine="ddp",
-        points=(1,),
-        points_are="nodes",
-        repeats=count,
-        series=series,
-    )
-    return [job_of([plan], {}) for plan in expand(request, machine_cores=4)]
+    return [job_of([plan], {}) for plan in plans(**BOX, engine="ddp", repeats=count, series=series)]
 
 
 @pytest.fixture
@@ -99,7 +87,6 @@ def exactly_once(root: Path, desk: Desk, count: int) -> None:
     assert sorted(path.name for path in root.iterdir() if path.name != FOLDER) == sorted(runs)
     for run in runs:
         submission = read_submission(RunFolder(root / run))
-        assert submission is not None
         assert [submission.job_id] == [row[0] for row in desk.lines() if row[3] == str(root / run)]
 
 
@@ -253,7 +240,6 @@ def test_an_array_counts_its_elements(root: Path, desk: Desk) -> None:
         submitted(root, desk, 3)
     assert submitted(root, desk, 4) == ["1"]
     submission = read_submission(RunFolder(root / plans[2].run_id))
-    assert submission is not None
     assert submission.job_id == "1_3"
 
 
@@ -390,7 +376,6 @@ def test_a_series_that_is_only_written_is_submitted_by_hand_or_resumed(root: Pat
     assert submission_status(root, "s").ids == ("", waiting, "77")
     assert submission_status(root, "s").text == "2 of 3 jobs submitted, 1 written only"
     submission = read_submission(RunFolder(root / last))
-    assert submission is not None
     assert (submission.job_id, submission.log) == ("77", f"{last}/slurm-77.out")
     assert submitted(root, desk) == ["2"]
     assert submission_status(root, "s").text == "3 of 3 jobs submitted"
@@ -523,7 +508,6 @@ def test_a_file_that_names_a_job_does_not_make_it_the_run_s(root: Path, desk: De
     folder = RunFolder(root / run)
     victim = a_victim(desk, "mine/0123abcd", str(tmp_path / "home"))
     submission = read_submission(folder)
-    assert submission is not None
     forged = submission.model_copy(
         update={"job_id": victim, "command": ("sbatch", "--comment=mine/0123abcd", f"--chdir={tmp_path / 'home'}")}
     )
@@ -546,7 +530,6 @@ def test_a_job_whose_number_was_noted_wrong_is_cancelled(root: Path, desk: Desk)
     submitted(root, desk)
     run = RunFolder(root / submission_status(root, "s").series.jobs[0].runs[0])
     submission = read_submission(run)
-    assert submission is not None
     assert submission.job_id == "424242"
     assert cancel_run(run, submission, desk).jobs == ("1",)
     desk.set_state("R")

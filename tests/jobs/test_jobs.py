@@ -49,7 +49,6 @@ submit = partial(submit_to, Slurm())
 
 
 def states_of(*job_ids: str) -> dict[str, str]:
-    """Slurm's words for these jobs."""
     return {job: found.state for job, found in ask(job_ids, ()).jobs.items()}
 
 
@@ -98,7 +97,6 @@ def alone(plan: LaunchPlan) -> Job:
 
 
 def render_script(plan: LaunchPlan, folder: RunFolder, python: str) -> str:
-    """The script of a job of one run."""
     return render_job(alone(plan), [folder], python)
 
 
@@ -123,21 +121,9 @@ def test_the_command_of_every_launcher() -> None:
     common = ["--kill-on-bad-exit=1", "--label", "--export=ALL", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
     common += ["--chdir=/", "--distribution=block:block"]
     srun = ["srun", f"--job-name={plan.run_id}"]
-    assert launch.srun_command(plan, folder, PYTHON) == [
-        *srun,
-        "--mpi=pmix",
-        *common,
-        "--cpus-per-task=1",
-        *node,
-    ]
+    assert launch.srun_command(plan, folder, PYTHON) == [*srun, "--mpi=pmix", *common, "--cpus-per-task=1", *node]
     gloo = with_system(plan, launch={"launcher": "srun-gloo"})
-    assert launch.srun_command(gloo, folder, PYTHON) == [
-        *srun,
-        "--mpi=none",
-        *common,
-        "--cpus-per-task=1",
-        *node,
-    ]
+    assert launch.srun_command(gloo, folder, PYTHON) == [*srun, "--mpi=none", *common, "--cpus-per-task=1", *node]
     other = with_system(plan, launch={"mpi_plugin": "pmi2"}, slurm={"cpus_per_task": False})
     assert launch.srun_command(other, folder, PYTHON) == [*srun, "--mpi=pmi2", *common, *node]
     mpirun = with_system(plan, launch={"launcher": "mpirun", "environment": {"B": "x y", "A": "1"}})
@@ -304,7 +290,6 @@ SIDES: dict[str, Callable[[], Job]] = {
 
 
 def script_of(name: str) -> str:
-    """A golden script, made anew."""
     return render_runs(job_named(name))
 
 
@@ -379,7 +364,6 @@ def told_options(script: str) -> list[str]:
 
 
 def asked_for(job: Job, folder: RunFolder) -> list[str]:
-    """Every option of a job."""
     output = f"{folder.path}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
     options = sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit, warn_script=job.passes_warning_on)
     return [*options, f"--chdir={folder.path}", f"--output={output}"]
@@ -509,8 +493,6 @@ LISTING = (
 
 
 class Cluster:
-    """A folder of stub programs, and what they were called with."""
-
     def __init__(self, root: Path) -> None:
         self.bin, self.dump, self.cwd = root / "bin", root / "dump", root / "cwd"
         for folder in (self.bin, self.dump, self.cwd):
@@ -955,7 +937,6 @@ def test_a_job_s_id_is_kept(tmp_path: Path, program: Program, answer: str, job: 
     made = submit(alone(plan), [folder], PYTHON, None)
     assert made.partition(";")[0] == job
     kept = read_submission(folder)
-    assert kept is not None
     assert (kept.job_id, kept.runs, kept.log) == (job, (), f"{plan.run_id}/slurm-{job}.out")
     assert folder.script.read_text() == render_script(plan, folder, PYTHON)
     assert list(kept.command) == sbatch_arguments(alone(plan), folder)
@@ -985,7 +966,6 @@ def test_every_run_of_a_job_knows_the_job(tmp_path: Path, program: Program) -> N
     made = submit(job, folders, PYTHON, "4")
     assert made == "88"
     kept = read_submission(folders[0])
-    assert kept is not None
     assert (kept.job_id, kept.runs, kept.log) == ("88", job.run_ids, f"{job.run_ids[0]}/slurm-88.out")
     assert list(kept.command) == sbatch_arguments(job, folders[0], "4")
     script = render_job(job, folders, PYTHON)
@@ -1100,7 +1080,6 @@ def test_a_job_that_was_taken_in_all_the_same_is_adopted(
     program("squeue", f"cat <<'E'\n{queue}E")
     assert submit(alone(plan), [folder], PYTHON, None, "token") == "77"
     kept = read_submission(folder)
-    assert kept is not None
     assert kept.job_id == "77"
     asked = calls(tmp_path)[-1]
     assert asked[0] == "squeue"

@@ -26,7 +26,6 @@ from tests.support.run_factory import plans, write_unfinished
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run in job 7 that has begun."""
     (plan,) = plans(points=(1,), repeats=1)
     folder = write_unfinished(tmp_path / "runs", plan)
     submission = Submission(
@@ -132,13 +131,7 @@ def test_a_job_that_goes_on_without_its_ranks_is_told(run: RunFolder, program: P
     """Slurm does not notice that the daemon which started them was killed: their supervisors said the last word."""
     program("squeue", "echo '7|RUNNING|N/A|None||/r'")
     status = RankStatus(
-        rank=0,
-        host="n1",
-        pid=1,
-        stage="measuring",
-        step=12,
-        updated="2026-03-01T12:00:09.000000Z",
-        source="supervisor",
+        rank=0, host="n1", pid=1, stage="measuring", step=12, updated="2026-03-01T12:00:09.000000Z", source="supervisor"
     )
     told = CliRunner().invoke(command_line, ["status", str(run.path)])
     assert told.stdout.splitlines()[0].startswith("RUNNING ")

@@ -17,22 +17,18 @@ from dlbench.jobs.scheduler import read_submission
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
-from dlbench.specs.expand import expand
-from dlbench.specs.requests import Request
 from tests.support.programs import Program
+from tests.support.run_factory import BOX, plans
 
 
 def submitted(root: Path, program: Program, packing: Packing = "points") -> list[RunFolder]:
     """The folders of a series of 2 node counts and 2 repeats, all with Slurm: jobs 41 and 42."""
-    request = Request(
-        workload="cosmoflow", preset="ci", system="box", points=(1, 2), points_are="nodes", repeats=2, series="s"
-    )
-    plans = expand(request, machine_cores=4)
+    made = plans(**{**BOX, "points": (1, 2), "repeats": 2, "series": "s"})
     root.mkdir()
     program("sbatch", 'n=$(wc -l < "$CALLS"); echo $((40 + n))')
-    begin(root, jobs_of(plans, packing=packing), chain=False, python="/python", request="dlbench submit")
+    begin(root, jobs_of(made, packing=packing), chain=False, python="/python", request="dlbench submit")
     assert len(again(root)) == 2
-    return [RunFolder(root / plan.run_id) for plan in plans]
+    return [RunFolder(root / plan.run_id) for plan in made]
 
 
 def again(root: Path) -> list[Submitted]:
@@ -61,7 +57,6 @@ def test_what_a_job_did_not_come_to_is_submitted_again(tmp_path: Path, program: 
     (new,) = again(root)
     assert new.job.run_ids == (one_b.path.name,)
     kept = read_submission(one_b)
-    assert kept is not None
     assert kept.job_id == new.job_id.partition(";")[0] != "41"
     # No other job, however often it is asked; and the run that began is left to itself.
     ended(program, j41="TIMEOUT", j42="RUNNING", **{f"j{new.job_id}": "PENDING"})

@@ -12,27 +12,16 @@ import pytest
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts.launch import has_script, render_job, render_run_script
 from dlbench.records.folder import RunFolder
-from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.requests import Request
+from tests.support.run_factory import BOX, plans
 
 SETUP = "export SIDE='b and c'"
 PYTHON = "/opt/python"
 
 
 def plan_of(launcher: str, **overrides: Any) -> RunPlan:
-    local = launcher == "local"
-    request = Request(
-        workload="cosmoflow",
-        preset="ci",
-        system="local" if local else "box",
-        points=(1,),
-        points_are="ranks" if local else "nodes",
-        launcher=launcher,
-        overrides=overrides,
-    )
-    (plan,) = expand(request, machine_cores=2)
-    return plan
+    local = {"system": "local", "points_are": "ranks"} if launcher == "local" else {}
+    return plans(**{**BOX, **local}, repeats=1, launcher=launcher, overrides=overrides)[0]
 
 
 @pytest.mark.parametrize("launcher", ["srun-gloo", "srun-mpi", "mpirun"])

@@ -26,10 +26,10 @@ from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_status
-from dlbench.specs.expand import expand, expand_comm
-from dlbench.specs.requests import CommRequest, Request
+from dlbench.specs.expand import expand_comm
+from dlbench.specs.requests import CommRequest
 from tests.support.programs import Program, calls
-from tests.support.run_factory import status
+from tests.support.run_factory import BOX, plans, status
 
 SBATCH = 'n=$(wc -l < "$CALLS"); '
 """The number of this call."""
@@ -37,18 +37,8 @@ SBATCH = 'n=$(wc -l < "$CALLS"); '
 
 def jobs(repeats: int = 4, series: str = "s", sides: bool = False) -> list[Job]:
     wanted = {"sides": {"a": {}, "b": {"train.seed": 7}}} if sides else {}
-    request = Request(
-        workload="cosmoflow",
-        preset="ci",
-        system="box",
-        points=(1, 2) if sides else (1,),
-        points_are="nodes",
-        repeats=repeats,
-        series=series,
-        **wanted,  # type: ignore[arg-type]
-    )
-    plans = expand(request, machine_cores=4)
-    return jobs_of(plans) if sides else [job_of([plan]) for plan in plans]
+    made = plans(**{**BOX, "points": (1, 2) if sides else (1,), "repeats": repeats, "series": series, **wanted})
+    return jobs_of(made) if sides else [job_of([plan]) for plan in made]
 
 
 def begun(root: Path, **wanted: object) -> str:
@@ -115,10 +105,7 @@ def test_what_write_only_prints_submits_the_jobs_by_hand(
     typed = subprocess.run(["bash", "-c", done.stdout], cwd="/", capture_output=True, text=True, check=True)
     assert typed.stdout == "41;cluster\n42;cluster\n"
     first, second = (str(tmp_path / out / one.runs[0] / "job.sbatch") for one in standing_of(tmp_path / out))
-    assert calls(tmp_path) == [
-        ["sbatch", "--parsable", first],
-        ["sbatch", "--dependency=afterany:41", second],
-    ]
+    assert calls(tmp_path) == [["sbatch", "--parsable", first], ["sbatch", "--dependency=afterany:41", second]]
     assert not list(tmp_path.rglob("canary"))
 
 
@@ -261,7 +248,6 @@ def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monke
         (4, "50", False),
     ]
     submission = read_submission(folder)
-    assert submission is not None
     assert submission.job_id == "41"
     assert "--dependency=afterany:41" in calls(tmp_path)[-2]
 
@@ -273,17 +259,8 @@ def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
     monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
     root = tmp_path / "runs"
     root.mkdir()
-    request = Request(
-        workload="cosmoflow",
-        preset="ci",
-        system="box",
-        points=(1,),
-        points_are="nodes",
-        repeats=3,
-        series="s",
-        overrides={"system.slurm.extra": "clusters=far"},
-    )
-    made = [job_of([plan]) for plan in expand(request, machine_cores=4)]
+    far = {"system.slurm.extra": "clusters=far"}
+    made = [job_of([plan]) for plan in plans(**BOX, repeats=3, series="s", overrides=far)]
     begin(root, made, chain=False, python="/python", request="dlbench submit ...")
     there = submission_status(root, "s").series.jobs
     listed = "".join(

@@ -19,14 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.machine.host import MAX_CORES, open_host, open_sources
-from dlbench.machine.sources import (
-    Field,
-    MonotonicCounter,
-    Reading,
-    ReadingFailedError,
-    Source,
-    field_parts,
-)
+from dlbench.machine.sources import Field, MonotonicCounter, Reading, ReadingFailedError, Source, field_parts
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 STAT = "cpu{n}  {user} 0 0 {idle} 0 0 0 0 0 0\n"

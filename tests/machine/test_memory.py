@@ -35,9 +35,7 @@ def machine(root: Path, version: int, limits: dict[str, tuple[str, int, int]]) -
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_tightest_limit_counts_and_page_cache_is_free(tmp_path: Path, version: int) -> None:
     root = machine(
-        tmp_path,
-        version,
-        {"/job": (str(10 * GIB), 7 * GIB, 2 * GIB), "/job/step": (str(20 * GIB), 7 * GIB, 2 * GIB)},
+        tmp_path, version, {"/job": (str(10 * GIB), 7 * GIB, 2 * GIB), "/job/step": (str(20 * GIB), 7 * GIB, 2 * GIB)}
     )
     assert memory_room(root) == 5 * GIB
 

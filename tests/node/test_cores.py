@@ -16,6 +16,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
+from tests.support.rank_places import rank_place
 
 
 def test_hyper_threads_stay_together_in_both_common_numberings() -> None:
@@ -60,19 +61,9 @@ def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPa
     taken: list[set[int]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(set(cores)))
     seats = []
-    per_node = len(masks) // hosts
     for rank, mask in enumerate(masks):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, mask=mask: set(mask))
-        place = RankPlace(
-            rank=rank,
-            size=len(masks),
-            local_rank=rank % per_node,
-            local_size=per_node,
-            node_rank=rank // per_node,
-            num_nodes=hosts,
-            host=f"n{rank // per_node}",
-            token="t",
-        )
+        place = rank_place(rank, len(masks), len(masks) // hosts)
         with monkeypatch.context() as patch:
             for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 patch.setenv(name, "")
@@ -136,22 +127,13 @@ def test_that_srun_did_not_bind_a_rank_is_told(
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "")
-    place = RankPlace(rank=0, size=4, local_rank=0, local_size=4, node_rank=0, num_nodes=1, host="n0", token="t")
+    place = rank_place(0, 4)
     warnings = bind(RunPlan.model_validate(content), place).warnings
     assert [f"slurm.cpu_bind {asked} did not act" in line for line in warnings] == [True] * is_told
 
 
 def test_that_open_mpi_yields_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = RankPlace(
-        rank=0,
-        size=4,
-        local_rank=0,
-        local_size=4,
-        node_rank=0,
-        num_nodes=1,
-        host="n0",
-        token="t",
-    )
+    place = rank_place(0, 4)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "")

@@ -31,6 +31,7 @@ from dlbench.records.record import RankGpu
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
+from tests.support.rank_places import rank_place
 
 NAMED = "12345678-1234-1234-1234-123456789012"
 
@@ -45,16 +46,7 @@ def plan_of(request: str, launcher: str = "srun-gloo") -> RunPlan:
 
 
 def place(local_rank: int, local_size: int = 4) -> RankPlace:
-    return RankPlace(
-        rank=local_rank,
-        size=local_size,
-        local_rank=local_rank,
-        local_size=local_size,
-        node_rank=0,
-        num_nodes=1,
-        host="n0",
-        token="t",
-    )
+    return rank_place(local_rank, local_size)
 
 
 @pytest.fixture
@@ -110,7 +102,6 @@ def test_a_slice_is_named_as_the_list_of_devices_names_it(cuda: SimpleNamespace)
     """CUDA's runtime may give a slice the UUID of its board."""
     cuda.count, cuda.name = 1, "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
     found = rank_gpu(torch.device("cuda", 0), None, {"CUDA_VISIBLE_DEVICES": "MIG-7"})
-    assert found is not None
     assert (found.uuid, found.is_slice) == ("MIG-7", True)
 
 
@@ -204,7 +195,6 @@ def test_adapters_are_no_ways_of_their_own() -> None:
 def test_ranks_add_up_and_a_rank_without_a_log_takes_nothing_away() -> None:
     one, other = (parsed(text.splitlines()).model_dump(mode="json") for text in (NVLINK, SHARED))
     both = together([one, None, other, other])
-    assert both is not None
     assert both.channels["SHM/direct/direct"] == 4
     assert (both.network, both.rings, both.nvls, both.collective_channels) == ("IBext_v9, Socket", 16, True, 16)
     assert together([None, None]) is None
@@ -218,7 +208,6 @@ def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again() -> N
     assert "TUNING" not in SUBSYSTEMS, "it writes a line for each collective of each step"
     file.write_text(NVLINK)
     told = log.read()
-    assert told is not None
     assert told["rings"] == 16
     assert variables == {"NCCL_DEBUG_SUBSYS": "COLL"}
     log.close()

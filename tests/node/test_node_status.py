@@ -13,20 +13,12 @@ from dlbench.node.training import progress as node_status
 from dlbench.node.training.progress import NodeStatus
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import read_statuses, write_status
+from tests.support.rank_places import rank_place
 from tests.support.run_factory import status
 
 
 def place(rank: int, local_size: int = 2) -> RankPlace:
-    return RankPlace(
-        rank=rank,
-        size=4,
-        local_rank=rank % local_size,
-        local_size=local_size,
-        node_rank=rank // local_size,
-        num_nodes=2,
-        host=f"n{rank // local_size}",
-        token="start-1",
-    )
+    return rank_place(rank, 4, local_size, token="start-1")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import random
 import socket
 import stat
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -20,14 +19,13 @@ from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import Endpoint
 from dlbench.node.sync.run_store import RunStore, open_endpoint
+from tests.support.rank_places import rank_place
 
 ENDPOINT = Endpoint(address="127.0.0.1", port=4711, secret="s3cret")
 
 
 def place(rank: int, token: str = "start-1") -> RankPlace:
-    return RankPlace(
-        rank=rank, size=2, local_rank=rank, local_size=2, node_rank=0, num_nodes=1, host="n0", token=token
-    )  # fmt: skip
+    return rank_place(rank, 2, token=token)
 
 
 def test_the_meeting_place_is_its_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
@@ -156,12 +154,9 @@ def test_a_thousand_ranks_meet_at_one_server(tmp_path: Path) -> None:
     ranks = 1024
     path = tmp_path / "rendezvous.json"
     answers: list[object] = [None] * ranks
-    whole = RankPlace(
-        rank=0, size=ranks, local_rank=0, local_size=8, node_rank=0, num_nodes=1, host="n0", token="start-1"
-    )
 
     def meet(rank: int) -> None:
-        own = replace(whole, rank=rank, local_rank=rank % 8, node_rank=rank // 8)
+        own = rank_place(rank, ranks, 8, token="start-1")
         try:
             endpoint = open_endpoint(path, own, None, 60.0)
             store = RunStore(endpoint, datetime.timedelta(seconds=60))

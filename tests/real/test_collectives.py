@@ -34,6 +34,7 @@ from tests.support import collective_ranks
 from tests.support.forks import run_ranks
 from tests.support.horovod import require_horovod_over_mpi
 from tests.support.paths import ROOT
+from tests.support.rank_places import rank_place
 
 TOKEN = "a-test"
 LIMIT_S = 240
@@ -128,7 +129,6 @@ def _by_mpirun(plan: CommPlan, folder: Path) -> tuple[list[int], list[str]]:
 def start(
     folder: Path, plan: CommPlan, task: str = "measure", *, expect_stopped: int | None = None, **options: Any
 ) -> Ended:
-    """Starts the plan's ranks for one task."""
     return start_all(folder, {"": Task(plan, task, options)}, expect_stopped=expect_stopped)[""]
 
 
@@ -662,9 +662,7 @@ def test_horovod_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path, horo
 
 
 def place(size: int = 2) -> RankPlace:
-    return RankPlace(
-        rank=0, size=size, local_rank=0, local_size=size, node_rank=0, num_nodes=1, host="here", token=TOKEN
-    )
+    return rank_place(0, size, host="here", token=TOKEN)
 
 
 def test_mpi_needs_its_launcher() -> None:

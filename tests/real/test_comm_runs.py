@@ -122,7 +122,6 @@ class Endless:
         )
 
     def wait_until_measuring(self) -> list[int]:
-        """The ranks' process ids."""
         deadline = time.monotonic() + BOUND_S
         while time.monotonic() < deadline:
             runs = scan_comm(self.root).runs if self.root.is_dir() else []

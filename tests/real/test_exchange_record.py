@@ -52,7 +52,6 @@ def words(out: Path, series: str, engine: str, *settings: str) -> list[str | Pat
 
 
 def launch(out: Path, series: str, engine: str, *settings: str) -> subprocess.CompletedProcess[str]:
-    """One run, as a user starts it."""
     return call_dlbench(*words(out, series, engine, *settings), cwd=out)
 
 
@@ -78,7 +77,6 @@ def valid(run: Run) -> Record:
 
 
 def exchange_of(record: Record) -> ExchangeResult:
-    assert record.exchange is not None
     assert record.exchange.by == "backend"
     return record.exchange
 
@@ -159,7 +157,6 @@ def test_fp16_halves_the_bytes_on_the_wire(records: Records, horovod_installed: 
 def test_the_autotuner_is_one_contestant_with_its_cost(records: Records, horovod_installed: None) -> None:
     record = records("autotune")
     tuned = exchange_of(record).autotune
-    assert tuned is not None
     assert (tuned.evaluations, tuned.planned_steps, tuned.finished) == (4, 30, True)
     assert tuned.settled_step is not None
     # Five samples of one step for each of five scores, and not more than one step more for each.
@@ -200,7 +197,6 @@ def test_ddps_buckets_act(records: Records) -> None:
 @pytest.mark.horovod
 def test_dlbenchs_own_buckets_over_horovod_are_named_so(records: Records, horovod_installed: None) -> None:
     record = records("own")
-    assert record.exchange is not None
     assert (record.exchange.by, record.exchange.fusion) == ("dlbench", "own:1MiB")
     # One row, and not one of Horovod's threshold, which these messages never meet.
     assert [(s.requested, s.effective) for s in record.settings if s.key == "sync.fusion"] == [("own:1MiB", "own:1MiB")]
@@ -306,18 +302,15 @@ def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
 
 def test_an_overflow_on_the_wire_fails_the_run_unless_its_step_was_left_out() -> None:
     check = run_record.wire_check(exchanged(3), is_scaled=False)
-    assert check is not None
     assert not check.passed
     assert check.detail.startswith("3 sums of gradients left the range of fp16")
     assert "set sync.wire to fp32 or bf16" in check.detail
     assert run_record.exchange_warnings(exchanged(3), is_scaled=False) == []
     scaled = run_record.wire_check(exchanged(3), is_scaled=True)
-    assert scaled is not None
     assert scaled.passed
     (doubt,) = run_record.exchange_warnings(exchanged(3), is_scaled=True)
     assert "loss scaling left" in doubt
     clean = run_record.wire_check(exchanged(0), is_scaled=False)
-    assert clean is not None
     assert clean.passed
     assert run_record.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
     assert run_record.wire_check(None, is_scaled=False) is None

@@ -21,7 +21,6 @@ SHORT = ("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=40"
 
 @contextmanager
 def traced(process: int, out: Path) -> Iterator[None]:
-    """Traces a process and all that it starts, meanwhile."""
     words = [word for word in STRACE if word != "--seccomp-bpf"]  # which cannot be put on a process that runs
     tracer = subprocess.Popen([*words, "-o", str(out), "-p", str(process)], stderr=subprocess.DEVNULL)
     try:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.records.record import Record
-from dlbench.records.scan import Run
 from tests.support.forked_runs import run_forked
+from tests.support.run_factory import record_of
 
 SHORT = (
     *("--ranks", "2", "--preset", "ci", "--set", "train.batch_per_rank=2", "--set", "layout.cores_per_rank=1"),
@@ -20,12 +19,6 @@ CASES = {
     # Buffers that hold gradients are arranged anew in the warm-up, the second time after its fourth step.
     "own exchange": ("--engine", "ddp", "--set", "sync.fusion=own:mgwfbp"),
 }
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    assert run.state == "valid", run.detail
-    return run.record
 
 
 @pytest.mark.horovod
@@ -40,7 +33,6 @@ def test_two_ranks_train_the_same_numbers(case: str, tmp_path: Path) -> None:
     device, host = found["device"], found["host"]
     assert [r.final_parameters_sha256 for r in host.ranks] == [r.final_parameters_sha256 for r in device.ranks]
     assert device.host_update is None
-    assert host.host_update is not None
     assert host.host_update.update_s > 0
     assert host.host_update.copied_bytes == 0
     assert any("only the overlap is tried" in text for text in host.warnings)

@@ -47,7 +47,6 @@ def test_sigusr1_to_one_rank_ends_all_after_one_step_with_a_checkpoint(tmp_path:
     assert process.returncode == ExitCode.REQUEUE, said
     run = only(tmp_path)
     assert run.state == "interrupted"
-    assert run.interrupted is not None
     step = run.interrupted.step
     assert run.interrupted.checkpoint == f"step-{step:08d}.safetensors"
     assert (run.folder.checkpoints / run.interrupted.checkpoint).exists()

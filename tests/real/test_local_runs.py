@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from dlbench.datasets.making.catalogue import prepare_demo_data
-from dlbench.records.record import Record
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
@@ -25,6 +24,7 @@ from tests.support.forked_runs import run_forked
 from tests.support.forks import call_dlbench
 from tests.support.horovod import require_horovod_over_mpi
 from tests.support.leftovers import Leftovers
+from tests.support.run_factory import record_of
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic")
@@ -43,11 +43,6 @@ def only_runs(folder: Path, count: int) -> list[Run]:
     assert found.problems == []
     assert len(found.runs) == count
     return found.runs
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    return run.record
 
 
 def losses(run: Run, rank: int = 0) -> list[float]:
@@ -230,7 +225,7 @@ def test_a_diverging_run_yields_no_figure(cli: Cli, tmp_path: Path) -> None:
     assert "finite loss" in done.stderr
     (run,) = only_runs(tmp_path / "runs", 1)
     assert run.state == "invalid"
-    assert [c.name for c in record_of(run).failed_checks] == ["finite loss"]
+    assert [c.name for c in record_of(run, "invalid").failed_checks] == ["finite loss"]
 
 
 class Running:
@@ -269,7 +264,6 @@ class Running:
         pytest.fail("the run never came to measure")
 
     def listening(self) -> list[str]:
-        """Addresses at which the run's processes listen."""
         launcher = psutil.Process(self.process.pid)
         connections = [one for child in launcher.children(recursive=True) for one in child.net_connections("inet")]
         return [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
@@ -395,11 +389,7 @@ def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path, demo_data: d
     ["mpirun", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("supervisor", "rank", "launcher"))],
 )
 def test_nothing_is_left_under_mpirun(
-    tmp_path: Path,
-    demo_data: dict[str, Path],
-    victim: str,
-    horovod_installed: None,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, demo_data: dict[str, Path], victim: str, horovod_installed: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session folder, its shared memory and the ranks are gone, too."""
     require_horovod_over_mpi()

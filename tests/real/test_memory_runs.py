@@ -56,8 +56,6 @@ def test_a_run_says_what_its_activations_did(tmp_path: Path) -> None:
     assert plain.memory is None
 
     memory = record.memory
-    assert memory is not None
-    assert memory.rates is not None
     assert memory.tier == memory.rates.tier
     assert str(tmp_path) in memory.tier
     (told,) = memory.ranks
@@ -87,7 +85,6 @@ def test_two_ranks_under_a_plan_train_as_in_core(tmp_path: Path, engine: str, ho
     under, record = run_of(tmp_path, "plan", *words, *settings(tmp_path, *PLANNED))
     assert left_behind(under) == left_behind(in_core)
     memory = record.memory
-    assert memory is not None
     assert [one.rank for one in memory.ranks] == [0, 1]
     assert all(one.steps == 3 and not one.over_budget_bytes for one in memory.ranks)
     assert memory.parts == 2
@@ -216,7 +213,6 @@ def test_without_a_compiler_nothing_is_compiled(tmp_path: Path) -> None:
 def test_what_fits_is_left_alone(tmp_path: Path) -> None:
     keys = ("train.recompute=planned", "train.swap=planned", "train.memory.capacity=200%")
     _, record = run_of(tmp_path, "all", *COSMOFLOW, *ALONE, *settings(tmp_path, *keys))
-    assert record.memory is not None
     assert [block.decision for block in record.memory.plan.blocks] == ["keep"] * len(record.memory.plan.blocks)
     assert "fits in core: nothing swapped or recomputed" in record.warnings
     assert record.memory.timeline == ()

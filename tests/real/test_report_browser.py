@@ -29,8 +29,6 @@ pytestmark = pytest.mark.browser
 
 
 class Case:
-    """A report as a page."""
-
     def __init__(self, runs: Path, folder: Path) -> None:
         self.report = assemble(scan(runs))
         self.path = folder / "report.html"
@@ -102,11 +100,7 @@ def scattered(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 LIKEWISE = [("large", 320), ("sample", 400), ("large", 1280)]
-CASES = [
-    "sample",
-    "large",
-    pytest.param("real", marks=[pytest.mark.slow, pytest.mark.nightly]),
-]
+CASES = ["sample", "large", pytest.param("real", marks=[pytest.mark.slow, pytest.mark.nightly])]
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.support.run_factory import record_of
 from tests.support.volumes import write_volumes
 
 h5py = pytest.importorskip("h5py")
@@ -37,12 +37,6 @@ def run_of(cli: Cli, out: Path, series: str, density: Path, *arguments: str | Pa
     (run,) = [run for run in scan(out).runs if run.plan.series.id == series]
     assert (done.returncode == 0) == (run.state == "valid"), done.stderr
     return run
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    assert run.state == "valid", run.detail
-    return run.record
 
 
 @pytest.mark.slow
@@ -81,7 +75,6 @@ def test_two_ranks_exchange_samples_say_so_and_go_on_bit_for_bit(cli: Cli, tmp_p
     assert setting.requested == setting.effective == "partial:0.5"
     assert record.inert == ()
     staging = record.staging
-    assert staging is not None
     assert not Path(staging.nodes[0].path).exists()
 
     # Within the second epoch: what the first exchanged is there, what the second has begun to exchange begins anew.
@@ -95,7 +88,6 @@ def test_two_ranks_exchange_samples_say_so_and_go_on_bit_for_bit(cli: Cli, tmp_p
         *("--set", "measure.warmup_steps=0", "--set", f"measure.measured_steps={steps - PER_EPOCH - 3}"),
     )
     went_on = record_of(resumed).shuffle
-    assert went_on is not None
     assert went_on.errors == ()
     assert [(e.epoch, e.is_whole) for e in went_on.epochs] == [(1, False), (2, False)]
     for rank in range(RANKS):

@@ -21,8 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 BOUND_S = 240
 AS_ROOT = "system.launch.environment.OMPI_ALLOW_RUN_AS_ROOT"
 YIELDING = Equipment(
-    preempt="partition",
-    partitions=("box PriorityTier=1 PreemptMode=REQUEUE GraceTime=20", "urgent PriorityTier=10"),
+    preempt="partition", partitions=("box PriorityTier=1 PreemptMode=REQUEUE GraceTime=20", "urgent PriorityTier=10")
 )
 
 
@@ -85,7 +84,6 @@ class Job:
         """A second attempt goes on from a checkpoint, ends well, and is marked."""
         self.until(lambda: self.run.record is not None)
         run = self.run
-        assert run.record is not None
         assert (run.state, run.record.attempt) == ("valid", 2), run.detail
         assert run.record.first_step > 0
         assert run.record.goes_on

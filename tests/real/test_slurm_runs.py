@@ -51,6 +51,19 @@ def wait_for(folder: Path, count: int) -> list[Run]:
     pytest.fail(f"not all done within {BOUND_S} s: {[(r.state, r.detail) for r in runs]}\n{logs}")
 
 
+def cancelled(cli: Cli, box: Box, root: Path, job: str, times: int = 1) -> subprocess.CompletedProcess[str]:
+    """What `dlbench status` says of a running job once it is cancelled."""
+    assert "RUNNING" in cli("status", root, **box.environment).stdout
+    subprocess.run(["scancel", job], env={"PATH": "/usr/bin:/bin", **box.environment}, check=True, timeout=30)
+    deadline = time.monotonic() + BOUND_S
+    told = cli("status", root, **box.environment)
+    while told.stdout.count("CANCELLED") < times and time.monotonic() < deadline:
+        time.sleep(0.5)
+        told = cli("status", root, **box.environment)
+    assert told.returncode == 3
+    return told
+
+
 def srun_on_both(box: Box, words: str) -> str:
     """What both nodes of a box say to a command."""
     command = ["srun", "--nodes=2", "--ntasks=2", "bash", "-c", words]
@@ -59,7 +72,6 @@ def srun_on_both(box: Box, words: str) -> str:
 
 
 def wait_until_measuring(folder: Path) -> None:
-    """Returns when the first rank of the first run has begun to measure."""
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
         runs = scan(folder).runs if folder.is_dir() else []
@@ -113,7 +125,6 @@ def test_resnet_on_one_and_two_nodes(
     assert [list(node.iterdir()) for node in nodes] == [[], []]
     # Samples went from node to node.
     shuffle = two.record.shuffle
-    assert shuffle is not None
     assert shuffle.errors == ()
     assert shuffle.epochs[0].is_whole
     assert 0 < shuffle.epochs[0].sent == shuffle.epochs[0].received <= 32
@@ -142,7 +153,6 @@ def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Pat
     assert submitted.returncode == 0, submitted.stderr
     (run,) = wait_for(tmp_path / "runs", 1)
     assert run.state == "valid", run.detail
-    assert run.record is not None
     assert [(r.rank, r.node_rank, r.host) for r in run.record.ranks] == [
         (0, 0, "n1"),
         (1, 0, "n1"),
@@ -169,17 +179,7 @@ def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftov
     (job,) = submitted.stdout.split()
     wait_until_measuring(tmp_path / "runs")
     assert any("dlbench.supervisor" in words for words in leftovers.processes().values())
-    assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
-    scancel = ["scancel", job]
-    subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
-    told, deadline = None, time.monotonic() + BOUND_S
-    while time.monotonic() < deadline:
-        told = cli("status", tmp_path / "runs", **slurm_box.environment)
-        if "CANCELLED" in told.stdout:
-            break
-        time.sleep(0.5)
-    assert told is not None
-    assert told.returncode == 3
+    told = cancelled(cli, slurm_box, tmp_path / "runs", job)
     assert f"job {job} ended as CANCELLED without a record" in told.stdout
     assert "measuring, step" in told.stdout
 
@@ -207,7 +207,6 @@ def test_one_job_runs_all_points_and_repeats_and_those_that_fail_lose_no_other(
     started = [run.record.started for run in valid if run.record is not None]
     assert started == sorted(started)
     for run in valid:
-        assert run.record is not None
         assert run.record.environment["variable.SLURM_JOB_ID"] == job
         assert [r.host for r in run.record.ranks] == ["n1", "n2"][: run.plan.layout.nodes]
         assert run.record.held_nodes == 2 - run.plan.layout.nodes
@@ -241,7 +240,6 @@ def test_both_sides_of_a_comparison_run_in_one_job(cli: Cli, slurm_box: Box, tmp
     started = [run.record.started for run in runs if run.record is not None]
     assert started == sorted(started)
     for run in runs:
-        assert run.record is not None
         assert run.record.environment["variable.SLURM_JOB_ID"] == job
         assert [r.host for r in run.record.ranks] == ["n1", "n2"]
         assert as_shown(run.folder.script) in promised.stdout
@@ -264,17 +262,7 @@ def test_a_cancelled_comparison_starts_no_further_run(cli: Cli, slurm_box: Box, 
     )
     (job,) = submitted.stdout.split()
     wait_until_measuring(tmp_path / "runs")
-    assert "RUNNING" in cli("status", tmp_path / "runs", **slurm_box.environment).stdout
-    scancel = ["scancel", job]
-    subprocess.run(scancel, env={"PATH": "/usr/bin:/bin", **slurm_box.environment}, check=True, timeout=30)
-    told, deadline = None, time.monotonic() + BOUND_S
-    while time.monotonic() < deadline:
-        told = cli("status", tmp_path / "runs", **slurm_box.environment)
-        if told.stdout.count("CANCELLED") == 4:
-            break
-        time.sleep(0.5)
-    assert told is not None
-    assert told.returncode == 3
+    told = cancelled(cli, slurm_box, tmp_path / "runs", job, times=4)
     assert told.stdout.count(f"job {job} ended as CANCELLED without a record") == 1, told.stdout
     assert told.stdout.count(f"job {job} ended as CANCELLED before this run began") == 3, told.stdout
     assert "measuring, step" in told.stdout
@@ -311,7 +299,6 @@ def test_runs_inside_an_allocation_load_what_their_side_says(cli: Cli, slurm_box
     a, b = scan(tmp_path / "runs").runs
     for run, loaded in ((a, None), (b, "Ring")):
         assert run.state == "valid", run.detail
-        assert run.record is not None
         assert [r.host for r in run.record.ranks] == ["n1", "n2"]
         assert run.record.environment.get("variable.NCCL_ALGO") == loaded
         assert run.record.environment_differences == ()

@@ -79,7 +79,6 @@ def test_the_system_file_decides_and_the_shell_does_not(cli: Cli, two_kinds: Box
     asked += ("--set", "system.modules=site/1", "--set", "system.modules_init=module() { LOADEDMODULES=$2; }")
     run = submitted(cli, two_kinds, tmp_path, "--nodes", "2", *sets, *asked)
     assert run.state == "valid", run.detail
-    assert run.record is not None
     assert [rank.host for rank in run.record.ranks] == ["n1", "n2"]
     assert run.record.environment_differences == ()
     # What Slurm took in.
@@ -180,7 +179,6 @@ def test_what_setup_sets_reaches_the_ranks_of_mpirun_on_other_nodes(cli: Cli, sl
     asked = ("--nodes", "2", "--set", f"system.setup={setup}")
     run = submitted(cli, slurm_box, tmp_path, *asked, launcher="mpirun")
     assert run.state == "valid", run.detail
-    assert run.record is not None
     assert [rank.host for rank in run.record.ranks] == ["n1", "n2"]
     assert run.record.environment["variable.NCCL_ALGO"] == "Ring"
     assert run.record.environment_differences == ()

@@ -23,6 +23,7 @@ from dlbench.records.scan import Run
 from dlbench.specs.workload import BertModel
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
+from tests.support.run_factory import record_of
 from tests.support.volumes import write_volumes
 
 h5py = pytest.importorskip("h5py")
@@ -58,12 +59,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_of(out: Path, series: str, *arguments: str | Path) -> Run:
     (found,) = run_forked(*arguments, "--series", series, "--out", out, "--preset", "ci")
     return found
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    assert run.state == "valid", run.detail
-    return run.record
 
 
 def curve(run: Run) -> np.ndarray:
@@ -157,10 +152,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     dropout = ("--set", "model.dropout=0.2") if workload != "resnet50" else ()
     common = (workload, "--data", source, "--engine", engine, "--ranks", str(ranks), *dropout)
     whole = run_of(
-        tmp_path,
-        "whole",
-        *common,
-        *("--set", "measure.measured_steps=9", "--set", "checkpoint.every_steps=5"),
+        tmp_path, "whole", *common, *("--set", "measure.measured_steps=9", "--set", "checkpoint.every_steps=5")
     )
     names = record_of(whole).checkpoints
     assert names == ("step-00000010.safetensors", "step-00000012.safetensors")
@@ -217,14 +209,12 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_pat
     record = record_of(run)
     tells_its_reading(record, density)
     staging = record.staging
-    assert staging is not None
     assert (staging.strategy, staging.nodes[0].items) == ("replicate", 2)  # a file of each split
     assert staging.nodes[0].copied_bytes == sum(path.stat().st_size for path in density.rglob("*.h5"))
     assert 0 < staging.nodes[0].seconds <= staging.seconds
     assert list(node.iterdir()) == []
     assert record.data["path"] == str(density / "train")
     quality = record.quality
-    assert quality is not None
     assert quality.reached
     assert quality.metric == "mae"
     # 48 volumes at a global batch of 8: six steps per epoch.
@@ -275,7 +265,6 @@ def test_a_bert_training_that_ends_within_its_only_epoch_has_a_log_that_mlperfs_
         *("--set", "quality.target=0.05", "--set", "quality.evaluate_samples=64"),
     )
     record = record_of(run)
-    assert record.quality is not None
     assert record.quality.reached
     (stop,) = [event for event in record.events if event.key == "epoch_stop"]
     assert (stop.epoch, stop.samples) == (1, record.steps * 8)
@@ -358,7 +347,6 @@ def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(tmp_path: Path, 
     records = [record_of(run) for run in (whole, rest)]
     values = []
     for record in records:
-        assert record.quality is not None
         assert not record.quality.reached
         assert record.quality.time_to_quality_s is None
         assert [e.epoch for e in record.quality.evaluations] == [1, 2, 3]
@@ -366,7 +354,6 @@ def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(tmp_path: Path, 
         values.append([e.value for e in record.quality.evaluations])
     assert values[0] == values[1]
     assert records[0].ranks[0].final_parameters_sha256 == records[1].ranks[0].final_parameters_sha256
-    assert records[1].quality is not None
     assert records[1].quality.evaluations[1].wall_s < records[1].quality.evaluations[2].wall_s
 
 

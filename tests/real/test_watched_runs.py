@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.training.instruments import RankWatch, accounted_overhead
@@ -25,7 +24,7 @@ from dlbench.node.watching.agent import SamplerProcess
 from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.record import RankResult, Record
+from dlbench.records.record import RankResult
 from dlbench.records.registry import watching
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.steps import PHASES, read_steps
@@ -37,7 +36,7 @@ from dlbench.specs.watch import WatchSpec
 from tests.records.rows.test_spans import Seen, read_spans
 from tests.support.forked_runs import run_forked
 from tests.support.one_rank import context_of
-from tests.support.run_factory import Story, constant, plans, write_run
+from tests.support.run_factory import Story, constant, plans, record_of, write_run
 from tests.support.volumes import write_volumes
 from tests.support.watch_factory import node_watch, watch_result
 
@@ -57,12 +56,7 @@ def plan_of(series: str, **overrides: Any) -> RunPlan:
     )[0]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +70,6 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
     """A run of one rank without a launcher; what begins with `watch` is set past the checks of a request."""
     watch = {key.removeprefix("watch."): value for key, value in overrides.items() if key.startswith("watch.")}
     plan = plan_of(series, **{key: value for key, value in overrides.items() if not key.startswith("watch.")})
-    assert plan.watch is not None
     plan = plan.model_copy(update={"watch": plan.watch.model_copy(update=watch)})
     parts: dict[str, Any] = {"model": plan.workload.model.model_copy(update=SMALL)}
     if data is not None:
@@ -89,12 +82,6 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
     finally:
         context.watch.close()
     return read_run(folder.path)
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    assert run.state == "valid", run.detail
-    return run.record
 
 
 def watch_of(run: Run) -> WatchResult:
@@ -148,7 +135,6 @@ def test_every_layer_of_the_window_lies_in_its_step_and_phase(tmp_path: Path) ->
     assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((0,), 1, 3)
     assert (found.num_spans, found.dropped_spans, found.nodes) == (len(spans), 0, ())
     assert found.trace_bytes == run.folder.spans(0).stat().st_size
-    assert found.overhead is not None
     assert (found.overhead.low, found.overhead.high, found.overhead.num_pairs) == (0.0, 0.0, 0)
 
 
@@ -256,7 +242,6 @@ def test_runs_with_nodes_that_were_not_sampled_stand_apart(tmp_path: Path) -> No
     plan = plan_of("nodes")
     values = []
     for number, (sampler, nodes) in enumerate([(True, [node_watch()]), (True, []), (False, [])]):
-        assert plan.watch is not None
         watch = plan.watch.model_copy(update={"sampler": sampler})
         one = plan.model_copy(update={"run_id": f"{plan.run_id}-{number}", "watch": watch})
         story = Story(record={"watch": watch_result(nodes=nodes)})
@@ -331,11 +316,9 @@ def test_times_of_the_exchange_tell_what_lengthened_them(
     warmup: int, settings: dict[str, Any], changes: dict[str, Any], is_mixed: bool, profiler: bool
 ) -> None:
     plan = plans(points=(2,), repeats=1, engine="ddp", overrides={"measure.warmup_steps": warmup, **settings})[0]
-    assert plan.watch is not None
     plan = plan.model_copy(update={"watch": plan.watch.model_copy(update={"profiler": profiler})})
     course = plan_schedule(plan, first=0, batches_per_epoch=None)
     result = with_layers_noted(plan, course, exchange(**changes))
-    assert result is not None
     assert (result.evidence != "seen") == is_mixed
     doubts = [text for text in watch_warnings(plan, course, [], result) if "lengthens them" in text]
     assert len(doubts) == int(is_mixed and profiler)
@@ -390,7 +373,6 @@ def test_the_worst_node_bounds_the_cost() -> None:
     ]
     ranks = [rank_result(rank=number, node_rank=number // 2, measured_s=10.0 - number) for number in range(6)]
     found = accounted_overhead(WatchSpec(), nodes, ranks)
-    assert found is not None
     # Node 1: ranks 2 and 3 measured for 8 and 7 s.
     assert (found.low, found.value, found.high) == (0.0, pytest.approx(0.05 / 7), pytest.approx(0.05 / 7))
     assert "of 3 nodes 2 gave theirs, node 1 has the largest share" in found.evidence
@@ -445,7 +427,6 @@ def test_messages_of_the_window_are_all_gradients_once(runs: Runs, engine: str, 
         request.getfixturevalue("horovod_installed")
     run = runs(engine)
     record = record_of(run)
-    assert record.exchange is not None
     # A ring of two ranks sends each vector once.
     assert record.exchange.bytes_inside == record.gradient_bytes
     for rank in range(2):
@@ -496,7 +477,6 @@ def test_all_ranks_make_as_many_steps_as_seconds_take_and_watch_the_last_of_the_
         assert {span.step for span in lane(spans, "compute")} == set(range(warmup - 6, warmup - 3))
         assert {span.step for span in lane(spans, "exchange")} == set(range(warmup - 3, warmup))
     found = record_of(run).exchange
-    assert found is not None
     assert found.window_steps == 3
     assert "layers were profiled" not in found.evidence
 
@@ -539,13 +519,11 @@ def test_the_sampler_of_the_node_sampled(runs: Runs, engine: str, request: pytes
     assert times[0] < steps["start_ns"][-1]
     assert times[-1] > steps["start_ns"][-1]
     overhead = watch_of(run).overhead
-    assert overhead is not None
     assert 0 <= overhead.low <= overhead.value <= overhead.high
     assert (overhead.method, overhead.num_pairs) == ("accounted", 0)
 
 
 def children(pid: int) -> set[int]:
-    """Processes below a process."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -271,10 +271,7 @@ def rows(path: Path) -> list[tuple[float, ...]]:
 
 
 @given(
-    records=st.lists(STEP, max_size=30),
-    capacity=st.integers(1, 9),
-    share=st.floats(0, 1),
-    extra=st.binary(max_size=8),
+    records=st.lists(STEP, max_size=30), capacity=st.integers(1, 9), share=st.floats(0, 1), extra=st.binary(max_size=8)
 )
 def test_a_torn_tail_costs_only_the_torn_block(
     records: list[tuple[float, ...]], capacity: int, share: float, extra: bytes
@@ -801,12 +798,10 @@ def test_samples_of_version_1_still_read() -> None:
         assert steps.measured["samples"].sum() == rank.samples == 3 * valid.plan.workload.train.batch_per_rank
         assert steps.measured["step_ns"].sum() / 1e9 == pytest.approx(rank.measured_s)
     assert runs["invalid"].detail.startswith("finite loss: ")
-    assert runs["invalid"].record is not None
     assert runs["invalid"].record.ranks[0].last_loss is None
     story = runs["failed"].detail
     assert story.startswith("rank 1 was the first to end, by signal SIGKILL; rank 1 on node-a vanished at step 1")
     submission = read_submission(runs["submitted"].folder)
-    assert submission is not None
     assert submission.job_id == "4711"
     assert submission.command[0] == "sbatch"
     assert read_submission(valid.folder) is None
@@ -817,7 +812,6 @@ def test_a_record_without_the_keys_that_have_defaults_is_read(tmp_path: Path) ->
     shutil.copytree(source, tmp_path / source.name)
     folder = RunFolder(tmp_path / source.name)
     whole = read_run(folder.path).record
-    assert whole is not None
     bare = whole.model_dump(mode="json", exclude_defaults=True)
     assert not {"quality", "events", "exchange", "watch", "first_step"} & bare.keys()
     write_json(folder.record, {"format": whole.format, "version": whole.version, **bare})
@@ -868,8 +862,6 @@ def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
     for folder in (saved, write_watched_run(tmp_path)):
         run = read_run(folder.path)
         assert run.state == "valid"
-        assert run.record is not None
-        assert run.record.watch is not None
         assert run.record.watch.nodes[0].clock.wall_offset_ns == 1_772_366_400 * 10**9
         for rank in range(2):
             head = json.loads(folder.steps(rank).read_bytes().partition(b"\n")[0])

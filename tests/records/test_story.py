@@ -34,7 +34,6 @@ def test_whoever_failed_by_itself_is_told_first_whatever_its_number(order: tuple
     ]
     ranks.sort(key=lambda one: one.rank)
     cause = first_cause(ranks)
-    assert cause is not None
     assert cause.rank == own
     story = failure_line(ranks, None, "step")
     assert story == f"rank {own} on n0 failed at step 7: {BAD}; 2 other ranks ended with it"

@@ -238,7 +238,6 @@ class Machine:
         return path
 
     def pip(self) -> list[str]:
-        """The pip commands since the last question."""
         file = self.root / "calls"
         lines = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)

@@ -127,7 +127,6 @@ def test_an_unpacked_image_tells_what_it_is_and_runs_without_what_it_was_made_of
     assert unpacked(folder / "env") is None  # a folder that no job unpacked
     (tmp_path / "node" / "1.unpacked").write_text(f"{'ab' * 32} 1500000000\n")
     told = unpacked(folder / "env")
-    assert told is not None
     assert (told.sha256, told.seconds) == ("ab" * 32, 1.5)
     # No rank compiles a module: each has its compiled form, which no change of a time makes worthless.
     cached = folder / "env" / SITE / "torch/__pycache__" / "__init__.cpython-311.pyc"

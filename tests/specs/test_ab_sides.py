@@ -214,10 +214,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"b": {"measure.until": "quality", "data.source": "/data/x"}},
         ["side b", "measure.until quality"],
     ),
-    "a plan that cannot be": (
-        {"b": {"engine.name": "single"}},
-        ["side b of --ab", "engine 'single'", "not 2"],
-    ),
+    "a plan that cannot be": ({"b": {"engine.name": "single"}}, ["side b of --ab", "engine 'single'", "not 2"]),
     "other ranks": (
         {"b": {"system.node.ranks": 2}, "system": "box", "points_are": "nodes"},
         ["same ranks", "side a has 2, side b 4"],

@@ -118,7 +118,6 @@ def test_sgd_is_scaled_linearly_as_far_as_it_was_published() -> None:
         plan = plan_of("resnet50", "gpu", ranks)
         assert plan.workload.train.optimizer.peak(plan.global_batch) == pytest.approx(0.256 * ranks)
     place = plan_of("resnet50", "gpu", 32).workload.train.optimizer.place(8192)
-    assert place is not None
     assert place.where == "beyond"
 
 
@@ -212,7 +211,6 @@ def test_a_longer_recipe_gives_up_later() -> None:
     assert short.goal.max_epochs == 44
     assert long.goal.max_epochs == pytest.approx(44 * 58 / 42)
     bert = to_target("bert", "gpu", 8, checkpoint__initialize_from="/x").goal
-    assert bert is not None
     assert bert.max_samples == 6700 * 448
 
 
@@ -238,7 +236,6 @@ def test_a_phase_has_its_published_batch_at_every_rank_count(preset: str, batch:
     assert (plan.global_batch, train.batch_per_rank // train.gradient_accumulation) == (batch, part)
     assert plan.workload.quality is None
     place = train.optimizer.place(plan.global_batch)
-    assert place is not None
     assert place.where == "row"
 
 

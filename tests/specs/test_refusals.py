@@ -43,7 +43,6 @@ WRONG: tuple[Any, ...] = (
 
 
 def refusals(choose_with: Callable[[Any], object]) -> list[str]:
-    """What is said of each wrong value that is refused."""
     told = []
     for value in WRONG:
         try:

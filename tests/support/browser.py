@@ -58,7 +58,6 @@ class Visit:
             )
 
     def open_all(self) -> None:
-        """Opens everything that can be opened, and shows all groups below each other."""
         self.page.evaluate("""() => {
             for (const one of document.querySelectorAll("main details")) one.open = true;
             for (const one of document.querySelectorAll("main > .panel")) one.hidden = false;

@@ -58,7 +58,6 @@ class Desk:
         return [line.split("|") for line in self.queue.read_text().splitlines()] if self.queue.exists() else []
 
     def set_state(self, state: str, *job_ids: str) -> None:
-        """Moves jobs, all if none is named."""
         rows = [[row[0], state if row[0] in job_ids or not job_ids else row[1], *row[2:]] for row in self.lines()]
         self.queue.write_text("".join("|".join(row) + "\n" for row in rows))
 

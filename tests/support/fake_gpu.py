@@ -36,17 +36,14 @@ class FakeGpu:
         self.free_ns += run_ns
 
     def passed(self) -> int:
-        """An event that is recorded now passes then."""
         self.host_ns += CALL_NS
         self._arrive()
         return self.free_ns
 
     def wait(self, moment_ns: int) -> None:
-        """The host waits for a moment of the device."""
         self.host_ns = max(self.host_ns, moment_ns + LATENCY_NS)
 
     def device_ms(self, moment_ns: int) -> float:
-        """What the device's clock shows then."""
         return self._origin_ms + moment_ns * (1 + self._ppm / 1e6) / 1e6
 
     def _arrive(self) -> None:

@@ -19,7 +19,6 @@ _ASK = "import torch; print(torch.__version__, torch.cuda.is_available())"
 
 
 def is_for_gpus(config: pytest.Config) -> bool:
-    """Whether this run of pytest is for the tests marked `gpu`."""
     return bool(config.getoption("markexpr") == "gpu")
 
 

@@ -83,5 +83,4 @@ def write_history(
 
 
 def tree(path: Path) -> dict[str, bytes]:
-    """Contents of the files below a folder, by relative name."""
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}

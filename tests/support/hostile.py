@@ -100,7 +100,6 @@ class Case:
 
 @cache
 def leaves() -> dict[str, click.Command]:
-    """Every command that can be called, by its words."""
     return dict(_leaves(cli, ()))
 
 
@@ -222,7 +221,6 @@ def _value(parameter: click.Parameter, name: str, rng: random.Random) -> str:
 
 
 def leftovers(root: Path) -> list[str]:
-    """What a command left half-written."""
     found = [str(path.relative_to(root)) for path in root.rglob("*") if path.name.endswith(".partial")]
     return found + [str(path.relative_to(root)) for path in root.rglob(".write-test-*")]
 

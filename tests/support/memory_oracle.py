@@ -62,7 +62,6 @@ def best_cut(
 
 
 def cuts(count: int) -> Iterator[tuple[int, ...]]:
-    """All sets of units with which blocks may begin."""
     for bits in range(1 << (count - 1)):
         yield (0, *(number for number in range(1, count) if bits >> (number - 1) & 1))
 

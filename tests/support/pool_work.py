@@ -30,7 +30,6 @@ def wait_for_go(folder: Path, item: int) -> int:
 
 
 def begin(folder: Path, item: int) -> int:
-    """Leaves a file that says so."""
     (folder / str(item)).touch()
     return item
 

@@ -14,6 +14,7 @@ from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import LAUNCHED, PHASES, StepWriter
+from dlbench.records.scan import Run
 from dlbench.records.status import RankStatus, write_status
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -86,6 +87,8 @@ class Training:
     metric: str = "top1"
 
 
+BOX: dict[str, Any] = {"workload": "cosmoflow", "preset": "ci", "system": "box", "points": (1,), "points_are": "nodes"}
+"""What is asked of `plans` for a small series of jobs."""
 WORKLOAD = DATA / "report-workload.yaml"
 QUALITY_WORKLOAD = DATA / "quality-workload.yaml"
 
@@ -102,13 +105,18 @@ def quality_plans(**request: Any) -> list[RunPlan]:
     return plans(workload=str(QUALITY_WORKLOAD), data="/data/pictures", overrides=overrides, **request)
 
 
+def record_of(run: Run, state: str = "valid") -> Record:
+    assert run.record is not None, run.detail
+    assert run.state == state, run.detail
+    return run.record
+
+
 def constant(milliseconds: Sequence[float], other: float = 0.0) -> StepTimes:
     times = [round(value * MS) for value in milliseconds]
     return lambda rank, step: (times, round(other * MS))
 
 
 def write_run(out: Path, plan: RunPlan, times: StepTimes, story: Story | None = None) -> RunFolder:
-    """A finished run, as compute nodes leave it."""
     story = story or Story()
     out.mkdir(parents=True, exist_ok=True)
     folder = create(out, plan)

@@ -31,7 +31,6 @@ WHOLE = Equipment(
 
 @pytest.fixture(scope="session")
 def slurm_can_run() -> None:
-    """Skips the test that asks for it where no box can run."""
     missing = check_requirements()
     if missing:
         pytest.skip("no Slurm in a box: " + "; ".join(missing))

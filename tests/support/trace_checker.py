@@ -26,7 +26,6 @@ _NEEDS = {
 
 
 def nanoseconds(microseconds: Any) -> int:
-    """A time of the file, exactly."""
     value = Decimal(microseconds) * 1000
     whole = int(value)
     assert whole == value, f"{microseconds} has more decimals than nanoseconds have"
@@ -98,7 +97,6 @@ def checked(path: Path) -> Trace:
 
 
 def problems(trace: Trace) -> list[str]:
-    """What is wrong, a line each."""
     found = [line for n, event in enumerate(trace.events) for line in _wrong_event(n, event)]
     if found:
         return found

@@ -103,7 +103,6 @@ def write_samples(
 
 
 def is_double(name: str) -> bool:
-    """Whether a field needs 8 bytes: counters, bytes and masks do."""
     return name.endswith(
         ("_j", "_bytes", "throttled_s", "clock_reasons", "replays", "ecc_corrected", "ecc_uncorrected")
     )

@@ -324,7 +324,7 @@ def test_an_answer_says_how_sure_it_is() -> None:
     few = sure([point_of(2, [7000, 7010]), quiet], 7200)
     assert few.remarks == (
         "Not sure to be under 2 hours: 2 runs cannot decide that; repeat with --repeats 5.",
-        "Chosen by values alone: 2 runs cannot tell rank counts apart; repeat with --repeats 5.",
+        "Chosen by values alone: 2 runs cannot distinguish rank counts; repeat with --repeats 5.",
     )
     missed = sure([wide], 6500)
     assert not missed.is_met
@@ -341,7 +341,7 @@ def test_where_runs_are_of_several_sessions_these_must_be_more(tmp_path: Path) -
     more = "repeat in 3 more sessions (other days, or other Slurm jobs)"
     assert answer.remarks == (
         f"Not sure to be under 60 seconds: 2 sessions cannot decide that; {more}.",
-        f"Chosen by values alone: 2 sessions cannot tell rank counts apart; {more}.",
+        f"Chosen by values alone: 2 sessions cannot distinguish rank counts; {more}.",
     )
 
 
@@ -378,12 +378,12 @@ def test_rank_counts_of_overlapping_ratios_are_not_told_apart() -> None:
     two = point_of(2, [3650, 3700, 3500, 3550, 3620])
     told = sure([one, two], 9000)
     assert told.ranks == 1
-    assert told.remarks[1].startswith("2 GPUs cannot be told apart from 1 GPUs: 1.00")
+    assert told.remarks[1].startswith("2 GPUs cannot be distinguished from 1 GPUs: 1.00")
     assert re.search(r" \[0\.9\d+, 1\.0\d+\] the hours\.$", told.remarks[1])
     # Pairs of one repeat drift together: what is common to both sides cancels.
     drift = [1.0, 1.05, 1.1, 1.15, 1.2]
     apart = sure([point_of(1, [7000 * d for d in drift]), point_of(2, [3600 * d for d in drift])], 9000)
-    assert not any("told apart" in text for text in apart.remarks)
+    assert not any("distinguished" in text for text in apart.remarks)
 
 
 # The command

@@ -35,16 +35,12 @@ WHOLE_NODE = (
 class StageEnergy:
     """All sources of one kind, of all nodes, in one stage."""
 
-    joules: float
-    """Of what was sampled."""
-    sampled_share: float
-    """Sampled share of the time of all sources (1)."""
-    seconds: float
-    """Mean time of a node in this stage."""
+    joules: float  # Of what was sampled.
+    sampled_share: float  # Sampled share of the time of all sources (1).
+    seconds: float  # Mean time per node in this stage.
     filled_joules: float | None
     """Unsampled time taken to be like the rest, each source by itself; None below `MIN_COVERAGE` of one of them."""
-    mean_power_w: float | None
-    """Mean power of all sources together; None where nothing was sampled."""
+    mean_power_w: float | None  # Mean power of all sources together; None where nothing was sampled.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +48,11 @@ class RunEnergy:
     """Energy of one run."""
 
     run_id: str
-    num_samples: int
-    """Samples of the measured steps of all ranks."""
+    num_samples: int  # Samples of the measured steps of all ranks.
     sources: tuple[SourceEnergy, ...]
-    why: dict[Kind, str]
-    """For a kind without figures: why; a kind with figures is not in it."""
-    doubts: tuple[str, ...]
-    """Reasons for doubt, each a sentence without its full stop."""
-    notes: tuple[str, ...]
-    """What a reader must know, likewise."""
+    why: dict[Kind, str]  # For a kind without figures: why; a kind with figures is not in it.
+    doubts: tuple[str, ...]  # Reasons for doubt, each a sentence without its full stop.
+    notes: tuple[str, ...]  # What a reader must know, likewise.
 
     def of(self, kind: Kind) -> tuple[SourceEnergy, ...]:
         """The sources behind the figures of a kind; none where there is no figure."""
@@ -101,15 +93,9 @@ class RunEnergy:
 def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
     """The energy of a run with a record.
 
-    Figures of a kind are sums over all nodes: where those of one node are missing, there is none.
-
-    Args:
-        run: with a record.
-        read: reads a node, so that readers of the same samples can share them.
-
-    Raises:
-        IncompleteDataError: samples, spans or steps are damaged.
-        ValueError: the run has no record.
+    Figures of a kind are sums over all nodes: where those of one node are missing, there is none. `read` reads a node,
+    so that readers of the same samples can share them. Raises IncompleteDataError: samples, spans or steps are damaged;
+    or ValueError: the run has no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: it has no energy")
@@ -185,17 +171,13 @@ Kind = Literal["GPUs", "processors"]
 KINDS: tuple[Kind, ...] = ("GPUs", "processors")
 Method = Literal["energy counter", "energy counter with reset", "power over time stamps"]
 
-MIN_COVERAGE = 0.9
-"""Less of an interval sampled, and no figure is made of it."""
-MIN_WINDOW_S = 10.0
-"""A shorter measured window holds too few updates of a counter (about ten per second) and too few samples."""
-CHECK_TOLERANCE = 0.1
-"""Counter and power further apart than this are doubtful."""
+MIN_COVERAGE = 0.9  # Less of an interval sampled, and no figure is made of it.
+MIN_WINDOW_S = 10.0  # A shorter window holds too few updates of a counter (about ten per second) and samples.
+CHECK_TOLERANCE = 0.1  # Counter and power further apart than this are doubtful.
 
 _HOST_FIELD = re.compile(r"host\.energy\.(.+)_j")
 
-ENERGY_FIELDS = re.compile(r"gpu\.\d+\.(power_w|energy_j)|host\.energy\..+_j")
-"""Fields that energy is made of."""
+ENERGY_FIELDS = re.compile(r"gpu\.\d+\.(power_w|energy_j)|host\.energy\..+_j")  # Fields that energy is made of.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,16 +186,13 @@ class SourceEnergy:
 
     node_rank: int
     host: str
-    name: str
-    """`gpu.0`, `package-0`."""
+    name: str  # `gpu.0`, `package-0`.
     kind: Kind
     method: Method
-    stages: dict[str, Amount]
-    """Joules of each stage the node was at."""
+    stages: dict[str, Amount]  # Joules of each stage the node was at.
     counter_over_power: float | None
     """Energy by the counter / by power, in the measured window (1); None where only one of them is there."""
-    samples_in_window: int
-    """Samples of it in the measured window."""
+    samples_in_window: int  # Samples of it in the measured window.
 
     @property
     def whole(self) -> Amount:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
     Flags = npt.NDArray[np.bool_]
 
-MAX_GAP_PERIODS = 5
-"""Samples further apart than this many of their own periods are not joined."""
+MAX_GAP_PERIODS = 5  # Samples further apart than this many of their own periods are not joined.
 
 _NEIGHBOURS = 5
 
@@ -33,12 +32,9 @@ _NEIGHBOURS = 5
 class Amount:
     """What an interval holds."""
 
-    value: float
-    """Of the part that is known, in the unit of the counter (joules)."""
-    known_ns: int
-    """How much of the interval is known."""
-    length_ns: int
-    """The whole interval."""
+    value: float  # Of the part that is known, in the unit of the counter (joules).
+    known_ns: int  # How much of the interval is known.
+    length_ns: int  # The whole interval.
 
     @property
     def coverage(self) -> float:
@@ -59,26 +55,19 @@ class Amount:
         )
 
 
-NOTHING = Amount(value=0.0, known_ns=0, length_ns=0)
-"""An interval of no length."""
+NOTHING = Amount(value=0.0, known_ns=0, length_ns=0)  # An interval of no length.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
     """A rate over time, linear between neighbouring samples."""
 
-    time_ns: Times
-    """When samples were taken, growing; shape (n,)."""
-    begin_rate: Floats
-    """Rate (per second) at the begin of each piece between two samples; shape (n - 1,), or (0,) without samples."""
-    end_rate: Floats
-    """The same at its end."""
-    known: Flags
-    """Whether the piece is known."""
-    bridged: Flags
-    """Whether it is known as a whole only: a gap over which a counter went on."""
-    resets: int = 0
-    """How often the counter fell."""
+    time_ns: Times  # When samples were taken, growing; shape (n,).
+    begin_rate: Floats  # Per second at the begin of each piece between two samples; shape (max(n - 1, 0),).
+    end_rate: Floats  # The same at its end.
+    known: Flags  # Whether the piece is known.
+    bridged: Flags  # Whether it is known as a whole only: a gap over which a counter went on.
+    resets: int = 0  # How often the counter fell.
 
     @property
     def num_samples(self) -> int:
@@ -140,12 +129,8 @@ def counter_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
     """A counter that runs from anywhere, NaN where it was not read.
 
     A gap longer than five periods is known as a whole, because the counter went on counting, and not in part. Where the
-    counter falls it was reset (a driver was reloaded): that piece is unknown.
-
-    Args:
-        time_ns: when each value was read, shape (n,).
-        values: e.g. joules, shape (n,).
-        period_s: longest period at which the field was read, seconds.
+    counter falls it was reset (a driver was reloaded): that piece is unknown. Both arrays have shape (n,); `period_s`:
+    longest period at which the field was read, seconds.
     """
     import numpy as np
 
@@ -166,12 +151,8 @@ def counter_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
 def rate_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
     """A rate such as power, NaN where it was not read; gaps longer than five periods are not bridged.
 
-    The period is that of the neighbouring samples, because a sampler that runs out of room doubles its own.
-
-    Args:
-        time_ns: when each value was read, shape (n,).
-        values: e.g. watts, shape (n,).
-        period_s: longest period at which the field was read, seconds.
+    The period is that of the neighbouring samples, because a sampler that runs out of room doubles its own. Both arrays
+    have shape (n,); `period_s`: longest period at which the field was read, seconds.
     """
     import numpy as np
 

@@ -37,8 +37,7 @@ class FieldSummary:
 
     name: str
     is_rate: bool
-    mean: float
-    """Over samples; of a counter over the time between its first and last value."""
+    mean: float  # Over samples; of a counter over the time between its first and last value.
     median: float
     lowest: float
     highest: float
@@ -52,12 +51,9 @@ class NodeTelemetry:
     node_rank: int
     host: str
     window_s: float
-    num_samples: int
-    """Samples in the window."""
-    num_gaps: int
-    """Times at which more than five periods passed without a sample."""
-    missing: float
-    """Share of the window in such gaps, before the first and behind the last sample (1)."""
+    num_samples: int  # Samples in the window.
+    num_gaps: int  # Times at which more than five periods passed without a sample.
+    missing: float  # Share of the window in such gaps, before the first and behind the last sample (1).
     fields: dict[str, FieldSummary]
     """By name; `host.cpu.busy` is the mean of all cores. Fields that the window knows nothing of are not in it."""
     clock_reasons: dict[str, dict[str, float]]
@@ -75,14 +71,8 @@ def node_telemetry(
 ) -> tuple[list[NodeTelemetry], dict[str, str]]:
     """Every sampled node of a run with a record, and why others have no samples, by node.
 
-    Args:
-        run: with a record.
-        nodes: those that are looked at; None: all.
-        wanted: the fields that are summed up.
-        read: reads a node, so that readers of the same samples can share them.
-
-    Raises:
-        IncompleteDataError: samples or steps are damaged.
+    `nodes`: those that are looked at; None: all. `wanted`: the fields that are summed up. `read` reads a node, so that
+    readers of the same samples can share them. Raises IncompleteDataError: samples or steps are damaged.
     """
     found: list[NodeTelemetry] = []
     why: dict[str, str] = {}

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
-Interval = tuple[int, int]
-"""Begin and end, nanoseconds of the node's clock."""
+Interval = tuple[int, int]  # Begin and end, nanoseconds of the node's clock.
 
 STAGES = ("idle", "building", "compiling", "staging", "warm-up", "measured", "evaluation", "checkpoint")
 """What a node can be at; idle is what no other stage holds: before building, after the last step, between stages."""
@@ -41,20 +40,13 @@ class NodeSamples:
 
     node_rank: int
     host: str
-    period_s: float
-    """Longest period that the sampler had, seconds."""
-    time_ns: Times
-    """When each sample was taken, shape (n,)."""
-    columns: dict[str, Floats]
-    """The wanted fields by name, NaN where one was not read; each of shape (n,)."""
-    names: tuple[str, ...]
-    """All sampled fields."""
-    unavailable: dict[str, str]
-    """What the node could not read, each with the reason; a name may stand for a group (`gpu`)."""
-    facts: dict[str, str]
-    """What does not change: names and UUIDs of GPUs, limits."""
-    failures: tuple[str, ...]
-    """What failed on the way, each a sentence."""
+    period_s: float  # Longest period that the sampler had, seconds.
+    time_ns: Times  # When each sample was taken, shape (n,).
+    columns: dict[str, Floats]  # The wanted fields by name, NaN where one was not read; each of shape (n,).
+    names: tuple[str, ...]  # All sampled fields.
+    unavailable: dict[str, str]  # What the node could not read, and why; a name may stand for a group (`gpu`).
+    facts: dict[str, str]  # What does not change: names and UUIDs of GPUs, limits.
+    failures: tuple[str, ...]  # What failed on the way, each a sentence.
 
     def period_of(self, name: str) -> float:
         """Longest period at which one field was read, seconds: slow ones are read every tenth time."""
@@ -81,11 +73,7 @@ class NodeSamples:
 
 
 def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
-    """The wanted fields of one node.
-
-    Raises:
-        IncompleteDataError: the node has no file of samples, or a damaged one.
-    """
+    """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
     import numpy as np
 
     path = run.folder.samples(node)
@@ -152,16 +140,11 @@ def nodes_of(run: Run) -> list[int]:
 class NodeStages:
     """What a node did when, after its lowest rank."""
 
-    whole: Interval
-    """From the start of the rank's process to its end."""
-    measured: Interval
-    """From the start of the first measured step to the end of the last."""
-    pieces: tuple[tuple[str, int, int], ...]
-    """The whole, cut into stages of `STAGES`: stage, begin, end."""
-    unaccounted_s: float
-    """Time in the stage `measured` that no measured step holds, seconds: pauses that no span holds."""
-    has_spans: bool
-    """Whether spans hold the stages; without them the whole is from the first to the last step."""
+    whole: Interval  # From the start of the rank's process to its end.
+    measured: Interval  # From the start of the first measured step to the end of the last.
+    pieces: tuple[tuple[str, int, int], ...]  # The whole, cut into stages of `STAGES`: stage, begin, end.
+    unaccounted_s: float  # Seconds of the stage `measured` in no measured step and no span: pauses.
+    has_spans: bool  # Whether spans hold the stages; without them the whole is from the first to the last step.
 
     @property
     def edges(self) -> list[int]:
@@ -171,9 +154,7 @@ class NodeStages:
 
 def measured_window(run: Run, node: int) -> Interval:
     """Begin of the first and end of the last measured step of the lowest rank of a node, nanoseconds of its clock.
-
-    Raises:
-        IncompleteDataError: the node has no rank in the record, or its steps cannot be read.
+    Raises IncompleteDataError: the node has no rank in the record, or its steps cannot be read.
     """
     return _window(run, node, _steps(run, node))
 
@@ -197,10 +178,8 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
 
 
 def node_stages(run: Run, node: int) -> NodeStages:
-    """The stages of a node; warm-up and measuring from its steps, the rest from spans of the lane of stages.
-
-    Raises:
-        IncompleteDataError: its steps or spans cannot be read.
+    """The stages of a node; warm-up and measuring from its steps, the rest from spans of the lane of stages. Raises
+    IncompleteDataError: its steps or spans cannot be read.
     """
     steps = _steps(run, node)
     measured = _window(run, node, steps)
@@ -212,19 +191,12 @@ def node_stages(run: Run, node: int) -> NodeStages:
     for name, begin, end in spans:
         if name in ("building", "compiling", "staging", "evaluation", "checkpoint"):
             found.setdefault(name, []).append((begin, end))
-    whole = (
-        min([first, *(begin for _, begin, _ in spans)]),
-        max([measured[1], *(end for _, _, end in spans)]),
-    )
+    whole = (min([first, *(begin for _, begin, _ in spans)]), max([measured[1], *(end for _, _, end in spans)]))
     pieces = _cut(whole, found)
     held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
     own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
     return NodeStages(
-        whole=whole,
-        measured=measured,
-        pieces=pieces,
-        unaccounted_s=max(0, own - held_ns) / 1e9,
-        has_spans=bool(spans),
+        whole=whole, measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
     )
 
 

@@ -20,20 +20,17 @@ from dlbench.analysis.telemetry.node_samples import NodeSamples, nodes_of, read_
 from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import Run
 
-MAX_NODES = 160
-"""Nodes whose samples are read for one table: a few seconds of work."""
+MAX_NODES = 160  # Nodes whose samples are read for one table: a few seconds of work.
 MAX_NODES_OF_LARGE_RUN = 8
 """Nodes that are read of the middle run of a point whose runs have more nodes than may be read; evenly spread."""
 
-FIELDS = re.compile(
+FIELDS = re.compile(  # Fields that are summed up; `host.cpu.busy` is too.
     r"gpu\.\d+\.(power_w|sm_clock_hz|utilization|memory_used_bytes|temperature_c)"
     r"|host\.(cpu\.mean\.busy|memory_used_bytes|page_cache_bytes)"
     r"|host\.(net|infiniband)\..+\.(received|sent)_bytes|host\.disk\..+\.(read|written)_bytes"
 )
-"""Fields that are summed up; `host.cpu.busy` is too."""
 
-PointKey = tuple[str, int, int]
-"""Group, ranks, nodes."""
+PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,32 +38,23 @@ class MachineReading:
     """The machine while one run trained."""
 
     run_id: str
-    energy: RunEnergy | None
-    """None where samples are damaged, or some nodes were left out."""
-    nodes: tuple[NodeTelemetry, ...]
-    """Of the measured window, by node."""
-    why: dict[str, str]
-    """Why nodes have no samples, by node (`node 3`)."""
-    problem: str
-    """What is damaged; empty where nothing is."""
-    left_out: int = 0
-    """Nodes that were not read."""
+    energy: RunEnergy | None  # None where samples are damaged, or some nodes were left out.
+    nodes: tuple[NodeTelemetry, ...]  # Of the measured window, by node.
+    why: dict[str, str]  # Why nodes have no samples, by node (`node 3`).
+    problem: str  # What is damaged; empty where nothing is.
+    left_out: int = 0  # Nodes that were not read.
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineReadings:
     """Of the runs of a table."""
 
-    by_run: Mapping[str, MachineReading]
-    """By run id; runs that were not read are not in it."""
-    middle: Mapping[PointKey, Run]
-    """The run of each point whose throughput is in the middle."""
+    by_run: Mapping[str, MachineReading]  # By run id; runs that were not read are not in it.
+    middle: Mapping[PointKey, Run]  # The run of each point whose throughput is in the middle.
 
     def energy_of(self, run: Run) -> RunEnergy:
-        """As `dlbench.analysis.telemetry.energy.run_energy`, of a run that was read whole.
-
-        Raises:
-            IncompleteDataError: samples, spans or steps are damaged.
+        """As `dlbench.analysis.telemetry.energy.run_energy`, of a run that was read whole. Raises IncompleteDataError:
+        samples, spans or steps are damaged.
         """
         reading = self.by_run[run.plan.run_id]
         if reading.energy is None:
@@ -92,12 +80,8 @@ class _Shared:
 
 
 def read_machine(run: Run, nodes: tuple[int, ...] | None = None, *, all_fields: bool = False) -> MachineReading:
-    """The samples of one run with a record.
-
-    Args:
-        run: with a record.
-        nodes: only these, and no energy, which is that of all nodes; None: all.
-        all_fields: whether every sampled field is summed up, or those of `FIELDS`.
+    """The samples of one run with a record. With `nodes`: only these, and no energy, which is that of all nodes. With
+    `all_fields` every sampled field is summed up, else those of `FIELDS`.
     """
     shared = _Shared()
 
@@ -127,11 +111,8 @@ _LAST: list[tuple[weakref.ref[RunTable], int | None, MachineReadings]] = []
 
 
 def machine_readings(table: RunTable, max_nodes: int | None = MAX_NODES) -> MachineReadings:
-    """The samples of the runs with figures, read once for one table.
-
-    Args:
-        table: the runs.
-        max_nodes: how many nodes may be read; None: all of them, and all their fields.
+    """The samples of the runs with figures, read once for one table. `max_nodes`: how many nodes may be read; None: all
+    of them, and all their fields.
     """
     if _LAST and _LAST[0][0]() is table and _LAST[0][1] == max_nodes:
         return _LAST[0][2]

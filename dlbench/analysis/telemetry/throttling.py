@@ -37,14 +37,10 @@ _QUOTA = "host.cpu.throttled_s"
 class Throttled:
     """What throttling cost one GPU, or the ranks of one node."""
 
-    where: str
-    """`gpu.0 of n0`, `n0`."""
-    share: float
-    """Of the computing in the measured window (1)."""
-    time_share: float
-    """Of the sampled window: time with a throttling bit; of a node, what its quota held back (1)."""
-    coverage: float
-    """Sampled share of the window (1)."""
+    where: str  # `gpu.0 of n0`, `n0`.
+    share: float  # Of the computing in the measured window (1).
+    time_share: float  # Of the sampled window: time with a throttling bit; of a node, what its quota held back (1).
+    coverage: float  # Sampled share of the window (1).
     evidence: str
 
 
@@ -56,19 +52,9 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
     reference is the GPU's highest clock in the window without such a bit and not idle, unless a throttled clock exceeds
     it; else its maximum. First order: what waits for memory loses less. On CPUs: time for which the kernel held back
     the cgroup's processes because its quota was used up, summed over CPUs, over the window times the CPUs the ranks
-    could keep busy; the mean over nodes. Their clocks are not attributed.
-
-    Args:
-        run: with a record.
-        window_of: the measured window of a node (`node_samples.measured_window`), for callers that have it; None: it
-            is read.
-
-    Returns:
-        The share, or None where it is not known; and the evidence, or the reason.
-
-    Raises:
-        IncompleteDataError: samples or steps are damaged.
-        ValueError: the run has no record.
+    could keep busy; the mean over nodes. Their clocks are not attributed. `window_of`: the measured window of a node,
+    for callers that have it (else `node_samples.measured_window`). None where it is not known, with the reason. Raises
+    IncompleteDataError: samples or steps are damaged; or ValueError: the run has no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: its clocks are not known")
@@ -203,12 +189,8 @@ def _reference(samples: NodeSamples, name: str, at_work: Floats, highest_throttl
 def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Floats:
     """How much of the window each sample stands for, nanoseconds: what is nearer to it than to any other sample.
 
-    Times in gaps between samples, before the first and behind the last belong to none.
-
-    Args:
-        time_ns: when samples were taken, growing, shape (n,).
-        window: begin and end.
-        period_s: longest period of the samples, seconds.
+    Times in gaps between samples, before the first and behind the last belong to none. `time_ns` grows, shape (n,);
+    `period_s`: longest period of the samples, seconds.
     """
     import numpy as np
 
@@ -259,12 +241,9 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
 class GpuUse:
     """The GPUs of one node that count."""
 
-    gpus: tuple[int, ...]
-    """NVML's numbers; none where no rank used one, or the share of a board is not known."""
-    is_certain: bool
-    """False where some of them may not have been used by the run."""
-    how: str
-    """How it is known, or why there is none; a sentence without its full stop."""
+    gpus: tuple[int, ...]  # NVML's numbers; none where no rank used one, or the share of a board is not known.
+    is_certain: bool  # False where some of them may not have been used by the run.
+    how: str  # How it is known, or why there is none; a sentence without its full stop.
 
 
 def sampled_gpus(samples: NodeSamples) -> tuple[int, ...]:

@@ -115,12 +115,11 @@ class SampleExchange:
         self._ownership, self._rank, self._store = ownership, rank, store
         self._batches_per_epoch = batches_per_epoch
         self._dealt = (first_epoch, 0)
-        self._current = first_epoch
-        self._epoch = first_epoch
+        self._first = self._current = self._epoch = first_epoch
         self._sending: Exchange | None = None
         self._place = 0
         self._waiting: deque[tuple[int, int, int]] = deque()
-        self._not_here: dict[int, tuple[int, int]] = {}
+        self._not_here: dict[tuple[int, int], int] = {}
         self._on_way: dict[tuple[int, int], int] = {}
         self._sent: dict[int, list[int]] = {}
         self._awaited: dict[int, dict[int, int]] = {}
@@ -250,12 +249,22 @@ class SampleExchange:
             slots = self._ownership.slots
             limit = slots if epoch > self._epoch else released(slots, done=batches, batches=self._batches_per_epoch)
             while self._place < len(due.slots) and due.slots[self._place] < limit:
-                self._waiting.append((self._epoch, int(due.samples[self._place]), int(due.receivers[self._place])))
+                self._order(self._epoch, int(due.samples[self._place]), int(due.receivers[self._place]))
                 self._place += 1
             if limit < slots:
                 return
             self._epoch += 1
             self._sending = None
+
+    def _order(self, epoch: int, index: int, peer: int) -> None:
+        """Puts a sample into the queue; one that is still to come once it has come, even where an older copy lies here.
+
+        Sent on from the older copy, it could come after all that was sent is deleted, and would stay for ever.
+        """
+        if index in self._awaited_in(epoch - 1) and index not in self._received.get(epoch - 1, ()):
+            self._not_here[epoch - 1, index] = peer
+        else:
+            self._waiting.append((epoch, index, peer))
 
     def _send_waiting(self) -> None:
         while self._waiting and len(self._on_way) < SENT_AT_ONCE:
@@ -266,13 +275,10 @@ class SampleExchange:
                 raise IncompleteDataError(str(error)) from None
             except OSError as error:
                 raise RunError(f"{self._store.path(index)}: {error.strerror or error}") from None
-            if data is not None:
-                self._on_way[epoch, index] = len(data)
-                self._connection(peer).send(epoch, index, data)
-            elif index in self._awaited_in(epoch - 1) and index not in self._received.get(epoch - 1, ()):
-                self._not_here[index] = (epoch, peer)  # it goes on when it has come
-            else:
+            if data is None:
                 raise RunError(f"sample {index}, which this rank holds, is no longer in {str(self._store.folder)!r}")
+            self._on_way[epoch, index] = len(data)
+            self._connection(peer).send(epoch, index, data)
 
     def _connection(self, peer: int) -> Outgoing:
         known = self._out.get(peer)
@@ -301,15 +307,15 @@ class SampleExchange:
                     continue
                 self._store.remove(index)
                 self._held -= 1
-        for epoch in [each for each in self._awaited if each < self._current - 2]:
+        for epoch in [each for each in self._awaited if each < min(self._current - 2, self._epoch - 1)]:
             self._received.pop(epoch, None)
             for index in self._awaited.pop(epoch):
                 if self._arrived.get(index) == epoch:
                     del self._arrived[index]
 
     def _awaited_in(self, epoch: int) -> dict[int, int]:
-        """The samples that others send in an epoch, and who."""
-        if epoch < 0:
+        """The samples that others send in an epoch, and who; none before the first, whose samples are all here."""
+        if epoch < self._first:
             return {}
         found = self._awaited.get(epoch)
         if found is None:
@@ -342,8 +348,8 @@ class SampleExchange:
         self._held += not was_here
         self._held_peak = max(self._held_peak, self._held)
         self._counted.setdefault(epoch, Counted()).received += 1
-        if (goes_on := self._not_here.pop(index, None)) is not None:
-            self._waiting.append((goes_on[0], index, goes_on[1]))
+        if (peer := self._not_here.pop((epoch, index), None)) is not None:
+            self._waiting.append((epoch + 1, index, peer))
 
     def _may_come(self, epoch: int) -> bool:
         # Ranks that exchange gradients are at most an epoch apart, others a few more.

@@ -14,11 +14,8 @@ _TRACES = re.compile(r"rank-\d{4,}\.spans|node-\d{4,}\.samples")
 
 
 def damaged_traces(folder: Path, *, whole: bool) -> tuple[str, ...]:
-    """A line for each file of spans or samples in a run's folder that is damaged or may not be read, by name.
-
-    Args:
-        folder: the run's.
-        whole: whether every block is read, or the beginning of each file alone.
+    """A line for each file of spans or samples in a run's folder that is damaged or may not be read, by name. `whole`:
+    whether every block is read, or the beginning of each file alone.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if _TRACES.fullmatch(entry.name))

@@ -23,23 +23,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-Fields = Sequence[tuple[str, str]]
-"""Name and type of each column, e.g. ("start_ns", "<i8")."""
+Fields = Sequence[tuple[str, str]]  # Name and type of each column, e.g. ("start_ns", "<i8").
 
 CODES = {"<i8": "q", "<u8": "Q", "<i4": "i", "<u4": "I", "<u2": "H", "<f4": "f", "<f8": "d"}
 """Types of columns, and what `struct` calls them."""
-MAX_CONTENT = 1 << 25
-"""Bytes of a block's content, before it is deflated: none is larger."""
+MAX_CONTENT = 1 << 25  # Bytes of a block's content, before it is deflated: none is larger.
 
-MAX_HEADER = 1 << 20
-"""Bytes of the header's line: it is no longer."""
+MAX_HEADER = 1 << 20  # Bytes of the header's line: it is no longer.
 
-HEAD = struct.Struct("<cII")
-"""Kind, length, CRC-32 of the content."""
-CHECK = struct.Struct("<I")
-"""CRC-32 of those."""
-ROWS, NOTE = b"R", b"N"
-"""Kinds of blocks."""
+HEAD = struct.Struct("<cII")  # Kind, length, CRC-32 of the content.
+CHECK = struct.Struct("<I")  # CRC-32 of those.
+ROWS, NOTE = b"R", b"N"  # Kinds of blocks.
 
 # Level 1 of deflate: measured rows are mostly noise, which no level shrinks.
 _LEVEL = 1
@@ -48,14 +42,9 @@ _LEVEL = 1
 class BlockWriter:
     """Appends rows and notes.
 
-    Args:
-        path: the file; it must not exist.
-        header: stored with the file; `format` and `version` belong into it.
-        fields: the columns.
-        delta: integer columns that grow from row to row.
-        rows_per_block: rows held in memory until they are written.
-        max_bytes: size that the file does not exceed; None: no limit. Rows that do not fit are counted and left out;
-            the header and notes always fit.
+    `header` is stored with the file (`format` and `version` belong into it); `delta`: integer columns that grow from
+    row to row; `rows_per_block` are held in memory until they are written. The file, which must not exist, does not
+    exceed `max_bytes`: rows that do not fit are counted and left out; the header and notes always fit.
     """
 
     def __init__(
@@ -95,11 +84,8 @@ class BlockWriter:
         self._write(line)
 
     def append(self, row: Sequence[float]) -> None:
-        """Adds one row, in the order of the fields. What a 4-byte float cannot hold becomes infinite.
-
-        Raises:
-            OSError: the disk is full or gone.
-            struct.error: a value does not fit its column; the row is left out.
+        """Adds one row, in the order of the fields. What a 4-byte float cannot hold becomes infinite. Raises OSError:
+        the disk is full or gone; or struct.error: a value does not fit its column; the row is left out.
         """
         if self._delta:
             values = list(row)
@@ -134,11 +120,8 @@ class BlockWriter:
     def note(self, content: Mapping[str, Any], *, before_rows: bool = False) -> None:
         """Writes what is held, then a note; or, `before_rows`, keeps the note and writes it with the rows held now.
 
-        What is kept comes before those rows or, where they do not fit, before the next that do.
-
-        Raises:
-            OSError: the disk is full or gone.
-            ValueError: a number is not finite, or the note is too long.
+        What is kept comes before those rows or, where they do not fit, before the next that do. Raises OSError: the
+        disk is full or gone; or ValueError: a number is not finite, or the note is too long.
         """
         data = json.dumps(content, allow_nan=False, sort_keys=True).encode()
         if len(data) > MAX_CONTENT:
@@ -151,10 +134,8 @@ class BlockWriter:
         self._write(block)
 
     def flush(self) -> None:
-        """Writes what is held in memory.
-
-        Raises:
-            OSError: the disk is full or gone; what was written of a block is not written again.
+        """Writes what is held in memory. Raises OSError: the disk is full or gone; what was written of a block is not
+        written again.
         """
         if not self._rows:
             self._write(b"")
@@ -194,19 +175,13 @@ class BlockWriter:
 
     def sync(self) -> None:
         """Writes what is held in memory and waits until the disk has it, which is when some say that they failed.
-
-        Raises:
-            OSError: the disk is full, gone, or failed.
+        Raises OSError: the disk is full, gone, or failed.
         """
         self.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Writes the rest and closes.
-
-        Raises:
-            OSError: the disk is full or gone; what it did not take is counted.
-        """
+        """Writes the rest and closes. Raises OSError: the disk is full or gone; what it did not take is counted."""
         if not self._file.closed:
             try:
                 self.flush()
@@ -237,11 +212,7 @@ def _limits(kind: str) -> tuple[int, int]:
 
 
 def _wrapped(new: int, step: int, low: int, high: int) -> int:
-    """A difference that its column cannot hold, modulo the column's size.
-
-    Raises:
-        struct.error: the value itself does not fit.
-    """
+    """A difference modulo the size of its column, which cannot hold it. Raises struct.error: nor the value itself."""
     if not low <= new <= high:
         raise struct.error(f"{new} is not from {low} to {high}")
     return (step - low) % (high - low + 1) + low

@@ -27,15 +27,8 @@ _TURNED_AT_ONCE = 1 << 20
 
 
 def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, Any], bytes]:
-    """The first line of a file of rows, as JSON and as it is.
-
-    Args:
-        path: the file.
-        format_name: what its `format` must be.
-        content: what the file holds, in words.
-
-    Raises:
-        IncompleteDataError: the file cannot be read, or is none of `format_name`.
+    """The first line of a file of rows, as JSON and as it is. `format_name`: what its `format` must be; `content`: what
+    the file holds, in words. Raises IncompleteDataError: the file cannot be read, or is none of `format_name`.
     """
     try:
         with open_file(path, follow=False) as file:
@@ -54,13 +47,8 @@ def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, A
 class BlockReader:
     """Reads a file block by block, so that memory does not grow with it.
 
-    Args:
-        path: the file.
-        format_name: what its `format` must be.
-        content: what the file holds, in words; none: `format_name`.
-
-    Raises:
-        IncompleteDataError: the file cannot be read, or is none of `format_name`.
+    `format_name`: what its `format` must be; `content`: what the file holds, in words. Raises IncompleteDataError: the
+    file cannot be read, or is none of `format_name`.
     """
 
     def __init__(self, path: Path, format_name: str, content: str | None = None) -> None:
@@ -75,9 +63,7 @@ class BlockReader:
 
     def blocks(self) -> Iterator[Rows | dict[str, Any]]:
         """Arrays of rows (structured, by the header's fields) and notes, in the order in which they were written.
-
-        Raises:
-            IncompleteDataError: a block within the file is damaged, or the header's columns are.
+        Raises IncompleteDataError: a block within the file is damaged, or the header's columns are.
         """
         import numpy as np
 
@@ -86,13 +72,8 @@ class BlockReader:
             yield self._note(content) if kind == NOTE else self._rows(content, dtype)
 
     def read(self, names: Collection[str]) -> tuple[dict[str, Values], list[dict[str, Any]]]:
-        """Some columns of all rows, each of shape (rows,), and all notes; much quicker than block by block.
-
-        Args:
-            names: of columns, which the header has.
-
-        Raises:
-            IncompleteDataError: a block within the file is damaged, or the header's columns are.
+        """Some columns of all rows, each of shape (rows,), and all notes; much quicker than block by block. Raises
+        IncompleteDataError: a block within the file is damaged, or the header's columns are.
         """
         import numpy as np
 
@@ -125,14 +106,7 @@ class BlockReader:
         return result, notes
 
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
-        """Kind and plain content of every block.
-
-        Args:
-            row_size: bytes of a row.
-
-        Raises:
-            IncompleteDataError: a block within the file is damaged.
-        """
+        """Kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: one is damaged."""
         self.torn_bytes = 0
         try:
             with open_file(self.path, follow=False) as file:
@@ -203,11 +177,7 @@ class BlockReader:
         return values.reshape(len(names), -1)
 
     def columns(self) -> list[tuple[str, str]]:
-        """Name and type of each column.
-
-        Raises:
-            IncompleteDataError: the header's columns are damaged.
-        """
+        """Name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
         if self._columns is None:
             # The many files of a run have the same columns: they are looked at once.
             header = json.dumps([self.header.get("fields"), self.header.get("delta")])
@@ -223,14 +193,8 @@ class BlockReader:
 def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
     """Some columns of files whose columns and blocks are alike, each of shape (files, rows); None where they differ.
 
-    Quicker than file by file where files are small; all of them are held at once. Notes are passed over.
-
-    Args:
-        readers: at least one.
-        names: of columns, which the headers have.
-
-    Raises:
-        IncompleteDataError: a block within a file is damaged, or a header's columns are.
+    Quicker than file by file where files are small; all of them are held at once. Notes are passed over. Raises
+    IncompleteDataError: a block within a file is damaged, or a header's columns are.
     """
     import numpy as np
 

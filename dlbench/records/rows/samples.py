@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 SAMPLES_FORMAT, SAMPLES_VERSION = "dlbench.samples", 1
 
 TIME_FIELDS: tuple[tuple[str, str], ...] = (("time_ns", "<i8"), ("late_ns", "<i8"))
-SAMPLE_TYPES = ("<f4", "<f8")
-"""Types of sampled fields; counters need 8 bytes."""
+SAMPLE_TYPES = ("<f4", "<f8")  # Types of sampled fields; counters need 8 bytes.
 
 _HEADER_KEYS: dict[str, type | tuple[type, ...]] = {
     "node_rank": int,
@@ -39,13 +38,8 @@ _HEADER_KEYS: dict[str, type | tuple[type, ...]] = {
 
 
 def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, str]], max_bytes: int) -> BlockWriter:
-    """The writer of one node's samples.
-
-    Args:
-        path: the file.
-        header: node_rank, host, run_id, period_s, unavailable.
-        columns: name and type (`<f4` or `<f8`) of each field.
-        max_bytes: this node's share.
+    """The writer of one node's samples. `header`: node_rank, host, run_id, period_s, unavailable; `columns`: name and
+    type (`<f4` or `<f8`) of each field; `max_bytes`: this node's share.
     """
     content = {"format": SAMPLES_FORMAT, "version": SAMPLES_VERSION, **header}
     return BlockWriter(
@@ -55,17 +49,12 @@ def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, s
 
 @dataclass(kw_only=True)
 class SampleReader:
-    """Samples of one node, block by block.
-
-    Raises:
-        IncompleteDataError: no file of samples, or of an unknown version.
-    """
+    """Samples of one node, block by block. Raises IncompleteDataError: no file of samples, or of an unknown version."""
 
     path: Path
     failures: list[dict[str, Any]] = field(default_factory=list)
     """Fields that failed on the way, met so far: `failed`, `time_ns`, `reason`."""
-    end: dict[str, Any] | None = None
-    """The sampler's own account; None until it was met, and where the sampler was killed."""
+    end: dict[str, Any] | None = None  # The sampler's own account; None until met, and where it was killed.
 
     def __post_init__(self) -> None:
         self._reader = BlockReader(self.path, SAMPLES_FORMAT, "samples")
@@ -98,11 +87,7 @@ class SampleReader:
         return self._reader.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of the header.
-
-        Raises:
-            IncompleteDataError: a block is damaged.
-        """
+        """Structured arrays with the fields of the header. Raises IncompleteDataError: a block is damaged."""
         self.failures.clear()
         self.end = None
         for block in self._reader.blocks():
@@ -112,10 +97,8 @@ class SampleReader:
                 yield block
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block.
-
-        Raises:
-            IncompleteDataError: a block is damaged.
+        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block. Raises
+        IncompleteDataError: a block is damaged.
         """
         self.failures.clear()
         self.end = None

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 SPANS_FORMAT, SPANS_VERSION = "dlbench.spans", 1
 
-LANES = ("stage", "compute", "exchange", "input", "staging", "swap")
-"""Lane of a span, by its number."""
+LANES = ("stage", "compute", "exchange", "input", "staging", "swap")  # Lane of a span, by its number.
 STAGE, COMPUTE, EXCHANGE, INPUT, STAGING, SWAP = range(len(LANES))
 
 SPAN_FIELDS: tuple[tuple[str, str], ...] = (
@@ -39,21 +38,14 @@ SPAN_FIELDS: tuple[tuple[str, str], ...] = (
 )
 
 
-MAX_NAMES = 65_535
-"""Different names in one file; spans of further names are called `OTHER_NAMES`."""
+MAX_NAMES = 65_535  # Different names in one file; spans of further names are called `OTHER_NAMES`.
 OTHER_NAMES = "(further names)"
 
 _SPANS_PER_BLOCK = 256
 
 
 class SpanWriter:
-    """Writes the spans of one rank.
-
-    Args:
-        path: the file.
-        header: rank, run_id.
-        max_bytes: this rank's share; what does not fit is counted.
-    """
+    """Writes the spans of one rank, at most `max_bytes`; the others are counted. `header`: rank, run_id."""
 
     def __init__(self, path: Path, header: dict[str, Any], max_bytes: int) -> None:
         content = {"format": SPANS_FORMAT, "version": SPANS_VERSION, "lanes": list(LANES), **header}
@@ -78,9 +70,7 @@ class SpanWriter:
         queued_ns: int = 0,
     ) -> None:
         """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order, but from one thread.
-
-        Raises:
-            OSError: the disk is full or gone.
+        Raises OSError: the disk is full or gone.
         """
         number = self._names.get(name)
         if number is None:
@@ -120,11 +110,7 @@ class SpanWriter:
         return self._blocks.bytes_written
 
     def flush(self) -> None:
-        """Writes what is held in memory.
-
-        Raises:
-            OSError: the disk is full or gone.
-        """
+        """Writes what is held in memory. Raises OSError: the disk is full or gone."""
         if self._new_names:
             names, self._new_names = self._new_names, []
             first = len(self._names) - len(names)
@@ -142,15 +128,10 @@ class SpanWriter:
 
 @dataclass(kw_only=True)
 class SpanReader:
-    """Spans of one rank, block by block.
-
-    Raises:
-        IncompleteDataError: no file of spans, or of an unknown version.
-    """
+    """Spans of one rank, block by block. Raises IncompleteDataError: no file of spans, or of an unknown version."""
 
     path: Path
-    names: list[str] = field(default_factory=list)
-    """Names met so far, by number; complete for the rows given so far."""
+    names: list[str] = field(default_factory=list)  # Names met so far, by number; complete for the rows given so far.
 
     def __post_init__(self) -> None:
         self._reader = BlockReader(self.path, SPANS_FORMAT, "spans")
@@ -170,10 +151,8 @@ class SpanReader:
         return self._reader.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`.
-
-        Raises:
-            IncompleteDataError: a block is damaged.
+        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`. Raises
+        IncompleteDataError: a block is damaged.
         """
         self.names.clear()
         for block in self._reader.blocks():

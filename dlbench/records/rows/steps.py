@@ -54,10 +54,8 @@ def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
 
 
 class StepWriter:
-    """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call.
-
-    Raises:
-        RunError: the file is there already, or cannot be made; as all errors, it names the file.
+    """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call. Raises
+    RunError: the file is there already, or cannot be made; as all errors, it names the file.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], capacity: int = 64, *, launches: bool = False) -> None:
@@ -79,10 +77,8 @@ class StepWriter:
         return refused(error, f"{self._path}: cannot be written: {error.strerror or error}")
 
     def append(self, record: tuple[float, ...]) -> None:
-        """Adds one record, in the order of `FIELDS`, and `LAUNCH_FIELDS` where the file has them.
-
-        Raises:
-            RunError: the disk is full or gone.
+        """Adds one record, in the order of `FIELDS`, and `LAUNCH_FIELDS` where the file has them. Raises RunError: the
+        disk is full or gone.
         """
         # Not `_named`: this is called once a step.
         try:
@@ -91,29 +87,19 @@ class StepWriter:
             raise self._refused(error) from None
 
     def flush(self) -> None:
-        """Writes what is held in memory.
-
-        Raises:
-            RunError: the disk is full or gone.
-        """
+        """Writes what is held in memory. Raises RunError: the disk is full or gone."""
         with self._named():
             self._blocks.flush()
 
     def sync(self) -> None:
-        """Writes what is held in memory and waits until the disk has it: a record rests on whole step files.
-
-        Raises:
-            RunError: the disk is full, gone, or failed.
+        """Writes what is held in memory and waits until the disk has it: a record rests on whole step files. Raises
+        RunError: the disk is full, gone, or failed.
         """
         with self._named():
             self._blocks.sync()
 
     def close(self) -> None:
-        """Writes the rest and closes.
-
-        Raises:
-            RunError: the disk is full or gone.
-        """
+        """Writes the rest and closes. Raises RunError: the disk is full or gone."""
         with self._named():
             self._blocks.close()
 
@@ -136,10 +122,8 @@ class StepFile:
     """Steps of one rank, as read."""
 
     header: dict[str, Any]
-    steps: npt.NDArray[np.void]
-    """Structured array with the fields of `FIELDS`."""
-    torn_bytes: int
-    """Bytes behind the last whole block: 0 unless the rank was killed while writing."""
+    steps: npt.NDArray[np.void]  # Structured array with the fields of `FIELDS`.
+    torn_bytes: int  # Bytes behind the last whole block: 0 unless the rank was killed while writing.
 
     @property
     def measured(self) -> npt.NDArray[np.void]:
@@ -149,10 +133,8 @@ class StepFile:
 
 
 class StepReader:
-    """Steps of one rank, some at a time, so that memory does not grow with the file.
-
-    Raises:
-        IncompleteDataError: not a steps file, or one of an unknown version.
+    """Steps of one rank, some at a time, so that memory does not grow with the file. Raises IncompleteDataError: not a
+    steps file, or one of an unknown version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,39 +155,29 @@ class StepReader:
         return self.file.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of `FIELDS`, in the order in which they were written.
-
-        Raises:
-            IncompleteDataError: a block within the file is damaged.
+        """Structured arrays with the fields of `FIELDS`, in the order in which they were written. Raises
+        IncompleteDataError: a block within the file is damaged.
         """
         for block in self.file.blocks():
             if not isinstance(block, dict):
                 yield block
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Some columns of all rows, by name, each of shape (rows,); much quicker than block by block.
-
-        Raises:
-            IncompleteDataError: a block within the file is damaged.
+        """Some columns of all rows, by name, each of shape (rows,); much quicker than block by block. Raises
+        IncompleteDataError: a block within the file is damaged.
         """
         return self.file.read(names)[0]
 
 
 def read_alike_steps(readers: Sequence[StepReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Some columns of several ranks at once, each of shape (ranks, rows); None where their files are not alike.
-
-    Raises:
-        IncompleteDataError: a block within a file is damaged.
+    """Some columns of several ranks at once, each of shape (ranks, rows); None where their files are not alike. Raises
+    IncompleteDataError: a block within a file is damaged.
     """
     return read_alike([reader.file for reader in readers], names)
 
 
 def read_steps(path: Path) -> StepFile:
-    """The steps of one rank.
-
-    Raises:
-        IncompleteDataError: not a steps file, one of an unknown version, or a damaged one.
-    """
+    """The steps of one rank. Raises IncompleteDataError: not a steps file, of an unknown version, or damaged."""
     reader = StepReader(path)
     steps = _joined([*reader.blocks()], step_dtype(launches=reader.launches))
     return StepFile(header=reader.header, steps=steps, torn_bytes=reader.torn_bytes)

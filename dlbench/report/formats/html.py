@@ -38,7 +38,7 @@ MAX_GROUPS = 25  # Further groups get a line each, for the same reason.
 DOWNLOAD_BYTES = 700_000  # Files in the page, together; what does not fit is left to the command.
 HEADLINE = 100  # Characters of a line that stands for a folded section.
 PAIR_COLUMNS = 5  # Columns of a table that has room next to a chart.
-_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|ranks?)\b|%)")
+_UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|(?:rank|node)s?)\b|%)")
 
 
 class Drawn(NamedTuple):

@@ -53,17 +53,14 @@ ALGORITHM = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes of an element on the wire; the formats that send only part of a gradient have no model."""
 
-AS_IT_RAN = "as it ran"
-"""The messages of the run stay as they were."""
+AS_IT_RAN = "as it ran"  # The messages of the run stay as they were.
 
-GRID = 16
-"""Sizes through which a line is laid, where messages are merged by it."""
+GRID = 16  # Sizes through which a line is laid, where messages are merged by it.
 
 LEAST_EXPLAINED = 0.2
 """Share of the measured exchange on the wire that the model must give as it ran: below, it is about something else."""
 
-BISECTIONS = 40
-"""Halvings of a scale between 0 and 1: to the last digit that is printed, and far beyond."""
+BISECTIONS = 40  # Halvings of a scale between 0 and 1: to the last digit that is printed, and far beyond.
 
 Price = Callable[[float], "Array"]
 """Seconds of a message of that many bytes of fp32 gradients: by the fitted costs, then by each draw."""
@@ -74,8 +71,7 @@ class Way:
     """How gradients go."""
 
     exchange: str
-    fusion: str
-    """`AS_IT_RAN`, or one of `single` and `mgwfbp`."""
+    fusion: str  # `AS_IT_RAN`, or one of `single` and `mgwfbp`.
     wire: str
     group_size: int
 
@@ -84,13 +80,10 @@ class Way:
 class Forecast:
     """What to expect of a change."""
 
-    gain: float
-    """Share by which the throughput grows (1); below 0 where it shrinks."""
-    low: float | None
-    """Ends of the 95 % interval; None where the network or the point has too few runs for one."""
+    gain: float  # Share by which the throughput grows (1); below 0 where it shrinks.
+    low: float | None  # Ends of the 95 % interval; None where the network or the point has too few runs for one.
     high: float | None
-    basis: str
-    """What it was computed from, in words."""
+    basis: str  # What it was computed from, in words.
 
 
 class _NoModelError(Exception):
@@ -105,18 +98,8 @@ def upper_bound(share: float) -> float:
 def forecast(
     network: NetworkModel, result: ExchangeResult, *, ranks: int, new: Way, exchange: Estimate, step: Estimate
 ) -> Forecast | str:
-    """The throughput to expect if the exchange of a run were changed.
-
-    Args:
-        network: fitted costs.
-        result: the exchange as it ran.
-        ranks: of the run.
-        new: the change.
-        exchange: measured exchange on the wire, seconds per step.
-        step: mean step, seconds.
-
-    Returns:
-        The forecast; or, where the run or the network does not hold enough, what is missing, in words.
+    """The throughput to expect if the exchange of a run were changed. `exchange`: on the wire, as measured, seconds per
+    step; `step`: mean, seconds. Where the run or the network does not hold enough: what is missing, in words.
     """
     import numpy as np
 
@@ -183,10 +166,8 @@ def _basis(
 
 
 class _Replay:
-    """The messages of a run, sent in one way, in the model.
-
-    Raises:
-        _NoModelError: the way has no model, or the run does not say enough.
+    """The messages of a run, sent in one way, in the model. Raises _NoModelError: the way has no model, or the run does
+    not say enough.
     """
 
     def __init__(self, network: NetworkModel, result: ExchangeResult, ranks: int, way: Way) -> None:
@@ -209,10 +190,8 @@ class _Replay:
         self._backward = result.backward_s if result.backward_s is not None else max(known, default=0.0)
 
     def exposed(self, scale: Array) -> Array:
-        """Seconds behind the backward pass, by draw; without times of readiness, seconds of all messages.
-
-        Args:
-            scale: what costs are multiplied with, by draw.
+        """Seconds behind the backward pass, by draw; without times of readiness, seconds of all messages. `scale`: what
+        costs are multiplied with, by draw.
         """
         import numpy as np
 

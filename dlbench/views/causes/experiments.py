@@ -20,7 +20,7 @@ from dlbench.units import bytes_option, format_bytes
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
 from dlbench.views.readers import WARM_SHARE, complement, fetch_share, storage_share
 
-CAUSE_TITLES: Mapping[str, str] = {
+CAUSE_TITLES: Mapping[str, str] = {  # By `dlbench.analysis.causes.CAUSES`.
     "compute": "compute",
     "exchange": "exchange on the wire",
     "straggler": "waiting for stragglers",
@@ -31,9 +31,8 @@ CAUSE_TITLES: Mapping[str, str] = {
     "memory": "recompute and swap",
     "rest": "imbalance between ranks",
 }
-"""By `dlbench.analysis.causes.CAUSES`."""
 
-ROW_TITLES: Mapping[str, str] = {
+ROW_TITLES: Mapping[str, str] = {  # The same as lines of a table, below what they are part of.
     **CAUSE_TITLES,
     EXCHANGE_PHASE: "gradient exchange after backward",
     "exchange": "of it on the wire",
@@ -46,34 +45,24 @@ ROW_TITLES: Mapping[str, str] = {
     "prepare": "of it preparing samples",
     "copy": "of it copy to the device",
 }
-"""The same as lines of a table, below what they are part of."""
 
-NOT_MEASURED = "not measured"
-"""Instead of a figure where some run says nothing of a cause: that is not no time at all."""
+NOT_MEASURED = "not measured"  # Instead of a figure where some run says nothing of a cause: that is not no time at all.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """What a diagnosis may look at: one scaling point with its causes."""
 
-    runs: tuple[Run, ...]
-    """Of the point."""
+    runs: tuple[Run, ...]  # Of the point.
     point: Point
     is_baseline: bool
-    parts: tuple[Part, ...]
-    """By `dlbench.analysis.causes.CAUSES`."""
-    whole: Part
-    """Their sum: the mean step."""
-    adjusted_p: Mapping[str, float]
-    """Of the loss to each cause that was measured, after correction over all causes of the report."""
-    compute_parts: tuple[Part, ...]
-    """What `compute` consists of: forward, backward, optimizer."""
-    hosts: tuple[Straggler, ...]
-    """Hosts that were waited for, longest first."""
-    main_straggler: Straggler | None
-    """The rank, or else the host, for which most of the waiting was; None where they take turns."""
-    exclude: tuple[str, ...]
-    """Hosts that the history of all runs shows to be slow."""
+    parts: tuple[Part, ...]  # By `dlbench.analysis.causes.CAUSES`.
+    whole: Part  # Their sum: the mean step.
+    adjusted_p: Mapping[str, float]  # Of the loss to each measured cause, corrected over all causes of the report.
+    compute_parts: tuple[Part, ...]  # What `compute` consists of: forward, backward, optimizer.
+    hosts: tuple[Straggler, ...]  # Hosts that were waited for, longest first.
+    main_straggler: Straggler | None  # The rank, or host, for which most waiting was; None if they take turns.
+    exclude: tuple[str, ...]  # Hosts that the history of all runs shows to be slow.
 
     def part(self, name: str) -> Part:
         return self.parts[CAUSES.index(name)]
@@ -102,10 +91,8 @@ class Case:
 class Experiment:
     """Something that makes sense to try."""
 
-    text: str
-    """What to do, with the option that does it."""
-    way: Way | None = None
-    """The changed exchange, for a forecast; None where there is nothing to forecast from."""
+    text: str  # What to do, with the option that does it.
+    way: Way | None = None  # The changed exchange, for a forecast; None where there is nothing to forecast from.
 
 
 def throttling_remedy(*, on_gpu: bool) -> str:

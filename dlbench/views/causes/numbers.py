@@ -29,15 +29,11 @@ from dlbench.stats.pairing import RunKey
 from dlbench.views.causes.exchange_forecast import forecast, upper_bound
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 
-WORTH_EXPLAINING = 0.01
-"""Fraction of efficiency below which a loss is not explained."""
+WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
 
-LIKELY_RUNS = 4
-"""Runs or sessions from which a cause may be likely: of three equal ones a side one report in ten would name one."""
-_PRINTED = 0.0005
-"""Fraction of efficiency that is printed as 0.1 points."""
-MOST_NAMED = 3
-"""Causes that are named in a line."""
+LIKELY_RUNS = 4  # Runs or sessions per side for a likely cause: of three equal ones, one report in ten names one.
+_PRINTED = 0.0005  # Fraction of efficiency that is printed as 0.1 points.
+MOST_NAMED = 3  # Causes that are named in a line.
 
 Finding = Literal["baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "likely", "found"]
 
@@ -54,48 +50,35 @@ class NextExperiment:
     """Something to try."""
 
     text: str
-    forecast_gain: float | None
-    """Forecast growth of the throughput, a fraction."""
-    forecast_low: float | None
-    """Ends of its 95 % interval; None: too few runs of the network's fit or of the point."""
+    forecast_gain: float | None  # Forecast growth of the throughput, a fraction.
+    forecast_low: float | None  # Ends of its 95 % interval; None: too few runs of the network's fit or of the point.
     forecast_high: float | None
-    basis: str
-    """What the forecast was computed from, or why there is none; empty where none was asked for."""
+    basis: str  # What the forecast was computed from, or why there is none; empty where none was asked for.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The diagnosis of a point."""
 
-    line: str
-    """In one sentence, without the place and the last full stop."""
-    next: str
-    """What to do next, likewise; empty where nothing suggests itself."""
+    line: str  # In one sentence, without the place and the last full stop.
+    next: str  # What to do next, likewise; empty where nothing suggests itself.
     finding: Finding
     """`found`: a cause stands out of the noise of enough runs, all causes counted. `likely`: of four runs, every one
     lost, and to this cause, and a t test of the whole finds a loss. Otherwise why nothing does."""
-    name: str
-    """network-bound, straggler-bound, input-bound, ...; empty unless found or likely."""
+    name: str  # network-bound, straggler-bound, input-bound, ...; empty unless found or likely.
     cause: str
     """The cause that costs most, of those that stand out if any does; at the baseline, that takes most of the step
     apart from computing. Empty where none costs anything worth explaining."""
-    bound: float | None
-    """Growth of the throughput if what is lost to that cause took no time, a fraction: a limit, no forecast."""
-    experiments: tuple[NextExperiment, ...]
-    """In order; empty unless found or likely."""
+    bound: float | None  # Growth of the throughput if that cause took no time, a fraction: a limit, no forecast.
+    experiments: tuple[NextExperiment, ...]  # In order; empty unless found or likely.
 
 
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
     """The p values of losses to causes, after Holm over all causes of all points and Bonferroni over groups.
 
-    With nothing lost, the chance that any cause of a report is called found is at most 5 %.
-
-    Args:
-        points: the causes of each rank count of a group that were measured, the baseline's too.
-        num_groups: groups of the report with several rank counts.
-
-    Returns:
-        For each point, by cause; nothing of the baseline, and of causes that took no time anywhere.
+    With nothing lost, the chance that any cause of a report is called found is at most 5 %. `points`: the causes of
+    each rank count of a group that were measured, the baseline's too; `num_groups`: groups of the report with several
+    rank counts. By cause for each point; nothing of the baseline, and of causes that took no time anywhere.
     """
     tested = [
         (place, part.name, part.p)
@@ -115,12 +98,7 @@ def stands_out(part: Part, adjusted: float) -> bool:
 
 
 def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
-    """The diagnosis of a point.
-
-    Args:
-        case: the point with its causes.
-        network: fitted costs, for forecasts; None: only bounds.
-    """
+    """The diagnosis of a point. `network`: fitted costs, for forecasts; None: only bounds."""
     largest = _largest(case)
     finding = _finding(case, largest)
     name, cause, bound = "", "", None
@@ -252,7 +230,7 @@ def _line(case: Case, finding: Finding, largest: Part | None) -> str:
         why = f"a {amount} in single runs, which have no interval"
     elif finding == "too few runs":
         if lost.low <= 0 <= lost.high:
-            why = f"{in_runs} cannot tell the {amount} from noise"
+            why = f"{in_runs} cannot distinguish the {amount} from noise"
         else:
             why = f"a {amount} in {in_runs}, too few to say what from"
     elif lost.low > 0:
@@ -345,10 +323,8 @@ class CauseShare(Part):
     is_measured: bool
     """Whether all runs of the point and of the baseline say something of it. If not, its time is part of `compute` in
     all of them, because seconds that some report and others hide cannot be compared; its 0 s here mean nothing."""
-    not_measured: tuple[str, ...]
-    """Why some of these runs say nothing of it, each reason once."""
-    notes: tuple[str, ...]
-    """How runs know it, or why it is 0."""
+    not_measured: tuple[str, ...]  # Why some of these runs say nothing of it, each reason once.
+    notes: tuple[str, ...]  # How runs know it, or why it is 0.
     adjusted_p: float | None = None
     """Of its loss, after Holm over the causes of all rank counts of the group and Bonferroni over the groups of the
     report; None at the baseline, and for what is not measured."""
@@ -376,8 +352,7 @@ class Pop:
 
     load_balance: Estimate
     communication: Estimate
-    parallel: Estimate
-    """Their product."""
+    parallel: Estimate  # Their product.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,22 +364,14 @@ class CausePoint:
     is_baseline: bool
     run_ids: tuple[str, ...]
     verdict: Verdict
-    efficiency: Estimate
-    """A fraction, as in the view `scaling`."""
-    causes: tuple[CauseShare, ...]
-    """By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency."""
-    exchange_phase: Part
-    """The gradient exchange after the backward pass: `exchange`, on the wire, and `straggler`, waiting."""
-    whole: CauseShare
-    """The mean step; its lost share is 1 - efficiency, with the interval of the efficiency."""
-    pop: Pop | None
-    """None where some rank does nothing but communicate."""
-    waiting_ranks: tuple[Straggler, ...]
-    """Ranks that were waited for, longest first."""
-    waiting_hosts: tuple[Straggler, ...]
-    """The same by host."""
-    num_hosts: int
-    """Hosts of a run, the most of any."""
+    efficiency: Estimate  # A fraction, as in the view `scaling`.
+    causes: tuple[CauseShare, ...]  # By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency.
+    exchange_phase: Part  # After the backward pass: `exchange`, on the wire, and `straggler`, waiting.
+    whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
+    pop: Pop | None  # None where some rank does nothing but communicate.
+    waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
+    waiting_hosts: tuple[Straggler, ...]  # The same by host.
+    num_hosts: int  # Hosts of a run, the most of any.
     planted: tuple[tuple[int, float], ...]
     """Ranks slowed on purpose, and what that added, seconds per step, mean over runs."""
 
@@ -424,16 +391,11 @@ class WatchCost:
     value: float
     """Fraction of the step time. Measured: of the newest series that was, at its largest rank count. Accounted: median
     over runs."""
-    low: float
-    """Accounted: least low end of any run."""
-    high: float
-    """Accounted: largest high end of any run."""
-    method: str
-    """`measured` if that was done for any run, else `accounted`."""
-    ranks: int | None
-    """Where it was measured; None if accounted, over all rank counts."""
-    num_runs: int
-    """Runs behind it: pairs of watched and unwatched ones if measured."""
+    low: float  # Accounted: least low end of any run.
+    high: float  # Accounted: largest high end of any run.
+    method: str  # `measured` if that was done for any run, else `accounted`.
+    ranks: int | None  # Where it was measured; None if accounted, over all rank counts.
+    num_runs: int  # Runs behind it: pairs of watched and unwatched ones if measured.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,13 +403,10 @@ class Diagnosed:
     """The causes of all rank counts of a group."""
 
     watching: str
-    fault: str
-    """A fault injected on purpose; empty for none."""
+    fault: str  # A fault injected on purpose; empty for none.
     watch_cost: WatchCost | None
-    limits: tuple[str, ...]
-    """What blurs the causes of these runs, each a sentence."""
-    points: tuple[CausePoint, ...]
-    """The baseline first."""
+    limits: tuple[str, ...]  # What blurs the causes of these runs, each a sentence.
+    points: tuple[CausePoint, ...]  # The baseline first.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,8 +414,7 @@ class LostPercent:
     """The account of every rank count, and who was waited for."""
 
     diagnosed: Diagnosed
-    nodes: SlowNodes
-    """Of this group's hosts only, over all runs of the folder."""
+    nodes: SlowNodes  # Of this group's hosts only, over all runs of the folder.
 
     def at(self, point: Point) -> CausePoint | None:
         """The account of one rank and node count; None where it has none."""
@@ -468,12 +426,8 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
     """Where the lost percent goes.
 
     None where the table was made without causes, and for runs with something taken away on purpose: a run without
-    exchange has no exchange to blame, and is read next to the plain runs.
-
-    Args:
-        group: comparable runs.
-        table: made `with_causes`, of the same runs.
-        network: fitted costs, for forecasts; None: only bounds.
+    exchange has no exchange to blame, and is read next to the plain runs. `network`: fitted costs, for forecasts; None:
+    only bounds.
     """
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None

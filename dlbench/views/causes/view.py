@@ -40,14 +40,13 @@ from dlbench.views.causes.numbers import (
 from dlbench.views.model import Group
 from dlbench.views.view import GroupSource, GroupView, place_of
 
-MAX_PLANTED = 8
-"""Ranks with an injected fault that are named."""
+MAX_PLANTED = 8  # Ranks with an injected fault that are named.
 
 
 def findings(found: Diagnosed, next_step: str) -> Iterator[str]:
     """The diagnosis of each rank count, the largest first, which ends with what the group should do next."""
     if found.fault:
-        yield f"A fault was planted on purpose: {found.fault}."
+        yield f"A fault was injected on purpose: {found.fault}."
     for point in reversed(found.points):
         advice = f" Next: {next_step}" if next_step and point is found.points[-1] else ""
         yield f"{place_of(point)}: {point.verdict.line}.{advice}"
@@ -104,10 +103,8 @@ class _Row:
     point: CausePoint
     part: Part
     title: str
-    part_of: str = ""
-    """The row that it is part of; empty for the terms of the sum."""
-    is_lost: bool = False
-    """Whether it is shown as lost points, for people only, and not in seconds."""
+    part_of: str = ""  # The row that it is part of; empty for the terms of the sum.
+    is_lost: bool = False  # Whether it is shown as lost points, for people only, and not in seconds.
     kind: RowKind = ""
 
     @property
@@ -291,7 +288,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
     )
 
 
-CAUSE_COLOURS = {
+CAUSE_COLOURS = {  # What a phase of the step shows as well has that phase's colour; the others go with them.
     "exchange": PART_COLOURS["exchange"],
     "straggler": "#a83271",
     "input": PART_COLOURS["input"],
@@ -302,16 +299,13 @@ CAUSE_COLOURS = {
     "compute": PART_COLOURS["backward"],
     "rest": PART_COLOURS["imbalance"],
 }
-"""What a phase of the step shows as well has that phase's colour; the others go with them."""
 
 _IDEAL, _MEASURED = "#676d76", "#1769ab"
 """Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
 
 _ROW = 30
-_ALONE = 900
-"""Plot width of a waterfall with no chart next to it, pixels: with its labels as wide as a page of 1400."""
-_ROOM_FOR_WORDS = 45.0
-"""Percent: where a bar and its interval begin further left, its words stand at its right end."""
+_ALONE = 900  # Plot width of a waterfall with no chart next to it, pixels: with its labels as wide as a page of 1400.
+_ROOM_FOR_WORDS = 45.0  # Percent: where a bar and its interval begin further left, its words stand at its right end.
 
 
 def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
@@ -446,14 +440,12 @@ def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
     )
 
 
-MOST_ALONE = 2
-"""Rank counts up to which the waterfall is the only chart."""
+MOST_ALONE = 2  # Rank counts up to which the waterfall is the only chart.
 
-VARIANT = (
-    "not shown: in these runs something was taken away on purpose; the plain runs beside them have this view, and "
+VARIANT = (  # Why a group has no causes.
+    "not shown: in these runs something was taken away on purpose; the plain runs next to them have this view, and "
     "dlbench diagnose says what the difference is."
 )
-"""Why a group has no causes."""
 
 
 class CausesView(GroupView):

@@ -4,7 +4,7 @@ Throughput, memory and bytes are those of the runs; what was predicted is compar
 
 * peak: what the simulator predicts a rank to hold, against the measured peak of the rank that held most, and against
   the capacity that the plan was made for;
-* step: predicted pass x passes of a step + what the run's own warm-up spent next to forward and backward passes (input,
+* step: predicted pass x passes per step + what the run's own warm-up spent next to forward and backward passes (input,
   exchange, optimiser), against the median measured step.
 """
 
@@ -49,7 +49,7 @@ TITLES: Mapping[tuple[Recompute, Swap], str] = {
 }
 """By `train.recompute` and `train.swap`, in the order in which they are shown."""
 
-COLOURS: Mapping[str, str] = {
+COLOURS: Mapping[str, str] = {  # Of the methods, wherever they are drawn.
     "in core": "#1f2328",
     "all recomputed": "#e69f00",
     "all offloaded": "#8a8f98",
@@ -59,7 +59,6 @@ COLOURS: Mapping[str, str] = {
     "planned swap": "#0072b2",
     "planned (KARMA)": "#d55e00",
 }
-"""Of the methods, wherever they are drawn."""
 OTHER_COLOUR = "#6b5bb5"
 
 METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
@@ -68,8 +67,7 @@ METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_bu
 # One pass
 
 
-PassSpan = Operation | TransferSpan
-"""One operation of a pass, simulated or measured; seconds from its start."""
+PassSpan = Operation | TransferSpan  # One operation of a pass, simulated or measured; seconds from its start.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +75,14 @@ class PlannedPart:
     """A block of a plan."""
 
     number: int = field(metadata=column("Block", "block", is_brief=True))
-    modules: str = field(metadata=column("Modules", is_brief=True, limit=60))
-    """Its module, or the first and the last."""
+    modules: str = field(metadata=column("Modules", is_brief=True, limit=60))  # Its module, or the first and the last.
     num_units: int = field(metadata=column("Units", "units"))
     decision: Decision = field(
         metadata=column("Decision", text=lambda one: one.replace("-swap", ", input swapped"), is_brief=True)
     )
     own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))
     """Activations that its forward pass saves, without its input."""
-    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))
-    """Its input, which the block before makes."""
+    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # The block before makes it.
     moved_bytes: int = field(metadata=column("Moves", unit="bytes"))
     """What leaves the device after its forward pass and comes back."""
     forward_s: float = field(metadata=column("Forward", unit="s", is_brief=True))
@@ -99,17 +95,13 @@ class Passage:
 
     run_id: str
     label: str
-    is_planned: bool
-    """Whether a plan decides for every block; otherwise all are treated alike."""
+    is_planned: bool  # Whether a plan decides for every block; otherwise all are treated alike.
     predicted: Prediction
     capacity_bytes: int | None
     blocks: tuple[PlannedPart, ...]
-    simulated: tuple[Operation, ...]
-    """By the simulator, with the chain and the rates that were measured before training."""
-    held: tuple[tuple[float, int], ...]
-    """What the simulator says is held from each of these times (seconds) on, bytes."""
-    measured: tuple[TransferSpan, ...]
-    """A watched pass of rank 0; empty where none was watched."""
+    simulated: tuple[Operation, ...]  # With the chain and the rates that were measured before training.
+    held: tuple[tuple[float, int], ...]  # What the simulator says is held from each of these times (seconds) on, bytes.
+    measured: tuple[TransferSpan, ...]  # A watched pass of rank 0; empty where none was watched.
 
 
 def _passage_of(result: MemoryResult, run_id: str, label: str) -> Passage:
@@ -171,16 +163,13 @@ class MethodPoint:
     ranks: int
     nodes: int
     method: str
-    label: str = field(metadata=column("Activations", is_brief=True))
-    """With what distinguishes methods of one title."""
+    label: str = field(metadata=column("Activations", is_brief=True))  # With what distinguishes methods of one title.
     recompute: str
     swap: str
     capacity: str
-    batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))
-    """Samples per rank and step."""
+    batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))  # Samples per rank and step.
     parts: int
-    throughput: Estimate | None = None
-    """Samples per second, all ranks; None where no run has figures."""
+    throughput: Estimate | None = None  # Samples per second, all ranks; None where no run has figures.
     step: Estimate | None = field(default=None, metadata=column("Step, measured", "step_s", is_brief=True))
     process_peak: Estimate | None = field(default=None, metadata=column("Whole process", "process_peak_bytes"))
     """Bytes of the rank that held most: allocated on its GPU, or resident in its process with all that it loaded."""
@@ -190,7 +179,7 @@ class MethodPoint:
         default=None, metadata=column("Peak, predicted", unit="bytes", is_brief=True)
     )
     in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))
-    """What a rank would hold in core, by the chain."""
+    """Bytes per rank in core, by the chain."""
     capacity_bytes: int | None = field(default=None, metadata=column("Capacity", unit="bytes"))
     over_budget_bytes: int | None = field(
         default=None, metadata=column("Over the plan", text=lambda found: found or Cell("no"), unit="bytes")
@@ -203,14 +192,12 @@ class MethodPoint:
     room_wait_s: Estimate | None = field(default=None, metadata=column("Waited for room"))
     """Forward passes waited for room, seconds per step, mean over ranks."""
     swap_wait_s: Estimate | None = field(default=None, metadata=column("Waited for tensors"))
-    predicted_step: Estimate | None = field(
+    predicted_step: Estimate | None = field(  # Seconds; None without a prediction or a warm-up of two steps.
         default=None, metadata=column("Step, predicted", "predicted_step_s", is_brief=True)
     )
-    """Seconds; None without a prediction or a warm-up of two steps."""
-    step_error: float | None = field(
+    step_error: float | None = field(  # Predicted over measured step - 1; None where one is missing.
         default=None, metadata=column("Error", "step_error_fraction", text=signed_percent, is_brief=True)
     )
-    """Predicted over measured step - 1; None where one is missing."""
     peak_error: float | None = field(default=None, metadata=column("Error", "peak_error_fraction", text=signed_percent))
     host_update_s: Estimate | None = field(
         default=None, metadata=column("Waited for the host's update", "host_update_wait_s")
@@ -222,11 +209,10 @@ class MethodPoint:
     """Of the swapped bytes, the least of any run; None where nothing was verified."""
     tier: str = field(default="", metadata=column("To", text=lambda found: found or None))
     num_runs: int = field(default=0, metadata=column("Runs", "runs"))
-    num_without_memory: int = field(
+    num_without_memory: int = field(  # Runs that ended because memory was used up, or that no plan fits.
         default=0,
         metadata=column("Did not fit", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"),
     )
-    """Runs that ended because memory was used up, or that no plan fits."""
     run_ids: tuple[str, ...] = ()
 
     @property
@@ -247,8 +233,7 @@ class Limit:
     ranks: int
     nodes: int
     capacity_bytes: int
-    batch: int
-    """Samples of a pass that this holds in core, by the measured chains."""
+    batch: int  # Samples of a pass that this holds in core, by the measured chains.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,14 +243,10 @@ class Gain:
     ranks: int
     nodes: int
     batch: int
-    planned: str
-    """Label of the fastest planned method."""
-    over: str
-    """Label of the fastest method that treats all blocks alike and is not in core."""
-    ratio: Estimate
-    """Throughput of the plan over that method's."""
-    planned_peak_bytes: float | None
-    """Measured; see `MethodPoint.device_peak`."""
+    planned: str  # Label of the fastest planned method.
+    over: str  # Label of the fastest method that treats all blocks alike and is not in core.
+    ratio: Estimate  # Throughput of the plan over that method's.
+    planned_peak_bytes: float | None  # Measured; see `MethodPoint.device_peak`.
     over_peak_bytes: float | None
 
 
@@ -279,19 +260,14 @@ class OutOfCore:
     preset: str
     engine: str
     sample_unit: str
-    points: tuple[MethodPoint, ...]
-    """By rank count, method and batch."""
-    limits: tuple[Limit, ...]
-    """At each rank count whose plans were made for one capacity in bytes."""
-    gains: tuple[Gain, ...]
-    """At each rank count and batch that ran with a plan and with a method that treats all blocks alike."""
-    median_step_error: float | None
-    """Of the predicted step, the median of absolute errors over `points`; None without a prediction."""
+    points: tuple[MethodPoint, ...]  # By rank count, method and batch.
+    limits: tuple[Limit, ...]  # At each rank count whose plans were made for one capacity in bytes.
+    gains: tuple[Gain, ...]  # Where a plan and a method that treats all blocks alike ran, by rank count and batch.
+    median_step_error: float | None  # Of absolute errors of the prediction over `points`; None without one.
     median_peak_error: float | None
     frees_at_once: bool
     """Whether memory that was freed went back to the system at once, which on a CPU makes peaks real and steps slow."""
-    passages: tuple[Passage, ...]
-    """A pass of one run of each method, with its largest batch at the largest rank count."""
+    passages: tuple[Passage, ...]  # A pass of one run of each method, with its largest batch at the largest rank count.
 
 
 def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ...]:

@@ -33,21 +33,11 @@ from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
 from dlbench.specs.memory import BlockPlan, Chain, TransferRates
 from dlbench.units import format_bytes, format_number, format_seconds
-from dlbench.views.out_of_core.numbers import (
-    COLOURS,
-    IN_CORE,
-    TITLES,
-    PassSpan,
-    PlannedPart,
-    blocks_of,
-    schedule_of,
-)
+from dlbench.views.out_of_core.numbers import COLOURS, IN_CORE, TITLES, PassSpan, PlannedPart, blocks_of, schedule_of
 from dlbench.views.out_of_core.view import blocks_sheet, byte_unit, held_chart, in_core_mark, lanes_chart
 
-CAPACITIES = 6
-"""Of the curve of memory against time, from the smallest to that of training in core."""
-BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)
-"""Batches of the curve of throughput, in multiples of the largest in core."""
+CAPACITIES = 6  # Of the curve of memory against time, from the smallest to that of training in core.
+BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +48,8 @@ class Forecast:
     recompute: str
     swap: str
     batch: int
-    capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))
-    """What may be held; None: no limit."""
-    fits: bool = field(metadata=column("Fits", is_brief=True))
-    """Whether a pass holds no more than that."""
+    capacity_bytes: int | None = field(metadata=column(unit="bytes", is_brief=True))  # What may be held; None: all.
+    fits: bool = field(metadata=column("Fits", is_brief=True))  # Whether a pass holds no more than that.
     pass_s: float | None = field(metadata=column("Pass", unit="s", is_brief=True))
     """Forward and backward pass, seconds; None where no plan fits."""
     samples_per_s: float | None = field(metadata=column(is_brief=True))
@@ -95,23 +83,16 @@ class MemoryPlan:
     chain: Chain
     rates: TransferRates | None
     capacity_bytes: int
-    in_core_bytes: int
-    """What training holds in core with this batch."""
-    smallest_bytes: int
-    """The smallest capacity that any plan fits."""
-    in_core_batch: int
-    """The largest batch that the capacity holds in core; 0: none."""
+    in_core_bytes: int  # What training holds in core with this batch.
+    smallest_bytes: int  # The smallest capacity that any plan fits.
+    in_core_batch: int  # The largest batch that the capacity holds in core; 0: none.
     plan: BlockPlan
     blocks: tuple[PlannedPart, ...]
     operations: tuple[Operation, ...]
-    held: tuple[tuple[float, int], ...]
-    """What is held from each of these times (seconds) on, bytes."""
-    methods: tuple[Forecast, ...]
-    """With this batch: the plans for the capacity, all others as they are."""
-    by_capacity: tuple[Forecast, ...]
-    """Of the plan, with this batch, from the smallest capacity to that of training in core."""
-    by_batch: tuple[Forecast, ...]
-    """With this capacity, batches in core and beyond."""
+    held: tuple[tuple[float, int], ...]  # What is held from each of these times (seconds) on, bytes.
+    methods: tuple[Forecast, ...]  # With this batch: the plans for the capacity, all others as they are.
+    by_capacity: tuple[Forecast, ...]  # Of the plan at this batch, from the least capacity to that of training in core.
+    by_batch: tuple[Forecast, ...]  # With this capacity, batches in core and beyond.
 
 
 def memory_plan(
@@ -125,10 +106,7 @@ def memory_plan(
     """A plan for the chain's batch, and what surrounds it.
 
     Without rates of transfers nothing can be swapped; `starts` are units with which blocks begin, otherwise the planner
-    chooses.
-
-    Raises:
-        DoesNotFitError: no plan fits; names the smallest capacity that would do.
+    chooses. Raises DoesNotFitError: no plan fits; names the smallest capacity that would do.
     """
     swap = rates is not None
     plan = plan_blocks(chain, rates, capacity_bytes, recompute=True, swap=swap, starts=starts)
@@ -195,11 +173,8 @@ BATCH_CAPTION = (
 
 
 def memory_plan_document(found: MemoryPlan, *, for_pages: bool = False) -> Document:
-    """The plan for every format; its data is `found`.
-
-    Args:
-        found: the plan.
-        for_pages: whether charts are drawn, which take the place of the picture in characters.
+    """The plan for every format; its data is `found`. `for_pages`: whether charts are drawn, which take the place of
+    the picture in characters.
     """
     measured = found.measured
     what = (
@@ -286,7 +261,7 @@ def _rates(found: MemoryPlan) -> str:
     return (
         f"; to {rates.tier} {format_number(rates.out_bytes_per_s / 1e9, 3)} GB/s, back "
         f"{format_number(rates.in_bytes_per_s / 1e9, 3)} GB/s{later}; "
-        f"computing takes {percent(rates.drag, 0)} longer beside them"
+        f"computing takes {percent(rates.drag, 0)} longer meanwhile"
     )
 
 
@@ -483,8 +458,7 @@ LANES = ("compute", "out", "in")
 KIND_SIGNS = {"forward": "F", "recompute": "R", "backward": "B", "wait": "."}
 """What stands in the line of the computation; anything else that is computed is `=`."""
 IDLE = "."
-WIDTH = 68
-"""Characters of a lane: with its title it fits 80 columns."""
+WIDTH = 68  # Characters of a lane: with its title it fits 80 columns.
 
 LEGEND = (
     "F forward, R recomputed, B backward, = outside of the chain, . waiting or idle; digits: the last digit of the "
@@ -495,10 +469,8 @@ LEGEND = (
 def lanes(spans: Sequence[PassSpan], width: int = WIDTH) -> list[tuple[str, str]]:
     """Title and characters of each lane; the computation has two lines: what is done, and of which block.
 
-    Args:
-        spans: operations of one pass.
-        width: characters of a lane; each stands for an equal part of the pass, and shows what took most of it; a
-            transfer is shown however short it is.
+    Each of the `width` characters of a lane stands for an equal part of the pass, and shows what took most of it; a
+    transfer is shown however short it is.
     """
     end = max((span.end_s for span in spans), default=0.0)
     if end <= 0:

@@ -31,14 +31,13 @@ from dlbench.views.out_of_core.numbers import (
 from dlbench.views.view import ReportSource, ReportView, place_of
 
 TITLE = "Out of core"
-MAX_GAINS = 4
-"""Rank counts and batches whose gain is said in words, the largest first; the tables have all."""
+MAX_GAINS = 4  # Rank counts and batches whose gain is said in words, the largest first; the tables have all.
 
 METHODS_CAPTION = (
     "Peak: of the rank that held most in the measured steps, beyond the process itself; predicted: by the simulator, "
     "of pass and update. In core is predicted by the chain that runs of the other methods measured."
 )
-STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent beside them."
+STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent next to them."
 
 
 def _place_columns(found: OutOfCore) -> tuple[Column[MethodPoint], ...]:
@@ -104,7 +103,7 @@ def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool
 
 # Charts
 
-KINDS = {
+KINDS = {  # Title and colour of the operations of a pass, in the order of the legend.
     "forward": ("forward", PART_COLOURS["forward"]),
     "recompute": ("recomputed", PART_COLOURS["input"]),
     "backward": ("backward", PART_COLOURS["backward"]),
@@ -113,10 +112,8 @@ KINDS = {
     "swap in": ("swapped in", PART_COLOURS["imbalance"]),
     "wait": ("waiting", PART_COLOURS["exchange"]),
 }
-"""Title and colour of the operations of a pass, in the order of the legend."""
 
-_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")
-"""Of methods with the title of another one."""
+_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
 
 
 def method_charts(found: OutOfCore, number: int) -> list[Chart]:

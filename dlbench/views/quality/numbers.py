@@ -82,10 +82,7 @@ def account(result: QualityResult) -> tuple[float, float, float]:
 
 def fit(run: Run, throughput: float) -> Verdict | None:
     """Whether throughput, epochs and time in training steps of this run can all be true; None where one is not known.
-
-    Args:
-        run: a run with a record of training to a quality.
-        throughput: samples per second of its measured steps, all ranks together.
+    `throughput`: samples per second of its measured steps, all ranks together.
     """
     result, epoch = quality_of(run), run.epoch_samples
     last = result.evaluations[-1] if result.evaluations else None
@@ -134,14 +131,10 @@ class QualityPoint:
     ranks: int
     nodes: int
     global_batch: int = field(metadata=column("Global batch", unit="samples"))
-    num_runs: int
-    """Runs that ended: those with figures, and those whose sanity checks failed."""
-    num_reached: int
-    """Valid runs that met the target."""
-    num_invalid: int
-    """Runs whose sanity checks failed, e.g. by a loss that is not finite; they did not meet the target."""
-    num_lost: int
-    """Further runs that were killed or failed; nobody knows what they would have reached."""
+    num_runs: int  # Runs that ended: those with figures, and those whose sanity checks failed.
+    num_reached: int  # Valid runs that met the target.
+    num_invalid: int  # Runs that failed a sanity check, e.g. by a loss that is not finite; the target is missed.
+    num_lost: int  # Further runs that were killed or failed; nobody knows what they would have reached.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to quality, staging included."""
     unstaged: Estimate | None = field(metadata=column("Without staging", "unstaged_s", is_brief=True))
@@ -153,8 +146,7 @@ class QualityPoint:
     samples: Estimate | None = field(metadata=column("Samples", "samples_to_quality"))
     best: Estimate | None = field(metadata=column("Best", is_brief=True))
     """Best value of each run, median over runs with figures; as `final`, `trained_epochs` and `trained`."""
-    final: Estimate | None = field(metadata=column("Final"))
-    """Last value of each run."""
+    final: Estimate | None = field(metadata=column("Final"))  # Last value of each run.
     trained_epochs: Estimate | None = field(metadata=column("Epochs trained"))
     """Epochs until the last evaluation; None unless each run's throughput, epochs and time fit each other
     (`dlbench.views.quality.numbers.fit`)."""
@@ -165,12 +157,9 @@ class QualityPoint:
     following three sum to it."""
     training: Estimate | None = field(metadata=column(name="training_s"))
     evaluation: Estimate | None = field(metadata=column(name="evaluation_s"))
-    other: Estimate | None = field(metadata=column(name="other_s"))
-    """Checkpoints and waits."""
-    factors: Factors | None
-    """None where some run on either side did not reach the target, and for a group of one point."""
-    run_ids: tuple[str, ...]
-    """Runs with figures."""
+    other: Estimate | None = field(metadata=column(name="other_s"))  # Checkpoints and waits.
+    factors: Factors | None  # None where a run on either side missed the target, and for a group of one point.
+    run_ids: tuple[str, ...]  # Runs with figures.
 
     @property
     def all_reached(self) -> bool:
@@ -221,17 +210,13 @@ class Quality:
 
     metric: str
     metric_title: str
-    unit: str
-    """Unit of the metric's figures: `fraction` or `error`."""
+    unit: str  # Unit of the metric's figures: `fraction` or `error`.
     higher_is_better: bool
     target: float
-    limit: str
-    """When a run gives up, in words."""
-    predictor: str
-    """What a predictor without skill does, in words."""
+    limit: str  # When a run gives up, in words.
+    predictor: str  # What a predictor without skill does, in words.
     predictor_value: float
-    headline: tuple[str, str]
-    """The card's number and what it means."""
+    headline: tuple[str, str]  # The card's number and what it means.
     points: tuple[QualityPoint, ...]
     batches: tuple[BatchPoint, ...]
     curves: tuple[Curve, ...]

@@ -25,8 +25,7 @@ from dlbench.views.model import Group
 from dlbench.views.quality.numbers import BatchPoint, Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
-WORTH_SAYING = 0.01
-"""Factors nearer to 1 are called none."""
+WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
 
 
 def quality_verdict(subject: str, quality: Quality) -> str:
@@ -119,10 +118,8 @@ def _noise(factor: Estimate) -> str:
     return " (perhaps by chance)" if within else ""
 
 
-MAX_RUNS = 8
-"""Runs drawn at each rank count."""
-MAX_MARKS = 60
-"""Evaluations drawn of a run; the first, the last and evenly spaced ones between."""
+MAX_RUNS = 8  # Runs drawn at each rank count.
+MAX_MARKS = 60  # Evaluations drawn of a run; the first, the last and evenly spaced ones between.
 
 Axis = Literal["samples", "wall_s"]
 

@@ -73,8 +73,7 @@ from dlbench.views.sweep.settings import (
     value_text,
 )
 
-_MAX_NAMED = 3
-"""Settings named in a sentence; the others are counted."""
+_MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 MANY_REPEATS = 100
 """Ten hours of runs of a minute for six settings: from here on the scatter is to be mended, not the number of runs."""
 
@@ -93,21 +92,17 @@ class SweepCell:
     nodes: int
     conditions: str
     baseline: str
-    has_default: bool
-    """Whether the baseline is the default setting; otherwise it is the first of the sweep."""
+    has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.
     settings: tuple[Setting, ...]
     axes: tuple[Axis, ...]
-    interaction: str
-    """The check of additivity in a sentence; empty where it could not be made."""
+    interaction: str  # The check of additivity in a sentence; empty where it could not be made.
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
     where there is none."""
-    best_ratio: Estimate | None
-    """Its throughput over the baseline's, corrected for having been chosen from all settings."""
+    best_ratio: Estimate | None  # Throughput over the baseline's, corrected for having been chosen from all settings.
     verdict: str
     advice: str
-    needed_repeats: int | None
-    """Repeats that would show a difference of the margin at the scatter found; None where it is not known."""
+    needed_repeats: int | None  # That show a difference of the margin at the scatter found; None: not known.
     notes: tuple[str, ...]
 
     @property
@@ -120,17 +115,14 @@ class SweepCell:
 class Sweep:
     """One swept series."""
 
-    id: str
-    """In the page: `sweep-1`."""
+    id: str  # In the page: `sweep-1`.
     label: str
     series: str
     keys: tuple[str, ...]
     sample_unit: str
-    headline: tuple[str, str]
-    """The card's number and what it means, at the largest rank count."""
+    headline: tuple[str, str]  # The card's number and what it means, at the largest rank count.
     verdict: str
-    cells: tuple[SweepCell, ...]
-    """By rank count; only where a swept key acts."""
+    cells: tuple[SweepCell, ...]  # By rank count; only where a swept key acts.
     idle: tuple[str, ...]
     """Rank counts at which no swept key acts, each a sentence with the largest relative difference between settings:
     scatter, not effect."""
@@ -141,14 +133,11 @@ class Sweep:
 class Draft:
     """All settings at one rank count, before they are judged."""
 
-    runs: tuple[tuple[Run, ...], ...]
-    """Of each setting, those without figures too."""
-    rates: tuple[dict[RunKey, float], ...]
-    """Throughput of each setting by repeat, samples per second."""
+    runs: tuple[tuple[Run, ...], ...]  # Of each setting, those without figures too.
+    rates: tuple[dict[RunKey, float], ...]  # Throughput of each setting by repeat, samples per second.
     base: int
     has_default: bool
-    logs: tuple[dict[RunKey, float], ...]
-    """Of each setting over the baseline, one for each repeat that both have."""
+    logs: tuple[dict[RunKey, float], ...]  # Of each setting over the baseline, one for each repeat that both have.
     levels: Mapping[str, list[AxisValue]]
     contrasts: Mapping[Pair, dict[RunKey, float]]
     deviations: Mapping[tuple[AxisValue, ...], dict[RunKey, float]]
@@ -165,8 +154,7 @@ class Family:
     """All comparisons of a report: Holm's procedure is over all of them, so that any false claim is one in twenty."""
 
     adjusted: Mapping[tuple[float, ...], float]
-    size: int
-    """Comparisons, those too that have too few repeats as yet; what is the same twice over counts once."""
+    size: int  # Comparisons, those too that have too few repeats as yet; what is the same twice over counts once.
 
     def of(self, logs: Mapping[RunKey, float]) -> float:
         """The adjusted p of one of them; 1 where its repeats, or their sessions, are too few for a claim."""
@@ -444,7 +432,7 @@ class _Choice:
                 f"Find what makes runs of one setting differ first: a difference of {MARGIN_TEXT} would take {needed} "
                 "repeats of each."
             )
-        return sentence(f"{repeat_text(fewest, needed)}: {text}; so many show a difference of {MARGIN_TEXT}")
+        return sentence(f"{repeat_text(fewest, needed)}: {text}; that many show a difference of {MARGIN_TEXT}")
 
 
 def _no_best(others: Sequence[Setting], name: str) -> str:

@@ -33,8 +33,7 @@ from dlbench.units import format_bytes, format_number, format_seconds
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.")
 """Keys whose default is dlbench's own. Those of a workload or system are in files that a plan no longer names."""
-_TRAINING = ("train.", "model.", "data.")
-"""Keys that change what is trained."""
+_TRAINING = ("train.", "model.", "data.")  # Keys that change what is trained.
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
 """Of them those that change where activations and state lie meanwhile, and no number that is computed."""
 SettingVerdict = Literal["baseline", "faster", "slower", "equal", "undecided", "insufficient", "no figure"]
@@ -46,21 +45,14 @@ class Autotune:
     """Horovod's autotuner as one contestant: what its search cost, and when that is paid back."""
 
     num_runs: int
-    num_finished: int
-    """Runs in which it had settled before the measured steps."""
+    num_finished: int  # Runs in which it had settled before the measured steps.
     planned_steps: int
-    settled_step: float | None
-    """Median over runs; None where it settled in none."""
-    evaluations: float
-    """Settings it tried; median over runs."""
-    cost: Estimate | None
-    """Time that the search cost beyond as many steps afterwards, seconds; None where no run records it."""
-    chosen: tuple[str, ...]
-    """Fusion threshold and cycle time that it chose, in words, each pair once."""
-    gain_s: float | None
-    """Seconds per step that the tuned setting is faster than the baseline; negative where it is slower."""
-    break_even_steps: float | None
-    """Steps after which the search is paid back; None: never, or not known."""
+    settled_step: float | None  # Median over runs; None where it settled in none.
+    evaluations: float  # Settings it tried; median over runs.
+    cost: Estimate | None  # What the search cost beyond as many steps afterwards, seconds; None: not recorded.
+    chosen: tuple[str, ...]  # Fusion threshold and cycle time that it chose, in words, each pair once.
+    gain_s: float | None  # Seconds per step by which the tuned setting is faster than the baseline; negative: slower.
+    break_even_steps: float | None  # Steps after which the search is paid back; None: never, or not known.
     words: str
 
 
@@ -74,8 +66,7 @@ class Losses:
     """Of the same setting with fp32 on the wire, or else of the baseline; None where there is none to compare with."""
     reference_label: str = field(metadata=column("That is", "reference", value=lambda found: found or None))
     difference: Estimate | None = field(metadata=column("Difference", "loss_difference"))
-    why: str
-    """Why there is nothing to compare with; empty where there is."""
+    why: str  # Why there is nothing to compare with; empty where there is.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,30 +74,23 @@ class Setting:
     """One combination of the swept keys at one rank count."""
 
     values: tuple[tuple[str, str], ...]
-    label: str = field(metadata=column(name="setting"))
-    """The values alone, in the order of the keys."""
+    label: str = field(metadata=column(name="setting"))  # The values alone, in the order of the keys.
     is_baseline: bool
     throughput: Estimate | None = field(metadata=column("Throughput", "throughput_per_s"))
     """Samples per second, geometric mean over runs."""
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """To the baseline's, over the repeats that both have."""
-    adjusted_p: float | None
-    """Of that ratio, after Holm over all settings of the cell; None at the baseline."""
+    adjusted_p: float | None  # Of that ratio, after Holm over all settings of the cell; None at the baseline.
     verdict: SettingVerdict
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
-    num_planned: int = field(metadata=column(name="planned_runs"))
-    """Runs of the series that were to measure it."""
-    why: str
-    """Why the first of the others has no figure; empty where all have."""
-    changes: tuple[str, ...] = field(metadata=column(value=" | ".join))
-    """What is computed otherwise than at the baseline, in words."""
+    num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
+    why: str  # Why the first of the others has no figure; empty where all have.
+    changes: tuple[str, ...] = field(metadata=column(value=" | ".join))  # What is computed otherwise, in words.
     inert: tuple[str, ...] = field(metadata=column(value=" | ".join))
     """Settings of its runs that had no effect: it is not what its name says."""
     autotune: Autotune | None
-    losses: Losses | None
-    """The loss after equal steps next to that of fp32 on the wire; None where the wire is that."""
-    options: str
-    """The options of `dlbench run` that ask for it; keys that act in no run of it are left out."""
+    losses: Losses | None  # The loss after equal steps next to that of fp32 on the wire; None where the wire is that.
+    options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
 
 
@@ -144,12 +128,8 @@ def acting_keys(plan: RunPlan) -> frozenset[str]:
 
 
 def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:
-    """Whether every swept key that acts is at its default.
-
-    Args:
-        plan: the setting.
-        firsts: the first swept value of each key, which stands for the default where dlbench has none of its own
-            (the engine, what is trained, the system).
+    """Whether every swept key that acts is at its default. `firsts`: the first swept value of each key, which stands
+    for the default where dlbench has none of its own (the engine, what is trained, the system).
     """
     for key, value in plan.series.axes.items():
         if not key.startswith(_DEFAULTS_KNOWN):
@@ -184,12 +164,8 @@ def run_key(run: Run, table: RunTable) -> RunKey:
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
-    """The loss of a setting that changes the arithmetic of the exchange, next to fp32's.
-
-    Args:
-        runs: the setting's runs with figures.
-        all_runs: runs with figures of the cell, by setting, this one and the baseline among them.
-        table: all runs.
+    """The loss of a setting that changes the arithmetic of the exchange, next to fp32's. `runs`: the setting's runs
+    with figures; `all_runs`: those of the cell, by setting, this one and the baseline among them.
     """
     if not runs or not any(text.startswith("wire ") for text in changed_arithmetic(runs[0].plan)):
         return None
@@ -230,14 +206,8 @@ def _median(found: Mapping[RunKey, float | None]) -> Estimate | None:
 def autotuned(
     runs: Sequence[Run], table: RunTable, ratio: Estimate | None, rate_base: float, *, is_faster: bool
 ) -> Autotune | None:
-    """What Horovod's autotuner did in the runs of a setting; None where it was off or nothing is recorded.
-
-    Args:
-        runs: the setting's runs with figures.
-        table: all runs.
-        ratio: its throughput over the baseline's.
-        rate_base: the baseline's throughput, samples per second.
-        is_faster: whether the setting is faster than the baseline for certain.
+    """What Horovod's autotuner did in the runs of a setting; None where it was off or nothing is recorded. `ratio`: its
+    throughput over the baseline's (`rate_base`, samples per second); `is_faster`: for certain.
     """
     records = {run_key(run, table): run.record for run in runs if run.record is not None}
     by_run = {
@@ -296,12 +266,10 @@ def _autotune_words(found: Autotune, *, is_faster: bool) -> str:
     )
 
 
-MARGIN = 0.02
-"""Differences that lie within this share, interval and all, are no reason to choose one setting over another."""
+MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
 MARGIN_TEXT = f"{MARGIN * 100:g} %"
 
-Pair = tuple[str, AxisValue, AxisValue]
-"""An axis and two of its values: the second over the first."""
+Pair = tuple[str, AxisValue, AxisValue]  # An axis and two of its values: the second over the first.
 
 AxisVerdict = Literal["matters", "no effect", "undecided", "insufficient"]
 
@@ -311,8 +279,7 @@ class Measured:
     """One setting's throughput, as the comparison of axes needs it."""
 
     values: Mapping[str, AxisValue]
-    acting: frozenset[str]
-    """Swept keys that act in this combination."""
+    acting: frozenset[str]  # Swept keys that act in this combination.
     throughput: Mapping[RunKey, float]
 
 
@@ -331,11 +298,9 @@ class Axis:
     """One swept key."""
 
     key: str
-    levels: tuple[Level, ...]
-    """The first is the one that the others are measured against."""
+    levels: tuple[Level, ...]  # The first is the one that the others are measured against.
     verdict: AxisVerdict
-    words: str
-    """The verdict in a sentence, with the two values that are furthest apart."""
+    words: str  # The verdict in a sentence, with the two values that are furthest apart.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,10 +308,8 @@ class Interaction:
     """The largest deviation from what the axes' effects alone would give."""
 
     values: Mapping[str, AxisValue]
-    deviation: Estimate
-    """Its throughput over that of the additive model on the logarithm (ratio)."""
-    is_claimed: bool
-    """Whether it stands after counting all combinations and leaves the margin."""
+    deviation: Estimate  # Its throughput over that of the additive model on the logarithm (ratio).
+    is_claimed: bool  # Whether it stands after counting all combinations and leaves the margin.
 
     @property
     def words(self) -> str:
@@ -368,11 +331,8 @@ def is_within_margin(ratio: Estimate) -> bool:
 
 
 def levels_of(settings: Sequence[Measured], references: Mapping[str, AxisValue]) -> dict[str, list[AxisValue]]:
-    """Values of every axis that acts anywhere and has two of them or more, the reference first.
-
-    Args:
-        settings: all that were measured.
-        references: the value of each axis that its others are compared with.
+    """Values of every axis that acts anywhere and has two of them or more, the reference first. `references`: the value
+    of each axis that its others are compared with.
     """
     found: dict[str, list[AxisValue]] = {}
     for key, reference in references.items():
@@ -397,12 +357,8 @@ def contrasts(
 def axes(
     levels: Mapping[str, Sequence[AxisValue]], found: Mapping[Pair, Mapping[RunKey, float]], adjusted: Sequence[float]
 ) -> tuple[Axis, ...]:
-    """The effect of every axis.
-
-    Args:
-        levels: as `levels_of` gives them.
-        found: as `contrasts` gives them.
-        adjusted: the p value of each of these after Holm over the whole family.
+    """The effect of every axis. `levels` and `found`: as `levels_of` and `contrasts` give them; `adjusted`: the p value
+    of each of `found` after Holm over the whole family.
     """
     p_values = dict(zip(found, adjusted, strict=True))
     return tuple(
@@ -480,11 +436,7 @@ def deviations(
     """What the axes' effects leave of the logarithm of each combination's throughput, one for each repeat.
 
     Empty where it cannot be computed. It can where two axes or more act in every combination of their values, and all
-    of these ran in at least one common repeat.
-
-    Args:
-        settings: all that were measured.
-        levels: as `levels_of` gives them.
+    of these ran in at least one common repeat. `levels`: as `levels_of` gives them.
     """
     import numpy as np
 
@@ -512,12 +464,8 @@ def deviations(
 def interaction(
     keys: Sequence[str], found: Mapping[tuple[AxisValue, ...], Mapping[RunKey, float]], adjusted: Sequence[float]
 ) -> Interaction | None:
-    """The largest deviation from additivity; None where there is none to look at.
-
-    Args:
-        keys: the axes.
-        found: as `deviations` gives them.
-        adjusted: the p value of each of these after Holm over the whole family.
+    """The largest deviation from additivity; None where there is none to look at. `found`: as `deviations` gives them;
+    `adjusted`: the p value of each after Holm over the whole family.
     """
     if not found:
         return None

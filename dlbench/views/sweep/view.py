@@ -16,8 +16,7 @@ from dlbench.views.sweep.numbers import Sweep, SweepCell, short_keys, sweeps
 from dlbench.views.sweep.settings import MARGIN, MARGIN_TEXT, Axis, Level, Losses, Setting
 from dlbench.views.view import ReportSource, ReportView
 
-MAX_LABELS = 3
-"""Settings named next to a remark; the others are counted."""
+MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
 
 
 def verdict_title(setting: Setting) -> str:
@@ -72,8 +71,7 @@ def remark_lines(cell: SweepCell) -> list[str]:
     return lines
 
 
-AxisRow = tuple[Axis, Level, bool]
-"""A value of an axis, and whether it is the one that the others are measured against."""
+AxisRow = tuple[Axis, Level, bool]  # A value of an axis, and whether the others are measured against it.
 
 AXIS_COLUMNS: tuple[Column[AxisRow], ...] = (
     Column("axis", "Axis", lambda row: row[0].key),
@@ -119,8 +117,7 @@ def losses_sheet(cell: SweepCell) -> Sheet[Setting]:
     )
 
 
-MAX_SETTINGS = 40
-"""Settings drawn, fastest first; the table has all."""
+MAX_SETTINGS = 40  # Settings drawn, fastest first; the table has all.
 
 MARKS = "* changes the arithmetic; ! a requested value had no effect; shaded: within 2 % of the baseline."
 

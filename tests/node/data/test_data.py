@@ -220,7 +220,6 @@ def test_the_same_batches_from_any_number_of_processes(jpeg_folder: Path) -> Non
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not same(take(jpeg_source(jpeg_folder, seed=4), 7), reference)
     order = jpeg_source(jpeg_folder).order
-    assert order is not None
     assert same(take(jpeg_source(jpeg_folder, start=order.position(4)), 3), reference[4:])
 
 

@@ -55,8 +55,6 @@ class Event:
 
 
 class Host:
-    """A tensor on the host."""
-
     device = "cpu"
 
     def __init__(self, streams: Streams, number: int, alive: set[int]) -> None:

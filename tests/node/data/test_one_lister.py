@@ -83,7 +83,6 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def data_of(kind: str, folder: Path) -> tuple[ModelSpec, DataSpec]:
-    """A set with both splits."""
     for split, num in (("train", 12), ("validation", 6)):
         below = folder / split
         if kind in ("tree", "tar"):

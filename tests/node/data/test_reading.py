@@ -196,7 +196,6 @@ def test_a_fast_reader_is_tried_beside_computing(tmp_path: Path, monkeypatch: py
     )
     choice = choose(around, "auto", "auto")
     assert [trial.computing for trial in choice.trials][:4] == [False, False, True, True]
-    assert choice.of_workers is not None
     assert choice.of_workers.found == 1
     assert choice.of_prefetch is not None
     assert choice.readers == Readers(1, 1)

@@ -84,6 +84,13 @@ class Ranks:
                     exchange.consumed(epoch + 1)
                 time.sleep(pause_s)
 
+    def settle(self, epoch: int) -> None:
+        """Waits until each store holds what its rank owns in an epoch; what would come back at once may stay."""
+        ranks = range(self.ownership.ranks)
+        back = [set(self.ownership.exchange(epoch, rank).awaited.tolist()) for rank in ranks]
+        owned = [set(self.ownership.part(epoch, rank).tolist()) - back[rank] for rank in ranks]
+        until(lambda: [set(self.stores[rank].indices()) - back[rank] for rank in ranks] == owned)
+
     def close(self) -> None:
         for exchange in self.all:
             exchange.close()
@@ -120,15 +127,7 @@ def test_after_some_epochs_each_store_holds_what_its_rank_owns(
             # Ranks that are unlike fast, as without an exchange of gradients.
             list(pool.map(lambda rank: group.train(rank, epochs, pause_s=0.001 * rank), range(ranks)))
         last = first_epoch + epochs
-        owned = [set(ownership.part(last, rank).tolist()) for rank in range(ranks)]
-        # What would come back at once is not deleted before.
-        back = [set(ownership.exchange(last, rank).awaited.tolist()) for rank in range(ranks)]
-        wanted = [here - returning for here, returning in zip(owned, back, strict=True)]
-
-        def held() -> list[set[int]]:
-            return [set(store.indices()) - returning for store, returning in zip(group.stores, back, strict=True)]
-
-        until(lambda: held() == wanted)
+        group.settle(last)
         told = [exchange.summary() for exchange in group.all]
         for exchange in group.all:
             exchange.require_well()
@@ -141,9 +140,39 @@ def test_after_some_epochs_each_store_holds_what_its_rank_owns(
     for rank in range(ranks):
         # (1 + Q) N / M, and the few that come while the last batches of the epoch before are trained with.
         assert ownership.size(rank) < told[rank]["held_peak"] <= ownership.size(rank) + 2 * ownership.slots
-        assert {index: group.stores[rank].get(index) for index in owned[rank]} == {
-            index: number_bytes(index) for index in owned[rank]
-        }
+        for index in ownership.part(last, rank).tolist():
+            assert group.stores[rank].get(index) == number_bytes(index)
+
+
+def test_a_sample_that_comes_back_late_is_not_sent_on_from_an_older_copy(tmp_path: Path) -> None:
+    ownership = Ownership(40, 2, seed=1, partition="shuffled", share=1.0)
+    due = [ownership.exchange(epoch, 0) for epoch in range(3)]
+    there_and_back = set(due[0].samples.tolist()) & set(due[1].awaited.tolist()) & set(due[2].samples.tolist())
+    assert there_and_back - set(ownership.part(3, 0).tolist()) - set(ownership.exchange(3, 0).awaited.tolist())
+    with met(tmp_path, ownership) as group:
+        fast, slow = group.all
+        batches = group.orders[0].batches_per_epoch
+
+        def received(exchange: SampleExchange, epoch: int) -> int:
+            return int(exchange.summary()["epochs"].get(str(epoch), {}).get("received", 0))
+
+        for exchange in group.all:
+            exchange.dealt(0, batches)
+            exchange.consumed(1)
+        until(lambda: received(fast, 0) == len(due[0].awaited))
+        for epoch in (1, 2):
+            fast.dealt(epoch, batches)
+            fast.consumed(epoch + 1)
+        at_once = [index for index in due[2].samples.tolist() if index not in due[1].awaited]
+        until(lambda: received(slow, 2) >= len(at_once))
+        time.sleep(0.05)
+        assert received(slow, 2) == len(at_once)
+        for epoch in (1, 2):
+            slow.dealt(epoch, batches)
+            slow.consumed(epoch + 1)
+        group.settle(3)
+        for exchange in group.all:
+            exchange.require_well()
 
 
 def test_samples_leave_as_batches_are_asked_for_and_stay_until_their_epoch_is_over(tmp_path: Path) -> None:

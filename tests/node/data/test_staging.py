@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,6 @@ from dlbench.node.data import staging
 from dlbench.node.data.reader import BadSampleError, SampleReader
 from dlbench.node.data.source import build_source, open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
-from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.staging import Staging, stage_data, staging_result
 from dlbench.process_tree import HeldFolder
@@ -42,6 +41,7 @@ from tests.support.datasets import write_manifest
 from tests.support.jpeg_files import write_tree
 from tests.support.leftovers import Leftovers
 from tests.support.one_rank import context_of
+from tests.support.rank_places import rank_place
 
 pytest.importorskip("PIL.Image")
 
@@ -133,7 +133,6 @@ def test_replicate_copies_the_split_and_leaves_nothing(data: Path, place: Path) 
     assert (raw.data, raw.tier) == (opened(plan).fetch(3).data, "local")
     assert reader.describe() == opened(plan).describe()
     node, warnings = work.finished()
-    assert node is not None
     assert (node.items, node.copied_bytes, warnings) == (15, sum(map(len, contents(data / "train").values())), [])
     work.close()
     assert list(place.iterdir()) == []
@@ -190,7 +189,6 @@ def test_lazy_keeps_what_is_read_and_never_asks_again(data: Path, place: Path) -
     again = reader.fetch(4)
     assert (again.tier, again.data) == ("local", opened(plan).fetch(4).data)
     node, _ = work.finished()
-    assert node is not None
     assert (node.items, node.copied_bytes) == (1, len(again.data))
     work.close()
     assert list(place.iterdir()) == []
@@ -256,7 +254,6 @@ def test_kept_samples_are_not_copied_again_unless_they_differ(data: Path, place:
     second, _ = staged(plan)
     node, _ = second.finished()
     second.close()
-    assert node is not None
     assert node.items == 15
     assert 0 < node.copied_bytes < node.needed_bytes == node.copied_bytes + node.reused_bytes
     assert {k: v for k, v in contents(kept).items() if "jpg" in k or k[-1].isdigit()} == {
@@ -271,7 +268,6 @@ def test_a_changed_source_is_staged_anew(data: Path, place: Path, strategy: str)
         work, held = staged(plan)
         if change:
             node, _ = work.finished()
-            assert node is not None
             assert node.reused_bytes < node.needed_bytes
         reader = own_reader(plan, held)
         wanted = parts_of(plan_of(data, place, "shard"))(15)[0][0]
@@ -306,7 +302,6 @@ def test_a_kill_in_the_middle_is_taken_up_where_it_was(
         journal.write(b'{"path": "torn')
     work, held = staged(plan)
     node, _ = work.finished()
-    assert node is not None
     assert node.reused_bytes == sum(p.stat().st_size for p in sorted((data / "train").rglob("*.jpg"))[:6])
     assert contents(held.folder / "data" / "train") == contents(data / "train")
     assert not list(held.folder.glob(".partial*"))
@@ -546,12 +541,6 @@ def test_a_cancelled_staging_leaves_nothing(data: Path, place: Path, monkeypatch
 # However the process ends
 
 
-@pytest.fixture
-def leftovers() -> Iterator[Leftovers]:
-    with Leftovers() as found:
-        yield found
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_stays_however_the_rank_ends(leftovers: Leftovers, data: Path, place: Path, number: int) -> None:
     code = (
@@ -615,11 +604,8 @@ def staged_on_two_nodes(plan: RunPlan) -> list[Staging | BaseException | None]:
     meeting = Meeting()
 
     def rank(number: int) -> Staging | BaseException | None:
-        place = RankPlace(
-            rank=number, size=2, local_rank=0, local_size=1, node_rank=number, num_nodes=2, host=f"n{number}", token="t"
-        )
         try:
-            return stage_data(context_of(plan, engine=meeting.of(number), place=place), None)
+            return stage_data(context_of(plan, engine=meeting.of(number), place=rank_place(number, 2, 1)), None)
         except BaseException as error:
             return error
 
@@ -639,7 +625,6 @@ def test_each_node_stages_its_own_ranks_samples(data: Path, place: Path) -> None
         assert not one.data.store(1 - rank).folder.exists()
     told = [{"staging": one.summary(), "warnings": []} for one in found]
     result = staging_result(plan, found[0], told)
-    assert result is not None
     assert [(node.host, node.items) for node in result.nodes] == [("n0", len(parts[0])), ("n1", len(parts[1]))]
     for one in found:
         one.close()

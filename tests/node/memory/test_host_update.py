@@ -172,7 +172,6 @@ def test_the_host_updates_as_the_device_does(name: str, kind: str) -> None:
 
 def test_a_thread_that_is_late_to_end_a_step_does_not_end_the_next() -> None:
     device, host = Training(OPTIMIZERS["sgd"]), Training(OPTIMIZERS["sgd"]).on_host("copies")
-    assert host.host is not None
     update_all = host.host._update_all
 
     def update_and_sleep(since: Any) -> None:
@@ -274,7 +273,6 @@ def test_an_update_that_fails_ends_the_next_step() -> None:
     def fails(sent: object) -> list[Tensor | None]:
         raise MemoryError("no room for a moment")
 
-    assert training.host is not None
     training.host._host.receive = fails  # type: ignore[method-assign]
     with pytest.raises(MemoryError, match="no room for a moment"):
         training.steps(1, 3)
@@ -305,7 +303,6 @@ def test_what_it_did_is_counted_in_measured_steps() -> None:
 def test_on_a_cpu_it_is_told_that_nothing_is_spared() -> None:
     training = Training(OPTIMIZERS["sgd"]).on_host()
     training.steps(0, 2)
-    assert training.host is not None
     assert training.host.result().copied_bytes == 0
     assert "nothing is spared: only the overlap is tried" in training.host.settings()[0].evidence
     training.close()

@@ -257,7 +257,6 @@ def test_what_has_not_left_stays() -> None:
     storage = storage_of(1.0)
     ticket = tier.swap_out(storage, block=0)
     kept = tier.recall(ticket)
-    assert kept is not None
     assert kept.data_ptr() == storage.data_ptr()
     assert calls.log[-1] == "event out 1"  # nothing waits for the copy that still reads it
     gone = tier.swap_out(storage_of(2.0), block=0)

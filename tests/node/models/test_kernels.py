@@ -124,14 +124,7 @@ def test_weights_and_gradients_lie_as_activations(workload: str, tmp_path: Path)
 
 def _read_under_the_other_form(path: Path, written: tuple[Any, Any], into: tuple[Any, Any]) -> None:
     progress = Progress(
-        step=1,
-        samples=2,
-        epoch=0.0,
-        position=Position(),
-        train_s=1.0,
-        wall_s=1.0,
-        loss_scaling={},
-        evaluations=(),
+        step=1, samples=2, epoch=0.0, position=Position(), train_s=1.0, wall_s=1.0, loss_scaling={}, evaluations=()
     )
     write_checkpoint(path, *written, progress, {})
     Checkpoint(path).restore(*into)

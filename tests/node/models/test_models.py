@@ -21,6 +21,7 @@ from dlbench.node.models.optimizers import Lamb, Lars, LearningRate, build_optim
 from dlbench.node.models.resnet import Bottleneck, ResNet
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
 from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel
+from tests.support.text_batches import BERT
 
 torch.set_num_threads(1)
 
@@ -189,16 +190,7 @@ def bert_batch(vocab_size: int, num: int, length: int, places: int) -> Batch:
 
 def test_bert_does_not_see_padding_nor_unused_places() -> None:
     torch.manual_seed(3)
-    spec = BertModel(
-        family="bert",
-        vocab_size=97,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        intermediate_size=32,
-        max_positions=16,
-        dropout=0.0,
-    )
+    spec = BERT.model_copy(update={"vocab_size": 97, "max_positions": 16})
     model, loss = build_model(spec), loss_for(spec)
     batch = bert_batch(vocab_size=97, num=4, length=16, places=3)
     batch["masked_weights"][:, -1] = 0
@@ -254,7 +246,6 @@ def test_cosmoflow_output_range_and_start() -> None:
     assert out.abs().max() <= 1.2
     first = model.features[0]
     assert isinstance(first, nn.Conv3d)
-    assert first.bias is not None
     assert not first.bias.any()
     assert first.weight.abs().max().item() == pytest.approx(math.sqrt(6 / (27 * (4 + 32))), rel=0.01)
     with pytest.raises(ValueError, match="input_size 48 is not a multiple of 32"):
@@ -396,18 +387,7 @@ def test_closure_and_missing_gradients(optimizer_class: type[Lars] | type[Lamb])
     ("spec", "optimizer"),
     [
         (ResNetModel(family="resnet", stage_blocks=(1, 1, 1, 1), base_width=8, num_classes=4, image_size=32), "sgd"),
-        (
-            BertModel(
-                family="bert",
-                vocab_size=60,
-                hidden_size=16,
-                num_layers=1,
-                num_heads=2,
-                intermediate_size=32,
-                max_positions=16,
-            ),
-            "lamb",
-        ),
+        (BERT.model_copy(update={"vocab_size": 60, "num_layers": 1, "max_positions": 16, "dropout": 0.1}), "lamb"),
         (CosmoFlowModel(family="cosmoflow", input_size=8, conv_channels=(4, 8, 8), dropout=0.0), "sgd"),
     ],
 )

@@ -42,9 +42,7 @@ def test_extremes_of_fusion() -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=8),
-    st.integers(1, 7),
-    st.data(),
+    st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=8), st.integers(1, 7), st.data()
 )
 def test_gradients_go_into_their_own_part_of_the_arena(
     shapes: list[tuple[int, ...]], multiple: int, data: st.DataObject
@@ -78,7 +76,6 @@ def test_a_gradient_that_never_came_counts_as_zeros() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     (bucket,) = buckets.fill(torch.full((64,), torch.nan), [[parameter]], 1)
     bucket.take(0, 0.25)
-    assert parameter.grad is not None
     assert parameter.grad.tolist() == [0.0] * 3
 
 

@@ -14,11 +14,11 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.failures import failure_of
-from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod import report
 from dlbench.node.sync.horovod.engine import HorovodEngine
 from dlbench.specs.engine import HorovodSettings
 from tests.support.cuda_events import stand_in_cuda
+from tests.support.rank_places import rank_place
 
 __all__ = ["stand_in_cuda"]
 
@@ -75,12 +75,9 @@ def on_gpu(stand_in_cuda: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         package.torch = fake  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "horovod", package)
         monkeypatch.setitem(sys.modules, "horovod.torch", fake)
-        place = RankPlace(
-            rank=0, size=ranks, local_rank=0, local_size=ranks, node_rank=0, num_nodes=1, host="node", token="t"
-        )
         engine = HorovodEngine(
             HorovodSettings(),
-            place,
+            rank_place(0, ranks),
             torch.device("cuda"),
             use_mpi=True,
             address_file=tmp_path / "rendezvous.json",
@@ -136,7 +133,6 @@ def test_a_horovod_that_would_trace_every_step_runs_without_its_timeline(
     engine.watch(True)
     engine.watch(False)
     result = engine.exchange_result()
-    assert result is not None
     assert (result.messages, result.window_steps, result.carrier) == ((), 0, "nccl")
     assert result.evidence.startswith("Horovod's timeline: not measured here: ")
     (exchange,) = [row for row in engine.settings() if row.key == "sync.exchange"]

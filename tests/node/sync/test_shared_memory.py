@@ -47,8 +47,6 @@ def member(connection: Connection) -> None:
 
 
 class Team:
-    """Worker processes."""
-
     def __init__(self, num_ranks: int) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(

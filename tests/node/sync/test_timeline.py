@@ -218,7 +218,6 @@ def window_of(watch: BackwardWatch, shift_s: float = 0.0) -> TimelineWindow:
 
 def test_communication_has_an_exposed_and_a_hidden_part() -> None:
     seen = summary_of(watched_steps(small_net(), 3))
-    assert seen is not None
     assert seen.counts == (2, 2, 2)  # the average of an evaluation is no gradient
     assert seen.communication_s == pytest.approx(0.4)
     assert seen.exposed_s == pytest.approx(0.2, abs=1e-3)
@@ -234,7 +233,6 @@ def test_communication_has_an_exposed_and_a_hidden_part() -> None:
 
 def test_clocks_that_do_not_agree_are_not_believed() -> None:
     seen = summary_of(watched_steps(small_net(), 2), shift_s=3.0)
-    assert seen is not None
     assert seen.communication_s == pytest.approx(0.4)
     assert (seen.exposed_s, seen.hidden_s) == (None, None)
     assert "clocks do not agree" in seen.reason
@@ -273,7 +271,6 @@ def watched_on_gpu(model: nn.Module, number: int) -> BackwardWatch:
 def test_on_a_gpu_communication_has_both_parts_by_the_anchored_clock(stand_in_cuda: None) -> None:
     watch = watched_on_gpu(small_net(), 3)
     seen = summary_of(watch)
-    assert seen is not None
     assert seen.reason == ""
     assert seen.exposed_s == pytest.approx(0.2, abs=1e-3)
     assert seen.hidden_s == pytest.approx(0.2, abs=1e-3)

@@ -8,31 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.training import pauses, run_record
 from dlbench.node.training import run as run_module
-from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run
 from tests.support.one_rank import trained
+from tests.support.run_factory import record_of
 
 CYCLES = 50
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def record_of(run: Run) -> Record:
-    assert run.record is not None, run.detail
-    return run.record
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Cycle:

@@ -162,13 +162,11 @@ def test_small_kernels_wait_for_the_host_and_large_ones_do_not() -> None:
     with gpu_of() as gpu:
         small = measured_after_holding(gpu, [MANY_SMALL] * 3)
     found, why = waited_for_host(run_steps(small.told, 5), synchronised=False)
-    assert found is not None
     assert sum(found.values()) > 0.7 * sum(step.step_ns for step in small.told[5:])
     assert "beyond their kernels alone" in why
     with gpu_of() as gpu:
         large = measured_after_holding(gpu, [FEW_LARGE] * 3)
     found, _ = waited_for_host(run_steps(large.told, 5), synchronised=False)
-    assert found is not None
     assert sum(found.values()) < 0.001 * sum(step.step_ns for step in large.told[5:])
 
 
@@ -179,10 +177,8 @@ def test_a_host_just_behind_its_device_is_not_charged_with_the_whole_phase() -> 
         seen = measured_after_holding(gpu, [near] * 3)
     steps = run_steps(seen.told, 5)
     whole = int(steps.step_ns.sum())
-    assert steps.launch is not None
     assert sum(int(bound.sum()) for bound in steps.launch.bound_ns.values()) > 0.9 * whole
     found, _ = waited_for_host(steps, synchronised=False)
-    assert found is not None
     assert sum(found.values()) == pytest.approx(0.05 * whole, rel=0.1)
 
 
@@ -190,11 +186,10 @@ def test_without_a_step_held_back_only_a_bound_is_known() -> None:
     with gpu_of() as gpu:
         seen = measured_after_holding(gpu, [MANY_SMALL] * 3, held=0)
     steps = run_steps(seen.told, 2)
-    assert steps.launch is not None
     assert steps.launch.kernel_ns["forward"][0] == UNKNOWN_NS
     found, why = waited_for_host(steps, synchronised=False)
     assert found is None
-    assert "a step at most" in why
+    assert "per step at most" in why
     found, why = waited_for_host(steps, synchronised=True)
     assert found is None
     assert "synchronised" in why

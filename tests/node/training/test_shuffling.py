@@ -113,7 +113,6 @@ def test_the_record_says_how_samples_were_shuffled_and_the_check_fails_with_name
     told = [sample_summary(each) for each in good]  # type: ignore[arg-type]
     plan = plan_of(3, "local", partition="contiguous")
     found = shuffled(plan, good[0], told, lambda value: [value])  # type: ignore[arg-type]
-    assert found.result is not None
     assert (found.result.shuffle, found.result.partition, found.result.exchanged_share) == ("local", "contiguous", 0)
     assert found.result.audit_s > 0
     (check,) = found.checks

@@ -17,14 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlbench.machine.clock_offset import (
-    MAX_DRIFT_PPM,
-    Exchange,
-    OffsetEstimate,
-    estimate,
-    every_second,
-    worth_keeping,
-)
+from dlbench.machine.clock_offset import MAX_DRIFT_PPM, Exchange, OffsetEstimate, estimate, every_second, worth_keeping
 from dlbench.node.watching import clocks
 from dlbench.node.watching.clocks import ClockFollower, ClockServer, compare, greeting, publish
 from dlbench.perfetto.rows import make_axis
@@ -50,9 +43,7 @@ class OtherClock:
 
 
 CLOCKS = st.builds(
-    OtherClock,
-    st.integers(-(10**18), 10**18),
-    st.fractions(-MAX_DRIFT_PPM, MAX_DRIFT_PPM, max_denominator=1000),
+    OtherClock, st.integers(-(10**18), 10**18), st.fractions(-MAX_DRIFT_PPM, MAX_DRIFT_PPM, max_denominator=1000)
 )
 MOMENTS = st.integers(0, 10**15)
 DELAYS = st.integers(0, 10**10)

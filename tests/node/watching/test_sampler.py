@@ -39,6 +39,7 @@ from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
 from tests.support import nvml_library
+from tests.support.rank_places import rank_place
 from tests.support.run_factory import plans
 
 SECOND = 1_000_000_000
@@ -46,7 +47,6 @@ WAIT_S = 30.0
 
 
 def plan_of(*, nodes: int = 1, ranks: int = 1, pin: bool = True, **watch: Any) -> RunPlan:
-    """A plan that is watched."""
     (plan,) = plans(points=(1,), repeats=1)
     launch = plan.system.launch.model_copy(update={"pin": pin})
     return plan.model_copy(
@@ -61,16 +61,7 @@ def plan_of(*, nodes: int = 1, ranks: int = 1, pin: bool = True, **watch: Any) -
 def place_of(plan: RunPlan, node: int = 0) -> RankPlace:
     """Local rank 0 of a node."""
     local = plan.layout.ranks_per_node
-    return RankPlace(
-        rank=node * local,
-        size=plan.layout.ranks,
-        local_rank=0,
-        local_size=local,
-        node_rank=node,
-        num_nodes=plan.layout.nodes,
-        host=f"n{node}",
-        token="a-start",
-    )
+    return rank_place(node * local, plan.layout.ranks, local, token="a-start")
 
 
 def order_of(folder: Path, **changes: Any) -> SamplerOrder:
@@ -92,7 +83,6 @@ def order_of(folder: Path, **changes: Any) -> SamplerOrder:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Returns when it is so; fails if it does not become so."""
     until = time.monotonic() + WAIT_S
     while not is_so():
         assert time.monotonic() < until
@@ -100,7 +90,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def rows_of(path: Path) -> tuple[list[Any], SampleReader]:
-    """All rows of a file, and its reader with the notes met."""
     reader = SampleReader(path=path)
     return [row for block in reader.blocks() for row in block], reader
 
@@ -418,7 +407,6 @@ def is_gone(pid: int) -> bool:
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., SamplerProcess]]:
-    """Starts samplers, and ends them."""
     running: list[SamplerProcess] = []
 
     def start(order: SamplerOrder, command: Sequence[str] = COMMAND) -> SamplerProcess:
@@ -585,7 +573,6 @@ def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: boo
     rank = subprocess.Popen([sys.executable, "-c", code, order.to_line().decode()], stdout=subprocess.PIPE)
     forked = -1
     try:
-        assert rank.stdout is not None
         pid, forked = map(int, rank.stdout.readline().split())
         assert rank.wait(WAIT_S) == -9
         wait_until(lambda: is_gone(pid))
@@ -602,11 +589,7 @@ def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: boo
 def test_the_end_of_its_input_writes_what_it_holds(tmp_path: Path) -> None:
     order = order_of(tmp_path, period_s=60.0)
     done = subprocess.run(
-        COMMAND,
-        input=order.to_line() + b'{"measuring": true}\n',
-        capture_output=True,
-        check=False,
-        timeout=60,
+        COMMAND, input=order.to_line() + b'{"measuring": true}\n', capture_output=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     rows, _ = rows_of(Path(order.samples))

@@ -233,7 +233,6 @@ def test_rows_are_seen_while_the_writer_writes(path: Path) -> None:
 
 
 def sample_file(path: Path) -> tuple[list[int], Content]:
-    """A small file: sizes after the header and each block, and what it holds."""
     content: Content = [(5, 0.5), (9, 1.5), {"name": "a"}, (9, -1.5), (11, math.inf)]
     sizes = []
     with BlockWriter(path, HEADER, [("a", "<i8"), ("b", "<f4")], delta=("a",), rows_per_block=2) as writer:
@@ -817,8 +816,6 @@ def test_a_large_run_tells_what_watching_left(large: RunFolder) -> None:
 def test_the_clocks_of_a_large_run_bring_its_ranks_together(large: RunFolder) -> None:
     """Steps begin within 40 us of each other on all ranks; clocks are known to 15 us."""
     run = read_run(large.path)
-    assert run.record is not None
-    assert run.record.watch is not None
     clocks = [node.clock for node in run.record.watch.nodes]
     starts = []
     for rank in range(16):
@@ -843,7 +840,6 @@ def test_spans_of_a_large_run_lie_within_their_steps(large: RunFolder) -> None:
 def test_one_rank_alone_exchanges_nothing(tmp_path: Path) -> None:
     run = read_run(large_run(tmp_path, ranks=1, steps=20).path)
     assert (run.state, measure(run).parts["exchange"]) == ("valid", 0.0)
-    assert run.record is not None
     assert run.record.exchange is None
 
 

@@ -42,8 +42,6 @@ def plan_of(**overrides: Any) -> RunPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One span as read."""
-
     lane: str
     name: str
     start_ns: int

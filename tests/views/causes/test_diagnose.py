@@ -321,7 +321,9 @@ def test_few_runs_of_which_some_lose_nothing_prove_nothing(tmp_path: Path) -> No
     write_series(tmp_path, {}, drift=drift, repeats=3)
     found = verdict(tmp_path)
     assert (found["finding"], found["name"], found["experiments"]) == ("too few runs", "", [])
-    assert found["line"].startswith("3 runs cannot tell the loss of 3 points (-18 to 23) from noise; the largest ")
+    assert found["line"].startswith(
+        "3 runs cannot distinguish the loss of 3 points (-18 to 23) from noise; the largest "
+    )
     assert found["next"] == "repeat with --repeats 5"
 
 
@@ -670,12 +672,12 @@ def test_planted_faults_and_the_cost_of_watching_are_told(tmp_path: Path) -> Non
         if len(ranks) > 1:
             edit_json(path, ranks=[{**rank, "planted_s": 0.3} for rank in ranks])
     text = diagnose(tmp_path)
-    assert "\nA fault was planted on purpose: input_delay_s=0.025.\n" in text
+    assert "\nA fault was injected on purpose: input_delay_s=0.025.\n" in text
     assert "- Planted at 2 ranks, per step: rank 0 25 ms, rank 1 25 ms.\n" in text
     assert "- Monitoring (period_s=2.0) cost 0.40 % [0.10, 0.70] of a step (measured at 2 ranks)." in " ".join(
         text.split()
     )
-    assert "10 runs with a planted fault left out." in " ".join(text.split())
+    assert "10 runs with an injected fault left out." in " ".join(text.split())
 
 
 def overhead(value: float, method: str, num_pairs: int = 0) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def test_a_planted_fault_is_told_first(tmp_path: Path) -> None:
         fault = FaultSpec(ranks=(0,), input_delay_s=0.01)
         write_run(tmp_path, plan.model_copy(update={"fault": fault}), constant([5, 0, 30, 50, 9, 10]))
     (found,) = assemble(scan(tmp_path)).groups
-    assert section(found, "causes").words[0].startswith("A fault was planted on purpose: ")
+    assert section(found, "causes").words[0].startswith("A fault was injected on purpose: ")
 
 
 # Stragglers
