@@ -869,7 +869,7 @@ def test_wrong_options_are_one_line(large: RunFolder, tmp_path: Path, options: l
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("trace.txt", "the name tells no format"),
+        ("trace.txt", "the name implies no format"),
         ("nowhere/trace.json", "there is no folder"),
         (".", "is a folder"),
         (f"{'n' * 250}.json", "cannot be written: File name too long"),

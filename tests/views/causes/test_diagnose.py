@@ -769,7 +769,7 @@ def test_formats_and_files(tmp_path: Path) -> None:
     assert (tmp_path / "d.txt").read_text() == diagnose(tmp_path / "runs")
     wrong = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "runs"), "-o", str(tmp_path / "d.html")])
     assert isinstance(wrong.exception, UserError)
-    assert "suffix '.html'" in str(wrong.exception)
+    assert "'.html' names none" in str(wrong.exception)
 
 
 def test_a_terminal_gets_the_same_words(tmp_path: Path) -> None:
