@@ -296,7 +296,7 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
     scheduler, max_jobs = scheduler_named(file.scheduler), options["max_jobs"] or file.max_jobs
     total, taken = submission_status(root, series).total, 0
 
-    def tell(done: Submitted) -> None:
+    def report(done: Submitted) -> None:
         nonlocal taken
         taken += not done.is_adopted
         how = ", found in the queue" if done.is_adopted else ""
@@ -311,9 +311,9 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
     try:
         if options["follow"]:
             with feeding(root, series):
-                feed(root, series, scheduler, interruption.check, tell, _say, max_jobs, options["every"])
+                feed(root, series, scheduler, interruption.check, report, _say, max_jobs, options["every"])
         else:
-            complete(root, series, scheduler, interruption.check, tell, max_jobs)
+            complete(root, series, scheduler, interruption.check, report, max_jobs)
         interruption.check()  # of a signal during the last sbatch
     except KeyboardInterrupt:
         _say(left(root, series, out))

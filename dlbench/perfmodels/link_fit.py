@@ -5,7 +5,7 @@ weigh alike and a few slow points do not move the costs (`dlbench.perfmodels.lin
 
 A cost more is taken in only if Schwarz's criterion of the relative errors (Laplace: 2 N ln(mean |error|) + k ln N)
 falls by more than `CLEAR_GAIN`, very strong evidence by Kass & Raftery (1995): gamma, which all-reduces alone cannot
-tell from beta, and breaks in the size of messages, where a transport changes its protocol.
+separate from beta, and breaks in the size of messages, where a transport changes its protocol.
 
 The steps of all measured collectives are arrays, so that a fit can price all at once. Columns of costs: alpha and beta
 of each piece inside groups, alpha and beta of each piece across groups, gamma.

@@ -162,9 +162,9 @@ def test_tars_of_others_are_understood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "told"),
     [
-        ({"a.jpg": b"A"}, "member 'a.jpg' has no .cls beside it"),
-        ({"a.jpg": b"A", "b.jpg": b"B"}, "member 'a.jpg' has no .cls beside it"),
-        ({"a.jpg": b"A", "b.cls": b"1"}, "member 'a.jpg' has no .cls beside it"),
+        ({"a.jpg": b"A"}, "member 'a.jpg' has no .cls next to it"),
+        ({"a.jpg": b"A", "b.jpg": b"B"}, "member 'a.jpg' has no .cls next to it"),
+        ({"a.jpg": b"A", "b.cls": b"1"}, "member 'a.jpg' has no .cls next to it"),
         ({"a.jpg": b"A", "a.cls": b"cat"}, "member 'a.cls' holds b'cat', not a label in digits"),
         ({"a.txt": b"A"}, "the shards hold no image"),
     ],

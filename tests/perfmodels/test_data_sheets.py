@@ -37,11 +37,9 @@ from dlbench.perfmodels.utilisation import SHEETS, datasheet_peak, sheet_of, why
 )
 def test_names_of_drivers_are_products(device: str, product: str, tflops: dict[str, float]) -> None:
     sheet = sheet_of(device)
-    assert sheet is not None
     assert sheet.product == product
     assert {precision: sheet.tflops[precision] for precision in tflops} == tflops
     peak = datasheet_peak(device, next(iter(tflops)))
-    assert peak is not None
     assert peak.flops_per_s == next(iter(tflops.values())) * 1e12
     assert len([one for one in SHEETS if one is sheet or one.product == product]) == 1
 
@@ -52,8 +50,8 @@ def test_names_of_drivers_are_products(device: str, product: str, tflops: dict[s
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16", "MIG slice"),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", "MIG slice"),
         ("AMD Instinct MI250X / MI250", "bf16", "MI250X and MI250 alike"),
-        ("AMD Radeon Graphics", "bf16", "tells no product"),
-        ("Graphics Device", "bf16", "tells no product"),
+        ("AMD Radeon Graphics", "bf16", "names no product"),
+        ("Graphics Device", "bf16", "names no product"),
         ("GRID A100X-40C", "bf16", "vGPU"),
         ("NVIDIA A100X", "bf16", "no data sheet of that name"),
         ("NVIDIA GeForce RTX 4090", "bf16", "no data sheet of that name"),

@@ -173,7 +173,7 @@ def test_an_image_that_is_not_the_planned_one_is_refused_before_anything_is_subm
     with pytest.raises(UserError, match="has 5 bytes"):
         with_digest(ImageSpec(file=str(image)))
     description.unlink()
-    with pytest.raises(UserError, match=r"no image\.tar\.json beside it"):
+    with pytest.raises(UserError, match=r"no image\.tar\.json next to it"):
         with_digest(ImageSpec(file=str(image)))
     with pytest.raises(ValidationError, match="there is none"):
         ImageSpec(sha256="0" * 64)

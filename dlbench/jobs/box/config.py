@@ -60,7 +60,7 @@ class Equipment:
             default one. Without any there is one, `box`.
         switches: leaf switches below one root (topology/tree); the nodes are dealt to them in order. 0: no topology.
         sockets: of a node; then cores are what is given to jobs, and tasks are bound to them where the machine has
-            so many. 0: processors are given.
+            that many. 0: processors are given.
         threads_per_core: with `sockets`.
         memory_mb: MiB of a node that jobs ask for with --mem; 0: memory is not counted.
         preempt: whose jobs yield to others and are requeued: those of a `qos`, of a `partition`, or of `none`.

@@ -485,7 +485,7 @@ def feed(
     A queue that is full, and a scheduler that does not answer, are waited for; after a kill it can be called again.
     The series is locked only while jobs are submitted.
 
-    `check`: called twice a second, too. `tell`: told in a line what is waited for. `every_s`: seconds between two looks
+    `check`: called twice a second, too. `notify`: gets a line on each wait. `every_s`: seconds between two looks
     at the queue; more where it is full or does not answer.
     Raises `UserError` or `RefusedError` or `StuckError`: as of `complete`. `DoubtError`: the scheduler said neither yes
     nor no `MOST_DOUBTS` times, and no more jobs were taken.

@@ -154,8 +154,8 @@ def wait(
     """Waits until the job has ended; cancels it after `timeout_s`, and where `check` raises.
 
     `folder`: of the pre-flight; its script says there when it ends. `timeout_s`: for all of it, in the queue and on the
-    nodes. `check`: called now and then; what it raises is passed on. `tell`: told the state with its reason, whenever
-    it changes.
+    nodes. `check`: called now and then; what it raises is passed on. `notify`: gets the state with its reason when it
+    changes.
     """
     begun = time.monotonic()
     before = state = reason = ""
@@ -338,7 +338,7 @@ class Asked:
 def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
     """Looks, and writes what it found into the folder, which is made.
 
-    `folder`: absolute; not there yet. `tell`: told what happens now, a line each.
+    `folder`: absolute; not there yet. `notify`: hears what happens now, a line each.
     Raises `EnvironmentLacksError`: sbatch is not on PATH. `RunError`: the folder cannot be written.
     `KeyboardInterrupt`: on a signal; the job is cancelled.
     """

@@ -251,8 +251,8 @@ class Workbench:
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 warnings.append(
-                    "what the optimizer's update works with was not measured, as no copy of the parameters fits beside "
-                    "them: the plan leaves no room for it"
+                    "what the optimizer's update works with was not measured, as no copy of the parameters fits next "
+                    "to them: the plan leaves no room for it"
                 )
         # Gradients to which several passes add outlast each of them.
         state = state_bytes(self.model, self.train, gradients=self.train.gradient_accumulation > 1)
