@@ -97,6 +97,14 @@ def cli(tmp_path: Path) -> Cli:
 
 
 @pytest.fixture
+def signals_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
 def leftovers() -> Iterator[Leftovers]:
     with Leftovers() as found:
         yield found

@@ -107,7 +107,7 @@ def fit(
     """
     if output is not None:
         check_writable(output)
-    require_modules("comm fit", "numpy")
+    require_modules("comm fit", "numpy", "scipy")
     from dlbench.comm.document import fit_document
     from dlbench.comm.fits import fit_one
     from dlbench.comm.measurements import tabulate

@@ -188,7 +188,7 @@ def schema(name: str) -> dict[str, Any]:
 
     known = schemas()
     if name not in known:
-        raise UserError(f"--schema {name}: {nearest(name, known)}; there are: {', '.join(known)}")
+        raise UserError(f"--schema {name}: {nearest(name, known)}")
     found = known[name]
     if not isinstance(found, type):
         views: dict[str, Any] = found.schema()

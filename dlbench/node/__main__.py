@@ -30,6 +30,7 @@ from dlbench.records.interrupted import write_interrupted  # noqa: E402
 from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.comm import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
+from dlbench.units import utc_now  # noqa: E402
 
 _COMM_FORMAT = CommPlan.model_fields["format"].default
 
@@ -159,6 +160,7 @@ def _train(
     early: StoppedEarlyError | None = None
     try:
         engine.start()
+        context.started_utc = utc_now()  # finding the other ranks is no part of the run
         record = train(context)
     except StoppedEarlyError as stopped:
         record, early = None, stopped

@@ -165,7 +165,7 @@ class RateRepeat(_Told):
 class ReadingRate(_Told):
     """The answer."""
 
-    format: Literal["dlbench.analysis-rate"]
+    format: Literal["dlbench.reading-rate"]
     kind: str = Field(description="Kind of the data set.")
     num_samples: Count = Field(description="Samples in it.")
     processes: Count = Field(description="Processes that read, as ranks of a node do.")

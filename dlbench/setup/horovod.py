@@ -424,7 +424,7 @@ class Patch:
 
 
 _READBACK = """
-// Added by dlbench's build: the values in force, which no other interface gives.
+// Added by dlbench's build: the values in force, which no other interface tells.
 long long horovod_effective_fusion_threshold_bytes() {
   if (!horovod_global.initialization_done) {
     return -1;

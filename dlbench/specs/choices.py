@@ -21,7 +21,7 @@ from dlbench.specs.sync import SyncSpec, read_fusion
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
 from dlbench.specs.watch import FaultSpec, WatchSpec
-from dlbench.specs.workload import FAMILIES, DataSpec, Model, ModelSpec, Workload
+from dlbench.specs.workload import BROKEN, FAMILIES, DataSpec, Model, ModelSpec, Workload
 
 _NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
 """Sections that say how a workload is run, not what is trained."""
@@ -134,6 +134,8 @@ def choose_with_origins(
     file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]
 ) -> tuple[Choices, Layers]:
     """As `choose`, and the layers, which say who set each key."""
+    if file.path in BROKEN:
+        raise UserError(BROKEN[file.path])
     layers = file.layers(preset)
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)

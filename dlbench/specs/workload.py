@@ -7,6 +7,7 @@ its keys; `FAMILIES` registers it. Its torch half is a `dlbench.node.models.buil
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import sys
@@ -16,11 +17,11 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from operator import or_
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.errors import UserError
 from dlbench.specs.base import Count, CountOrZero, Flag, Form, Fraction, Name, Spec
 from dlbench.specs.files import search_path
 from dlbench.specs.system import StagingTier
@@ -431,7 +432,7 @@ DataSpec = Annotated[ImageData | TextData | DensityData, Field(discriminator="fo
 def _of_this_site() -> Iterator[type[Model]]:
     """Networks of the folders in DLBENCH_PATH: a module next to the workload file of the same name holds its `Model`.
 
-    Raises `UserError`: a module cannot be loaded.
+    One that cannot be loaded goes to `BROKEN`: only who asks for that workload needs to know.
     """
     folders = search_path("workloads")[:-1]
     package = types.ModuleType(SITE)
@@ -441,13 +442,16 @@ def _of_this_site() -> Iterator[type[Model]]:
         if not path.with_suffix(".yaml").is_file():
             continue
         try:
-            module = importlib.import_module(f"{SITE}.{path.stem}")
-        except Exception as error:  # whatever the module raises
-            raise UserError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from error
+            with contextlib.redirect_stdout(sys.stderr):  # what it prints must not stand before a command's output
+                module = importlib.import_module(f"{SITE}.{path.stem}")
+        except (Exception, SystemExit) as error:  # whatever the module raises
+            BROKEN[path.with_suffix(".yaml")] = f"{path}: cannot be loaded: {type(error).__name__}: {error}"
+            continue
         own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
         yield from (one for one in own if issubclass(one, Model))
 
 
+BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
 SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
 
 FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, *_of_this_site())

@@ -155,7 +155,6 @@ def test_causes_sum_to_the_measured_time_to_the_nanosecond(tmp_path: Path, seed:
     plan = plans(points=(ranks,), repeats=1)[0]
     run = read_run(write_run(tmp_path, plan, simulate(plan, random_work(seed))).path)
     found, measures = causes_of(run), measure(run)
-    assert run.record is not None
     longest_ns = max(round(rank.measured_s * 1e9) for rank in run.record.ranks)
     assert sum(found.sums_ns.values()) == ranks * longest_ns
     assert tuple(found.sums_ns) == CAUSES
@@ -191,9 +190,7 @@ def only_group(folder: Path) -> tuple[Group, RunTable]:
 
 
 def points_of(folder: Path) -> tuple[CausePoint, ...]:
-    found = lost_percent(*only_group(folder))
-    assert found is not None
-    return found.diagnosed.points
+    return lost_percent(*only_group(folder)).diagnosed.points
 
 
 def most_waited_for(folder: Path) -> tuple[Straggler | None, Straggler | None]:
@@ -279,7 +276,6 @@ def test_a_late_rank_is_named_with_its_host_and_what_holds_it_up(tmp_path: Path)
         write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}"))
     point = points_of(tmp_path)[1]
     late, _ = most_waited_for(tmp_path)
-    assert late is not None
     assert (late.rank, late.host, late.late_by) == (3, "n1", "input")
     assert late.last_share == late.waited_share == 1
     assert late.waited_s == pytest.approx(0.025 * 3 / 4)
@@ -309,7 +305,6 @@ def test_a_late_host_is_named_where_none_of_its_ranks_stands_out(tmp_path: Path,
     )
     first, late = most_waited_for(tmp_path)
     assert first is None
-    assert late is not None
     assert (late.rank, late.host, late.late_by, late.waited_share) == (None, "n1", "compute", 1.0)
     assert late.waited_s == pytest.approx(0.025 * (1 - 1 / hosts))
     # As late as its ranks are, not their sum.

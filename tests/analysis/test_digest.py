@@ -34,11 +34,9 @@ OfRanks = Callable[[Sequence[str]], Run]
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> OfRanks:
-    """Makes a run with ranks on the given hosts."""
     (plan,) = plans(points=(1,), repeats=1)
     folder = write_run(tmp_path_factory.mktemp("run"), plan, lambda rank, step: ([MS] * len(PHASES), 0))
     run = read_run(folder.path)
-    assert run.record is not None
     record, rank = run.record, run.record.ranks[0]
 
     def made(hosts: Sequence[str]) -> Run:
@@ -192,8 +190,7 @@ def test_waiting_in_the_exchange_is_no_work_of_a_rank(run_of: OfRanks) -> None:
     table = np.full((4, 50, 7), 10 * MS)
     table[1, 5, PHASES.index("input")] += 100 * MS
     table[[0, 2, 3], 5, PHASES.index("exchange")] += 100 * MS
-    found = digest_of(run_of(["a", "b", "c", "d"]), run_steps(table, first=20))
-    (one,) = found.outliers
+    (one,) = digest_of(run_of(["a", "b", "c", "d"]), run_steps(table, first=20)).outliers
     assert (one.step, one.rank, one.host, one.phase) == (25, 1, "b", "input")
     assert one.seconds == pytest.approx(0.17)
     assert one.ratio == pytest.approx(17 / 7)

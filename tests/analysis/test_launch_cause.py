@@ -66,9 +66,7 @@ def test_waiting_that_grows_with_ranks_is_found_and_answered(tmp_path: Path) -> 
     write_launch_bound(tmp_path, lambda plan: tuple(ms * (plan.layout.ranks - 1) for ms in WAITS), points=(1, 2))
     table = tabulate(scan(tmp_path), with_causes=True)
     (group,) = groups(table)
-    found = lost_percent(group, table)
-    assert found is not None
-    (_, last) = found.diagnosed.points
+    (_, last) = lost_percent(group, table).diagnosed.points
     assert last.verdict.name == "launch-bound"
     assert last.cause("launch").lost.value == pytest.approx(last.whole.lost.value, rel=0.01)
     texts = " ".join(experiment.text for experiment in last.verdict.experiments)
@@ -80,8 +78,6 @@ def test_a_single_point_that_waits_for_launches_is_answered(tmp_path: Path) -> N
     write_launch_bound(tmp_path, lambda plan: WAITS, points=(1,), repeats=2)
     table = tabulate(scan(tmp_path), with_causes=True)
     (group,) = groups(table)
-    found = lost_percent(group, table)
-    assert found is not None
-    (only,) = found.diagnosed.points
+    (only,) = lost_percent(group, table).diagnosed.points
     assert re.search(r"36\.\d % waiting for kernel launches$", only.verdict.line)
     assert only.verdict.next.startswith("use a larger batch per rank")

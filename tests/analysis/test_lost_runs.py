@@ -57,14 +57,10 @@ def figures(table: RunTable) -> Iterator[tuple[tuple[int, str], Estimate]]:
 
 def accounts(table: RunTable) -> tuple[CausePoint, ...]:
     (group,) = groups(table)
-    found = lost_percent(group, table)
-    assert found is not None
-    return found.diagnosed.points
+    return lost_percent(group, table).diagnosed.points
 
 
 def holds(whole: Estimate, found: Estimate) -> bool:
-    assert whole.low is not None
-    assert whole.high is not None
     # Figures without any scatter (a part that no run has) are rounding.
     return whole.low - 1e-9 <= found.value <= whole.high + 1e-9
 

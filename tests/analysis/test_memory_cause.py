@@ -84,8 +84,7 @@ def test_where_a_run_says_nothing_it_is_not_measured(
 def test_a_rank_that_says_nothing_is_not_taken_as_none(tmp_path: Path) -> None:
     (plan,) = method_plans([("planned", "planned")], batches=(32,), repeats=1, points=(2,))
     write_memory_run(tmp_path, plan, change=lambda told: told.model_copy(update={"ranks": told.ranks[:1]}))
-    found = causes_of(read_run(tmp_path / plan.run_id))
-    assert "not every rank says" in found.not_measured["memory"]
+    assert "not every rank says" in causes_of(read_run(tmp_path / plan.run_id)).not_measured["memory"]
 
 
 def test_memory_that_grows_with_ranks_is_found_and_answered_with_commands(tmp_path: Path) -> None:
@@ -103,9 +102,7 @@ def test_memory_that_grows_with_ranks_is_found_and_answered_with_commands(tmp_pa
         write_run(tmp_path, plan, times, Story(record={"memory": told.model_dump(mode="json")}))
     table = tabulate(scan(tmp_path), with_causes=True)
     (group,) = groups(table)
-    found = lost_percent(group, table)
-    assert found is not None
-    (_, last) = found.diagnosed.points
+    (_, last) = lost_percent(group, table).diagnosed.points
     assert last.verdict.name == "memory-bound"
     assert last.cause("memory").lost.value == pytest.approx(last.whole.lost.value, rel=0.01)
     texts = [experiment.text for experiment in last.verdict.experiments]

@@ -70,7 +70,6 @@ def test_what_was_asked_of_the_system_unlike_is_reported_apart(tmp_path: Path, k
 
 @pytest.fixture(scope="module")
 def six(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    """Equal runs."""
     out = tmp_path_factory.mktemp("six")
     for plan in plans(points=(1,), repeats=6):
         write_run(out, plan, constant(PHASES))
@@ -78,10 +77,8 @@ def six(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 def with_attempts(runs: Sequence[Run], attempts: Sequence[tuple[int, int]]) -> list[Run]:
-    """The runs, each with an attempt and a first step."""
     found = []
     for run, (attempt, first_step) in zip(runs, attempts, strict=True):
-        assert run.record is not None
         record = run.record.model_copy(update={"attempt": attempt, "first_step": first_step})
         found.append(dataclasses.replace(run, record=record))
     return found
@@ -116,7 +113,6 @@ def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Pa
     assert group_id(one) != group_id(other)
     # Begun anew it is a run like any other.
     anew = other.record
-    assert anew is not None
     assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
 
 
@@ -312,8 +308,7 @@ def test_every_key_of_a_system_shapes_repeats_or_is_listed(key: str) -> None:
     if key.startswith("system.image."):
         others |= {"system.image.file": "/env.tar", "system.image.sha256": "0" * 64}
     before = _run(plan, others)
-    content = before.plan.model_dump(mode="json")
-    place = content
+    place = before.plan.model_dump(mode="json")
     for part in key.split("."):
         place = place[part]
     value = _other(key, LEAVES[key], place)

@@ -18,7 +18,6 @@ from dlbench.stats.pairing import session_of
 from tests.support.run_factory import NOW, Story, constant, plans, write_run
 
 HOUR = 3600
-DAY = 24 * HOUR
 
 
 def runs(*hours: float, jobs: str = "", boots: str = "") -> dict[str, Circumstances]:

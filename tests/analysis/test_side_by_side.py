@@ -32,7 +32,6 @@ def test_a_ratio_is_in_pairs_where_repeats_are_shared_and_none_where_a_side_has_
     base = {("s", repeat): 1.0 + repeat for repeat in range(5)}
     own = {key: 2 * value for key, value in base.items()}
     ratio, is_paired = compared(own, base)
-    assert ratio is not None
     assert (ratio.value, ratio.low, is_paired) == (pytest.approx(2), pytest.approx(2), True)
     assert compared({("t", 0): 2.0}, base)[1] is False
     assert compared({}, base) == (None, False)
@@ -50,7 +49,5 @@ def test_the_best_is_looked_for_at_the_largest_rank_count_alone() -> None:
         return found
 
     assert at_last_place(rows) == rows[1:]
-    best = best_at_last(rows, ratio_of)
-    assert best is not None
-    assert best[1] is rows[2]
+    assert best_at_last(rows, ratio_of)[1] is rows[2]
     assert best_at_last(rows[1:2], ratio_of) is None

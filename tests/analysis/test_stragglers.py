@@ -29,7 +29,6 @@ Row = Sequence[int]
 
 
 def run_steps(rows: Sequence[Sequence[Row]]) -> RunSteps:
-    """Rows by rank and step."""
     table = np.array(rows, dtype=np.int64)
     phases = {name: table[:, :, i].copy() for i, name in enumerate(PHASES)}
     ends = table.sum(axis=(1, 2))
@@ -165,10 +164,7 @@ def test_ranks_of_unequal_lateness_owe_in_proportion() -> None:
 
 def test_what_is_moved_is_taken_from_the_phases_that_were_longer() -> None:
     """Rank 0 is 25 late by its optimizer, 90 by its backward pass, and 30 earlier by its forward pass."""
-    rows = [
-        [[0, 0, 30, 50, 10, 30, 0], [0, 0, 0, 140, 10, 5, 0]],
-        [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 95, 5, 0]],
-    ]
+    rows = [[[0, 0, 30, 50, 10, 30, 0], [0, 0, 0, 140, 10, 5, 0]], [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 95, 5, 0]]]
     found = waiting(run_steps(rows))
     # 85 in all, in proportion to the two that were longer.
     assert found.moved_ns["compute"] == 85
@@ -277,8 +273,7 @@ def test_ranking_over_runs_tells_hosts_apart() -> None:
 
 def test_a_host_owes_what_its_ranks_owe_and_is_as_late_as_they_are_on_average() -> None:
     rows = [[[5, 0, 30, 50 + 100 * (r < 2), 8 + 100 * (r >= 2), 10, 5]] for r in range(4)]
-    found = waiting(run_steps(rows))
-    ranks, hosts = ranking([waited(found, ("a", "a", "b", "b"), 1)])
+    ranks, hosts = ranking([waited(waiting(run_steps(rows)), ("a", "a", "b", "b"), 1)])
     assert [(one.rank, one.host, one.waited_share) for one in ranks] == [(0, "a", 0.5), (1, "a", 0.5)]
     (host,) = hosts
     assert (host.rank, host.host, host.waited_share, host.last_share) == (None, "a", 1.0, 1.0)

@@ -69,10 +69,7 @@ def test_the_measured_window_is_that_of_the_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [0.5, 0.8, 0.95])
 def test_a_planted_clock_drop_is_recovered(tmp_path: Path, factor: float) -> None:
     """From second 10 to 13, a quarter of the window, the clock falls by a known factor."""
-    rows = rows_of(
-        lambda t: 1.5 * GHZ * (factor if 10 < t < 13 else 1.0),
-        lambda t: THERMAL if 10 < t < 13 else 0,
-    )
+    rows = rows_of(lambda t: 1.5 * GHZ * (factor if 10 < t < 13 else 1.0), lambda t: THERMAL if 10 < t < 13 else 0)
     share, evidence = throttled(make_run(tmp_path, CLOCKS, rows))
     assert share == pytest.approx((1 - factor) / 4, rel=1e-6)
     assert "throttled 25% of the time (sw_thermal_slowdown)" in evidence
@@ -112,9 +109,7 @@ def test_an_idle_sample_is_no_reference_for_throttled_ones(tmp_path: Path, reaso
     """Throttled throughout, but for one sample at the edge of the window, when the clock was low for want of work."""
     columns = [*CLOCKS, "gpu.0.sm_clock_max_hz"]
     rows = rows_of(
-        lambda t: 0.195 * GHZ if t < 5 else 1.5 * GHZ,
-        lambda t: reason if t < 5 else POWER_CAP,
-        lambda t: 2.0 * GHZ,
+        lambda t: 0.195 * GHZ if t < 5 else 1.5 * GHZ, lambda t: reason if t < 5 else POWER_CAP, lambda t: 2.0 * GHZ
     )
     share, evidence = throttled(make_run(tmp_path / "known", columns, rows))
     assert share == pytest.approx(0.25 * 11 / 12)
@@ -169,10 +164,7 @@ def test_a_gap_is_told_and_left_out(tmp_path: Path) -> None:
 
 def test_reasons_that_cannot_be_read_are_no_zero(tmp_path: Path) -> None:
     run = make_run(
-        tmp_path,
-        ["gpu.0.sm_clock_hz"],
-        rows_of(lambda t: GHZ),
-        unavailable={"gpu.0.clock_reasons": "Not Supported"},
+        tmp_path, ["gpu.0.sm_clock_hz"], rows_of(lambda t: GHZ), unavailable={"gpu.0.clock_reasons": "Not Supported"}
     )
     assert throttled_share(run) == (None, "gpu.0 of n0: Not Supported")
     nans = make_run(tmp_path / "nan", CLOCKS, rows_of(lambda t: GHZ, lambda t: math.nan))
@@ -216,11 +208,7 @@ def test_a_run_without_samples_says_why(tmp_path: Path) -> None:
         throttled_share(read_run(unfinished.path))
 
 
-@given(
-    st.lists(st.integers(1, 4 * S), min_size=1, max_size=40),
-    st.integers(-5 * S, 100 * S),
-    st.integers(0, 100 * S),
-)
+@given(st.lists(st.integers(1, 4 * S), min_size=1, max_size=40), st.integers(-5 * S, 100 * S), st.integers(0, 100 * S))
 def test_every_sampled_moment_belongs_to_the_nearest_sample(gaps: list[int], begin: int, length: int) -> None:
     times = np.cumsum(gaps).astype(np.int64)
     window = (begin, begin + length)
@@ -263,9 +251,7 @@ def test_figures_of_a_node(tmp_path: Path) -> None:
     assert (received.mean, received.median) == pytest.approx((2e6, 2e6))
     assert not node.fields["host.memory_used_bytes"].is_rate
     assert "gpu.0.temperature_c" not in node.fields
-    assert node.clock_reasons == {
-        "gpu.0": pytest.approx({"sw_thermal_slowdown": 0.5, "sw_power_cap": 0.25}),
-    }
+    assert node.clock_reasons == {"gpu.0": pytest.approx({"sw_thermal_slowdown": 0.5, "sw_power_cap": 0.25})}
 
 
 def test_gaps_of_a_node_are_counted(tmp_path: Path) -> None:

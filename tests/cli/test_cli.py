@@ -28,7 +28,7 @@ from dlbench.specs.problems import keys_of
 from tests.conftest import Cli
 from tests.support import run_factory
 from tests.support.paths import ROOT
-from tests.support.programs import as_shown
+from tests.support.programs import as_shown, on_path
 from tests.support.run_factory import NOW, Story, Training, constant, quality_plans, write_run, write_unfinished
 
 TIMES = constant([1, 0, 3, 5, 0, 1])
@@ -431,13 +431,9 @@ def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, t
 
 
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
-    stub = tmp_path / "bin" / "sbatch"
-    stub.parent.mkdir()
-    stub.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >> {tmp_path}/calls; echo $((++n))$(date +%N)\n")
-    stub.chmod(0o755)
-    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    path = on_path(tmp_path / "bin", sbatch=f"printf '%s\\0' \"$@\" >> {tmp_path}/calls; echo $((++n))$(date +%N)")
     shown = cli(*SUBMIT, "--nodes", "1,2", "--dry-run", "--all-scripts")
-    done = cli(*SUBMIT, "--nodes", "1,2", **variables)
+    done = cli(*SUBMIT, "--nodes", "1,2", PATH=path)
     assert done.returncode == 0, done.stderr
     folders = sorted((tmp_path / "runs").glob("s-*"))
     assert [as_shown(folder / "job.sbatch") for folder in folders] == scripts_in(shown.stdout)
@@ -447,22 +443,19 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     calls = (tmp_path / "calls").read_text().split("\0")
     # Jobs of a series wait for each other.
     assert [word for word in calls if word.startswith("--dependency")] == [f"--dependency=afterany:{jobs[0]}"]
-    again = cli(*SUBMIT, "--nodes", "1,2", **variables)
+    again = cli(*SUBMIT, "--nodes", "1,2", PATH=path)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert "exists already" in again.stderr
 
 
 def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_path: Path) -> None:
-    stub = tmp_path / "bin" / "sbatch"
-    stub.parent.mkdir()
     limit = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)"
-    stub.write_text(
-        f"#!/bin/bash\n[ -e {tmp_path}/open ] || [ ! -e {tmp_path}/full ] || {{ echo '{limit}' >&2; exit 1; }}\n"
-        f"touch {tmp_path}/full; [ -e {tmp_path}/open ] && echo 8 || echo 7\n"
+    sbatch = (
+        f"[ -e {tmp_path}/open ] || [ ! -e {tmp_path}/full ] || {{ echo '{limit}' >&2; exit 1; }}\n"
+        f"touch {tmp_path}/full; [ -e {tmp_path}/open ] && echo 8 || echo 7"
     )
-    stub.chmod(0o755)
-    path = f"{stub.parent}:{os.environ['PATH']}"
+    path = on_path(tmp_path / "bin", sbatch=sbatch)
     done = cli(
         *SUBMIT, "--nodes", "1,2", "--repeats", "2", "--one-run-per-job", "--no-chain", "--max-jobs", "9", PATH=path
     )
@@ -480,9 +473,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     resumed = cli("submit", "--resume", "s", "--repeats", "3", PATH=path)
     assert resumed.returncode == 2
     assert "the series has its --repeats already" in resumed.stderr
-    queue = stub.with_name("squeue")
-    queue.write_text('#!/bin/bash\nfor j in 7_1 7_2 8_1 8_2; do echo "$j|PENDING|N/A|None||/r"; done\n')
-    queue.chmod(0o755)
+    on_path(tmp_path / "bin", squeue='for j in 7_1 7_2 8_1 8_2; do echo "$j|PENDING|N/A|None||/r"; done')
     resumed = cli("submit", "--resume", "s", PATH=path)
     assert resumed.returncode == 0, resumed.stderr
     assert len(resumed.stdout.split()) == 1
@@ -494,8 +485,6 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
 
 
 def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, tmp_path: Path) -> None:
-    folder = tmp_path / "bin"
-    folder.mkdir()
     row = 'echo "$1|PENDING|$2|$3|a site\'s own|$(cat $OUT/$1)"'
     stubs = {
         "sbatch": 'n=$(($(ls $OUT | wc -l) + 1)); for word; do :; done; echo "${word%/*}" > $OUT/$n; echo $n',
@@ -503,12 +492,9 @@ def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, t
         "row 2 N/A DependencyNeverSatisfied",
         "scancel": 'echo "$@" > $OUT/../cancelled; touch $OUT/gone',
     }
-    for name, body in stubs.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
     (tmp_path / "out").mkdir()
     # Slurm's programs get the person's variables only where a system says so.
-    variables = {"PATH": f"{folder}:{os.environ['PATH']}", "OUT": str(tmp_path / "out")}
+    variables = {"PATH": on_path(tmp_path / "bin", **stubs), "OUT": str(tmp_path / "out")}
     submitted = cli(*SUBMIT, "--nodes", "1,2", "--set", "system.slurm.export=ALL", **variables)
     assert submitted.returncode == 0, submitted.stderr
     told = cli("status", **variables)
@@ -562,13 +548,8 @@ def test_logs_are_found_and_followed(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_refused_submission_is_one_line_and_leaves_no_run(cli: Cli, tmp_path: Path) -> None:
-    stub = tmp_path / "bin" / "sbatch"
-    stub.parent.mkdir()
-    stub.write_text(
-        "#!/bin/bash\necho 'sbatch: error: invalid account' >&2\necho 'sbatch: error: failed' >&2\nexit 1\n"
-    )
-    stub.chmod(0o755)
-    done = cli(*SUBMIT, "--nodes", "1", PATH=f"{stub.parent}:{os.environ['PATH']}")
+    sbatch = "echo 'sbatch: error: invalid account' >&2\necho 'sbatch: error: failed' >&2\nexit 1"
+    done = cli(*SUBMIT, "--nodes", "1", PATH=on_path(tmp_path / "bin", sbatch=sbatch))
     assert done.returncode == 3
     *cost, line = done.stderr.splitlines()
     assert [words.partition(" ")[0] for words in cost] == ["Total:", "Time"]
@@ -588,16 +569,11 @@ def test_submitting_without_slurm_is_told_before_anything_is_made(cli: Cli, tmp_
 
 @pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "$(touch canary)", "100%j", "--x", "é"])
 def test_an_output_folder_of_any_name(cli: Cli, tmp_path: Path, name: str) -> None:
-    stub = tmp_path / "bin" / "sbatch"
-    stub.parent.mkdir()
     # What Slurm would do: run the script, here with an srun that only tells its last word.
-    stub.write_text('#!/bin/bash\nexport SLURM_JOB_NUM_NODES=1 SLURM_JOB_ID=5\nbash "${@: -1}" >&2 || exit\necho 5\n')
-    (stub.parent / "srun").write_text(
-        f'#!/bin/bash\n[ "$1" = --mpi=list ] && {{ echo pmix; exit; }}\nprintf "%s" "${{@: -1}}" > {tmp_path}/told\n'
-    )
-    for program in stub.parent.iterdir():
-        program.chmod(0o755)
-    done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", PATH=f"{stub.parent}:{os.environ['PATH']}")
+    sbatch = 'export SLURM_JOB_NUM_NODES=1 SLURM_JOB_ID=5\nbash "${@: -1}" >&2 || exit\necho 5'
+    srun = f'[ "$1" = --mpi=list ] && {{ echo pmix; exit; }}\nprintf "%s" "${{@: -1}}" > {tmp_path}/told'
+    path = on_path(tmp_path / "bin", sbatch=sbatch, srun=srun)
+    done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", PATH=path)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / name).glob("s-*")
     assert (tmp_path / "told").read_text() == str(folder / "plan.json")
@@ -609,11 +585,8 @@ def test_an_output_folder_of_any_name(cli: Cli, tmp_path: Path, name: str) -> No
 
 def test_an_output_folder_that_is_no_text_is_refused(cli: Cli, tmp_path: Path) -> None:
     """The script and the plan are UTF-8; a path that is not could not stand in them."""
-    stub = tmp_path / "bin" / "sbatch"
-    stub.parent.mkdir()
-    stub.write_text("#!/bin/bash\necho 5\n")
-    stub.chmod(0o755)
-    done = cli(*SUBMIT, "--nodes", "1", "--out", os.fsdecode(b"\xff"), PATH=f"{stub.parent}:{os.environ['PATH']}")
+    path = on_path(tmp_path / "bin", sbatch="echo 5")
+    done = cli(*SUBMIT, "--nodes", "1", "--out", os.fsdecode(b"\xff"), PATH=path)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("dlbench: error: --out ")
@@ -811,14 +784,9 @@ def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_pat
             "log": f"r/slurm-{job}.out",
         }
         folder.submission.write_text(json.dumps({"format": "dlbench.submission", "version": 1, **content}))
-    stub = tmp_path / "bin" / "squeue"
-    stub.parent.mkdir()
     lines = "".join(f"echo '{job}|{state}|N/A|None||/r'\n" for job, state in answers.items() if state)
-    stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls"\n{lines}')
-    stub.chmod(0o755)
-    (stub.parent / "sacct").write_text("#!/bin/bash\nexit 1\n")
-    (stub.parent / "sacct").chmod(0o755)
-    done = cli("status", "--json", PATH=f"{stub.parent}:{os.environ['PATH']}")
+    path = on_path(tmp_path / "bin", squeue=f'echo "$@" >> "{tmp_path}/calls"\n{lines}', sacct="exit 1")
+    done = cli("status", "--json", PATH=path)
     assert done.returncode == 3
     rows = json.loads(done.stdout)["runs"]
     assert [row["state"] for row in rows] == ["PENDING", "RUNNING", "failed", "incomplete", "valid"]
@@ -845,16 +813,13 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
         content = {"job_id": "21", "command": ["sbatch"], "submitted": "2026-03-01T12:00:00Z", "runs": names}
         content["log"] = f"{names[0]}/slurm-21.out"
         folder.submission.write_text(json.dumps({"format": "dlbench.submission", "version": 1, **content}))
-    stub = tmp_path / "bin" / "squeue"
-    stub.parent.mkdir()
     for state, expected in (
         ("PENDING", ["valid", "PENDING", "PENDING"]),
         ("RUNNING", ["valid", "RUNNING", "RUNNING"]),
         ("TIMEOUT", ["valid", "failed", "failed"]),
     ):
-        stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls-{state}"\necho "21|{state}|N/A|None||/r"\n')
-        stub.chmod(0o755)
-        done = cli("status", "--json", PATH=f"{stub.parent}:{os.environ['PATH']}")
+        queue = f'echo "$@" >> "{tmp_path}/calls-{state}"\necho "21|{state}|N/A|None||/r"'
+        done = cli("status", "--json", PATH=on_path(tmp_path / "bin", squeue=queue))
         rows = json.loads(done.stdout)["runs"]
         assert [row["state"] for row in rows] == expected
         assert {row["job"] for row in rows} == {"21"}
@@ -875,14 +840,10 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_comparison_is_submitted_whole_or_not_at_all(cli: Cli, tmp_path: Path) -> None:
-    stub = tmp_path / "bin" / "sbatch"
-    stub.parent.mkdir()
-    stub.write_text(f'#!/bin/bash\necho "$@" >> "{tmp_path}/calls"\necho 7\n')
-    stub.chmod(0o755)
+    path = on_path(tmp_path / "bin", sbatch=f'echo "$@" >> "{tmp_path}/calls"\necho 7')
     command = (*SUBMIT, "--nodes", "1,2", "--repeats", "2", "--ab", "plain", "train.seed=7")
     promised = cli(*command, "--dry-run", "--all-scripts")
     assert promised.returncode == 0, promised.stderr
-    path = f"{stub.parent}:{os.environ['PATH']}"
     there = tmp_path / "runs" / "s-cosmoflow-ci-p00-n0001-k01-a"
     there.mkdir(parents=True)
     refused = cli(*command, PATH=path)
@@ -991,17 +952,13 @@ def test_doctor_on_a_bare_machine(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_doctor_survives_programs_that_answer_nonsense(cli: Cli, tmp_path: Path) -> None:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, body in (("mpirun", "true"), ("sbatch", "printf '\\xff\\n'"), ("sinfo", "true"), ("srun", "kill -9 $$")):
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
+    path = on_path(tmp_path / "bin", mpirun="true", sbatch="printf '\\xff\\n'", sinfo="true", srun="kill -9 $$")
     broken = tmp_path / "broken" / "horovod"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise SystemExit(0)\n")  # ends well, and says nothing
     variables = without(tmp_path, "torch")
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(broken.parent)])
-    done = cli("doctor", "--json", PATH=f"{folder}:{os.environ['PATH']}", **variables)
+    done = cli("doctor", "--json", PATH=path, **variables)
     assert done.stderr == ""
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert findings["Horovod"]["state"] == "problem"

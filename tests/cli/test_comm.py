@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from tests.cli.test_cli import everything_below, without
 from tests.conftest import Cli
 from tests.support import run_factory
 from tests.support.paths import DATA
-from tests.support.programs import as_shown
+from tests.support.programs import as_shown, on_path
 from tests.support.run_factory import constant, edit_json, status, write_run
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -47,21 +46,16 @@ def plans(**request: Any) -> list[CommPlan]:
     return expanded(**request).plans
 
 
+def point_of(plan: CommPlan, algorithm: str, size: int, **more: Any) -> dict[str, Any]:
+    what = {"collective": plan.comm.collective, "algorithm": algorithm, "carrier": "torch-gloo", "num_bytes": size}
+    return {**what, "dtype": plan.comm.dtype, "correct": True, "max_error": 0.0, **more}
+
+
 def write_comm(out: Path, plan: CommPlan, **changes: Any) -> RunFolder:
-    """A finished run of the collective benchmark, as compute nodes leave it."""
     out.mkdir(parents=True, exist_ok=True)
     folder = create(out, plan)
     points = [
-        {
-            "collective": plan.comm.collective,
-            "algorithm": algorithm,
-            "carrier": "torch-gloo",
-            "num_bytes": size,
-            "dtype": plan.comm.dtype,
-            "times_s": [1e-3] * plan.comm.iterations,
-            "correct": True,
-            "max_error": 0.0,
-        }
+        point_of(plan, algorithm, size, times_s=[1e-3] * plan.comm.iterations)
         for algorithm in plan.comm.algorithms
         for size in plan.comm.sizes
     ]
@@ -105,17 +99,9 @@ def test_points_are_rank_counts_and_go_there_and_back_again() -> None:
 
 
 def test_what_is_asked_for_stands_in_the_plan() -> None:
-    (plan,) = plans(
-        collective="all-gather",
-        algorithms="none",
-        backends="gloo,horovod",
-        dtype="fp16",
-        sizes="6,2",
-        iterations=3,
-        warmup=0,
-        timeout_s=900.0,
-        overrides={"system.launch.pin": False},
-    )
+    asked = {"collective": "all-gather", "algorithms": "none", "backends": "gloo,horovod", "dtype": "fp16"}
+    times = {"iterations": 3, "warmup": 0, "timeout_s": 900.0}
+    (plan,) = plans(sizes="6,2", overrides={"system.launch.pin": False}, **asked, **times)
     comm = plan.comm
     assert (comm.collective, comm.algorithms, comm.backends) == ("all-gather", (), ("gloo", "horovod"))
     assert (comm.dtype, comm.sizes, comm.iterations, comm.warmup, comm.timeout_s) == ("fp16", (2, 6), 3, 0, 900.0)
@@ -318,11 +304,7 @@ def test_what_is_not_installed_is_told_with_its_remedy(cli: Cli, tmp_path: Path)
 
 
 def test_mpi4py_is_asked_for_only_by_who_names_mpi(cli: Cli, tmp_path: Path) -> None:
-    stub = tmp_path / "bin" / "mpirun"
-    stub.parent.mkdir()
-    stub.write_text("#!/bin/bash\nexit 7\n")
-    stub.chmod(0o755)
-    variables = {**without(tmp_path, "mpi4py"), "PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    variables = {**without(tmp_path, "mpi4py"), "PATH": on_path(tmp_path / "bin", mpirun="exit 7")}
     done = cli(*RUN, "--launcher", "mpirun", "--backends", "gloo,mpi", **variables)
     assert done.returncode == 5
     assert "pip install 'dlbench[mpi]'" in done.stderr
@@ -356,15 +338,12 @@ def test_a_dry_run_prints_what_would_start_and_what_was_chosen(cli: Cli, tmp_pat
 
 
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
-    stub = tmp_path / "bin" / "sbatch"
-    stub.parent.mkdir()
-    stub.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >> {tmp_path}/calls; date +%N\n")
-    stub.chmod(0o755)
+    path = on_path(tmp_path / "bin", sbatch=f"printf '%s\\0' \"$@\" >> {tmp_path}/calls; date +%N")
     asked = (*SUBMIT, "--nodes", "2,3", "--ranks-per-node", "2", "--repeats", "2")
     shown = cli(*asked, "--dry-run", "--all-scripts")
     assert shown.returncode == 0, shown.stderr
     assert not (tmp_path / "runs").exists()
-    done = cli(*asked, PATH=f"{stub.parent}:{os.environ['PATH']}")
+    done = cli(*asked, PATH=path)
     assert done.returncode == 0, done.stderr
     jobs = done.stdout.split()
     runs = scan_comm(tmp_path / "runs").runs
@@ -464,17 +443,8 @@ def test_a_folder_that_may_be_of_either_kind_is_named_once(cli: Cli, tmp_path: P
 
 def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:
     (plan,) = plans(algorithms="ring", sizes="1KiB,4KiB")
-    point = {
-        "collective": "allreduce",
-        "algorithm": "ring",
-        "carrier": "torch-gloo",
-        "num_bytes": 4096,
-        "dtype": "fp32",
-        "times_s": [0.1],
-        "correct": False,
-        "max_error": 0.25,
-    }
-    points = [{**point, "num_bytes": 1024, "correct": True, "max_error": 0.0}, point]
+    point = point_of(plan, "ring", 4096, times_s=[0.1], correct=False, max_error=0.25)
+    points = [point_of(plan, "ring", 1024, times_s=[0.1]), point]
     folder = write_comm(tmp_path, plan, state="invalid", points=points)
     outcome = verdict(folder, "")
     told = "allreduce ring over torch-gloo of 4 KiB: wrong result, largest relative error 0.25"
@@ -500,35 +470,27 @@ def test_what_is_known_of_a_run_without_a_record(tmp_path: Path) -> None:
     run = read_comm_run(failed.path)
     assert run.state == "failed"
     assert run.detail == (
-        "rank 1 was the first to end, by signal SIGKILL; rank 1 on n1 vanished at point 7 or later "
-        "(measuring); "
+        "rank 1 was the first to end, by signal SIGKILL; rank 1 on n1 vanished at point 7 or later (measuring); "
         "rank 0 on n0 failed at point 7: rank 1 is gone"
     )
+
+
+ENDED, CODE = " was the first to end, ", "with exit code 137 (see launch.log)"
 
 
 @pytest.mark.parametrize(
     ("noticed", "told"),
     [
-        (
-            "process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).",
-            "rank 1 was the first to end, by signal SIGKILL",
-        ),
+        ("process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).", "rank 1" + ENDED + "by signal SIGKILL"),
         # What mpirun itself did to the others is no cause.
-        (
-            "process rank 0 with PID 7 on node n1 exited on signal 15 (Terminated).",
-            "mpirun was the first to end, with exit code 137 (see launch.log)",
-        ),
-        ("nothing", "mpirun was the first to end, with exit code 137 (see launch.log)"),
+        ("process rank 0 with PID 7 on node n1 exited on signal 15 (Terminated).", "mpirun" + ENDED + CODE),
+        ("nothing", "mpirun" + ENDED + CODE),
     ],
 )
 def test_mpirun_s_word_on_a_killed_rank_is_read(cli: Cli, tmp_path: Path, noticed: str, told: str) -> None:
     """Its exit code names no rank, and it may end the others before they can say what they saw."""
-    stub = tmp_path / "bin" / "mpirun"
-    stub.parent.mkdir()
-    stub.write_text(f"#!/bin/bash\necho 'mpirun noticed that {noticed}'\nexit 137\n")
-    stub.chmod(0o755)
-    variables = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
-    done = cli(*RUN, "--launcher", "mpirun", "--algorithms", "ring", "--backends", "none", **variables)
+    path = on_path(tmp_path / "bin", mpirun=f"echo 'mpirun noticed that {noticed}'\nexit 137")
+    done = cli(*RUN, "--launcher", "mpirun", "--algorithms", "ring", "--backends", "none", PATH=path)
     assert done.returncode == 3
     assert told in done.stderr
     (run,) = scan_comm(tmp_path / "runs").runs
@@ -568,5 +530,4 @@ def test_the_login_node_path_stays_light(cli: Cli, tmp_path: Path) -> None:
 def test_every_form_that_was_ever_written_is_read() -> None:
     (run,) = scan_comm(FORMATS / "v1").runs
     assert (run.state, run.detail, run.plan.layout.ranks) == ("valid", "", 2)
-    assert run.record is not None
     assert {point.algorithm for point in run.record.points} == {"ring", "direct", "library"}

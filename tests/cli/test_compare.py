@@ -27,6 +27,7 @@ from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli
 from tests.support.run_factory import (
     NOW,
+    StepTimes,
     Story,
     Training,
     constant,
@@ -42,12 +43,7 @@ PHASES_MS = (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)
 
 
 def write_side(
-    out: Path,
-    factors: Sequence[float],
-    *,
-    days: int = 0,
-    story: Callable[[], Story] = Story,
-    **request: Any,
+    out: Path, factors: Sequence[float], *, days: int = 0, story: Callable[[], Story] = Story, **request: Any
 ) -> Path:
     """Runs of 100 ms per step times a factor each, one factor for each repeat.
 
@@ -58,14 +54,21 @@ def write_side(
         plan = in_own_session(planned, days)
         told = story()
         told.finished = NOW + timedelta(days=days + plan.series.repeat, minutes=plan.series.position)
-        write_run(out, plan, constant([part * factors[plan.series.repeat] for part in PHASES_MS]), told)
+        write_run(out, plan, slowed(factors[plan.series.repeat]), told)
     return out
+
+
+def planned_at(plan: RunPlan, moment: datetime) -> RunPlan:
+    return plan.model_copy(update={"created": moment.strftime("%Y-%m-%dT%H:%M:%SZ")})
 
 
 def in_own_session(plan: RunPlan, days: int = 0) -> RunPlan:
     """As if each repeat had been planned by a command of its own."""
-    moment = NOW + timedelta(days=days + plan.series.repeat)
-    return plan.model_copy(update={"created": moment.strftime("%Y-%m-%dT%H:%M:%SZ")})
+    return planned_at(plan, NOW + timedelta(days=days + plan.series.repeat))
+
+
+def slowed(factor: float) -> StepTimes:
+    return constant([part * factor for part in PHASES_MS])
 
 
 def slower(by: float, count: int = 5) -> list[float]:
@@ -323,8 +326,7 @@ def test_runs_compared_with_themselves_are_refused_and_a_part_is_told(tmp_path: 
     more = write_side(tmp_path / "more", STEADY[:5], series="more")
     for run in old.iterdir():
         shutil.copytree(run, more / run.name)
-    result = call("compare", old, more)
-    assert "5 runs on both sides: a run is compared with itself" in result.output
+    assert "5 runs on both sides: a run is compared with itself" in call("compare", old, more).output
 
 
 def test_runs_that_were_to_be_subtracted_are_left_out(tmp_path: Path) -> None:
@@ -332,7 +334,7 @@ def test_runs_that_were_to_be_subtracted_are_left_out(tmp_path: Path) -> None:
     out = tmp_path / "new"
     for plan in plans(points=(2,), repeats=5, decompose=True, series="d"):
         factor = 1.0 if plan.series.variant == "plain" else 0.5
-        write_run(out, plan, constant([part * factor for part in PHASES_MS]))
+        write_run(out, plan, slowed(factor))
     result = call("compare", old, out)
     assert result.exit_code == 0, result.output
     assert "5 control runs (run --decompose" in " ".join(result.output.split())
@@ -346,12 +348,11 @@ def resumed_after(interruption: int) -> Story:
 def test_runs_that_went_on_after_an_interruption_are_never_compared(tmp_path: Path, old: Path) -> None:
     new = write_side(tmp_path / "new", STEADY[:5], series="new")
     (late,) = plans(points=(1,), repeats=1, series="late")
-    write_run(new, in_own_session(late, 1), constant([part * 3 for part in PHASES_MS]), resumed_after(7))
+    write_run(new, in_own_session(late, 1), slowed(3), resumed_after(7))
     result = call("compare", old, new)
     assert result.exit_code == 0, result.output
     assert f"{late.run_id}: resumed after an interruption" in " ".join(result.output.split())
-    made = call("baseline", new, "-o", tmp_path / "baseline.json")
-    assert late.run_id in made.output
+    assert late.run_id in call("baseline", new, "-o", tmp_path / "baseline.json").output
     assert late.run_id not in (tmp_path / "baseline.json").read_text()
     alone = tmp_path / "alone"
     write_run(alone, late, constant(PHASES_MS), resumed_after(7))
@@ -360,12 +361,8 @@ def test_runs_that_went_on_after_an_interruption_are_never_compared(tmp_path: Pa
 
 
 def test_times_and_environments_on_both_sides_are_told(tmp_path: Path, old: Path) -> None:
-    new = write_side(
-        tmp_path / "new",
-        slower(1.05),
-        days=12,
-        story=lambda: Story(environment={"host": "n7", "python": "3.11.7", "os": "Debian 13"}),
-    )
+    story = partial(Story, environment={"host": "n7", "python": "3.11.7", "os": "Debian 13"})
+    new = write_side(tmp_path / "new", slower(1.05), days=12, story=story)
     words = " ".join(call("compare", old, new).output.split())
     assert "The sides were run 8 days apart: a drift of the machine in between counts as a difference" in words
     assert "Environments of A and B differ: os: Debian 12 against Debian 13." in words
@@ -379,9 +376,8 @@ def nights(out: Path, levels: Sequence[float], *, days: int = 0) -> Path:
     for night, level in enumerate(levels):
         for planned in plans(points=(1,), repeats=5, series=f"{out.name}{night}"):
             moment = NOW + timedelta(days=days + night)
-            plan = planned.model_copy(update={"created": moment.strftime("%Y-%m-%dT%H:%M:%SZ")})
-            factor = level * STEADY[plan.series.repeat]
-            write_run(out, plan, constant([part * factor for part in PHASES_MS]), Story(finished=moment))
+            times = slowed(level * STEADY[planned.series.repeat])
+            write_run(out, planned_at(planned, moment), times, Story(finished=moment))
     return out
 
 
@@ -389,7 +385,6 @@ NIGHTS = (1.0, 1.03, 0.98, 1.01, 0.99)
 
 
 def judged(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
-    """Exit code and the first metric."""
     result = call(*arguments, "--format", "json")
     assert not isinstance(result.exception, DlbenchError), result.exception
     return result.exit_code, json.loads(result.output)["points"][0]["metrics"][0]
@@ -449,10 +444,9 @@ def test_both_sides_in_one_job_have_runs_as_the_unit(tmp_path: Path) -> None:
     """Its state falls on both."""
     for number, name in enumerate(("old", "new")):
         for planned in plans(points=(1,), repeats=5, series="s"):
-            plan = planned.model_copy(update={"created": f"2026-03-0{1 + number}T12:00:00Z"})
-            factor = STEADY[plan.series.repeat] * (1 + 0.1 * number)
+            times = slowed(STEADY[planned.series.repeat] * (1 + 0.1 * number))
             story = Story(environment={"host": "n0", "variable.SLURM_JOB_ID": "7"})
-            write_run(tmp_path / name, plan, constant([part * factor for part in PHASES_MS]), story)
+            write_run(tmp_path / name, planned_at(planned, NOW + timedelta(days=number)), times, story)
     code, metric = judged("compare", tmp_path / "old", tmp_path / "new")
     assert (code, metric["tested"]["unit"]) == (1, "run")
 
@@ -465,9 +459,8 @@ def test_commands_of_one_day_are_one_session_and_no_five(tmp_path: Path) -> None
     for day, name in enumerate(("old", "new")):
         for planned in plans(points=(1,), repeats=5, series=name):
             moment = NOW + timedelta(days=day, hours=planned.series.repeat)
-            plan = planned.model_copy(update={"created": moment.strftime("%Y-%m-%dT%H:%M:%SZ")})
-            factor = STEADY[plan.series.repeat] * (1 + 0.1 * day)
-            write_run(tmp_path / name, plan, constant([part * factor for part in PHASES_MS]), Story(finished=moment))
+            times = slowed(STEADY[planned.series.repeat] * (1 + 0.1 * day))
+            write_run(tmp_path / name, planned_at(planned, moment), times, Story(finished=moment))
     result = call("check", "--baseline", tmp_path / "old", "--candidate", tmp_path / "new")
     words = " ".join(result.output.split())
     assert (result.exit_code, "one session a side: drift between sessions counts" in words) == (6, True)
@@ -483,13 +476,10 @@ def test_commands_of_one_day_are_one_session_and_no_five(tmp_path: Path) -> None
 def test_steps_that_stall_are_found_though_the_median_step_is_as_it_was(tmp_path: Path, old: Path) -> None:
     """One step in ten takes five times as long: the throughput falls by 29 %."""
     for planned in plans(points=(1,), repeats=5, series="new", overrides={"measure.measured_steps": 20}):
-        plan = in_own_session(planned)
-        factor = STEADY[plan.series.repeat]
-        times = constant([part * factor for part in PHASES_MS])
-        late = constant([part * factor * 5 for part in PHASES_MS])
+        times, late = (slowed(STEADY[planned.series.repeat] * factor) for factor in (1, 5))
         write_run(
             tmp_path / "new",
-            plan,
+            in_own_session(planned),
             lambda rank, step, late=late, times=times: (late if step % 10 == 9 else times)(rank, step),
         )
     steady = write_side(tmp_path / "steady", STEADY[:5], overrides={"measure.measured_steps": 20})
@@ -508,8 +498,7 @@ def test_steps_that_stall_are_found_though_the_median_step_is_as_it_was(tmp_path
 def checked(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
     result = call("check", "--format", "json", *arguments)
     assert not result.exception or isinstance(result.exception, SystemExit), result.exception
-    found: dict[str, Any] = json.loads(result.stdout)
-    return result.exit_code, found
+    return result.exit_code, json.loads(result.stdout)
 
 
 # --- floors -----------------------------------------------------------------------------------------------------------
@@ -520,7 +509,7 @@ def one_night(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five runs of one command at 1 and 2 ranks: 40 and 80 images/s, with a scatter of 0.16 %."""
     out = tmp_path_factory.mktemp("floors") / "runs"
     for plan in plans(points=(1, 2), repeats=5):
-        write_run(out, plan, constant([part * STEADY[plan.series.repeat] for part in PHASES_MS]))
+        write_run(out, plan, slowed(STEADY[plan.series.repeat]))
     return out
 
 
@@ -740,7 +729,7 @@ def write_pairs(out: Path, by: float, *, repeats: int = 8, drift: float = 0.03, 
     for plan in plans(**{"points": (1,), "repeats": repeats, "series": "ab", "sides": sides, **more}):
         factor = STEADY[plan.series.repeat % 10] * (1 + drift * plan.series.repeat)
         factor *= by if plan.series.side == "b" else 1.0
-        write_run(out, plan, constant([part * factor for part in PHASES_MS]))
+        write_run(out, plan, slowed(factor))
     return out
 
 
@@ -824,17 +813,11 @@ def test_a_baseline_file_stands_for_its_runs(tmp_path: Path, old: Path) -> None:
     assert file.read_bytes() == again.read_bytes()
     for factors in (slower(1.05), slower(1.0), slower(1 / 1.05)):
         new = write_side(tmp_path / f"new{factors[0]:.3f}", factors)
-        results = []
-        for side in (old, file):
-            result = call("check", "--baseline", side, "--candidate", new, "--format", "json")
-            found = json.loads(result.output)
-            results.append((result.exit_code, found["verdict"], found["points"][0]["metrics"]))
+        (code, found), (code2, found2) = (checked("--baseline", side, "--candidate", new) for side in (old, file))
+        assert (code, found["verdict"]) == (code2, found2["verdict"])
         # The order of the runs is another one, and the figures of all formats are not.
-        for (code, verdict, metrics), (code2, verdict2, metrics2) in [results]:
-            assert (code, verdict) == (code2, verdict2)
-            for one, two in zip(metrics, metrics2, strict=True):
-                assert one["ratio"] == two["ratio"]
-                assert one["tested"] == two["tested"]
+        for one, two in zip(found["points"][0]["metrics"], found2["points"][0]["metrics"], strict=True):
+            assert (one["ratio"], one["tested"]) == (two["ratio"], two["tested"])
 
 
 def test_a_baseline_file_refuses_other_runs_by_the_same_keys(tmp_path: Path, old: Path) -> None:
@@ -903,15 +886,8 @@ def test_foreign_text_does_no_harm(tmp_path: Path) -> None:
     evil = "\x1b[31m<script>|`*\u202e\nx"
     sides = []
     for name, factors in (("a", STEADY[:5]), ("b", slower(1.05))):
-        environment = {"host": "n0", "os": f"{evil}{name}"}
-        sides.append(
-            write_side(
-                tmp_path / name,
-                factors,
-                story=lambda environment=environment: Story(environment=environment),  # type: ignore[misc]
-                tags={"commit": f"{evil}{name}"},
-            )
-        )
+        story = partial(Story, environment={"host": "n0", "os": f"{evil}{name}"})
+        sides.append(write_side(tmp_path / name, factors, story=story, tags={"commit": f"{evil}{name}"}))
     for suffix in ("txt", "md", "xml", "json"):
         file = tmp_path / f"out.{suffix}"
         assert call("compare", *sides, "-o", file).exit_code == 1

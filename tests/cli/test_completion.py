@@ -28,10 +28,7 @@ SHELLS = {
         ["zsh", "-f", "-i"],
         'autoload -Uz compinit; compinit -u -D; bindkey -e; eval "$(_DLBENCH_COMPLETE=zsh_source dlbench)"',
     ),
-    "fish": (
-        ["fish", "--no-config", "-i"],
-        "_DLBENCH_COMPLETE=fish_source dlbench | source",
-    ),
+    "fish": (["fish", "--no-config", "-i"], "_DLBENCH_COMPLETE=fish_source dlbench | source"),
 }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dlbench.datasets.images import image_set
 from dlbench.datasets.making import catalogue
 from dlbench.datasets.making.catalogue import DatasetRequest, Paired, plan_build
 from dlbench.datasets.making.production import Journal, produce
@@ -25,7 +26,8 @@ from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.datasets.verification import verify
 from dlbench.errors import UserError
 from tests.conftest import Cli
-from tests.support.datasets import verify_manifest
+from tests.support.datasets import verify_manifest, write_manifest
+from tests.support.history_factory import tree
 from tests.support.noise_recipe import Noise
 from tests.support.paths import ROOT
 
@@ -39,13 +41,10 @@ SENTENCES = "The {0} value is returned.\nIt is {0} again, and no other.\nNothing
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small set of each kind; tests copy what they change."""
     root = tmp_path_factory.mktemp("sets")
+    shards = DatasetRequest(samples=20, validation=10, size="32", container="tar", samples_per_file=8)
     for name, kind, wish in (
         ("images", "images", DatasetRequest(samples=20, validation=10, size="32")),
-        (
-            "image-shards",
-            "images",
-            DatasetRequest(samples=20, validation=10, size="32", container="tar", samples_per_file=8),
-        ),
+        ("image-shards", "images", shards),
         ("density", "density", DatasetRequest(samples=6, validation=2, size="8", samples_per_file=2)),
         ("records", "density", DatasetRequest(samples=6, validation=2, size="8", container="tfrecord")),
     ):
@@ -97,7 +96,6 @@ def test_made_sets_are_whole_and_a_second_call_finds_them(
     assert done.stdout == "set\n"
     folder = tmp_path / "set"
     manifest = read_manifest(folder)
-    assert manifest is not None
     assert counts is None or manifest.counts == counts
     assert f"{unit} in train and {manifest.counts['validation']} {unit} in validation" in done.stderr
     assert verify_manifest(folder) == []
@@ -131,7 +129,6 @@ def test_text_of_a_size(tmp_path: Path) -> None:
     manifest = produce(build.recipe, tmp_path / "set")
     train = sum(e.num_bytes for e in read_files(tmp_path / "set") if e.path.startswith("train/"))
     assert train == pytest.approx(2_000_000, rel=0.05)
-    assert manifest.distinct_bytes is not None
     assert manifest.distinct_bytes < train
 
 
@@ -182,18 +179,8 @@ def test_other_numbers_in_a_finished_folder_are_refused(cli: Cli, copy: Callable
 
 
 def test_no_space_is_one_line(cli: Cli, tmp_path: Path) -> None:
-    done = cli(
-        "data",
-        "make",
-        "density",
-        "set",
-        "--samples",
-        "100000000000",
-        "--size",
-        "8",
-        "--samples-per-file",
-        "10000000000",
-    )
+    large = ("--samples", "100000000000", "--samples-per-file", "10000000000")
+    done = cli("data", "make", "density", "set", "--size", "8", *large)
     assert done.returncode == 5
     assert "its disk has" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -201,13 +188,8 @@ def test_no_space_is_one_line(cli: Cli, tmp_path: Path) -> None:
 
 def test_ctrl_c_says_how_to_continue_and_continuing_ends_whole(cli: Cli, tmp_path: Path) -> None:
     words = ["data", "make", "density", "set", "--samples", "200", "--size", "16", "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dlbench", *words],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "dlbench", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     journal, deadline = tmp_path / "set" / Journal.NAME, time.monotonic() + 60
     while not journal.is_file() or journal.read_bytes().count(b"\n") < 5:
         assert process.poll() is None
@@ -240,13 +222,14 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("container", ["tar", "tfrecord"])
 def test_packed_shards_hold_both_splits(cli: Cli, sets: Path, tmp_path: Path, container: str) -> None:
-    from dlbench.datasets.images.image_set import open_image_set
-
     done = cli("data", "pack", sets / "images", "out", "--container", container, "--samples-per-shard", "8")
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "out" / "train").glob(f"*.{container}"))) == 3
     for split in ("train", "validation"):
-        packed, tree = open_image_set(tmp_path / "out" / split), open_image_set(sets / "images" / split)
+        packed, tree = (
+            image_set.open_image_set(tmp_path / "out" / split),
+            image_set.open_image_set(sets / "images" / split),
+        )
         assert sorted((packed.label(i), packed.read(i)) for i in range(packed.num_samples)) == sorted(
             (tree.label(i), tree.read(i)) for i in range(tree.num_samples)
         )
@@ -282,9 +265,7 @@ def test_paired_recipes_keep_the_splits_apart(tmp_path: Path) -> None:
     assert dict(both.made_with) == {**first.made_with, "validation_seed": 2, "validation_train": 2}
     for split, single in (("train", "first"), ("validation", "second")):
         mine, theirs = tmp_path / "both" / split, tmp_path / single / "train"
-        assert {p.relative_to(mine): p.read_bytes() for p in mine.rglob("*") if p.is_file()} == {
-            p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*") if p.is_file()
-        }
+        assert tree(mine) == tree(theirs)
 
 
 # verify
@@ -317,9 +298,8 @@ def test_kinds_are_recognised_and_whole(
 @pytest.mark.parametrize("name", MADE)
 def test_every_bad_file_is_named(cli: Cli, copy: Callable[[str], Path], name: str, with_manifest: bool) -> None:
     folder = copy(name)
-    files = sorted(
-        p for p in folder.rglob("*") if p.suffix in (".jpg", ".tar", ".h5", ".tfrecord", ".txt") and p.parent != folder
-    )
+    suffixes = (".jpg", ".tar", ".h5", ".tfrecord", ".txt")
+    files = sorted(p for p in folder.rglob("*") if p.suffix in suffixes and p.parent != folder)
     bad = [files[0], files[-1]]
     for path in bad:
         damage(path)
@@ -392,24 +372,18 @@ def test_json_is_for_programs(cli: Cli, copy: Callable[[str], Path]) -> None:
     done = cli("data", "verify", folder, "--json")
     assert done.returncode == 4
     told = json.loads(done.stdout)
-    assert (told["kind"], told["whole"], told["manifest"], told["is_public_set"]) == (
-        "density",
-        False,
-        "altered",
-        False,
-    )
+    wanted = {"kind": "density", "whole": False, "manifest": "altered", "is_public_set": False}
+    assert {name: told[name] for name in wanted} == wanted
     assert told["public_set"] == "cosmoUniverse"
     assert [line.partition(":")[0] for line in told["faults"]] == ["train/density-00002.h5"]
 
 
 def test_the_whole_public_set_is_told(monkeypatch: pytest.MonkeyPatch, sets: Path) -> None:
-    from dlbench.datasets.images import image_set as images
-
     told = verify(sets / "images").as_json()
     assert told["is_public_set"] is False
     assert "1,281,167" in str(told["lacking"])
-    monkeypatch.setattr(images, "IMAGENET", {"train": 20, "validation": 10})
-    monkeypatch.setattr(images, "IMAGENET_CLASSES", 10)
+    monkeypatch.setattr(image_set, "IMAGENET", {"train": 20, "validation": 10})
+    monkeypatch.setattr(image_set, "IMAGENET_CLASSES", 10)
     assert verify(sets / "images").as_json()["is_public_set"] is True
     assert verify(sets / "images" / "train").as_json()["is_public_set"] is False
 
@@ -451,16 +425,11 @@ def test_demo_is_made_once_with_both_splits(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_demo_names_old_and_foreign_folders_before_making_anything(cli: Cli, tmp_path: Path) -> None:
-    from tests.support.datasets import write_manifest
-
     (tmp_path / "old" / "text").mkdir(parents=True)
     write_manifest(tmp_path / "old" / "text", kind="demo-text", made_with={"version": 1}, counts={})
     (tmp_path / "foreign" / "density").mkdir(parents=True)
     (tmp_path / "foreign" / "density" / "mine").touch()
-    for name, told in (
-        ("old", "holds a data set with kind 'demo-text'"),
-        ("foreign", "exists without a manifest"),
-    ):
+    for name, told in (("old", "holds a data set with kind 'demo-text'"), ("foreign", "exists without a manifest")):
         done = cli("data", "demo", name)
         assert done.returncode == 2
         assert told in done.stderr

@@ -34,7 +34,6 @@ def call(*arguments: str | Path, **environment: str) -> Result:
 
 
 def failed(result: Result) -> str:
-    """The message of a command that ended with an error."""
     assert isinstance(result.exception, DlbenchError), result.output
     return str(result.exception)
 
@@ -234,10 +233,7 @@ def test_without_permission_one_line_says_so(store: Path, tmp_path: Path, monkey
         return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", deny)
-    for path, command in (
-        (store / "history.json", ["list"]),
-        (tmp_path / "runs", ["import", tmp_path / "runs"]),
-    ):
+    for path, command in ((store / "history.json", ["list"]), (tmp_path / "runs", ["import", tmp_path / "runs"])):
         denied[:] = [path]
         assert failed(call(*command, "--store", store)) == f"{path}: cannot be read: Permission denied"
     denied[:] = [store / "index.sqlite"]

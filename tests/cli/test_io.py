@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.cli.streams import ending_of
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
-from dlbench.jobs import node_program
 from dlbench.perfmodels.storage_demand import PUBLISHED
 from tests.support.data_path_factory import data_story, reading_result
+from tests.support.node_answers import Answering, answer_with, one_line
 from tests.support.paths import GOLDEN
 from tests.support.run_factory import constant, plans, write_run
 from tests.support.volumes import write_volumes
@@ -35,27 +33,17 @@ def repeat(factor):
         "bytes_per_s": rate * factor * 100000, "tier_bytes": {"shared": samples * 100000},
         "storage_bytes": samples * 100000 if cold else 0, "fetch_s": fetch * order["processes"],
         "prepare_s": prepare * order["processes"], "passes": 1.0, "is_short": False}}
-print(json.dumps({"format": "dlbench.analysis-rate", "kind": "jpeg-tree", "num_samples": 4096, "set_bytes": 1,
+print(json.dumps({"format": "dlbench.reading-rate", "kind": "jpeg-tree", "num_samples": 4096, "set_bytes": 1,
     "processes": order["processes"], "cores_per_process": 1, "batch": order["batch"], "seconds": order["seconds"],
     "loader_workers": 1, "prefetch_batches": 2, "trials": [], "cache": order["data"]["cache"],
     "cache_told": "by the book" if IN_FORCE else "no right to drop it", "cache_in_force": IN_FORCE, "warnings": [],
     "repeats": [repeat(1 + k / 100) for k in range(order["repeats"])]}))
 """
 
-Answering = Callable[[str], None]
-
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
-    """Puts a program where the readers are: its text, in Python."""
-
-    def answering(text: str) -> None:
-        program = tmp_path / "readers.py"
-        program.write_text(text, encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
-        monkeypatch.setattr(node_program, "reader_command", lambda python: command)
-
-    return answering
+    return partial(answer_with, monkeypatch, tmp_path / "readers.py", "reader_command")
 
 
 @pytest.fixture
@@ -73,13 +61,7 @@ def io(*words: object) -> Result:
 
 
 def refused(*words: object) -> str:
-    """What a wrong request is answered with."""
-    result = io(*words)
-    assert result.exception is not None
-    ending = ending_of(result.exception)
-    assert ending.code == ExitCode.USAGE
-    assert "\n" not in ending.line
-    return ending.line
+    return one_line(io(*words), ExitCode.USAGE)
 
 
 def test_what_readers_give_and_how_many_accelerators_that_feeds(
@@ -148,13 +130,7 @@ def test_the_demand_of_a_rate_and_of_a_run(answering: Answering, data: Path, tmp
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [
-        (2, UserError),
-        (3, RunError),
-        (4, IncompleteDataError),
-        (5, EnvironmentLacksError),
-        (70, RunError),
-    ],
+    [(2, UserError), (3, RunError), (4, IncompleteDataError), (5, EnvironmentLacksError), (70, RunError)],
 )
 def test_errors_of_the_readers_are_those_of_the_command(
     answering: Answering, data: Path, code: int, kind: type[Exception]

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.cli.streams import ending_of
 from dlbench.errors import ExitCode, RunError
 from dlbench.jobs import node_program
 from dlbench.records.memory import MemoryProfile
 from dlbench.units import bytes_option, parse_bytes
 from tests.support.memory_factory import MIB, RATES, a_chain, method_plans, write_memory_run
-
-Answering = Callable[[str], None]
+from tests.support.node_answers import Answering, answer_with, one_line
 
 CHAIN = a_chain(32)
 ANSWER = MemoryProfile(
@@ -29,15 +26,7 @@ ANSWER = MemoryProfile(
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
-    """Puts a program where the profile is: its text, in Python."""
-
-    def answering(text: str) -> None:
-        program = tmp_path / "profile.py"
-        program.write_text(text, encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
-        monkeypatch.setattr(node_program, "profile_command", lambda python: command)
-
-    return answering
+    return partial(answer_with, monkeypatch, tmp_path / "profile.py", "profile_command")
 
 
 def plan(*words: object) -> Result:
@@ -45,13 +34,7 @@ def plan(*words: object) -> Result:
 
 
 def refused(*words: object, code: ExitCode = ExitCode.USAGE) -> str:
-    """What a wrong request is answered with."""
-    result = plan(*words)
-    assert result.exception is not None
-    ending = ending_of(result.exception)
-    assert ending.code == code
-    assert "\n" not in ending.line
-    return ending.line
+    return one_line(plan(*words), code)
 
 
 def test_a_workload_is_measured_planned_and_told_in_eighty_columns(
@@ -69,7 +52,6 @@ def test_a_workload_is_measured_planned_and_told_in_eighty_columns(
     assert len({len(found[1]) for found in lanes.values() if found}) == 1
     assert all(lanes.values())
     compute = lanes["compute"]
-    assert compute is not None
     assert re.fullmatch(r"F+[FRB.=]*B+=*", compute[1])
     for title in ("The plan", "A pass, predicted", "Methods with batch 32", "Capacities with batch 32, planned"):
         assert title in lines
@@ -176,5 +158,4 @@ def test_a_profile_that_dies_is_one_line(answering: Answering) -> None:
 
 @pytest.mark.parametrize("num_bytes", [1, 1023, 99 * 1024, 100 * 1024, 123_456_789, 2**33 + 1, 2**50])
 def test_sizes_in_commands_are_never_too_small(num_bytes: int) -> None:
-    text = bytes_option(num_bytes)
-    assert num_bytes <= parse_bytes(text) <= num_bytes * 1.011
+    assert num_bytes <= parse_bytes(bytes_option(num_bytes)) <= num_bytes * 1.011

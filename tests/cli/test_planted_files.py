@@ -31,6 +31,7 @@ from tests.support.paths import DATA
 from tests.support.run_factory import Story, constant, edit_json, exchange_result, plans, write_run
 from tests.support.watch_factory import write_samples, write_spans
 
+SUBMITTED = ("--system", "box", "--nodes", "1", "--out", "FULL/runs")
 STEP = constant([5, 0, 30, 50, 0, 10])
 ESCAPE = "\x1b]0;owned\x07\u202e\x9b=cmd"
 
@@ -66,16 +67,9 @@ def told(result: Result) -> str:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("planted") / "runs"
     for plan in plans(points=(2,), repeats=2):
-        folder = write_run(
-            runs,
-            plan,
-            STEP,
-            Story(
-                exchange=exchange_result(
-                    plan, gradients=[(9000, 0.01), (9000, 0.02)], alpha_s=1e-4, beta_s_per_byte=1e-9
-                )
-            ),
-        )
+        gradients = [(9000, 0.01), (9000, 0.02)]
+        result = exchange_result(plan, gradients=gradients, alpha_s=1e-4, beta_s_per_byte=1e-9)
+        folder = write_run(runs, plan, STEP, Story(exchange=result))
         for rank in range(2):
             write_spans(folder, rank, [{"lane": STAGE, "name": "building", "start_ns": 0, "end_ns": 10**9}])
         write_samples(folder, 0, ["host.energy.package-0_j"], [(n * 10**7, 1.0 * n) for n in range(300)])
@@ -84,7 +78,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs to compare those with."""
     found = tmp_path_factory.mktemp("others")
     for plan in plans(points=(2,), repeats=2, series="s2"):
         write_run(found, plan, STEP)
@@ -164,7 +157,6 @@ def test_a_number_that_no_run_has_is_damage(
 
 
 def integers(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where whole numbers stand in a JSON file."""
     if isinstance(content, int) and not isinstance(content, bool):
         yield place
     elif isinstance(content, dict | list):
@@ -194,7 +186,6 @@ def test_any_whole_number_of_a_run_is_read_or_is_damage(runs: Path, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file system without room."""
     place = tmp_path_factory.mktemp("full")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False
@@ -226,20 +217,7 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("history", "import", "RUNS", "--store", "FULL/store"),
         ("data", "make", "images", "FULL/data", "--samples", "20", "--validation", "10"),
         ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--out", "FULL/runs"),
-        (
-            "submit",
-            "cosmoflow",
-            "--preset",
-            "ci",
-            "--engine",
-            "ddp",
-            "--system",
-            "box",
-            "--nodes",
-            "1",
-            "--out",
-            "FULL/runs",
-        ),
+        (*("submit", "cosmoflow", "--preset", "ci", "--engine", "ddp"), *SUBMITTED),
     ],
     ids=" ".join,
 )
@@ -293,13 +271,9 @@ def test_a_status_that_may_not_be_read_spoils_no_record(runs: Path, monkeypatch:
     assert f"{one.status(0)}: cannot be read: Permission denied\n" in done.output
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 @pytest.mark.parametrize(
     ("put", "what"),
-    [(fifo, "a named pipe"), (Path.touch, "a file"), (lambda path: path.symlink_to("../../runs"), "a link")],
+    [(os.mkfifo, "a named pipe"), (Path.touch, "a file"), (lambda path: path.symlink_to("../../runs"), "a link")],
     ids=["pipe", "file", "link"],
 )
 def test_what_stands_in_place_of_a_month_is_named(
@@ -309,17 +283,16 @@ def test_what_stands_in_place_of_a_month_is_named(
     edit_json(one.plan, created="2027-02-03T12:00:00Z")
     (tmp_path / "store").mkdir()
     assert code(call("history", "import", tmp_path / "runs" / one.path.name, "--store", tmp_path / "store")) == 0
-    shutil.rmtree(tmp_path / "store" / "runs" / "2027-02")
-    put(tmp_path / "store" / "runs" / "2027-02")
+    month = tmp_path / "store" / "runs" / "2027-02"
+    shutil.rmtree(month)
+    put(month)
     done = call("history", "import", runs, "--store", tmp_path / "store")
     assert code(done) == 4, told(done)
-    month = tmp_path / "store" / "runs" / "2027-02"
     assert f"{month}: is {what}, not a folder of this history; take it away" in done.output
-    assert "imported" in done.output
     assert "1 imported, 1 damaged" in done.output
 
 
-@pytest.mark.parametrize("put", [fifo, lambda path: path.symlink_to("/etc/passwd"), Path.mkdir])
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd"), Path.mkdir])
 def test_what_stands_in_place_of_the_index_is_no_index(runs: Path, tmp_path: Path, put: Callable[[Path], None]) -> None:
     assert code(call("history", "import", runs, "--store", tmp_path / "store")) == 0
     index = tmp_path / "store" / "index.sqlite"
@@ -337,8 +310,7 @@ def test_a_pipe_in_place_of_the_mark_or_in_a_store_is_named(runs: Path, tmp_path
     assert code(call("history", "import", runs, "--store", store)) == 0
     (kept,) = (store / "runs").glob(f"*/{first(runs).path.name}")
     (kept / "rank-0000.log").symlink_to("/etc/passwd")
-    done = call("history", "rebuild", "--store", store)
-    assert code(done) == 0
+    assert code(call("history", "rebuild", "--store", store)) == 0
     done = call("history", "trends", "--store", store)
     assert f"{kept}/rank-0000.log: neither a file nor a folder" in told(done)
     (store / "history.json").unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.conftest import Cli
 from tests.support.horovod import stand_in_horovod
+from tests.support.programs import on_path
 
 RUN = ("run", "cosmoflow", "--preset", "ci", "--engine", "horovod", "--data", "synthetic")
 SUBMIT = ("submit", "cosmoflow", "--preset", "ci", "--engine", "horovod", "--data", "synthetic", "--system", "box")
@@ -30,12 +30,8 @@ launch: {launcher: srun-mpi}
 @pytest.fixture
 def programs(tmp_path: Path) -> str:
     """A PATH with stand-ins of what starts ranks and jobs; what they are called with is in `called`."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("mpirun", "srun", "sbatch"):
-        (folder / name).write_text(f"#!/bin/sh\necho {name} >>{tmp_path / 'called'}\nexit 7\n")
-        (folder / name).chmod(0o755)
-    return f"{folder}:{os.environ['PATH']}"
+    names = ("mpirun", "srun", "sbatch")
+    return on_path(tmp_path / "bin", **{name: f"echo {name} >>{tmp_path / 'called'}\nexit 7" for name in names})
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,7 @@ main()
 
 
 def shell(code: str, redirection: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    words = shlex.join([sys.executable, "-c", code])
-    script = f"{words} {redirection}"
+    script = f"{shlex.join([sys.executable, '-c', code])} {redirection}"
     return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -121,10 +120,7 @@ def test_what_an_encoding_lacks_is_written_out(tmp_path: Path) -> None:
     code = "import sys; from dlbench.cli.streams import Streams; Streams()\n"
     code += "print('µ ≥ \\udcff'); print('≥ \\udcff', file=sys.stderr)"
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
-        capture_output=True,
-        check=True,
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "latin-1"}, capture_output=True, check=True
     )
     assert done.stdout == b"\xb5 \\u2265 \xff\n"
     assert done.stderr == b"\\u2265 \n"
@@ -204,9 +200,8 @@ def test_a_full_disk_costs_no_closing_line(series: Callable[..., ExitCode], caps
 
 
 def test_a_bar_shows_no_terminal_sequences(series: Callable[..., ExitCode], capsys: pytest.CaptureFixture[str]) -> None:
-    series(
-        lambda number, folder: Outcome(exit_code=ExitCode.RUN_FAILED, detail="ev\x1b]0;pwn\x07[/red]\u202e"), bar=True
-    )
+    failed = Outcome(exit_code=ExitCode.RUN_FAILED, detail="ev\x1b]0;pwn\x07[/red]\u202e")
+    series(lambda number, folder: failed, bar=True)
     told = capsys.readouterr().err
     assert told.count("ev]0;pwn[/red]") == 3
     assert not set("\x07\u202e") & set(told)
@@ -236,8 +231,7 @@ def test_status_knows_a_run_whose_processes_are_gone(cli: Cli, tmp_path: Path, l
     if not lives:
         with subprocess.Popen(["true"]) as process:
             pid = process.pid
-    now = datetime.now(UTC).isoformat()
-    edit_json(folder.status(0), pid=pid, updated=now)
+    edit_json(folder.status(0), pid=pid, updated=datetime.now(UTC).isoformat())
     done = cli("status", "runs")
     assert (done.returncode, done.stderr) == (code, "")
     assert ("none of its processes is left on" in done.stdout) is not lives
@@ -293,9 +287,8 @@ def test_no_operating_systems_error_is_a_verdict(number: int, path: str | bytes 
 
 
 def test_a_renaming_names_both_paths() -> None:
-    assert (
-        "a -> b: cannot be used: Invalid cross-device link" in caught(OSError(18, os.strerror(18), "a", None, "b")).line
-    )
+    line = caught(OSError(18, os.strerror(18), "a", None, "b")).line
+    assert "a -> b: cannot be used: Invalid cross-device link" in line
 
 
 def test_without_a_path_the_function_is_named() -> None:

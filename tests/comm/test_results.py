@@ -20,14 +20,7 @@ from hypothesis import strategies as st
 
 from dlbench.comm import choice
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
-from dlbench.comm.measurements import (
-    CollectiveGroup,
-    CollectiveTable,
-    Measurement,
-    Series,
-    rate,
-    tabulate,
-)
+from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, rate, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
 from dlbench.comm.report import assemble, contenders, fusion_text, group_doubts, same_messages
 from dlbench.errors import IncompleteDataError, UserError
@@ -53,6 +46,10 @@ def only(folder: Path) -> CollectiveGroup:
     return group
 
 
+def the_fit(folder: Path, fitted: str = "") -> Fit:
+    return fit_one(table_of(folder), system=None, transport=None, dtype=None, fitted=fitted, where="runs")
+
+
 def doubts(group: CollectiveGroup) -> dict[str, str]:
     return {doubt.code: doubt.text for doubt in group_doubts(group)}
 
@@ -71,8 +68,6 @@ def test_figures_are_medians_over_runs_of_medians_over_iterations(tmp_path: Path
     (one,) = only(tmp_path).series[0].rows
     assert sorted(one.by_run.values()) == sorted(by_repeat.values())
     assert (one.time.value, one.time.unit, one.time.kind) == (0.03, "s", "order statistics")
-    assert one.time.low is not None
-    assert one.time.high is not None
     assert 0.01 <= one.time.low < 0.03 < one.time.high <= 0.05
     assert one.iterations == 10
     # Rates turn the interval over.
@@ -105,15 +100,12 @@ def test_rates_are_those_of_nccl_tests(tmp_path: Path, collective: str, factor: 
     for series in only(tmp_path).series:
         (one,) = series.rows
         assert one.algbw.value == pytest.approx(2**20 / one.time.value * 1e-9)
-        assert one.busbw is not None
         assert one.busbw.value == pytest.approx(one.algbw.value * factor)
 
 
 @given(value=st.floats(1e-6, 1e3), low=st.floats(0.1, 1.0), high=st.floats(1.0, 10.0), size=st.integers(1, 2**40))
 def test_a_rate_lies_in_its_interval(value: float, low: float, high: float, size: int) -> None:
     found = rate(Estimate(value, value * low, value * high, 5, "range"), size)
-    assert found.low is not None
-    assert found.high is not None
     assert found.low <= found.value <= found.high
 
 
@@ -125,12 +117,10 @@ def test_runs_are_grouped_by_what_may_be_compared(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, series="c4", collective="broadcast", **{**small, "algorithms": "chain"})
     factory.write_comm_series(tmp_path, series="c5", **{**small, "group_size": 4})
     factory.write_comm_series(tmp_path, series="c6", launcher="mpirun", **small)
-    found = {
-        (group.collective, group.dtype, group.layout.group_size, group.sample.plan.system.launch.launcher): len(
-            group.runs
-        )
-        for group in table_of(tmp_path).groups
-    }
+    found = {}
+    for group in table_of(tmp_path).groups:
+        launcher = group.sample.plan.system.launch.launcher
+        found[group.collective, group.dtype, group.layout.group_size, launcher] = len(group.runs)
     assert found == {
         ("allreduce", "fp32", 2, "local"): 4,
         ("allreduce", "fp16", 2, "local"): 2,
@@ -145,10 +135,8 @@ def test_runs_are_grouped_by_what_may_be_compared(tmp_path: Path) -> None:
 
 def test_an_invalid_run_yields_no_figure_and_names_the_wrong_point(tmp_path: Path) -> None:
     first, second = factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB,8KiB", repeats=2)
-    wrong = factory.Story(
-        state="invalid",
-        change=lambda point: {"correct": False, "max_error": 0.25} if point["num_bytes"] == 8192 else {},
-    )
+    error = {"correct": False, "max_error": 0.25}
+    wrong = factory.Story(state="invalid", change=lambda point: error if point["num_bytes"] == 8192 else {})
     factory.write_comm_run(tmp_path, first, wrong)
     factory.write_comm_run(tmp_path, second)
     table = table_of(tmp_path)
@@ -288,11 +276,8 @@ def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]
             least = min(found.time.value for s in group.series for found in s.rows if found.num_bytes == size)
             for name in (one.title,) if one.title else one.tied:
                 taken = group.at(name, size)
-                assert taken is not None
                 assert taken.time.value <= least * (1 + choice.STAY_WITHIN) * (1 + 1e-9)
     for change in choice.crossovers(group):
-        assert change.low is not None
-        assert change.high is not None
         assert change.low <= change.num_bytes * (1 + 1e-9)
         assert change.num_bytes <= change.high * (1 + 1e-9)
 
@@ -366,7 +351,6 @@ def test_the_fusion_size_is_one_in_report_and_prediction(tmp_path: Path) -> None
     for group in table.groups:
         reported = choice.fusion(group)
         (found,) = predict_all(fit.network, (group.layout.ranks,), Wanted(sizes=SIZES)).predictions
-        assert reported is not None
         assert found.fusion_is_measured
         assert found.fusion_bytes == reported.num_bytes
 
@@ -378,7 +362,6 @@ def test_no_fusion_size_below_the_sizes_that_were_measured(tmp_path: Path) -> No
         tmp_path, story, points=(4,), group_size=None, algorithms="ring", backends="none", sizes="1MiB:16MiB:5"
     )
     found = choice.fusion(only(tmp_path))
-    assert found is not None
     assert found.below_measured
     assert "Recommended" not in fusion_text(found)
     assert "measure smaller ones" in fusion_text(found)
@@ -386,23 +369,14 @@ def test_no_fusion_size_below_the_sizes_that_were_measured(tmp_path: Path) -> No
 
 def test_measured_and_modelled_crossover_are_where_the_closed_form_says(tmp_path: Path) -> None:
     alpha, beta, ranks = 50e-6, 1e-9, 8
-    factory.write_comm_series(
-        tmp_path,
-        factory.Story(network=factory.network(inside=(alpha, beta)), noise=0.01),
-        points=(ranks,),
-        group_size=None,
-        algorithms="ring,recursive-doubling",
-        backends="none",
-        sizes="16KiB:16MiB:21",
-    )
+    story = factory.Story(network=factory.network(inside=(alpha, beta)), noise=0.01)
+    asked = {"points": (ranks,), "group_size": None, "algorithms": "ring,recursive-doubling", "backends": "none"}
+    factory.write_comm_series(tmp_path, story, sizes="16KiB:16MiB:21", **asked)
     table = table_of(tmp_path)
     (group,) = table.groups
     wanted = ring_doubling_crossover(alpha, beta, ranks)
-    assert wanted is not None
     (measured,) = choice.crossovers(group)
     assert (measured.before, measured.after) == ("recursive-doubling over torch-gloo", RING)
-    assert measured.low is not None
-    assert measured.high is not None
     assert measured.low <= wanted * 1.1
     assert wanted / 1.1 <= measured.high
     assert measured.num_bytes == pytest.approx(wanted, rel=0.1)
@@ -426,16 +400,10 @@ def test_ratios_pair_runs_so_that_drift_cancels(tmp_path: Path) -> None:
     plans = factory.write_comm_series(tmp_path, story, algorithms="ring", backends="gloo", sizes="64KiB")
     group = only(tmp_path)
     (one,) = choice.ratios(group)
-    wanted = factory.planted_seconds(plans[0], story, "library", 65536) / factory.planted_seconds(
-        plans[0], story, "ring", 65536
-    )
+    library, ring = (factory.planted_seconds(plans[0], story, name, 65536) for name in ("library", "ring"))
     assert (one.own, one.library, one.paired) == (RING, LIBRARY, True)
-    assert one.speed.value == pytest.approx(wanted)
-    assert one.speed.low == pytest.approx(wanted)
-    assert one.speed.high == pytest.approx(wanted)
+    assert (one.speed.value, one.speed.low, one.speed.high) == pytest.approx((library / ring,) * 3)
     spread = group.series[0].rows[0].time
-    assert spread.high is not None
-    assert spread.low is not None
     assert spread.high > 1.5 * spread.low
 
 
@@ -469,8 +437,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("fitted")
     planted = factory.network(inside=INSIDE, across=ACROSS, shared_link=request.param)
     factory.write_comm_series(folder, factory.Story(network=planted), **BOX)
-    fit = fit_one(table_of(folder), system=None, transport=None, dtype=None, fitted="now", where="runs")
-    return fit, request.param
+    return the_fit(folder, "now"), request.param
 
 
 def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
@@ -481,11 +448,9 @@ def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
     assert network.num_points == 3 * 7 * 2
     assert fit.ranks == (4, 8)
     for level, (alpha, beta) in ((network.inside, INSIDE), (network.across, ACROSS)):
-        assert level is not None
         (piece,) = level.pieces
         assert piece.alpha_s == pytest.approx(alpha, rel=0.1)
         assert piece.beta_s_per_byte == pytest.approx(beta, rel=0.2)
-    assert network.across is not None
     assert network.across.pieces[0].beta_s_per_byte == pytest.approx(ACROSS[1], rel=0.02)
 
 
@@ -527,13 +492,13 @@ def test_a_single_rank_count_is_said_to_be_one(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, **request)
     (fit,) = fit_all(table_of(tmp_path)).fits
     assert "all at 4 ranks, the only rank count" in fit.held_out_by
-    assert statistics.median(
-        abs(fit.predicted[key] / one.time.value - 1)
-        for group in table_of(tmp_path).groups
+    (group,) = table_of(tmp_path).groups
+    errors = [
+        abs(fit.predicted[group.id, series.title, one.num_bytes] / one.time.value - 1)
         for series in group.series
         for one in series.rows
-        for key in [(group.id, series.title, one.num_bytes)]
-    ) == pytest.approx(fit.errors[0].median)
+    ]
+    assert statistics.median(errors) == pytest.approx(fit.errors[0].median)
 
 
 def test_pretended_groups_are_left_out_beside_real_ones(tmp_path: Path) -> None:
@@ -544,7 +509,6 @@ def test_pretended_groups_are_left_out_beside_real_ones(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, factory.Story(network=slow), series="c2", **{**request, **one_node})
     found = fit_all(table_of(tmp_path))
     (fit,) = found.fits
-    assert fit.network.across is not None
     assert fit.network.across.pieces[0].alpha_s == pytest.approx(100e-6, rel=0.1)
     (left,) = found.unfitted
     assert "12 points of groups inside one node are left out" in left
@@ -552,7 +516,7 @@ def test_pretended_groups_are_left_out_beside_real_ones(tmp_path: Path) -> None:
 
 def test_only_libraries_give_a_file_of_lines(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, **{**BOX, "algorithms": "none", "backends": "mpi"})
-    fit = fit_one(table_of(tmp_path), system=None, transport=None, dtype=None, fitted="", where="runs")
+    fit = the_fit(tmp_path)
     assert (fit.network.inside, fit.network.across, fit.network.transport) == (None, None, "mpi")
     assert [(line.name, line.ranks) for line in fit.network.collectives] == [
         (name, ranks) for ranks in (4, 8) for name in ("mpi flat", "mpi library-out-of-place")
@@ -560,14 +524,8 @@ def test_only_libraries_give_a_file_of_lines(tmp_path: Path) -> None:
 
 
 def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:
-    request: dict[str, Any] = {
-        **BOX,
-        "collective": "broadcast",
-        "algorithms": "chain",
-        "points": (2,),
-        "sizes": "1KiB:16KiB",
-    }
-    factory.write_comm_series(tmp_path, **request)
+    asked = {"collective": "broadcast", "algorithms": "chain", "points": (2,), "sizes": "1KiB:16KiB"}
+    factory.write_comm_series(tmp_path, **{**BOX, **asked})
     lines = lines_of(table_of(tmp_path), Scope(system="box", carrier="torch-gloo", dtype="fp32"))
     names = {line.name for line in lines}
     assert names == {"gloo broadcast chain", "gloo broadcast library", "mpi broadcast library"}
@@ -595,23 +553,20 @@ def test_one_file_holds_one_network(tmp_path: Path, chosen: dict[str, str], mess
 
 
 def test_too_little_for_a_fit_is_incomplete_data(tmp_path: Path) -> None:
-    def fit(folder: Path) -> Fit:
-        return fit_one(table_of(folder), system=None, transport=None, dtype=None, fitted="", where="runs")
-
     small: dict[str, Any] = {"backends": "none", "sizes": "4KiB", "repeats": 1, "group_size": None}
     factory.write_comm_series(tmp_path / "a", algorithms="ring", **small)
     with pytest.raises(IncompleteDataError, match="local, torch-gloo, fp32: fit: needs"):
-        fit(tmp_path / "a")
+        the_fit(tmp_path / "a")
     factory.write_comm_series(tmp_path / "b", algorithms="none", **{**small, "backends": "gloo"})
     with pytest.raises(IncompleteDataError, match="one size only"):
-        fit(tmp_path / "b")
+        the_fit(tmp_path / "b")
     (plan,) = factory.comm_plans(algorithms="ring", **small)
     factory.write_unfinished_comm(tmp_path / "c", plan, "failed", "no memory left")
     with pytest.raises(IncompleteDataError, match="no memory left"):
-        fit(tmp_path / "c")
+        the_fit(tmp_path / "c")
     (tmp_path / "d").mkdir()
     with pytest.raises(IncompleteDataError, match="has figures; none"):
-        fit(tmp_path / "d")
+        the_fit(tmp_path / "d")
 
 
 def test_a_file_that_is_no_network_is_named(tmp_path: Path) -> None:
@@ -663,14 +618,8 @@ def test_an_extrapolation_is_told_by_carrier_and_in_every_respect() -> None:
     """A library's line at 64 ranks says nothing of the algorithms over another carrier, fitted at 2 and 4."""
     line = LineCost(name="nccl flat", startup_s=1e-3, per_byte_s=1e-9, ranks=64, sizes=(1024, 65536))
     fitted = FittedRange(ranks=(2, 4), group_sizes=(2,), num_groups=(1, 2), sizes=(1024, 2**20), runs=5)
-    held_out = LargestHeldOut(
-        ranks=4,
-        fitted_ranks=(2,),
-        num_points=1,
-        ratio=1.04,
-        median_error=0.04,
-        by_size=(SizeBias(num_bytes=1, ratio=1.04),),
-    )
+    bias = (SizeBias(num_bytes=1, ratio=1.04),)
+    held_out = LargestHeldOut(ranks=4, fitted_ranks=(2,), num_points=1, ratio=1.04, median_error=0.04, by_size=bias)
     found = {"collectives": (line,), "fitted_over": fitted, "largest_held_out": held_out}
     network = factory.network().model_copy(update=found)
     (inside,) = predict_all(network, (4,), Wanted(sizes=(4096, 2**20), group_size=2)).predictions
@@ -696,36 +645,22 @@ def write_runs(
         for plan in factory.comm_plans(**{**BOX, "points": (count,), "repeats": repeats, "backends": "none"}):
             network = factory.network(inside=INSIDE, across=(ACROSS[0], ACROSS[1] * slow))
             effect = noise.lognormvariate(0, sd)
-            factory.write_comm_run(
-                folder,
-                plan,
-                factory.Story(network=network, change=lambda p, by=effect: {"times_s": [t * by for t in p["times_s"]]}),
+            story = factory.Story(
+                network=network, change=lambda p, by=effect: {"times_s": [t * by for t in p["times_s"]]}
             )
+            factory.write_comm_run(folder, plan, story)
 
 
 def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
     write_runs(tmp_path / "runs", repeats=5, sd=0.1)
-    fit = fit_one(table_of(tmp_path / "runs"), system=None, transport=None, dtype=None, fitted="", where="runs")
-    assert fit.network.across is not None
-    piece = fit.network.across.pieces[0]
-    assert piece.beta_interval_s_per_byte is not None
-    low, high = piece.beta_interval_s_per_byte
+    fit = the_fit(tmp_path / "runs")
+    low, high = fit.network.across.pieces[0].beta_interval_s_per_byte
     assert low < ACROSS[1] < high
     assert (high - low) / ACROSS[1] > 0.05  # with the run effect: points alone would say 1 %
     (found,) = predict_all(fit.network, (16,), Wanted(sizes=SIZES, group_size=2)).predictions
+    planted = factory.network(inside=INSIDE, across=ACROSS)
     for series in found.series:
-        assert series.low is not None
-        assert series.high is not None
-        truth = [
-            predict(
-                "allreduce",
-                series.name,
-                size,
-                Layout(ranks=16, group_size=2),
-                factory.network(inside=INSIDE, across=ACROSS),
-            )
-            for size in SIZES
-        ]
+        truth = [predict("allreduce", series.name, size, Layout(ranks=16, group_size=2), planted) for size in SIZES]
         for least, value, most, true in zip(series.low, series.seconds, series.high, truth, strict=True):
             assert least <= value <= most
             assert least * 0.95 <= true <= most * 1.05
@@ -734,7 +669,6 @@ def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
 def test_single_runs_have_no_intervals(fitted: tuple[Fit, bool]) -> None:
     fit, _ = fitted
     assert fit.network.draws == ()
-    assert fit.network.across is not None
     assert fit.network.across.pieces[0].beta_interval_s_per_byte is None
     (found,) = predict_all(fit.network, (8,), Wanted(sizes=SIZES, group_size=2)).predictions
     assert {series.low for series in found.series} == {None}
@@ -744,15 +678,10 @@ def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
     """Links that congest by 15 % a doubling: none is told beyond the points, and intervals hold the truth at them."""
     write_runs(tmp_path / "even", repeats=3, sd=0.0)
     write_runs(tmp_path / "congested", repeats=3, sd=0.0, congestion=0.15, nodes=(2, 4, 8))
-    even, congested = (
-        fit_one(table_of(tmp_path / name), system=None, transport=None, dtype=None, fitted="", where="runs").network
-        for name in ("even", "congested")
-    )
-    assert even.largest_held_out is not None
+    even, congested = (the_fit(tmp_path / name).network for name in ("even", "congested"))
     assert (even.largest_held_out.ranks, even.largest_held_out.fitted_ranks) == (8, (4,))
     assert even.largest_held_out.median_error < 0.02
     told = congested.largest_held_out
-    assert told is not None
     assert (told.ranks, told.fitted_ranks) == (16, (4, 8))
     assert 1 / 1.15**2 < told.by_size[-1].ratio < 1 / 1.15**0.5
     wanted = Wanted(sizes=(4 * 2**20,), group_size=2, algorithms=("ring",))
@@ -765,8 +694,6 @@ def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
         slow = factory.network(inside=INSIDE, across=(ACROSS[0], ACROSS[1] * 1.15 ** math.log2(one.ranks / 4)))
         truth = predict("allreduce", "ring", 4 * 2**20, Layout(ranks=one.ranks, group_size=2), slow)
         (ring,) = one.series
-        assert ring.low is not None
-        assert ring.high is not None
         assert ring.low[0] <= truth * 1.01
         assert truth <= ring.high[0] * 1.01
 
@@ -776,13 +703,10 @@ def test_fusion_splits_gradients_into_whole_messages() -> None:
     wanted = Wanted(sizes=SIZES, algorithms=("ring",), workload_bytes=94_000_000)
     (found,) = predict_all(network, (8,), wanted).predictions
     assert found.fusion_of == "ring"
-    assert found.fusion_bytes is not None
-    assert found.fusion_messages is not None
     assert (found.fusion_messages - 1) * found.fusion_bytes < 94_000_000 <= found.fusion_messages * found.fusion_bytes
     # Ring: 2 (p - 1) alpha and 2 (p - 1) / p beta, all inside the one group.
     assert found.fusion_bytes == pytest.approx(9 * 14 * 20e-6 / (14 / 8 * 0.5e-9), rel=0.01)
-    assert found.fusion_workload_s is not None
-    assert found.fusion_workload_s > found.series[0].workload_s  # type: ignore[operator]  # given with workload_bytes
+    assert found.fusion_workload_s > found.series[0].workload_s
 
 
 @pytest.mark.parametrize(

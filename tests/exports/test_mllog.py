@@ -21,26 +21,15 @@ from tests.support.run_factory import Story, constant, edit_json, plans, write_r
 START_MS = 1_772_366_400_000
 """2026-03-01T12:00:00 UTC."""
 TIMES = constant([5, 0, 30, 50, 10, 5])
-GPU_STORY = Story(
-    environment={
-        "host": "n0",
-        "os": "Debian GNU/Linux 12 (bookworm)",
-        "kernel": "6.1.0",
-        "python": "3.11.7",
-        "cpu.model": "AMD EPYC 7763 64-Core Processor",
-        "cpu.cores": "128",
-        "memory.bytes": str(512 * 1024**3),
-        "package.torch": "2.13.0",
-        "package.horovod": "0.28.1",
-        "gpu.driver": "570.1",
-    }
-)
+MACHINE = {"host": "n0", "os": "Debian GNU/Linux 12 (bookworm)", "kernel": "6.1.0", "gpu.driver": "570.1"}
+MACHINE |= {"cpu.model": "AMD EPYC 7763 64-Core Processor", "cpu.cores": "128", "memory.bytes": str(512 * 1024**3)}
+PACKAGES = {"python": "3.11.7", "package.torch": "2.13.0", "package.horovod": "0.28.1"}
+GPU_STORY = Story(environment={**MACHINE, **PACKAGES})
 TARGETS = {"cosmoflow": ("mae", False), "resnet50": ("top1", True), "bert": ("masked_lm_accuracy", True)}
 
 
 def _rules(family: str) -> MlperfRules:
     (found,) = (one.mlperf for one in FAMILIES if one.network.endswith(family))
-    assert found is not None
     return found
 
 
@@ -70,6 +59,12 @@ def events(key: str, values: list[float], samples: int) -> list[dict[str, Any]]:
 
 def quality(metric: str, higher: bool, values: list[float], samples: int, target: float) -> dict[str, Any]:
     """What the record says of the same training."""
+    cost = {"loss": 0.1, "eval_s": 1.0, "eval_samples": 65_536}
+    evaluations = [
+        {"step": 100 * epoch, "epoch": float(epoch), "samples": samples * epoch, "value": value, **cost}
+        | {"train_s": 8.0 * epoch, "wall_s": 10.0 * epoch}
+        for epoch, value in enumerate(values, start=1)
+    ]
     return {
         "metric": metric,
         "higher_is_better": higher,
@@ -78,20 +73,7 @@ def quality(metric: str, higher: bool, values: list[float], samples: int, target
         "predictor": "the mean of the targets",
         "predictor_value": 0.5,
         "train_samples": samples,
-        "evaluations": [
-            {
-                "step": 100 * epoch,
-                "epoch": float(epoch),
-                "samples": samples * epoch,
-                "train_s": 8.0 * epoch,
-                "wall_s": 10.0 * epoch,
-                "value": value,
-                "loss": 0.1,
-                "eval_s": 1.0,
-                "eval_samples": 65_536,
-            }
-            for epoch, value in enumerate(values, start=1)
-        ],
+        "evaluations": evaluations,
         "time_to_quality_s": 10.0 * len(values),
         "samples_to_quality": samples * len(values),
         "epochs_to_quality": float(len(values)),
@@ -104,33 +86,26 @@ def trained(
     """The folder of a run that trained to a quality on 4 ranks."""
     metric, higher = TARGETS[workload]
     samples = 524_288
-    [plan] = plans(
-        workload=workload,
-        points=(4,),
-        repeats=1,
-        data=str(out),
-        overrides={"measure.until": "quality"}
-        | ({"checkpoint.initialize_from": "/phase1"} if workload == "bert" else {}),
-    )
+    initial = {"checkpoint.initialize_from": "/phase1"} if workload == "bert" else {}
+    overrides = {"measure.until": "quality", **initial}
+    [plan] = plans(workload=workload, points=(4,), repeats=1, data=str(out), overrides=overrides)
     folder = write_run(out / "runs", plan, TIMES, GPU_STORY)
     found = json.loads(folder.record.read_text(encoding="utf-8"))
     for rank in found["ranks"]:
         rank["device"] = f"cuda:{rank['rank']} (NVIDIA A100-SXM4-40GB)"
     key = _rules(plan.workload.model.family).quality_key
-    edit_json(
-        folder.record,
-        ranks=found["ranks"],
-        quality=quality(
-            metric, higher, list(values), samples, plan.workload.quality.target if plan.workload.quality else 0
-        ),
-        events=events(key, list(values), samples),
-        **changes,
-    )
+    reached = quality(metric, higher, list(values), samples, plan.workload.quality.target)
+    recorded = {"ranks": found["ranks"], "quality": reached, "events": events(key, list(values), samples)}
+    edit_json(folder.record, **recorded, **changes)
     return folder.path
 
 
+def with_events(out: Path) -> tuple[Path, list[dict[str, Any]]]:
+    folder = trained(out)
+    return folder, json.loads(RunFolder(folder).record.read_text(encoding="utf-8"))["events"]
+
+
 def speed_run(out: Path) -> Path:
-    """The folder of a run that measured speed only."""
     [plan] = plans(points=(2,), repeats=1)
     return write_run(out / "runs", plan, TIMES).path
 
@@ -195,22 +170,11 @@ def test_the_log_says_what_the_plan_and_the_record_say(tmp_path: Path) -> None:
     text = call("mllog", trained(tmp_path)).stdout
     found = values_of(text)
     assert lines(text)[0]["value"] == NOTICE
-    wanted = {
-        "submission_benchmark": "cosmoflow",
-        "submission_org": "not stated",
-        "submission_status": "research",
-        "global_batch_size": 4,
-        "number_of_ranks": 4,
-        "number_of_nodes": 1,
-        "accelerators_per_node": 4,
-        "train_samples": 524_288,
-        "eval_samples": 65_536,
-        "opt_name": "sgd",
-        "opt_learning_rate_warmup_epochs": 4.0,
-        "opt_learning_rate_decay_boundary_epochs": [32.0, 64.0],
-        "opt_learning_rate_decay_factor": 0.25,
-        "dropout": 0.5,
-    }
+    wanted = {"submission_benchmark": "cosmoflow", "submission_org": "not stated", "submission_status": "research"}
+    wanted |= {"global_batch_size": 4, "number_of_ranks": 4, "number_of_nodes": 1, "accelerators_per_node": 4}
+    wanted |= {"train_samples": 524_288, "eval_samples": 65_536, "opt_name": "sgd", "dropout": 0.5}
+    wanted |= {"opt_learning_rate_warmup_epochs": 4.0, "opt_learning_rate_decay_boundary_epochs": [32.0, 64.0]}
+    wanted |= {"opt_learning_rate_decay_factor": 0.25}
     assert {key: found[key] for key in wanted} == wanted
     # Base rate 0.001 at 64 samples, scaled linearly to 4; warm-up begins at the base rate.
     assert found["opt_base_learning_rate"] == pytest.approx(0.001 / 16)
@@ -256,9 +220,8 @@ def test_a_run_that_missed_the_target_is_exported_and_refused_by_the_checker(tmp
     ["init_start", "init_stop", "run_start", "run_stop", "epoch_start", "eval_start", "eval_stop", "eval_error"],
 )
 def test_what_the_checker_misses_is_told_before(tmp_path: Path, missing: str) -> None:
-    folder = trained(tmp_path)
-    recorded = json.loads(RunFolder(folder).record.read_text(encoding="utf-8"))
-    edit_json(RunFolder(folder).record, events=[e for e in recorded["events"] if e["key"] != missing])
+    folder, recorded = with_events(tmp_path)
+    edit_json(RunFolder(folder).record, events=[e for e in recorded if e["key"] != missing])
     log = tmp_path / "result_0.txt"
     done = call("mllog", folder, "-o", log)
     assert f"events are missing: {missing}" in done.stderr
@@ -266,10 +229,9 @@ def test_what_the_checker_misses_is_told_before(tmp_path: Path, missing: str) ->
 
 
 def test_a_start_of_more_than_half_an_hour_is_told_before(tmp_path: Path) -> None:
-    folder = trained(tmp_path)
-    recorded = json.loads(RunFolder(folder).record.read_text(encoding="utf-8"))
-    recorded["events"][0]["time_ms"] -= 31 * 60_000
-    edit_json(RunFolder(folder).record, events=recorded["events"])
+    folder, recorded = with_events(tmp_path)
+    recorded[0]["time_ms"] -= 31 * 60_000
+    edit_json(RunFolder(folder).record, events=recorded)
     log = tmp_path / "result_0.txt"
     done = call("mllog", folder, "-o", log)
     assert "init_start to init_stop took 31.3 min, 30 are allowed" in done.stderr
@@ -289,10 +251,9 @@ def test_a_run_of_speed_is_exported_with_the_reason_for_the_checkers_refusal(tmp
 
 
 def test_an_aborted_run_says_so(tmp_path: Path) -> None:
-    folder = trained(tmp_path)
-    recorded = json.loads(RunFolder(folder).record.read_text(encoding="utf-8"))
-    recorded["events"][-1]["status"] = "aborted"
-    edit_json(RunFolder(folder).record, events=recorded["events"])
+    folder, recorded = with_events(tmp_path)
+    recorded[-1]["status"] = "aborted"
+    edit_json(RunFolder(folder).record, events=recorded)
     [line] = [line for line in lines(call("mllog", folder).stdout) if line["key"] == "run_stop"]
     assert line["metadata"]["status"] == "aborted"
 
@@ -348,15 +309,12 @@ def test_the_system_description_says_what_was_recorded_and_no_more(tmp_path: Pat
     found = json.loads(call("system", trained(tmp_path), "--org", "A lab", "--status", "cloud").stdout)
     assert len(found) == 33
     assert all(isinstance(value, str) and value for value in found.values())
-    assert found["submitter"] == "A lab"
-    assert found["status"] == "Available cloud"
-    assert found["host_processor_model_name"] == "AMD EPYC 7763 64-Core Processor"
-    assert found["host_processor_core_count"] == "not recorded"
-    assert found["host_memory_capacity"] == "512 GiB"
-    assert found["accelerators_per_node"] == "4"
-    assert found["accelerator_model_name"] == "NVIDIA A100-SXM4-40GB"
-    assert found["accelerator_memory_capacity"] == "not recorded"
-    assert found["framework"] == "PyTorch 2.13.0"
+    processor = {"model_name": "AMD EPYC 7763 64-Core Processor", "core_count": "not recorded"}
+    wanted = {f"host_processor_{name}": value for name, value in processor.items()}
+    wanted |= {"submitter": "A lab", "status": "Available cloud", "host_memory_capacity": "512 GiB"}
+    wanted |= {"accelerators_per_node": "4", "accelerator_model_name": "NVIDIA A100-SXM4-40GB"}
+    wanted |= {"accelerator_memory_capacity": "not recorded", "framework": "PyTorch 2.13.0"}
+    assert {name: found[name] for name in wanted} == wanted
     assert "horovod 0.28.1" in found["other_software_stack"]
     assert found["operating_system"] == "Debian GNU/Linux 12 (bookworm), kernel 6.1.0"
     assert found["sw_notes"].startswith(NOTICE)

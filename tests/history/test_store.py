@@ -45,19 +45,25 @@ from tests.support.watch_factory import write_samples, write_spans
 STEP = constant([5, 0, 30, 50, 0, 10])
 
 
-def write_runs(out: Path, count: int, first: int = 0, ranks: int = 1) -> Path:
+def write_runs(out: Path, count: int, first: int = 0) -> Path:
     for number in range(first, first + count):
-        plan = history_plan(number, 9.0 * number, points=(ranks,))
+        plan = history_plan(number, 9.0 * number, points=(1,))
         write_run(out, plan, STEP, Story(finished=NOW + timedelta(days=9 * number)))
     return out
 
 
-def new_history(path: Path, notes: list[str] | None = None) -> History:
-    return open_history(path, create=True, notify=[].append if notes is None else notes.append)
+def new_history(path: Path) -> History:
+    return open_history(path, create=True, notify=[].append)
+
+
+def imported(path: Path, runs: Path) -> History:
+    history = new_history(path)
+    import_folder(history, runs)
+    return history
 
 
 def verdicts(outcomes: Sequence[object]) -> list[str]:
-    return [outcome.verdict for outcome in outcomes]  # type: ignore[attr-defined]
+    return [outcome.verdict for outcome in outcomes]
 
 
 def dlbench(*arguments: str | Path) -> subprocess.Popen[str]:
@@ -140,27 +146,19 @@ def test_a_commit_tag_stands_before_the_checkout_and_a_submission_tells_the_job(
         folder.submission,
         {"format": "dlbench.submission", "version": 1, "job_id": "4711", "command": [], "submitted": "2026-03-01"},
     )
-    history = new_history(tmp_path / "store")
-    import_folder(history, tmp_path / "runs")
+    history = imported(tmp_path / "store", tmp_path / "runs")
     assert [(entry.commit, entry.slurm_job_id) for entry in history.entries()] == [("tagged", "4711")]
 
 
 def test_hosts_are_compared_as_slow_nodes_does(made: Path) -> None:
     for entry in open_history(made).entries():
-        assert {host.host: host.work_ratio for host in entry.hosts} == {
-            "n0": pytest.approx(0.8),
-            "n1": pytest.approx(1.25),
-        }
+        assert {host.host: host.work_ratio for host in entry.hosts} == pytest.approx({"n0": 0.8, "n1": 1.25})
 
 
 def test_a_planted_fault_accuses_no_host(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    write_history(
-        store,
-        [(0.0, 1.0)],
-        host=lambda number, rank: f"n{rank}",
-        overrides={"fault.ranks": 1, "fault.compute_factor": 1.5},
-    )
+    fault = {"fault.ranks": 1, "fault.compute_factor": 1.5}
+    write_history(store, [(0.0, 1.0)], host=lambda number, rank: f"n{rank}", overrides=fault)
     (entry,) = open_history(store).entries()
     assert [host.work_ratio for host in entry.hosts] == [None, None]
 
@@ -195,8 +193,7 @@ def test_folders_are_copied_whole_and_stay(tmp_path: Path) -> None:
 
 def test_other_content_of_the_same_name_is_refused(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs", 2)
-    history = new_history(tmp_path / "store")
-    import_folder(history, runs)
+    history = imported(tmp_path / "store", runs)
     before = tree(tmp_path / "store" / "runs")
     changed = sorted(runs.iterdir())[0]
     edit_json(changed / "record.json", finished="2027-01-01T00:00:00Z")
@@ -232,16 +229,8 @@ def test_what_a_history_does_not_keep(tmp_path: Path) -> None:
     history = new_history(tmp_path / "store")
     told = {outcome.name: outcome for outcome in import_folder(history, runs)}
     found = {name.split("-")[0]: outcome.verdict for name, outcome in told.items()}
-    assert found == {
-        "h0001": "imported",
-        "h0002": "skipped",
-        "h0003": "imported",
-        "h0004": "imported",
-        "h0005": "damaged",
-        "h0006": "damaged",
-        "h0007": "damaged",
-        "z": "damaged",
-    }
+    wanted = dict.fromkeys(("h0001", "h0003", "h0004"), "imported") | {"h0002": "skipped"}
+    assert found == wanted | dict.fromkeys(("h0005", "h0006", "h0007", "z"), "damaged")
     assert all(outcome.why for outcome in told.values() if outcome.verdict != "imported")
     states = {entry.run_id[:5]: (entry.state, entry.why) for entry in history.entries()}
     assert states["h0003"][0] == "failed"
@@ -297,50 +286,30 @@ def test_a_rebuilt_index_is_the_old_one(store: Path) -> None:
     assert open_history(store).entries() == before
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def sql(*statements: str) -> Callable[[Path], None]:
+    def harm(path: Path) -> None:
+        with sqlite3.connect(path) as connection:
+            for statement in statements:
+                connection.execute(statement)
+        connection.close()
 
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def garbage(path: Path) -> None:
-    path.write_bytes(b"no database at all\n" * 400)
-
-
-def other_version(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE meta SET value = '0: of old'")
-    connection.close()
-
-
-def other_tables(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE runs")
-        connection.execute("CREATE TABLE runs (name TEXT)")
-    connection.close()
-
-
-def other_figure(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("""UPDATE runs SET entry = replace(entry, '"ranks": 2', '"ranks": 3')""")
-    connection.close()
+    return harm
 
 
 @pytest.mark.parametrize(
     ("harm", "is_told"),
     [
         (Path.unlink, False),
-        (empty, False),
-        (truncate, True),
-        (garbage, True),
-        (other_version, True),
-        (other_tables, True),
-        (other_figure, True),
+        (lambda path: path.write_bytes(b""), False),
+        (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), True),
+        (lambda path: path.write_bytes(b"no database at all\n" * 400), True),
+        (sql("UPDATE meta SET value = '0: of old'"), True),
+        (sql("DROP TABLE runs", "CREATE TABLE runs (name TEXT)"), True),
+        (sql("""UPDATE runs SET entry = replace(entry, '"ranks": 2', '"ranks": 3')"""), True),
     ],
+    ids=["no file", "empty", "truncated", "garbage", "other version", "other tables", "other figure"],
 )
-def test_a_harmed_index_is_made_anew(store: Path, harm: Callable[[Path], None], is_told: bool) -> None:
+def test_a_harmed_index_is_made_anew(store: Path, harm: Callable[[Path], object], is_told: bool) -> None:
     before = open_history(store).entries()
     harm(store / "index.sqlite")
     notes: list[str] = []
@@ -489,13 +458,10 @@ def test_a_link_that_comes_between_leads_nowhere(store: Path, tmp_path: Path) ->
 
 
 def history_with_a_checkpoint(folder: Path) -> History:
-    """One run, with one checkpoint."""
     runs = write_runs(folder / "runs", 1)
     (next(runs.iterdir()) / "checkpoints").mkdir()
     (next(runs.iterdir()) / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y")
-    history = new_history(folder / "store")
-    import_folder(history, runs)
-    return history
+    return imported(folder / "store", runs)
 
 
 def test_traces_behind_a_link_stay(tmp_path: Path) -> None:
@@ -635,26 +601,14 @@ ENTRY = HistoryEntry(
 )  # fmt: skip
 
 
+names, hosts, tags = st.sampled_from(["a", "b", ""]), st.sampled_from(["n0", "n1", ""]), st.text("xy", max_size=1)
+ranks = st.sampled_from(["1", "2", "x"])
+properties = {"workload": names, "ranks": ranks, "host": hosts, "tag.k": tags, "environment.k": tags}
+
+
 @given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["a", "b", ""]),
-            st.sampled_from([1, 2]),
-            st.sampled_from(["n0", "n1", ""]),
-            st.text("xy", max_size=1),
-        ),
-        max_size=8,
-    ),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "workload": st.sampled_from(["a", "b", ""]),
-            "ranks": st.sampled_from(["1", "2", "x"]),
-            "host": st.sampled_from(["n0", "n1", ""]),
-            "tag.k": st.text("xy", max_size=1),
-            "environment.k": st.text("xy", max_size=1),
-        },
-    ),
+    st.lists(st.tuples(names, st.sampled_from([1, 2]), hosts, tags), max_size=8),
+    st.fixed_dictionaries({}, optional=properties),
 )
 def test_where_is_the_conjunction(rows: list[tuple[str, int, str, str]], where: dict[str, str]) -> None:
     for workload, ranks, host, tag in rows:
@@ -742,8 +696,7 @@ def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
     (first / "checkpoints" / "old").mkdir(parents=True)
     (first / "checkpoints" / "old" / "x").write_bytes(b"")
     (first / "checkpoints" / "step-00000009.safetensors").write_bytes(b"y" * 7)
-    history = new_history(tmp_path / "store")
-    import_folder(history, runs)
+    history = imported(tmp_path / "store", runs)
     before = {entry.run_id: entry for entry in history.entries()}
     chosen = removals(history, history.entries(), traces_only=True)
     assert [(one.entry.run_id, one.num_bytes, len(one.files)) for one in chosen] == [(first.name, size, 7)]
@@ -754,9 +707,8 @@ def test_traces_go_and_figures_stay(tmp_path: Path) -> None:
         assert after[first.name].dropped == ("checkpoints", "logs", "profiles", "spans")
         assert dataclasses.replace(after[first.name], dropped=()) == before[first.name]
     left = set(tree(history.run_folder(before[first.name])))
-    assert left == set(tree(first)) - {*traces, "checkpoints/step-00000009.safetensors", "checkpoints/old/x"} | {
-        "dropped.json"
-    }
+    gone = {*traces, "checkpoints/step-00000009.safetensors", "checkpoints/old/x"}
+    assert left == set(tree(first)) - gone | {"dropped.json"}
     assert not (history.run_folder(before[first.name]) / "checkpoints").exists()
     assert removals(history, history.entries(), traces_only=True) == []
     # It is the same run still: bringing it in again brings nothing back.
@@ -776,8 +728,7 @@ def test_energy_is_the_same_without_traces(tmp_path: Path) -> None:
     for node in range(2):
         rows = [(round(time_s * 1e9), 1000 + 80 * time_s) for time_s in seconds]
         write_samples(folder, node, ["host.energy.package-0_j"], rows, host=f"n{node}")
-    history = new_history(tmp_path / "store")
-    import_folder(history, tmp_path / "runs")
+    history = imported(tmp_path / "store", tmp_path / "runs")
     (entry,) = history.entries()
     before = run_energy(read_run(history.run_folder(entry)))
     assert before.stage("processors", "building") is not None
@@ -814,8 +765,7 @@ def test_a_run_that_goes_while_it_is_read_is_damaged(tmp_path: Path, monkeypatch
 def test_an_index_elsewhere_learns_of_dropped_traces(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs", 1)
     (next(runs.iterdir()) / "launch.log").write_bytes(b"x")
-    history = new_history(tmp_path / "store")
-    import_folder(history, runs)
+    history = imported(tmp_path / "store", runs)
     elsewhere = tmp_path / "elsewhere.sqlite"
     assert open_history(tmp_path / "store", index=elsewhere).entries()[0].dropped == ()
     prune(history, removals(history, history.entries(), traces_only=True))

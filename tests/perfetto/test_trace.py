@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import dlbench.perfetto.export as export_module
 import dlbench.perfetto.profile as profile_module
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, MachineError, UserError
-from dlbench.perfetto.events import LATE, counters_of
+from dlbench.perfetto.events import LATE, PHASE_NAMES, counters_of
 from dlbench.perfetto.rows import Notes, Tracks, make_axis
 from dlbench.perfetto.run import Selection, read_trace_run
 from dlbench.records.clocks import ClockLine
@@ -55,6 +56,16 @@ def one_rank(out: Path, **watch: Any) -> RunFolder:
     return made(out, plans(points=(1,), repeats=1)[0], **watch)
 
 
+def with_spans(out: Path, *spans: dict[str, Any]) -> RunFolder:
+    folder = one_rank(out)
+    write_spans(folder, 0, spans)
+    return folder
+
+
+def steps_in(found: Trace, **where: Any) -> list[dict[str, Any]]:
+    return [one for one in found.slices("compute", **where) if one.get("cat") == "step"]
+
+
 def trace(folder: RunFolder, output: Path, *options: str) -> Result:
     words = ["trace", str(folder.path), "-o", str(output), *options]
     return CliRunner().invoke(cli, words, catch_exceptions=False, standalone_mode=False)
@@ -76,8 +87,7 @@ def span(lane: int, name: str, start_ns: int, end_ns: int, **more: Any) -> dict[
 
 
 def test_steps_and_phases_stand_where_the_step_file_says(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
-    write_spans(folder, 0, [])
+    folder = with_spans(tmp_path)
     found = exported(folder)
     slices = found.slices("compute", pid=1)
     steps = [s for s in slices if s.get("cat") == "step"]
@@ -130,29 +140,26 @@ def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path)
     assert {s["name"] for s in phases} - told == {"exchange after backward", "optimizer"}
 
 
-def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str = "monotonic") -> None:
-    """Replaces rank 0's steps: (start, length, phases...) each."""
-    folder.steps(0).unlink()
-    with StepWriter(folder.steps(0), {"rank": 0, "clock": clock, "device": "cpu", "run_id": "x"}) as writer:
+def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str = "monotonic", rank: int = 0) -> None:
+    """Replaces a rank's steps: (start, length, phases...) each."""
+    folder.steps(rank).unlink()
+    with StepWriter(folder.steps(rank), {"rank": rank, "clock": clock, "device": "cpu", "run_id": "x"}) as writer:
         for step, (start, took, *phases) in enumerate(rows):
             writer.append((step, 0, start, took, *phases, 4, 1.0))
 
 
 def test_steps_that_would_overlap_follow_one_another(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
-    write_spans(folder, 0, [])
+    folder = with_spans(tmp_path)
     # One begins each 10 ms and takes 12; the last comes later.
     starts = [FIRST_NS + n * 10 * MS for n in range(5)] + [FIRST_NS + 100 * MS]
     written_steps(folder, [(start, 12 * MS, 0, 0, 5 * MS, 5 * MS, 0, MS) for start in starts], "cuda-events")
     found = exported(folder)
-    steps = [s["start"] for s in found.slices("compute") if s.get("cat") == "step"]
-    assert steps == [0, 12 * MS, 24 * MS, 36 * MS, 48 * MS, 100 * MS]
+    assert [s["start"] for s in steps_in(found)] == [0, 12 * MS, 24 * MS, 36 * MS, 48 * MS, 100 * MS]
     assert found.about["notes"] == ["4 steps were moved behind the end of the step before"]
 
 
 def test_phases_longer_than_their_step_are_cut_and_told(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
-    write_spans(folder, 0, [])
+    folder = with_spans(tmp_path)
     written_steps(folder, [(FIRST_NS, 10 * MS, 0, 0, 8 * MS, 8 * MS, MS, 0)])
     found = exported(folder)
     assert [(s["name"], s["end"]) for s in found.slices("compute")] == [
@@ -181,21 +188,16 @@ def step_start(step: int) -> int:
 
 
 def test_spans_stand_on_the_threads_of_their_lanes(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
     begin = step_start(0) - 500 * MS
-    write_spans(
-        folder,
-        0,
-        [
-            span(STAGE, "starting", begin, begin + 100 * MS),
-            span(STAGE, "measuring", step_start(WARMUP), step_start(NUM_STEPS)),
-            span(INPUT, "read", step_start(2), step_start(2) + MS, step=2, track=3, num_bytes=4096),
-            span(INPUT, "read", step_start(2), step_start(2) + 2 * MS, step=2),
-            span(STAGING, "copy", begin, begin + 3 * MS, num_bytes=7),
-            span(SWAP, "out", begin, begin + 4 * MS),
-        ],
-    )
-    found = exported(folder)
+    spans = [
+        span(STAGE, "starting", begin, begin + 100 * MS),
+        span(STAGE, "measuring", step_start(WARMUP), step_start(NUM_STEPS)),
+        span(INPUT, "read", step_start(2), step_start(2) + MS, step=2, track=3, num_bytes=4096),
+        span(INPUT, "read", step_start(2), step_start(2) + 2 * MS, step=2),
+        span(STAGING, "copy", begin, begin + 3 * MS, num_bytes=7),
+        span(SWAP, "out", begin, begin + 4 * MS),
+    ]
+    found = exported(with_spans(tmp_path, *spans))
     assert set(found.threads().values()) == {"compute", "stages", "input", "input 3", "staging", "swap", "notes"}
     assert [(s["name"], s["start"], s["end"]) for s in found.slices("stages")] == [
         ("starting", 0, 100 * MS),
@@ -206,15 +208,13 @@ def test_spans_stand_on_the_threads_of_their_lanes(tmp_path: Path) -> None:
 
 
 def test_layers_lie_within_their_phases_where_they_fit(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
     forward = step_start(2) + 5 * MS
     layers = [
         span(COMPUTE, "block", forward, forward + 20 * MS, step=2),
         span(COMPUTE, "block.conv", forward, forward + 10 * MS, step=2),
         span(COMPUTE, "block.relu", forward + 10 * MS, forward + 20 * MS, step=2),
     ]
-    write_spans(folder, 0, layers)
-    found = exported(folder)
+    found = exported(with_spans(tmp_path, *layers))
     assert "layers" not in found.threads().values()
     names = [s["name"] for s in found.slices("compute") if s["args"]["step"] == 2]
     assert names == [
@@ -224,46 +224,39 @@ def test_layers_lie_within_their_phases_where_they_fit(tmp_path: Path) -> None:
 
 
 def test_layers_across_a_phase_have_a_thread_of_their_own(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
     forward = step_start(2) + 5 * MS
     layers = [
         span(COMPUTE, "conv", forward, forward + 10 * MS, step=2),
         span(COMPUTE, "late", forward + 29 * MS, forward + 31 * MS, step=2),
     ]
-    write_spans(folder, 0, layers)
-    found = exported(folder)
+    found = exported(with_spans(tmp_path, *layers))
     assert [s["name"] for s in found.slices("layers")] == ["conv", "late"]
     assert not [s for s in found.slices("compute") if s["name"] == "conv"]
 
 
 def test_overlapping_spans_of_a_lane_are_spread_over_threads(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
     at = step_start(0)
-    write_spans(folder, 0, [span(STAGE, f"s{n}", at + n * MS, at + (n + 10) * MS) for n in range(40)])
-    found = exported(folder)
+    spans = [span(STAGE, f"s{n}", at + n * MS, at + (n + 10) * MS) for n in range(40)]
+    found = exported(with_spans(tmp_path, *spans))
     names = [name for name in found.threads().values() if name.startswith("stages")]
     assert sorted(names) == sorted(["stages", *(f"stages ({n})" for n in range(2, 11))])
     assert sum(len(found.slices(name)) for name in names) == 40
 
 
 def test_spans_that_overlap_too_often_are_counted(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
     at = step_start(0)
-    write_spans(folder, 0, [span(STAGE, f"s{n}", at + n, at + MS + n) for n in range(50)])
-    found = exported(folder)
+    found = exported(with_spans(tmp_path, *(span(STAGE, f"s{n}", at + n, at + MS + n) for n in range(50))))
     assert sum(len(found.slices(name)) for name in found.threads().values() if name.startswith("stages")) == 32
     assert found.about["notes"] == ["18 spans overlap more than 32 others and are left out"]
 
 
 def test_messages_overlap_and_show_their_wait(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
     at = step_start(2)
     sent = [
         span(EXCHANGE, "fused", at + 5, at + 905, step=2, track=0, num_bytes=1000, queued_ns=5),
         span(EXCHANGE, "fused", at + 100, at + 700, step=2, track=1, num_bytes=2000),
     ]
-    write_spans(folder, 0, sent)
-    found = exported(folder)
+    found = exported(with_spans(tmp_path, *sent))
     zero = 2 * STEP_NS
     assert [(m["start"] - zero, m["end"] - zero, m["args"]) for m in found.messages(pid=1)] == [
         (5, 905, {"step": 2, "bytes": 1000, "message": 0, "queued_us": nanoseconds_text(5)}),
@@ -275,8 +268,6 @@ def test_messages_overlap_and_show_their_wait(tmp_path: Path) -> None:
 
 
 def nanoseconds_text(value: int) -> Any:
-    from decimal import Decimal
-
     return Decimal(f"{value / 1000:.3f}")
 
 
@@ -307,13 +298,11 @@ def test_slices_of_one_track_lie_within_each_other_or_apart(batches: list[list[t
 # Clocks
 
 
+moments = st.tuples(st.integers(1, 10**12), st.integers(-(10**6), 10**6))
+
+
 @given(
-    points=st.lists(
-        st.tuples(st.integers(1, 10**12), st.integers(-(10**6), 10**6)),
-        min_size=1,
-        max_size=5,
-        unique_by=lambda p: p[0],
-    ),
+    points=st.lists(moments, min_size=1, max_size=5, unique_by=lambda p: p[0]),
     base=st.integers(-(10**14), 10**14),
     times=st.lists(st.integers(0, 2 * 10**12), min_size=1, max_size=20),
 )
@@ -340,10 +329,7 @@ def two_nodes(out: Path, clock: Mapping[str, Any], wall: int = 0) -> RunFolder:
     """Two ranks on two nodes; the clock of the second is told."""
     plan = plans(system="example-gpu", points=(2,), ranks_per_node=1, repeats=1, overrides={"system.node.gpus": 1})[0]
     assert plan.layout.nodes == 2
-    nodes = [
-        node_watch(0, "n0", clock=clock_line(0, "n0", wall_offset_ns=wall)),
-        node_watch(1, "n1", clock=clock),
-    ]
+    nodes = [node_watch(0, "n0", clock=clock_line(0, "n0", wall_offset_ns=wall)), node_watch(1, "n1", clock=clock)]
     story = Story(record={"watch": watch_result(nodes=nodes)}, host=lambda rank: f"n{rank}")
     return write_run(out, plan, constant(PHASE_MS, other=0.75), story)
 
@@ -363,9 +349,7 @@ def test_what_is_sent_comes_before_it_is_received(tmp_path: Path) -> None:
     received = [local(t + 50_000) for t in true]
     write_spans(folder, 1, [span(EXCHANGE, "receive", t, t + 1000, step=0, track=n) for n, t in enumerate(received)])
     written_rank_1 = [(local(FIRST_NS), STEP_NS, *(round(ms * MS) for ms in PHASE_MS))]
-    folder.steps(1).unlink()
-    with StepWriter(folder.steps(1), {"rank": 1, "clock": "monotonic", "device": "cpu", "run_id": "x"}) as writer:
-        writer.append((0, 1, *written_rank_1[0], 4, 1.0))
+    written_steps(folder, written_rank_1, rank=1)
     found = exported(folder, code=4)
     sent = {m["args"]["message"]: m["start"] for m in found.messages(pid=1)}
     got = {m["args"]["message"]: m["start"] for m in found.messages(pid=2)}
@@ -422,8 +406,7 @@ NAN = float("nan")
 
 
 def sampled(out: Path, columns: Sequence[str], rows: Iterable[Sequence[float]], *options: str) -> Trace:
-    folder = one_rank(out)
-    write_spans(folder, 0, [])
+    folder = with_spans(out)
     write_samples(folder, 0, columns, rows)
     return exported(folder, *options)
 
@@ -492,9 +475,8 @@ def test_clock_reasons_are_named_intervals(tmp_path: Path) -> None:
 
 def test_series_go_on_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlbench.perfetto.rows.ROWS_AT_ONCE", 2)
-    column = "host.disk.sda.read_bytes"
     rows = [(FIRST_NS + n * SECOND, n * 1e6) for n in range(100)]
-    found = sampled(tmp_path, [column], rows)
+    found = sampled(tmp_path, ["host.disk.sda.read_bytes"], rows)
     assert points_of(found, "disk sda read") == [(n * SECOND, 1) for n in range(99)]
 
 
@@ -506,12 +488,10 @@ def test_samples_at_impossible_times_are_left_out(tmp_path: Path) -> None:
 
 
 def test_spans_at_impossible_times_are_left_out(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
     at = step_start(0)
     wrong = [(at, at - 5, 0), (-7, at, 0), (2**62, 2**62 + 1, 0), (at, at + 5, 2 * at), (at, at + 5, -1)]
     spans = [span(EXCHANGE, "wrong", one, other, queued_ns=queued) for one, other, queued in wrong]
-    write_spans(folder, 0, [*spans, span(EXCHANGE, "right", at, at + 5)])
-    found = exported(folder)
+    found = exported(with_spans(tmp_path, *spans, span(EXCHANGE, "right", at, at + 5)))
     assert [(m["name"], m["start"]) for m in found.messages(pid=1)] == [("right", 0)]
     assert found.about["notes"] == ["5 spans are damaged (times, lanes or names that cannot be) and left out"]
 
@@ -535,7 +515,7 @@ def facts_of(found: Trace) -> list[str]:
 
 def test_the_whole_run_passes_the_checker(large: RunFolder) -> None:
     found = exported(large)
-    assert len([s for s in found.slices("compute") if s.get("cat") == "step"]) == 8 * 40
+    assert len(steps_in(found)) == 8 * 40
     assert found.about["spans"]["left_out"] == 0
     assert found.about["window"]["num_steps"] == 3
     # The first stage begins 2 s before clocks were compared; a clock may drift by 500 millionths.
@@ -543,9 +523,7 @@ def test_the_whole_run_passes_the_checker(large: RunFolder) -> None:
     assert bounds == [0, *[pytest.approx(15_001 + 1_000_000, abs=500)] * 3]
     assert min(nanoseconds(e["ts"]) for e in found.events if e["ph"] in "XbC") == 0
     # On the axis of all nodes every step begins within microseconds on all ranks, though their clocks are days apart.
-    starts = [
-        [s["start"] for s in found.slices("compute", pid=rank + 1) if s.get("cat") == "step"] for rank in range(8)
-    ]
+    starts = [[s["start"] for s in steps_in(found, pid=rank + 1)] for rank in range(8)]
     assert np.ptp(np.array(starts), axis=0).max() < 100_000
 
 
@@ -565,7 +543,7 @@ def last_process(found: Trace) -> list[dict[str, Any]]:
 
 def test_a_choice_of_steps_is_a_part_of_the_whole(large: RunFolder) -> None:
     whole, part = exported(large), exported(large, "--steps", "3-12")
-    steps = [s for s in whole.slices("compute") if s.get("cat") == "step" and 3 <= s["args"]["step"] <= 12]
+    steps = [s for s in steps_in(whole) if 3 <= s["args"]["step"] <= 12]
     low, high = min(s["start"] for s in steps), max(s["end"] for s in steps)
     messages = {(e["pid"], e["id2"]["local"]) for e in whole.of("b") if 3 <= e.get("args", {}).get("step", -1) <= 12}
 
@@ -658,8 +636,7 @@ def test_torn_files_are_read_up_to_where_they_end(tmp_path: Path) -> None:
 
 
 def test_damage_within_a_file_is_told_and_the_rest_is_shown(large: RunFolder, tmp_path: Path) -> None:
-    copy = RunFolder(tmp_path / large.path.name)
-    shutil.copytree(large.path, copy.path)
+    copy = RunFolder(Path(shutil.copytree(large.path, tmp_path / large.path.name)))
     for path in (copy.spans(3), copy.samples(1)):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 0xFF
@@ -690,7 +667,7 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     assert done.exit_code == 4
     assert "incomplete: the run is incomplete: 2 of 2 ranks started" in done.output
     found = checked(output)
-    assert [s["name"] for s in found.slices("compute") if s.get("cat") == "step"] == ["step 0 (warm-up)"]
+    assert [s["name"] for s in steps_in(found)] == ["step 0 (warm-up)"]
     assert found.about["state"] == "incomplete"
     assert found.processes() == {1: "rank 0 on n0", 2: "rank 1 on n0", 4: found.processes()[4]}
 
@@ -857,8 +834,7 @@ def test_tables_hold_what_the_trace_shows(large: RunFolder, tmp_path: Path) -> N
 
 def test_tables_without_samples_are_empty_not_missing(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
-    folder = one_rank(tmp_path)
-    write_spans(folder, 0, [])
+    folder = with_spans(tmp_path)
     assert trace(folder, tmp_path / "trace.parquet").exit_code == 0
     assert pq.read_table(tmp_path / "trace.counters.parquet").num_rows == 0
     assert pq.read_table(tmp_path / "trace.parquet").num_rows == NUM_STEPS * 6
@@ -1000,8 +976,7 @@ def perfetto(output: Path, *queries: str) -> list[list[list[Any]]]:
 
 
 def test_perfetto_reads_every_event(large: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = RunFolder(tmp_path / large.path.name)
-    shutil.copytree(large.path, copy.path)
+    copy = RunFolder(Path(shutil.copytree(large.path, tmp_path / large.path.name)))
     at = 10**12
     write_names = [span(STAGE, name, at + n * MS, at + (n + 1) * MS) for n, name in enumerate(HOSTILE[:5])]
     copy.spans(7).unlink()
@@ -1050,6 +1025,4 @@ def test_times_are_written_to_the_nanosecond(times: list[tuple[int, int]]) -> No
 
 
 def test_the_phases_drawn_are_those_of_the_step_file() -> None:
-    from dlbench.perfetto.events import PHASE_NAMES
-
     assert [name.split(" ")[0] for name in PHASE_NAMES] == list(PHASES)

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from dlbench.errors import UserError
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
-from dlbench.perfmodels.predictions import (
-    Sharing,
-    bus_factor,
-    crossovers,
-    features,
-    predict,
-    recommend,
-)
+from dlbench.perfmodels.predictions import Sharing, bus_factor, crossovers, features, predict, recommend
 from dlbench.perfmodels.schedules import Layout, counts, pipeline_chunks
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
 from tests.support.closed_forms import closed_form, closed_form_bytes, closed_form_steps, ring_doubling_crossover
@@ -97,10 +90,7 @@ def test_bytes_between_groups() -> None:
 
 
 @given(
-    name=st.sampled_from(NAMES),
-    ranks=st.integers(1, 12),
-    elements=st.integers(0, 300),
-    group_size=st.integers(1, 12),
+    name=st.sampled_from(NAMES), ranks=st.integers(1, 12), elements=st.integers(0, 300), group_size=st.integers(1, 12)
 )
 def test_what_is_sent_across_is_part_of_what_is_sent(
     name: tuple[Collective, str], ranks: int, elements: int, group_size: int
@@ -369,28 +359,21 @@ def test_noise_and_outliers_move_little_and_intervals_say_how_much() -> None:
     rng = np.random.default_rng(1)
     resampled = np.array([point.seconds for point in points]) * np.exp(rng.normal(0, 0.05, (50, 1)))
     found = fit_network(points, system="test", transport="none", sources=(), fitted="", resampled=resampled, runs=5)
-    assert found.across is not None
     assert len(found.draws) == 50
     assert fitted(points).across.pieces[0].alpha_interval_s is None  # type: ignore[union-attr]  # nothing was resampled
     piece = found.across.pieces[0]
     assert piece.alpha_s == pytest.approx(1e-4, rel=0.1)
     assert piece.beta_s_per_byte == pytest.approx(4e-8, rel=0.05)
-    assert piece.alpha_interval_s is not None
-    assert piece.beta_interval_s_per_byte is not None
     assert piece.alpha_interval_s[0] <= piece.alpha_s <= piece.alpha_interval_s[1]
     assert piece.beta_interval_s_per_byte[0] <= piece.beta_s_per_byte <= piece.beta_interval_s_per_byte[1]
-    assert found.median_error is not None
     assert 0.01 < found.median_error < 0.1
 
 
 def test_a_planted_break_is_found_and_no_other() -> None:
     planted = network(level((None, 1e-5, 2e-10)), level((65536, 5e-5, 4e-9), (None, 3e-4, 1e-9)))
     found = fitted(measured(planted, noise=0.02))
-    assert found.inside is not None
-    assert found.across is not None
     assert len(found.inside.pieces) == 1
     limit = found.across.pieces[0].up_to_bytes
-    assert limit is not None
     assert 65536 <= limit < 4 * 65536  # where messages lie on both sides
     same_level(found.across, planted.across, 0.15)
 
@@ -406,7 +389,6 @@ def test_one_node_gives_one_level() -> None:
 def test_a_level_that_never_decides_is_only_bounded() -> None:
     """A flat ring over two nodes waits for the link in every step: inside is anything up to that."""
     found = fitted(measured(SHAPED, names=[("allreduce", "ring")]))
-    assert found.inside is not None
     piece = found.inside.pieces[0]
     assert (piece.alpha_s, piece.beta_s_per_byte) == (0.0, 0.0)
     assert piece.alpha_interval_s == pytest.approx((0.0, 1e-4))

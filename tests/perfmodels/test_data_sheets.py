@@ -37,11 +37,9 @@ from dlbench.perfmodels.utilisation import SHEETS, datasheet_peak, sheet_of, why
 )
 def test_names_of_drivers_are_products(device: str, product: str, tflops: dict[str, float]) -> None:
     sheet = sheet_of(device)
-    assert sheet is not None
     assert sheet.product == product
     assert {precision: sheet.tflops[precision] for precision in tflops} == tflops
     peak = datasheet_peak(device, next(iter(tflops)))
-    assert peak is not None
     assert peak.flops_per_s == next(iter(tflops.values())) * 1e12
     assert len([one for one in SHEETS if one is sheet or one.product == product]) == 1
 

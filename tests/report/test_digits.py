@@ -50,8 +50,6 @@ def test_value_and_ends_stop_at_one_place_and_the_interval_is_kept(one: Estimate
 @given(figures())
 def test_half_the_interval_has_one_or_two_digits(one: Estimate) -> None:
     assume(not is_point(one))
-    assert one.low is not None
-    assert one.high is not None
     places = len(value_text(one).replace(",", "").partition(".")[2].removesuffix(" %").removesuffix(" points"))
     half = FACTOR.get(one.unit, 1.0) * (one.high - one.low) / 2
     significant = places + 1 + math.floor(math.log10(half))
@@ -66,8 +64,7 @@ def test_half_the_interval_has_one_or_two_digits(one: Estimate) -> None:
 
 @given(st.floats(0.1, 2e5), st.floats(1e-4, 0.5))
 def test_durations_have_one_unit_in_value_and_ends(seconds: float, share: float) -> None:
-    one = figure(seconds, seconds * (1 - share), seconds * (1 + share), "s")
-    text, interval, unit = shown(one)
+    text, interval, unit = shown(figure(seconds, seconds * (1 - share), seconds * (1 + share), "s"))
     if unit:
         assert re.fullmatch(r"[\d,.]+", text)
         assert re.fullmatch(r"\[[\d,.]+, [\d,.]+\]", interval)

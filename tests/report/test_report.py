@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import math
@@ -16,7 +15,6 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +41,7 @@ from dlbench.views import model
 from dlbench.views.causes.numbers import CausePoint, CauseShare, LostPercent
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.paths import GOLDEN
+from tests.support.printed import assert_well_formed, csv_rows
 from tests.support.run_factory import (
     NOW,
     WORKLOAD,
@@ -150,18 +149,18 @@ def test_json_holds_every_number(made: model.Report) -> None:
 
 def test_csv_holds_every_number(made: model.Report) -> None:
     points = [point for group in made.groups for point in group.points]
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "points"))))
+    rows = csv_rows(document_of(made), "points")
     assert [float(row["efficiency"]) for row in rows] == [point.efficiency.value for point in points]
     assert [float(row["throughput_per_s"]) for row in rows] == [point.throughput.value for point in points]
     assert [int(row["runs"]) for row in rows] == [point.throughput.n for point in points]
-    parts = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "parts"))))
+    parts = csv_rows(document_of(made), "parts")
     accounts = [account for group in made.groups for account in accounts_of(group)]
     found = {(row["part"], row["seconds"]) for row in parts if row["part_of"] in ("", "exchange_phase")}
     for account in accounts:
         for part in (*account.causes, account.exchange_phase, account.whole):
             shown = "" if isinstance(part, CauseShare) and not part.is_measured else str(part.seconds.value)
             assert (part.name, shown) in found
-    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "runs"))))
+    runs = csv_rows(document_of(made), "runs")
     assert [row["run_id"] for row in runs] == [run.run_id for run in made.runs]
     assert [row["throughput_per_s"] == "" for row in runs] == [run.throughput is None for run in made.runs]
 
@@ -258,7 +257,7 @@ def test_not_finite_is_null() -> None:
 def test_csv_cells_are_no_formulas(made: model.Report, start: str) -> None:
     text = f"{start}HYPERLINK(1)"
     changed = replace(made, runs=(replace(made.runs[0], failure_reason=text, step_cv=-0.5),))
-    (row,) = csv.DictReader(io.StringIO(delimited.to_csv(document_of(changed), "runs")))
+    (row,) = csv_rows(document_of(changed), "runs")
     assert row["failure_reason"] == "'" + text
     assert row["step_cv"] == "-0.5"
 
@@ -296,8 +295,7 @@ def test_writers_clean_what_came_in_another_way() -> None:
 
 @given(st.text())
 def test_no_text_breaks_a_markdown_table(text: str) -> None:
-    found = markdown.escape(wording.clean(text))
-    assert not re.search(r"(?<!\\)(\\\\)*[|<>`*]", found)
+    assert not re.search(r"(?<!\\)(\\\\)*[|<>`*]", markdown.escape(wording.clean(text)))
 
 
 def write_hostile(out: Path) -> None:
@@ -354,7 +352,6 @@ def hostile_plan(plan: RunPlan, hostile: str) -> RunPlan:
 
 
 def hostile_exchange(plan: RunPlan, hostile: str) -> dict[str, Any] | None:
-    """Markup in what a run says of its messages."""
     if plan.layout.ranks == 1:
         return None
     gradients = [(1_000_000, 0.01), (2_000_000, 0.03), (4_000_000, 0.05)]
@@ -368,7 +365,6 @@ def hostile_exchange(plan: RunPlan, hostile: str) -> dict[str, Any] | None:
 
 
 def hostile_watch(hostile: str) -> dict[str, Any]:
-    """Markup in what a sampler says of itself and of the clocks."""
     node = node_watch(
         host=hostile,
         unavailable={hostile: hostile, "gpu.0.energy_j": hostile},
@@ -380,7 +376,6 @@ def hostile_watch(hostile: str) -> dict[str, Any]:
 
 
 def write_hostile_samples(folder: RunFolder, hostile: str) -> None:
-    """Markup in the facts and the failures of a node's samples."""
     columns = ["host.cpu.0.busy", "gpu.0.power_w", "gpu.0.sm_clock_hz", "host.memory_used_bytes"]
     rows = [(1_000_000_000 * second, 0.5, 200.0, 1.4e9, 1e9) for second in range(10)]
     write_samples(
@@ -470,57 +465,13 @@ def test_rich_prints_the_same_rows(made: model.Report) -> None:
 # The page as text
 
 
-class Outline(HTMLParser):
-    """Open elements, ids, and everything an element would load."""
-
-    VOID = frozenset({"meta", "link", "br", "img", "input", "hr", "path", "rect", "line"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.handlers: list[str] = []
-        self.unnamed = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.ids += [values["id"] or ""] if "id" in values else []
-        self.links += [
-            value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "srcset")
-        ]
-        self.handlers += [name for name, _ in attrs if name.startswith("on")]
-        self.unnamed += values.get("role") in ("img", "region") and not values.get("aria-label")
-        if tag not in self.VOID:
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.stack.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.stack.pop() == tag
-
-
 @pytest.mark.parametrize("folder_name", ["sample", "hostile"])
 def test_page_is_well_formed_and_loads_nothing(folder_name: str, request: pytest.FixtureRequest) -> None:
-    outline = Outline()
-    outline.feed(html.to_html(document_of(assemble(scan(request.getfixturevalue(folder_name))))))
-    outline.close()
-    assert outline.stack == []
-    assert len(set(outline.ids)) == len(outline.ids)
-    assert outline.handlers == []
-    assert outline.unnamed == 0
-    anchors = [link[1:] for link in outline.links if link.startswith("#")]
-    assert set(anchors) <= set(outline.ids)
-    assert [link for link in outline.links if not link.startswith(("#", "data:text/csv;", "data:,"))] == []
+    assert_well_formed(html.to_html(document_of(assemble(scan(request.getfixturevalue(folder_name))))))
 
 
 def test_policy_allows_the_two_scripts_alone(page: str) -> None:
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
-    assert policy is not None
     directives = dict(part.strip().split(" ", 1) for part in policy[1].replace("&#39;", "'").split(";"))
     assert directives["default-src"] == "'none'"
     assert "unsafe" not in directives["script-src"]
@@ -587,13 +538,12 @@ def test_every_sheet_stands_in_every_format(made: model.Report, page: str) -> No
             if sheet.in_terminal:
                 assert str(table.rows[0].cells[0])[:9] in shown
             if sheet.names:
-                rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), sheet.name))))
+                rows = csv_rows(document_of(made), sheet.name)
                 assert len(rows) >= len(sheet.records())
                 assert not rows or set(sheet.names) <= set(rows[0])
 
 
 def html_text(text: str) -> str:
-    """As it stands between tags."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from dlbench.datasets.manifest import (
     FILES_NAME,
     NAME,
-    FileEntry,
     MadeWith,
     Manifest,
     describe_files,
@@ -29,18 +28,12 @@ def write_manifest(folder: Path, *, kind: str, made_with: MadeWith, counts: Mapp
     return save_manifest(folder, kind=kind, made_with=made_with, counts=counts, files=files)
 
 
-def verify_manifest(folder: Path, on_file: Callable[[FileEntry], None] | None = None) -> list[str]:
+def verify_manifest(folder: Path) -> list[str]:
     """Reads every file of a prepared data set; returns one line for each that is missing or altered, none if whole.
 
     Raises UserError: the folder has no manifest, or a damaged one.
     """
-    found = []
-    for entry in read_files(folder):
-        if (fault := verify_file(folder, entry)) is not None:
-            found.append(fault)
-        if on_file is not None:
-            on_file(entry)
-    return found
+    return [fault for entry in read_files(folder) if (fault := verify_file(folder, entry)) is not None]
 
 
 def decode_example(payload: bytes | memoryview) -> dict[str, list[bytes] | NDArray[Any]]:

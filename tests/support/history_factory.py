@@ -39,8 +39,6 @@ def write_history(
     environment: Callable[[int], Mapping[str, str]] = lambda number: {},
     host: Callable[[int, int], str] = lambda number, rank: "n0",
     slow_rank: Callable[[int, int], float] = lambda number, rank: 1.0,
-    story: Story | None = None,
-    first: int = 0,
     **request: Any,
 ) -> History:
     """A history with one run a point, whose step takes 100 ms times a factor.
@@ -53,14 +51,12 @@ def write_history(
         host: host of a rank, by number of the run and rank.
         slow_rank: how many times as long a rank's own work takes, by number of the run and rank; who is done first
             waits in the exchange.
-        story: what else is special about the runs.
-        first: number of the first run, so that several calls add to one history.
         request: the series, as for `tests.support.run_factory.plans`; two ranks on one node unless it says otherwise.
     """
-    base = story or Story()
+    base = Story()
     history = open_history(store, create=True)
     with tempfile.TemporaryDirectory(prefix="dlbench-history-") as scratch:
-        for number, (days, factor) in enumerate(points, start=first):
+        for number, (days, factor) in enumerate(points):
             word = commit(number)
             plan = history_plan(number, days, {"commit": word} if word else None, **request)
             own = [100 * factor * slow_rank(number, rank) for rank in range(plan.layout.ranks)]

@@ -26,65 +26,14 @@ NOT_TRIED = frozenset({"doctor", "setup horovod", "data demo", "box start", "box
 
 DRY = frozenset({"run", "submit", "comm run", "comm submit"})
 
-PATHS = (
-    "private/runs",
-    "private",
-    "n" * 300,
-    "m/" * 2100,
-    "fifo",
-    "loop",
-    "dangling",
-    "file",
-    "empty",
-    "socket",
-    "",
-    ".",
-)
-PATHS += ("no/such", "file/below", "null", "full", "/proc/self/mem", "\x1b]0;pwn\x07", "\u202egnp.exe", "a\nb")
+PATHS = ("private/runs", "private", "n" * 300, "m/" * 2100, "fifo", "loop", "dangling", "file", "empty", "socket")
+PATHS += ("", ".", "no/such", "file/below", "null", "full", "/proc/self/mem", "\x1b]0;pwn\x07", "\u202egnp.exe", "a\nb")
 PATHS += (os.fsdecode(b"\xff\xfe"), "-", "--", "~nobody/x", "%s{0}", "$(touch canary)", "runs", "binary", "odd.yaml")
 
-TEXTS = (
-    "",
-    " ",
-    "-1",
-    "0",
-    "1e999",
-    "nan",
-    ".inf",
-    "9" * 400,
-    "1" * 5000,
-    "é",
-    "\x1b[31m",
-    "\u202e",
-    "\ud800",
-    "a\nb",
-    "\t",
-)
-TEXTS += (
-    "x" * 100_000,
-    "null",
-    "[1,2]",
-    "{a: b}",
-    "&a *a",
-    "!!python/object:os.system x",
-    "'",
-    '"',
-    "a=b",
-    "a.b=c",
-    "=",
-    ",",
-)
-TEXTS += (
-    "1,2",
-    "1,,2",
-    "train.seed=.inf",
-    "train.seed=1e400",
-    "system.python=/bin/false",
-    "2024-13-45",
-    "0x10",
-    "1_0",
-    "%n",
-)
+TEXTS = ("", " ", "-1", "0", "1e999", "nan", ".inf", "9" * 400, "1" * 5000, "é", "\x1b[31m", "\u202e", "\ud800", "a\nb")
+TEXTS += ("\t", "x" * 100_000, "null", "[1,2]", "{a: b}", "&a *a", "!!python/object:os.system x", "'", '"', "a=b")
+TEXTS += ("a.b=c", "=", ",", "1,2", "1,,2", "train.seed=.inf", "train.seed=1e400", "system.python=/bin/false")
+TEXTS += ("2024-13-45", "0x10", "1_0", "%n")
 TEXTS += ("plain", "\x00"[:0] + "\\0", "../..", "None", "true", "1KiB:64MiB", "99999999999999999999KiB", "٣", "0:0:0")
 
 NUMBERS = ("-1", "0", "1", "2", "3", "x", "1e3", "nan", "inf", "9" * 30, "99999999", "", "0x1", "1.5", "-0")
@@ -165,7 +114,7 @@ def _leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str
         yield from _leaves(found, (*path, name))
 
 
-def make_world(root: Path, seed: int = 0) -> None:
+def make_world(root: Path) -> None:
     """Files to be pointed at, good ones and hostile ones; `private` may not be entered."""
     good = plans(points=(1, 2), repeats=2)
     for plan in good[:-1]:
@@ -183,7 +132,7 @@ def make_world(root: Path, seed: int = 0) -> None:
     (root / "loop").symlink_to("loop")
     (root / "dangling").symlink_to("nowhere")
     _socket(root / "socket")
-    write_odd_files(root, random.Random(seed))
+    write_odd_files(root, random.Random(0))
     for name, minor in (("null", 3), ("full", 7)):
         # Of its own: what replaces a device would take it from the whole machine.
         with suppress(PermissionError):

@@ -42,8 +42,7 @@ def a_chain(batch: int = 8, units: int = 8) -> Chain:
 
 
 def in_core_bytes(chain: Chain) -> int:
-    found = fixed_plan(chain, None, "none", "none")
-    return found.predicted.peak_bytes
+    return fixed_plan(chain, None, "none", "none").predicted.peak_bytes
 
 
 def plan_for(chain: Chain, recompute: Recompute, swap: Swap, capacity: int | None) -> BlockPlan:
@@ -53,27 +52,27 @@ def plan_for(chain: Chain, recompute: Recompute, swap: Swap, capacity: int | Non
     return plan_blocks(chain, RATES, capacity, recompute=recompute == "planned", swap=swap == "planned")
 
 
-def memory_result(plan: RunPlan, chain: Chain | None = None, **changes: Any) -> MemoryResult:
+def memory_result(plan: RunPlan) -> MemoryResult:
     """What a run says of its activations: each rank recomputed and waited as predicted, steps without a scatter."""
     train = plan.workload.train
     parts = train.gradient_accumulation
-    chain = chain or a_chain(train.batch_per_rank // parts)
+    chain = a_chain(train.batch_per_rank // parts)
     whole = in_core_bytes(chain)
     made = plan_for(chain, train.recompute, train.swap, train.memory.capacity_bytes(whole))
     steps = plan.measure.measured_steps
     times = steps * parts
     schedule = simulate(chain, made.blocks, RATES, made.capacity_bytes)
-    content: dict[str, Any] = {
-        "recompute": train.recompute,
-        "swap": train.swap,
-        "tier": None if train.swap == "none" else RATES.tier,
-        "parts": parts,
-        "chain": chain,
-        "rates": None if train.swap == "none" else RATES,
-        "plan": made,
-        "in_core_bytes": whole,
-        "profile_s": 0.5,
-        "ranks": tuple(
+    return MemoryResult(
+        recompute=train.recompute,
+        swap=train.swap,
+        tier=None if train.swap == "none" else RATES.tier,
+        parts=parts,
+        chain=chain,
+        rates=None if train.swap == "none" else RATES,
+        plan=made,
+        in_core_bytes=whole,
+        profile_s=0.5,
+        ranks=tuple(
             RankMemory(
                 rank=rank,
                 steps=steps,
@@ -88,13 +87,12 @@ def memory_result(plan: RunPlan, chain: Chain | None = None, **changes: Any) -> 
             )
             for rank in range(plan.layout.ranks)
         ),
-        "timeline": tuple(
+        timeline=tuple(
             TransferSpan(lane=one.lane, kind=one.kind, block=one.block, start_s=one.start_s, end_s=1.05 * one.end_s)
             for one in schedule.operations
             if one.block is not None
         ),
-    }
-    return MemoryResult(**{**content, **changes})
+    )
 
 
 def pass_times(told: MemoryResult, slower: float = 1.0) -> StepTimes:

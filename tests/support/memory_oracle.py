@@ -47,7 +47,7 @@ def best_plan(
 
 
 def best_cut(
-    chain: Chain, rates: TransferRates | None, capacity_bytes: int, *, decisions: Sequence[Decision] = DECISIONS
+    chain: Chain, rates: TransferRates | None, capacity_bytes: int
 ) -> tuple[tuple[PlannedBlock, ...], float] | None:
     """As `best_plan`, over all ways to cut the chain into blocks as well."""
     best = None
@@ -55,7 +55,7 @@ def best_cut(
         if any(not chain.units[number].joins and number not in starts for number in range(1, len(chain.units))):
             continue
         within = math.inf if best is None else best[1]
-        found = best_plan(chain, rates, capacity_bytes, decisions=decisions, starts=starts, within_s=within)
+        found = best_plan(chain, rates, capacity_bytes, starts=starts, within_s=within)
         if found is not None and (best is None or found[1] < best[1]):
             best = found
     return best

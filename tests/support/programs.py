@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -31,6 +32,15 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
         (folder / name).chmod(0o755)
 
     return make
+
+
+def on_path(folder: Path, **bodies: str) -> str:
+    """Makes programs of lines of bash in a folder, by their names; returns a PATH that begins with it."""
+    folder.mkdir(exist_ok=True)
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
 
 
 def calls(tmp_path: Path) -> list[list[str]]:

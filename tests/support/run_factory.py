@@ -112,7 +112,6 @@ def record_of(run: Run, state: str = "valid") -> Record:
 
 
 def constant(milliseconds: Sequence[float], other: float = 0.0) -> StepTimes:
-    """The same times in every step of every rank."""
     times = [round(value * MS) for value in milliseconds]
     return lambda rank, step: (times, round(other * MS))
 
@@ -211,7 +210,6 @@ def _num_steps(plan: RunPlan, story: Story) -> int:
 
 def _quality(plan: RunPlan, times: StepTimes, training: Training) -> dict[str, Any]:
     wanted = plan.workload.quality
-    assert wanted is not None
     assert training.every % plan.global_batch == 0
     better = training.metric != "mae"
     per_evaluation = training.every // plan.global_batch

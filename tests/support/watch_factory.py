@@ -228,11 +228,9 @@ def large_run(
     return folder
 
 
-def large_runs(
-    out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: int = 8, seed: int = 0
-) -> list[RunFolder]:
+def large_runs(out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: int = 8) -> list[RunFolder]:
     """A large run and further repeats of it with the same times: copied, which is much quicker than made."""
-    first = large_run(out, ranks=ranks, steps=steps, ranks_per_node=ranks_per_node, seed=seed, repeats=runs)
+    first = large_run(out, ranks=ranks, steps=steps, ranks_per_node=ranks_per_node, repeats=runs)
     record = json.loads(first.record.read_text(encoding="utf-8"))
     made = [first]
     for repeat in range(1, runs):

@@ -81,7 +81,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Document]:
 
 
 def group(report: Report, **settings: str) -> Group:
-    """The group with these settings among its own."""
     (found,) = [
         one
         for one in report.groups
@@ -104,9 +103,7 @@ def test_runs_that_differ_in_the_data_path_are_kept_apart_and_named(shown: tuple
 
 
 def test_staging_says_time_rate_room_and_what_became_of_it(shown: tuple[Report, Document]) -> None:
-    found = group(shown[0], staging="replicate").of(Staged)
-    assert found is not None
-    (point,) = found.points
+    (point,) = group(shown[0], staging="replicate").of(Staged).points
     assert point.seconds.value == 20.0
     assert (point.slowest_bytes_per_s, point.fastest_bytes_per_s) == (5 * MB, 5 * MB)
     assert (point.needed_bytes, point.free_bytes, point.kept) == (100 * MB, 900 * MB, False)
@@ -118,8 +115,6 @@ def test_staging_has_paid_after_its_time_over_what_an_epoch_gains(shown: tuple[R
     # 4,096 samples, 8 per step: 512 steps of 160 ms in place, of 110 ms staged.
     assert row.gain.value == pytest.approx(512 * 0.05, rel=0.01)
     assert row.epochs == pytest.approx(20 / (512 * 0.05), rel=0.01)
-    assert row.epochs_low is not None
-    assert row.epochs_high is not None
     assert row.epochs_low <= row.epochs <= row.epochs_high
 
 
@@ -154,21 +149,16 @@ def test_samples_found_of_an_earlier_run_are_not_the_time_of_copying(tmp_path: P
         told = staging_result() if plan.series.repeat == 0 else staging_result(seconds=0.5, nodes=0) | {"nodes": [node]}
         write_run(tmp_path, plan, constant([5.0, 0.0, 30.0, 50.0, 10.0, 5.0]), data_story(staging=told))
     report, document = page(tmp_path)
-    found = report.groups[0].of(Staged)
-    assert found is not None
-    assert found.points[0].seconds.value == 20.0
+    assert report.groups[0].of(Staged).points[0].seconds.value == 20.0
     assert "4 of 5 runs found samples of an earlier run" in sections(document)["staging"].notes[0]
 
 
 def test_cold_and_warm_epochs_and_tiers_are_told_apart(shown: tuple[Report, Document]) -> None:
-    found = group(shown[0]).of(Reading)
-    assert found is not None
-    first, second = found.epochs
+    first, second = group(shown[0]).of(Reading).epochs
     assert (first.temperature, second.temperature) == ("cold", "warm")
     assert (first.shared_bytes, first.storage_bytes, first.cached_bytes) == (50 * MB, 50 * MB, 0)
     assert second.cached_bytes == 49 * MB
     own = group(shown[0], staging="shard", shuffle="local").of(Reading)
-    assert own is not None
     assert (own.epochs[0].local_bytes, own.epochs[0].shared_bytes) == (50 * MB, 0)
 
 
@@ -185,7 +175,6 @@ def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
     write(tmp_path, 5.0, {"reading": reading_result([read_epoch(storage=None)])})
     report, document = page(tmp_path)
     found = report.groups[0].of(Reading)
-    assert found is not None
     assert (found.epochs[0].storage_bytes, found.epochs[0].temperature) == (None, "not known")
     header = sections(document)["reading"].sheets[1].to_display().header
     assert not {"Of it from storage", "From the page cache"} & set(header)
@@ -199,7 +188,6 @@ def test_a_cache_that_was_not_as_asked_and_the_choice_of_readers_are_told(tmp_pa
     write(tmp_path, 5.0, {"reading": told}, overrides={"data.cache": "cold", "data.loader_workers": "auto"})
     report, document = page(tmp_path)
     found = report.groups[0].of(Reading)
-    assert found is not None
     assert [one.is_chosen for one in found.choices] == [False, True]
     section = sections(document)["reading"]
     assert section.notes == ("Warning: data.cache cold was not in force at 2 ranks: no right to drop it.",)
@@ -207,19 +195,15 @@ def test_a_cache_that_was_not_as_asked_and_the_choice_of_readers_are_told(tmp_pa
 
 def test_the_audit_names_errors_first_and_says_how_well_samples_are_mixed(shown: tuple[Report, Document]) -> None:
     one = group(shown[0], staging="shard", shuffle="partial:0.1")
-    found = one.of(Audit)
-    assert found is not None
-    (point,) = found.points
+    (point,) = one.of(Audit).points
     assert (point.num_bad, point.twice, point.never, point.sent, point.received) == (5, 5, 5, 1000, 995)
     assert point.novelty == pytest.approx(0.2)
     view = next(view for view in SCALING.group if view.id == "shuffle-audit")
     section = view.section(one)
-    assert section is not None
     assert [mark.severity for mark in section.marks] == ["serious"] * 5
     assert "a/17.jpeg" in section.marks[0].text
     assert section.headline.startswith("errors in 5 of 5 runs: 5 samples read more than once, 5 samples never")
     fine = view.section(group(shown[0]))
-    assert fine is not None
     assert fine.marks == ()
     assert "no sample read twice" in fine.headline
 
@@ -249,9 +233,7 @@ def test_how_runs_learn_under_each_way_of_shuffling_is_drawn(tmp_path: Path) -> 
 
 
 def test_input_is_split_as_readers_spent_their_time(shown: tuple[Report, Document]) -> None:
-    found = group(shown[0]).of(LostPercent)
-    assert found is not None
-    (point,) = found.diagnosed.points
+    (point,) = group(shown[0]).of(LostPercent).diagnosed.points
     cause = point.cause("input")
     assert tuple(part.name for part in cause.parts) == INPUT_PARTS
     assert sum(part.seconds.value for part in cause.parts) == pytest.approx(cause.seconds.value)
@@ -270,9 +252,7 @@ def test_what_to_try_follows_from_what_readers_do(tmp_path: Path, fetch_s: float
         times = constant([part * drift for part in (wait, 0.0, 30.0, 50.0, 10.0, 5.0)])
         write_run(tmp_path, plan, times, data_story(reading=told))
     report, _ = page(tmp_path)
-    found = report.groups[0].of(LostPercent)
-    assert found is not None
-    verdict = found.diagnosed.points[-1].verdict
+    verdict = report.groups[0].of(LostPercent).diagnosed.points[-1].verdict
     assert verdict.name == "input-bound"
     assert words in verdict.experiments[0].text
     assert "of their time in" in verdict.experiments[0].text

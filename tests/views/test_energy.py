@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +32,7 @@ from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.energy import DetailedEnergy, KindEnergy, detailed_energy, sources_sheet
+from tests.support.programs import on_path
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
 
@@ -107,13 +107,10 @@ def rows_of(times: Iterable[float], *values: Power) -> list[tuple[float, ...]]:
 
 
 def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
-    found = energy.stage(kind, *names)
-    assert found is not None
-    return found.joules
+    return energy.stage(kind, *names).joules
 
 
 def measured(out: Path, slurm: Mapping[str, float] | None = None) -> DetailedEnergy:
-    """Energy of all runs of the only group."""
     table = tabulate(scan(out))
     (group,) = scaling.groups(table)
     return detailed_energy(group, table, slurm or {})
@@ -293,7 +290,6 @@ def test_stages_of_a_run_sum_to_the_whole(tmp_path: Path) -> None:
     assert joules(energy) == pytest.approx(300 * 20, rel=1e-9)
     assert joules(energy) == pytest.approx(sum(joules(energy, name) for name in expected), rel=1e-12)
     whole = energy.stage("GPUs")
-    assert whole is not None
     assert whole.sampled_share == 1
     assert whole.mean_power_w == pytest.approx(300.0)
 
@@ -303,8 +299,7 @@ def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
         """100 W until the first measured step at 4 s, then 400 W."""
         return 100 * t if t < 4 else 400 + 400 * (t - 4)
 
-    run = make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(0.5), total))
-    energy = run_energy(run)
+    energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows_of(every(0.5), total)))
     assert energy.num_samples == 12 * 4
     assert energy.energy_per_sample_j("GPUs") == pytest.approx(400 * 12 / 48)
     assert energy.doubts == ()
@@ -312,8 +307,7 @@ def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
 
 def test_power_is_taken_where_there_is_no_counter(tmp_path: Path) -> None:
     late = [t + 0.3 * math.sin(7 * t) for t in every(1.0)]
-    run = make_run(tmp_path, ["gpu.0.power_w"], rows_of(late, lambda t: 200 + 10 * t))
-    energy = run_energy(run)
+    energy = run_energy(make_run(tmp_path, ["gpu.0.power_w"], rows_of(late, lambda t: 200 + 10 * t)))
     assert energy.methods("GPUs") == ("power over time stamps",)
     # 200 t + 5 t^2 from 4 to 16.
     assert joules(energy, "measured") == pytest.approx(200 * 12 + 5 * (256 - 16), rel=1e-6)
@@ -349,7 +343,6 @@ def test_a_reset_is_told_and_leaves_the_rest(tmp_path: Path) -> None:
     energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows))
     assert energy.methods("GPUs") == ("energy counter with reset",)
     measured = energy.stage("GPUs", "measured")
-    assert measured is not None
     assert measured.joules == pytest.approx(300 * 11)
     assert measured.sampled_share == pytest.approx(11 / 12)
     assert energy.energy_per_sample_j("GPUs") == pytest.approx(300 * 12 / 48)
@@ -406,9 +399,7 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
     columns = ["gpu.0.energy_j", "host.energy.package-0_j"]
     energy = run_energy(make_run(tmp_path, columns, rows_of(times, lambda t: 300 * t, lambda t: 80 * t)))
     for kind in KINDS:
-        measured = energy.stage(kind, "measured")
-        assert measured is not None
-        assert measured.sampled_share == pytest.approx(4 / 12)
+        assert energy.stage(kind, "measured").sampled_share == pytest.approx(4 / 12)
         assert energy.energy_per_sample_j(kind) is None
     assert joules(energy, "measured") == pytest.approx(300 * 4)
     assert any("only 33% of the measured window was sampled" in text for text in energy.doubts)
@@ -468,7 +459,6 @@ def test_two_nodes_each_on_its_own_clock(tmp_path: Path) -> None:
     assert energy.num_samples == 2 * 48
     assert energy.energy_per_sample_j("GPUs") == pytest.approx(500 * 12 / 48)
     measured = energy.stage("GPUs", "measured")
-    assert measured is not None
     assert measured.mean_power_w == pytest.approx(1000.0)
     assert measured.seconds == pytest.approx(12.0)
 
@@ -526,7 +516,6 @@ def four_gpus(
     gpu: Mapping[str, Any] | None = None,
     **environment: str,
 ) -> RunEnergy:
-    """One rank on a node of four GPUs."""
     names = {f"gpu.{gpu}": "NVIDIA A100" for gpu in range(4)}
     story = Story(device=device, gpu=gpu or {}, environment={"host": "n0", **names, **environment})
     folder = write_run(tmp_path, one_node(), step_times(), story)
@@ -560,8 +549,7 @@ def test_gpus_that_cannot_be_told_apart_all_count_and_are_doubtful(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("gpu", "told"),
-    [({"uuid": "MIG-1", "is_slice": True}, {}), ({}, {**UUIDS, "gpu.1.mig": "on"})],
+    ("gpu", "told"), [({"uuid": "MIG-1", "is_slice": True}, {}), ({}, {**UUIDS, "gpu.1.mig": "on"})]
 )
 def test_a_divided_board_is_refused(tmp_path: Path, gpu: dict[str, Any], told: dict[str, str]) -> None:
     energy = four_gpus(tmp_path, told=told, gpu=gpu)
@@ -598,20 +586,15 @@ def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320])
     told = kind_of(measured(tmp_path))
     each, inverse = told.energy_per_sample, told.samples_per_joule
-    assert each is not None
-    assert inverse is not None
     assert (each.value, each.low, each.high, each.n) == pytest.approx((GEOMETRIC / 4, 300 / 4, 320 / 4, 3))
     assert (inverse.value, inverse.low, inverse.high) == pytest.approx((4 / GEOMETRIC, 4 / 320, 4 / 300))
-    assert told.mean_power is not None
     assert told.mean_power.value == pytest.approx(310)
     assert told.whole.value == pytest.approx(310 * 20)
 
 
 def test_five_runs_have_an_interval(tmp_path: Path) -> None:
     write_series(tmp_path, [300, 310, 320, 330, 340])
-    each = kind_of(measured(tmp_path)).energy_per_sample
-    assert each is not None
-    assert each.kind == "Student t"
+    assert kind_of(measured(tmp_path)).energy_per_sample.kind == "Student t"
 
 
 def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> None:
@@ -697,15 +680,10 @@ def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Puts a stub of sacct on PATH; returns the file with its calls."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    calls = tmp_path / "calls"
 
     def place(body: str) -> Path:
-        calls = tmp_path / "calls"
-        path = folder / "sacct"
-        path.write_text(f'#!/bin/bash\necho "$@" >> {calls}\n{body}\n', encoding="utf-8")
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", on_path(tmp_path / "bin", sacct=f'echo "$@" >> {calls}\n{body}'))
         return calls
 
     return place
@@ -718,7 +696,6 @@ def row(job: str, raw: str, short: str = "", name: str = "batch") -> str:
 
 
 def submitted(out: Path, jobs: Mapping[str, str], shared: Sequence[str] = ()) -> list[Run]:
-    """Runs with their jobs, by run id."""
     for run_id, job in jobs.items():
         submission = Submission(
             job_id=job,
@@ -782,8 +759,4 @@ def test_jobs_of_runs_are_found_by_their_submission(sacct: Callable[[str], Path]
     assert "submission.json: damaged" in why[made[2].run_id]
     assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
     (check,) = measured(out, told).slurm
-    assert (check.run_id, check.sampled_j, check.ratio) == (
-        made[0].run_id,
-        pytest.approx(6000.0),
-        pytest.approx(2.0),
-    )
+    assert (check.run_id, check.sampled_j, check.ratio) == (made[0].run_id, pytest.approx(6000.0), pytest.approx(2.0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -18,7 +16,6 @@ from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.document import Document
-from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.report.table import Sheet
@@ -37,16 +34,11 @@ from dlbench.views.exchange import (
     what_ran,
 )
 from dlbench.views.scaling_report import assemble, document_of
+from tests.support.printed import csv_rows
 from tests.support.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
 
-GRADIENTS = (
-    (40_000, 0.004),
-    (2_000_000, 0.012),
-    (400_000, 0.018),
-    (8_000_000, 0.03),
-    (1_000_000, 0.038),
-    (100_000, 0.045),
-)
+SIZES = (40_000, 2_000_000, 400_000, 8_000_000, 1_000_000, 100_000)
+GRADIENTS = tuple(zip(SIZES, (0.004, 0.012, 0.018, 0.03, 0.038, 0.045), strict=True))
 ALPHA, BETA = 1e-3, 2e-9
 STEP_MS = (5.0, 0.0, 30.0, 45.0, 0.0, 10.0)
 
@@ -89,7 +81,6 @@ def points_of(group: model.Group) -> tuple[ExchangePoint, ...]:
 
 
 def rows_of(sheet: Sheet[Any]) -> list[dict[str, str]]:
-    """What people see, by column title."""
     table = sheet.to_display()
     return [dict(zip(table.header, map(str, row.cells), strict=True)) for row in table.rows]
 
@@ -208,7 +199,6 @@ def test_line_needs_sizes_apart() -> None:
     assert fitted_line(timed([1000, 1100, 1200]), 2, "flat") is None
     assert fitted_line([m.model_copy(update={"exchange_s": None}) for m in timed([1, 10, 100])], 2, "flat") is None
     line = fitted_line(timed([1000, 50_000, 400_000, 1_000_000, 9_000_000], slow=3.0), 2, "flat")
-    assert line is not None
     assert (line.startup_s, line.per_byte_s) == pytest.approx((ALPHA, BETA), rel=0.01)  # one outlier moves it little
 
 
@@ -261,9 +251,7 @@ def test_an_efficiency_above_the_model_contradicts_it(tmp_path: Path) -> None:
         told = exchange_result(plan, gradients=GRADIENTS, alpha_s=ALPHA, beta_s_per_byte=BETA)
         step = [5.0, 0.0, 20.0, 25.0, 5.0, 10.0] if many else list(STEP_MS)
         write_run(tmp_path, plan, constant(step), Story(exchange=told if many else None))
-    table = tabulate(scan(tmp_path))
-    (group,) = groups(table)
-    (point,) = exchange_points(group, table)
+    point = point_of(tmp_path)
     assert point.prediction is None
     assert point.why.startswith("model contradicted by measurement: it allows ")
 
@@ -312,10 +300,8 @@ def test_runs_without_an_exchange_show_no_view(tmp_path: Path) -> None:
     assert exchange_charts(group, ()) == []
     assert '<section id="exchange-' not in html.to_html(report)
     assert "not recorded" in {one.view: one.text for one in group.missing}["exchange"]
-    assert (
-        "dlbench comm run"
-        in {one.view: one.text for section in report.sections for one in section.missing}["collectives"]
-    )
+    missing = {one.view: one.text for section in report.sections for one in section.missing}
+    assert "dlbench comm run" in missing["collectives"]
 
 
 def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
@@ -332,7 +318,6 @@ def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
 def test_figures_stand_in_every_format(made: model.Report, page: str) -> None:
     (group,) = made.groups
     (point,) = points_of(group)
-    assert point.prediction is not None
     figures = (point.communication, point.exposed, point.hidden, point.prediction.best_exposed)
     texts = [wording.value_text(figure) for figure in figures if figure is not None]
     assert len(texts) == 4
@@ -351,11 +336,8 @@ def test_figures_stand_in_every_format(made: model.Report, page: str) -> None:
 def test_the_verdict_names_the_account_s_figure_and_the_view_the_messages(made: model.Report) -> None:
     (group,) = made.groups
     (point,) = points_of(group)
-    assert point.communication is not None
-    assert point.hidden is not None
     assert group.verdict.endswith("Main cause: exchange on the wire, 18.2 points of 18.2 points lost.")
     section = ExchangeView().section(group)
-    assert section is not None
     assert section.headline == (
         f"Messages take {wording.value_text(point.communication)} per step at 2 ranks, "
         f"{wording.value_text(point.hidden)} of it during backward"
@@ -369,8 +351,6 @@ def test_timeline_holds_every_message(made: model.Report) -> None:
     under_way = [row for row in rows if row["kind"] == "under way"]
     assert len(under_way) == len(GRADIENTS)
     for message, row in zip(points_of(group)[0].timeline, under_way, strict=True):
-        assert message.start_s is not None
-        assert message.exchange_s is not None
         assert (row["from"], row["to"]) == (message.start_s, message.start_s + message.exchange_s)
     assert [row["to"] for row in rows if row["kind"] == "backward pass"] == [GRADIENTS[-1][1]]
     waits = [row for row in rows if row["kind"] == "ready, waits"]
@@ -408,16 +388,8 @@ def test_a_setting_without_effect_comes_first_everywhere(tmp_path: Path) -> None
 
 
 def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None:
-    write_exchange(
-        tmp_path,
-        lambda plan: {
-            "wire": "topk",
-            "wire_overflows": int(plan.series.repeat == 0),
-            "density": 0.02,
-            "dense_switches": 3,
-            "autotune": autotune_result(finished=False),
-        },
-    )
+    more = {"wire": "topk", "density": 0.02, "dense_switches": 3, "autotune": autotune_result(finished=False)}
+    write_exchange(tmp_path, lambda plan: {**more, "wire_overflows": int(plan.series.repeat == 0)})
     report, group = report_of(tmp_path)
     codes = {doubt.code: doubt for doubt in group.doubts}
     assert codes["wire-overflow"].severity == "serious"
@@ -440,12 +412,10 @@ def test_foreign_text_of_an_exchange_stays_text(tmp_path: Path) -> None:
 
 
 def test_table_for_programs_holds_every_point(made: model.Report) -> None:
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(made), "exchange"))))
+    rows = csv_rows(document_of(made), "exchange")
     points = [(group.id, point) for group in made.groups for point in points_of(group)]
     assert [(row["group"], int(row["ranks"])) for row in rows] == [(group, point.ranks) for group, point in points]
     for row, (_, point) in zip(rows, points, strict=True):
-        assert point.exposed is not None
-        assert point.prediction is not None
         assert float(row["after_backward_s"]) == point.exposed.value
         assert float(row["least_efficiency_high"]) == point.prediction.efficiency.high
         assert row["fusion"] == point.ways[0].fusion

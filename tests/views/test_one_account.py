@@ -164,7 +164,6 @@ def contradictions(report: Report, document: Document) -> list[str]:
     found = []
     for group in report.groups:
         account = group.of(LostPercent)
-        assert account is not None
         points = {point.ranks: point for point in account.diagnosed.points}
         found += [f"account of {ranks} ranks: {why}" for ranks, point in points.items() for why in _numbers(point)]
         found += [why for point in group.all_of(ExchangePoint) for why in _bounds(point)]
@@ -180,7 +179,6 @@ def contradictions(report: Report, document: Document) -> list[str]:
     cards = [card for section in document.sections for card in section.cards]
     for group, card in zip(report.groups, cards, strict=True):
         account = group.of(LostPercent)
-        assert account is not None
         last = account.diagnosed.points[-1]
         for text in strings(card):
             found += [f"card, {why}: {text}" for why in _sentence(text, {last.ranks: last}, last.ranks)]
@@ -190,7 +188,6 @@ def contradictions(report: Report, document: Document) -> list[str]:
 
 
 def _numbers(point: CausePoint) -> Iterator[str]:
-    """Of the account itself."""
     whole = sum(share.lost.value for share in point.causes)
     if abs(whole - (1 - point.efficiency.value)) > 1e-9:
         yield f"parts lose {whole}, efficiency is {point.efficiency.value}"
@@ -352,9 +349,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def largest(group: Group, **changes: Any) -> Group:
-    """The group with another account of its largest point."""
     found = group.of(LostPercent)
-    assert found is not None
     *before, last = found.diagnosed.points
     points = (*before, dataclasses.replace(last, **changes))
     diagnosed = dataclasses.replace(found.diagnosed, points=points)
@@ -362,9 +357,7 @@ def largest(group: Group, **changes: Any) -> Group:
 
 
 def account_of(group: Group) -> CausePoint:
-    found = group.of(LostPercent)
-    assert found is not None
-    return found.diagnosed.points[-1]
+    return group.of(LostPercent).diagnosed.points[-1]
 
 
 def with_larger_compute(group: Group) -> Group:
@@ -381,7 +374,6 @@ def with_least(group: Group) -> Group:
     """A minimum above what was measured."""
     (point,) = group.all_of(ExchangePoint)
     assert point.prediction is not None
-    assert point.exposed is not None
     more = dataclasses.replace(point.prediction, best_exposed=point.exposed.scaled(2, "s"))
     return dataclasses.replace(group, views={**group.views, "exchange": (dataclasses.replace(point, prediction=more),)})
 

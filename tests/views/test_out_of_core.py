@@ -67,13 +67,9 @@ def test_every_method_and_batch_is_a_point_of_its_own(runs: Path, found: OutOfCo
 def test_peaks_and_steps_stand_beside_what_was_predicted(found: OutOfCore) -> None:
     one = point(found, "planned (KARMA)", 32)
     assert one.capacity_bytes == 20 * MIB
-    assert one.predicted_peak_bytes is not None
     assert one.predicted_peak_bytes <= one.capacity_bytes
-    assert one.device_peak is not None
     assert one.device_peak.value == one.predicted_peak_bytes + MIB
     assert one.in_core_bytes == 41 * MIB
-    assert one.step is not None
-    assert one.predicted_step is not None
     beside = sum(OTHER_MS.values()) / 1e3
     measured = one.step.value - beside
     # All that is beside the passes is known exactly, so the error is that of the passes, diluted by it.
@@ -110,11 +106,8 @@ def test_a_method_that_saves_nothing_says_so(tmp_path: Path) -> None:
 
 def test_waits_and_bytes_are_per_step_and_rank(found: OutOfCore) -> None:
     recomputed = point(found, "all recomputed", 32)
-    assert recomputed.recompute_share is not None
-    assert recomputed.step is not None
     assert recomputed.recompute_share.value == pytest.approx(0.032 / recomputed.step.value, rel=0.02)
     streamed = point(found, "all streamed", 32)
-    assert streamed.swapped_bytes is not None
     # 32 samples of 1 MiB, and their seven inputs of 1/8 of an eighth.
     assert streamed.swapped_bytes.value == pytest.approx((32 + 7 / 8 * 4) * MIB)
     assert streamed.tier == "a file on node-local disk"

@@ -56,10 +56,8 @@ def write_precisions(out: Path, repeats: int = 5) -> list[RunPlan]:
         record = out / plan.run_id / "record.json"
         content = json.loads(record.read_text())
         is_low = plan.workload.train.precision == "bf16"
-        held = 300 if is_low else 500
-        ranks = [
-            {**rank, "peak_memory_bytes": held * 2**20, "last_loss": 1.5 + rank["rank"]} for rank in content["ranks"]
-        ]
+        own = {"peak_memory_bytes": (300 if is_low else 500) * 2**20}
+        ranks = [{**rank, **own, "last_loss": 1.5 + rank["rank"]} for rank in content["ranks"]]
         edit_json(record, ranks=ranks, precision="bf16 by autocast" if is_low else "fp32 without TF32")
     return made
 
@@ -72,22 +70,18 @@ def test_precisions_beside_each_other(tmp_path: Path) -> None:
     assert [(row.ranks, row.precision) for row in found.rows] == [(1, "fp32"), (1, "bf16"), (2, "fp32"), (2, "bf16")]
     for reference, row in zip(found.rows[::2], found.rows[1::2], strict=True):
         assert reference.ratio is None
-        assert row.ratio is not None
         # Both share the drift of a repeat, which cancels in the geometric mean of the ratios of pairs.
         fast = statistics.geometric_mean(1.6 + k / 100 for k in range(5))
         assert row.ratio.value == pytest.approx(fast, rel=1e-6)
         assert row.is_paired
         assert row.ratio.kind == "Student t"
-        assert row.ratio.low is not None
         assert row.ratio.low > 1.5
-        assert row.memory_ratio is not None
         assert row.memory_ratio.value == pytest.approx(0.6)
         assert row.in_force == "bf16 by autocast"
-        assert row.loss is not None
         assert row.loss.value == pytest.approx(1.5 + (row.ranks - 1) / 2)
     assert "bf16 is faster than fp32" in found.verdict
     rows = {(row["ranks"], row["precision"]): row for row in sheet(report, "precision").records()}
-    assert rows[2, "bf16"]["throughput_ratio"] == found.rows[3].ratio.value  # type: ignore[union-attr]
+    assert rows[2, "bf16"]["throughput_ratio"] == found.rows[3].ratio.value
     (chart,) = section(PrecisionView(), report).charts()
     assert "bf16" in chart.alt
 
@@ -146,9 +140,8 @@ def test_what_differs_is_told_with_its_runs_and_groups(tmp_path: Path) -> None:
     assert not found["package.torch"].keeps_apart
     assert not found["commit"].keeps_apart
     # What differs by nature comes last.
-    assert [item.expected for item in report.all_of(RunDifference)] == sorted(
-        item.expected for item in report.all_of(RunDifference)
-    )
+    expected = [item.expected for item in report.all_of(RunDifference)]
+    assert expected == sorted(expected)
     assert {item.key for item in report.all_of(RunDifference) if item.expected} == {"host", "ranks"}
     # A value stands for exactly the runs that have it.
     for item in report.all_of(RunDifference):
@@ -180,21 +173,15 @@ def test_many_values_are_counted(tmp_path: Path) -> None:
 
 def test_differences_know_every_setting_of_a_plan(tmp_path: Path) -> None:
     """Whatever `--set` can change is told."""
-    changes: dict[str, Any] = {
-        "train.seed": 7,
-        "model.base_width": 8,
-        "measure.warmup_steps": 1,
-        "system.launch.environment": {"A": "1"},
-        "sync.fusion": "own:none",
-    }
+    changes: dict[str, Any] = {"train.seed": 7, "model.base_width": 8, "measure.warmup_steps": 1}
+    changes |= {"system.launch.environment": {"A": "1"}, "sync.fusion": "own:none"}
     base = plans(points=(2,), repeats=1, series="base")[0]
     write_run(tmp_path, base, constant([1] * 6))
     for number, (key, value) in enumerate(changes.items()):
         if key == "system.launch.environment":
             launch = base.system.launch.model_copy(update={"environment": value})
-            plan = base.model_copy(
-                update={"run_id": "e-r0", "system": base.system.model_copy(update={"launch": launch})}
-            )
+            system = base.system.model_copy(update={"launch": launch})
+            plan = base.model_copy(update={"run_id": "e-r0", "system": system})
         else:
             plan = plans(points=(2,), repeats=1, series=f"s{number}", overrides={key: value})[0]
         write_run(tmp_path, plan, constant([1] * 6))
@@ -258,34 +245,19 @@ def test_weak_batches_keep_runs_apart_beside_strong_ones(tmp_path: Path, batches
 
 
 def test_systems_say_what_is_known_and_what_is_not(tmp_path: Path) -> None:
-    environment = {
-        "host": "n0",
-        "os": "Debian 12",
-        "kernel": "6.1",
-        "cpu.model": "EPYC 7763",
-        "cpu.cores": "128",
-        "memory.bytes": str(512 * 2**30),
-        "package.torch": "2.5",
-        "package.horovod": "0.28.1",
-        "gpu.driver": "550.1",
-        "variable.NCCL_ALGO": "Ring",
-    }
+    machine = {"host": "n0", "cpu.model": "EPYC 7763", "cpu.cores": "128", "memory.bytes": str(512 * 2**30)}
+    software = {"os": "Debian 12", "kernel": "6.1", "package.torch": "2.5", "package.horovod": "0.28.1"}
     for plan in plans(points=(1, 2), repeats=2):
-        driver = {**environment, "gpu.driver": f"55{plan.series.repeat}.1"}
-        write_run(
-            tmp_path,
-            plan,
-            constant([1] * 6),
-            Story(environment=driver, device="cuda:0 (NVIDIA A100)", host=lambda rank: f"n{rank}"),
-        )
+        own = {"gpu.driver": f"55{plan.series.repeat}.1", "variable.NCCL_ALGO": "Ring"}
+        environment = {**machine, **software, **own}
+        story = Story(environment=environment, device="cuda:0 (NVIDIA A100)", host=lambda rank: f"n{rank}")
+        write_run(tmp_path, plan, constant([1] * 6), story)
     report = assemble(scan(tmp_path))
     (found,) = report.all_of(SystemDescription)
     fields = dict(found.fields)
-    assert fields["Processor"] == "EPYC 7763"
-    assert fields["Memory per node"] == "512 GiB"
-    assert fields["GPU"] == "NVIDIA A100"
-    assert fields["Framework"] == "PyTorch 2.5"
-    assert fields["Variables"] == "NCCL_ALGO=Ring"
+    wanted = {"Processor": "EPYC 7763", "Memory per node": "512 GiB", "GPU": "NVIDIA A100"}
+    wanted |= {"Framework": "PyTorch 2.5", "Variables": "NCCL_ALGO=Ring"}
+    assert {name: fields[name] for name in wanted} == wanted
     assert "GPU driver 550.1" in fields["Other software"]
     assert "(2 runs); " in fields["Other software"]
     assert {"Node interconnect", "Storage", "Cooling"} <= set(found.unknown)

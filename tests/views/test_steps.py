@@ -81,9 +81,7 @@ def group(folder: Path) -> model.Group:
 
 
 def steps_of(group: model.Group) -> StepTimes:
-    found = group.of(StepTimes)
-    assert found is not None
-    return found
+    return group.of(StepTimes)
 
 
 def with_steps(group: model.Group, times: StepTimes | None) -> model.Group:
@@ -91,9 +89,7 @@ def with_steps(group: model.Group, times: StepTimes | None) -> model.Group:
 
 
 def section(group: model.Group, view: str) -> Section:
-    found = next(one for one in VIEWS if one.id == view).section(group)
-    assert found is not None
-    return found
+    return next(one for one in VIEWS if one.id == view).section(group)
 
 
 def runs_at(folder: Path, ranks: int) -> dict[str, Run]:
@@ -188,7 +184,6 @@ def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folde
         for run in runs_at(folder, point.ranks).values():
             centred = slowest(run) - slowest(run).mean()
             own.append(float((centred[1:] * centred[:-1]).sum() / (centred**2).sum()))
-        assert point.autocorrelation is not None
         assert point.autocorrelation.value == pytest.approx(float(np.median(own)))
         assert "correlated" not in " ".join(section(group, "steps").notes)
     known = points[-1].autocorrelation
@@ -281,15 +276,9 @@ def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
     ("steps", "told"),
     [
         (2, "Too few steps to look for slow ranks."),
-        (
-            3,
-            "No rank takes 5 % longer than the others for 3 steps or more, beyond noise.",
-        ),
+        (3, "No rank takes 5 % longer than the others for 3 steps or more, beyond noise."),
         # Two steps a column: 5 % of 75 columns are 4 of them.
-        (
-            150,
-            "No rank takes 5 % longer than the others for 8 steps or more, beyond noise.",
-        ),
+        (150, "No rank takes 5 % longer than the others for 8 steps or more, beyond noise."),
     ],
 )
 def test_equal_ranks_do_not_stand_out(tmp_path: Path, steps: int, told: str) -> None:
@@ -411,8 +400,7 @@ def test_more_rank_counts_than_colours_are_thinned_out_and_it_is_said(group: mod
 
 def test_times_in_nanoseconds_are_whole(folder: Path) -> None:
     """The factory writes what `noisy` says: the slow rank's steps are really longer."""
-    run = next(iter(runs_at(folder, 4).values()))
-    steps = load_steps(run)
+    steps = load_steps(next(iter(runs_at(folder, 4).values())))
     forward = steps.phase_ns["forward"]
     assert forward[3, 40] > 1.3 * forward[0, 40]
     assert steps.phase_ns["input"][1, LONG[0] - WARMUP] == 305 * MS
@@ -441,7 +429,6 @@ def test_a_slow_rank_is_found_with_its_steps(start: int, end: int, from_start: b
     cells = noise(8, 100, 0.01, seed=1)
     cells[5, start:end] *= 1.4
     found = find_slow_period(rank_map(cells, width=3))
-    assert found is not None
     assert (found.row, found.first_rank, found.last_rank, found.hosts) == (5, 5, 5, "n2")
     assert (found.first_step, found.last_step) == (10 + 3 * start, 10 + 3 * end - 1)
     assert (found.from_start, found.to_end) == (from_start, to_end)
@@ -475,7 +462,6 @@ def test_of_two_ranks_the_slower_one_is_told() -> None:
     cells = noise(2, 50, 0.01, seed=4)
     cells[1] *= 1.2
     found = find_slow_period(rank_map(cells))
-    assert found is not None
     assert (found.row, round(found.ratio, 1)) == (1, 1.2)
 
 
@@ -488,9 +474,6 @@ def test_the_heaviest_span_of_all_is_taken() -> None:
         [cells[r, c] / float(np.median(np.delete(cells[:, c], r))) - 1 - MIN_EXCESS for c in range(20)]
         for r in range(5)
     ]
-    best = max(
-        ((sum(excess[r][a:b]), r, a, b) for r in range(5) for a in range(20) for b in range(a + 1, 21)),
-    )
+    best = max((sum(excess[r][a:b]), r, a, b) for r in range(5) for a in range(20) for b in range(a + 1, 21))
     found = find_slow_period(rank_map(cells))
-    assert found is not None
     assert (found.row, found.first_step - 10, found.last_step - 10 + 1) == best[1:]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -19,7 +17,6 @@ from hypothesis import strategies as st
 
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
-from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.report.wording import times_value
@@ -30,6 +27,7 @@ from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import MANY_REPEATS, Sweep, SweepCell, sweeps
 from dlbench.views.sweep.settings import Measured, Setting, deviations, interaction, levels_of
 from dlbench.views.sweep.view import settings_chart
+from tests.support.printed import csv_rows
 from tests.support.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
 
 GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
@@ -42,20 +40,23 @@ KEYS = [("", repeat) for repeat in range(5)]
 SINGLE: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.fusion": ("auto", "own:single")}}
 
 
+def single_by(factor: float) -> Callable[[RunPlan], float]:
+    """One message is so many times as fast."""
+    return lambda plan: factor if plan.sync.fusion == "own:single" else 1.0
+
+
 def found_in(out: Path) -> Sweep:
     (sweep,) = sweeps(tabulate(scan(out)))
     return sweep
 
 
 def swept(out: Path, speed: Callable[[RunPlan], float], **request: Any) -> SweepCell:
-    """The only cell of a sweep."""
     write_sweep(out, speed, **request)
     (cell,) = found_in(out).cells
     return cell
 
 
 def setting(cell: SweepCell, **values: Any) -> Setting:
-    """The setting whose keys end like this."""
     (found,) = [s for s in cell.settings if all(v == values[n] for k, v in s.values for n in values if k.endswith(n))]
     return found
 
@@ -100,7 +101,6 @@ def test_axes_are_told_apart(planted_runs: Path) -> None:
         "sync.wire": "undecided",
     }
     effects = {axis.key: axis.levels[1].effect for axis in cell.axes}
-    assert effects["sync.fusion"] is not None
     assert effects["sync.fusion"].value == pytest.approx(1.1, rel=1e-6)
     assert cell.axes[0].words.startswith("matters: own:single over own:none is 1.10x")
     assert cell.interaction.startswith("The axes add up")
@@ -109,18 +109,13 @@ def test_axes_are_told_apart(planted_runs: Path) -> None:
 def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> None:
     cell = found_in(planted_runs).cells[0]
     best = cell.best_setting
-    assert best is not None
     values = dict(best.values)
     assert (values["sync.fusion"], values["sync.wire"]) == ("own:single", "fp32")
     assert "changes the arithmetic" not in cell.verdict
-    assert best.ratio is not None
     assert best.ratio.value == pytest.approx(1.1, rel=1e-6)
     half = setting(cell, fusion="own:none", inside="backend", wire="fp16")
     assert half.changes == ("wire fp16",)
     assert half.verdict == "undecided"
-    assert half.losses is not None
-    assert half.losses.own is not None
-    assert half.losses.difference is not None
     assert half.losses.difference.value == pytest.approx(0.05)
     assert half.losses.reference_label == "own:none, backend, fp32"
     assert setting(cell, fusion="own:single", inside="backend", wire="fp32").losses is None
@@ -132,20 +127,13 @@ def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
     (text,) = sweep.idle
     assert text.startswith("At 1 rank no swept key acts")
     spread = re.search(r"differ by up to ([0-9.]+) %", text)
-    assert spread is not None
     assert float(spread[1]) > 10  # the factory slows one rank as well
 
 
 def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
-    cell = swept(
-        tmp_path, lambda plan: 1.1 if plan.sync.fusion == "own:single" else 1.0, drift=0.2, **SINGLE, repeats=6
-    )
+    cell = swept(tmp_path, single_by(1.1), drift=0.2, **SINGLE, repeats=6)
     fast = setting(cell, fusion="own:single")
-    assert fast.throughput is not None
-    assert fast.throughput.low is not None
-    assert fast.throughput.high is not None
     assert fast.throughput.high / fast.throughput.low > 1.3
-    assert fast.ratio is not None
     assert fast.ratio.low == pytest.approx(1.1, rel=1e-6)
     assert fast.ratio.high == pytest.approx(1.1, rel=1e-6)
     assert fast.verdict == "faster"
@@ -174,7 +162,6 @@ def test_interaction_is_what_the_axes_leave() -> None:
     ]
     left = deviations(measured, levels_of(measured, measured[0].values))
     found = interaction(("fusion", "inside"), left, holm([paired_p(list(logs.values())) for logs in left.values()]))
-    assert found is not None
     assert found.is_claimed
     assert abs(math.log(found.deviation.value)) == pytest.approx(math.log(1.3) / 4, rel=1e-9)
 
@@ -190,11 +177,9 @@ def test_an_axis_counts_only_where_it_acts(tmp_path: Path) -> None:
     sweep = {"engine.name": ("horovod", "ddp"), "engine.horovod.cycle_time_ms": (1.0, 5.0)}
     cell = swept(tmp_path, speed, sweep=sweep)
     cycle = next(axis for axis in cell.axes if axis.key == "engine.horovod.cycle_time_ms")
-    assert cycle.levels[1].effect is not None
     assert cycle.levels[1].effect.value == pytest.approx(0.8, rel=1e-6)
     assert cell.interaction == ""
     assert cell.has_default
-    assert cell.best_setting is not None
     assert cell.best_setting.options == "--set engine.name=ddp"
     assert cell.advice == "Run with --set engine.name=ddp."
 
@@ -243,16 +228,8 @@ def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
     def is_lost(plan: RunPlan) -> bool:
         return plan.sync.fusion == "own:single" and plan.series.repeat == 5
 
-    cell = swept(
-        tmp_path,
-        lambda plan: 1.1 if plan.sync.fusion == "own:single" else 1.0,
-        skip=is_lost,
-        drift=0.3,
-        repeats=6,
-        **SINGLE,
-    )
+    cell = swept(tmp_path, single_by(1.1), skip=is_lost, drift=0.3, repeats=6, **SINGLE)
     fast = setting(cell, fusion="own:single")
-    assert fast.ratio is not None
     assert fast.ratio.n == 5
     assert fast.ratio.value == pytest.approx(1.1, rel=1e-6)
 
@@ -262,10 +239,9 @@ def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
-    cell = swept(tmp_path, lambda plan: 1.5 if plan.sync.fusion == "own:single" else 1.0, repeats=repeats, **SINGLE)
+    cell = swept(tmp_path, single_by(1.5), repeats=repeats, **SINGLE)
     fast = setting(cell, fusion="own:single")
     assert fast.verdict == "insufficient"
-    assert fast.ratio is not None
     assert fast.ratio.kind == ("single run" if repeats == 1 else "range")
     assert cell.best == ""
     assert cell.axes[0].verdict == "insufficient"
@@ -296,7 +272,7 @@ def test_noise_that_hundreds_of_repeats_would_average_out_is_to_be_mended(tmp_pa
 
 
 def test_equal_settings_keep_the_default(tmp_path: Path) -> None:
-    cell = swept(tmp_path, lambda plan: 1.005 if plan.sync.fusion == "own:single" else 1.0, **SINGLE)
+    cell = swept(tmp_path, single_by(1.005), **SINGLE)
     assert setting(cell, fusion="own:single").verdict == "equal"
     assert cell.best == ""
     assert cell.advice == "Keep the default: nothing that was swept is worth setting."
@@ -306,7 +282,7 @@ def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
     inert = "sync.fusion: own:single was asked for, own:none ran (counters)"
     cell = swept(
         tmp_path,
-        lambda plan: 1.2 if plan.sync.fusion == "own:single" else 1.0,
+        single_by(1.2),
         story=lambda plan: Story(inert=(inert,) if plan.sync.fusion == "own:single" else ()),
         **SINGLE,
     )
@@ -352,7 +328,6 @@ def tuned(out: Path, speed: float, **changes: Any) -> SweepCell:
 def test_autotuner_is_paid_back_after_cost_over_gain(tmp_path: Path) -> None:
     cell = tuned(tmp_path, 1.25)
     found = setting(cell, autotune="on").autotune
-    assert found is not None
     assert found.gain_s == pytest.approx(0.1 - 0.08, rel=1e-6)
     assert found.break_even_steps == pytest.approx(60 / 0.02, rel=1e-6)
     assert "paid back after 3,000 steps (20 ms per step)" in found.words
@@ -363,7 +338,6 @@ def test_autotuner_is_paid_back_after_cost_over_gain(tmp_path: Path) -> None:
 
 def test_slower_autotuner_is_never_paid_back(tmp_path: Path) -> None:
     found = setting(tuned(tmp_path, 0.9, finished=False, settled_step=None), autotune="on").autotune
-    assert found is not None
     assert found.break_even_steps is None
     assert "never paid back" in found.words
     assert "had not settled before the measured steps in 5 of 5 runs" in found.words
@@ -411,7 +385,6 @@ def test_chart_holds_ratios_with_their_intervals(planted_report: model.Report) -
     assert len(rows) == 8
     for one in cell.settings:
         row = rows[one.label + (" *" if one.changes else "")]
-        assert one.ratio is not None
         assert (row["value"], row["low"], row["high"]) == (one.ratio.value, one.ratio.low, one.ratio.high)
     ratios = [row["value"] for row in rows.values()]
     assert ratios == sorted(ratios, reverse=True)
@@ -481,11 +454,6 @@ def test_the_best_of_many_is_said_to_be_chosen(tmp_path: Path) -> None:
     sweep = {"sync.fusion": sizes}
     cell = swept(tmp_path, speed, engine="ddp", sweep=sweep)
     best, ratio = cell.best_setting, cell.best_ratio
-    assert best is not None
-    assert best.ratio is not None
-    assert ratio is not None
-    assert ratio.low is not None
-    assert ratio.high is not None
     assert ratio.low < 1.1 < ratio.high
     assert ratio.value < best.ratio.value
     assert f"corrected for the choice among 7; {times_value(best.ratio)} as measured" in cell.verdict
@@ -505,7 +473,7 @@ def test_more_comparisons_and_more_scatter_need_more_repeats() -> None:
 
 
 def test_table_for_programs_holds_every_setting(planted_report: model.Report) -> None:
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(planted_report), "sweep"))))
+    rows = csv_rows(document_of(planted_report), "sweep")
     settings = [one for sweep in planted_report.all_of(Sweep) for cell in sweep.cells for one in cell.settings]
     assert [row["setting"] for row in rows] == [one.label for one in settings]
     assert [row["verdict"] for row in rows] == [one.verdict for one in settings]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -21,12 +19,12 @@ from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.records.scan import scan
-from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.stats.estimates import by_definition, geometric_mean_estimate
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import Answer, Asked, TimeToTrain, TrainingPoint, answers, held_by
+from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     QUALITY_WORKLOAD,
     Story,
@@ -44,9 +42,7 @@ START_S = 3.5
 
 def found_in(folder: Path, asked: Asked | None = None) -> TimeToTrain:
     (group,) = estimate(scan(folder), asked or Asked())[0].groups
-    found = group.of(TimeToTrain)
-    assert found is not None
-    return found
+    return group.of(TimeToTrain)
 
 
 def estimated(*arguments: str | Path) -> tuple[int, str]:
@@ -71,7 +67,6 @@ def test_times_are_samples_over_throughput_and_the_start_and_hours_are_of_all_ra
     report = assemble(scan(runs))
     (group,) = report.groups
     found = group.of(TimeToTrain)
-    assert found is not None
     assert found.held == "rank"
     # The recipe's 100 steps are of 4 images at one rank; all rank counts train as many.
     assert found.amount == "400 images (train.schedule.total_steps)."
@@ -82,7 +77,7 @@ def test_times_are_samples_over_throughput_and_the_start_and_hours_are_of_all_ra
         assert (one.time.n, one.time.kind) == (point.throughput.n, point.throughput.kind)
         assert one.hours.value == pytest.approx(point.ranks * by_hand / 3600)
         assert one.efficiency == point.efficiency
-    rows = list(csv.DictReader(io.StringIO(to_csv(document_of(report), "time-to-train"))))
+    rows = csv_rows(document_of(report), "time-to-train")
     assert [float(row["time_s"]) for row in rows] == [one.time.value for one in found.points]
     assert {row["hours_of"] for row in rows} == {"rank"}
     text = to_markdown(document_of(report)).replace("\\", "")
@@ -101,13 +96,10 @@ def test_without_a_length_figures_are_of_a_million_samples_and_their_interval_is
         write_run(tmp_path, plan, constant([0, 0, 0, milliseconds, 0, 0]))
     (group,) = assemble(scan(tmp_path)).groups
     found = group.of(TimeToTrain)
-    assert found is not None
     assert [one.samples for one in found.points] == [1e6, 1e6]
     assert found.amount.startswith("Of a million images: no length of a training is known")
     for point, one in zip(group.points, found.points, strict=True):
         thr = point.throughput
-        assert thr.low is not None
-        assert thr.high is not None
         ends = [one.time.value, one.time.low, one.time.high]
         assert ends == pytest.approx([1e6 / thr.value, 1e6 / thr.high, 1e6 / thr.low])
     cost = [one.hours.value for one in found.points]
@@ -153,7 +145,6 @@ def test_the_length_of_a_training_is_the_recipes_else_the_limits(
 ) -> None:
     (plan,) = plans(workload=str(QUALITY_WORKLOAD), points=(1,), repeats=1)
     workload = plan.workload
-    assert workload.quality is not None
     train = workload.train.model_copy(update={"schedule": workload.train.schedule.model_copy(update=schedule)})
     changed = {"train": train, "quality": workload.quality.model_copy(update=quality)}
     plan = plan.model_copy(update={"workload": workload.model_copy(update=changed)})
@@ -206,7 +197,6 @@ def test_what_jobs_hold_is_what_is_billed(
     assert {what: held_by(run, what) for what in held} == held
     found = found_in(tmp_path, Asked(samples=3600 * 40 * ranks, price=2.5, currency="EUR"))
     (point,) = found.points
-    assert point.price is not None
     assert found.held == "GPU"
     assert point.price.value == pytest.approx(held["GPU"] * 2.5 * (1 + START_S / 3600))
     assert point.place == {2: "2 ranks (4 GPUs held)", 8: "8 GPUs on 2 nodes"}[ranks] if held["GPU"] != 2 else "2 GPUs"
@@ -224,7 +214,6 @@ def test_a_batch_that_grows_is_warned_of_and_the_noise_scale_says_by_how_much(tm
         write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), Story(record=recorded))
     speed = next(group for group in estimate(scan(tmp_path), Asked())[0].groups if len(group.points) == 2)
     found = speed.of(TimeToTrain)
-    assert found is not None
     assert "By the gradient noise scale measured here 8 need 1.33x the samples of 4 (5 runs, all equal)." in found.notes
     code, text = estimated(tmp_path, "--samples", "5", "--deadline", "1h")
     assert (code, text.count("How many ranks?")) == (0, 1)

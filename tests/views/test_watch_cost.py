@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +33,7 @@ def twins(**request: object) -> list[RunPlan]:
     return plans(**{"watch_cost": True, "points": (2,), **request})
 
 
-def write_twin(out: Path, plan: RunPlan, factor: float, record: dict[str, object] | None = None) -> None:
+def write_twin(out: Path, plan: RunPlan, factor: float) -> None:
     """A run of 100 ms per step, which drifts from repeat to repeat; a watched one is slower by `factor`."""
     drift = 1 + plan.series.repeat / 10
     slower = factor if plan.series.variant == "plain" else 1.0
@@ -53,21 +51,11 @@ def only_cost(out: Path) -> MeasuredCost:
 
 def test_each_run_has_an_unwatched_twin_and_every_second_repeat_goes_backwards() -> None:
     made = twins(points=(1, 2), repeats=2)
-    assert [(p.layout.ranks, p.series.variant) for p in made] == [
-        (1, "plain"),
-        (1, "unwatched"),
-        (2, "plain"),
-        (2, "unwatched"),
-        (2, "unwatched"),
-        (2, "plain"),
-        (1, "unwatched"),
-        (1, "plain"),
-    ]
+    there = [(ranks, variant) for ranks in (1, 2) for variant in ("plain", "unwatched")]
+    assert [(p.layout.ranks, p.series.variant) for p in made] == [*there, *reversed(there)]
     assert len({p.run_id for p in made}) == 8
     watched, unwatched = made[:2]
-    assert unwatched.watch is not None
     assert (unwatched.watch.sampler, unwatched.watch.window_steps, unwatched.watch.is_on) == (False, 0, False)
-    assert watched.watch is not None
     assert watched.watch.is_on
     changed = {"run_id", "series", "watch"}
     assert unwatched.model_dump(exclude=changed) == watched.model_dump(exclude=changed)
@@ -98,7 +86,6 @@ def test_the_cost_is_what_watched_runs_take_longer_pair_by_pair(tmp_path: Path, 
     for plan in twins(repeats=repeats):
         write_twin(tmp_path, plan, 1.02)
     cost = only_cost(tmp_path)
-    assert cost.overhead is not None
     # The drift of 10 % a repeat falls on both of a pair.
     assert cost.overhead.value == pytest.approx(0.02)
     assert (cost.overhead.low, cost.overhead.high) == (pytest.approx(0.02), pytest.approx(0.02))
@@ -117,9 +104,7 @@ def test_a_disturbance_of_few_steps_counts(tmp_path: Path) -> None:
             plan,
             lambda rank, step, slow=slow: ([0, 0, 50_000_000, 50_000_000, 0, 0], slow if step == 7 else 0),
         )
-    cost = only_cost(tmp_path)
-    assert cost.overhead is not None
-    assert cost.overhead.value == pytest.approx(200 / (12 * 100))
+    assert only_cost(tmp_path).overhead.value == pytest.approx(200 / (12 * 100))
 
 
 @settings(max_examples=20)
@@ -132,11 +117,7 @@ def test_the_interval_of_few_pairs_is_their_range(
         factor = factors[plan.series.repeat] if plan.series.variant == "plain" else 1.0
         write_run(out, plan, constant([0.0, 0.0, 40.0 * factor, 60.0 * factor, 0.0, 0.0]))
     overhead = only_cost(out).overhead
-    assert overhead is not None
-    assert (overhead.low, overhead.high) == (
-        pytest.approx(min(factors) - 1, abs=1e-6),
-        pytest.approx(max(factors) - 1, abs=1e-6),
-    )
+    assert (overhead.low, overhead.high) == pytest.approx((min(factors) - 1, max(factors) - 1), abs=1e-6)
     assert overhead.low <= overhead.value <= overhead.high
 
 
@@ -171,7 +152,6 @@ def test_a_measured_cost_stands_before_what_the_run_accounts_for(tmp_path: Path)
     plain, *_ = twins(repeats=2)
     folder = write_run(tmp_path, plain, constant([1.0] * 6), Story(record={"watch": accounted}))
     found = read_run(folder.path).watch_overhead
-    assert found is not None
     assert (found.method, found.value) == ("accounted", 0.001)
     write_watch_cost(folder, plain.run_id, MEASURED)
     assert read_run(folder.path).watch_overhead == MEASURED
@@ -211,14 +191,6 @@ def test_watched_and_unwatched_runs_are_never_put_into_one_ratio(tmp_path: Path)
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def signals_as_before() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, dead: tuple[int, ...] = ()) -> Result:
     """The command with runs that are written instead of trained; those at the positions `dead` fail."""
 
@@ -245,7 +217,6 @@ def test_the_command_tells_the_cost_and_keeps_it_with_every_watched_run(
     for run in scan(tmp_path).runs:
         assert run.folder.watch_cost.exists() is (run.plan.series.variant == "plain")
         if run.plan.series.variant == "plain":
-            assert run.watch_overhead is not None
             assert run.watch_overhead.num_pairs == 3
             assert run.watch_overhead.value == pytest.approx(0.05)
 

@@ -181,7 +181,7 @@ class _Share:
         bad = [one for one in states if not one.in_force]
         described = self._reader.describe()
         return {
-            "format": "dlbench.analysis-rate",
+            "format": "dlbench.reading-rate",
             "kind": described["kind"],
             "num_samples": self._reader.num_samples,
             "set_bytes": files_bytes(self._files),

@@ -248,8 +248,6 @@ def open_reader(
     if data_spec.format not in model_spec.formats:
         raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
     # Each format's libraries are imported only where it is read.
-    if data_spec.format not in model_spec.formats:
-        raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
     network: Any = model_spec  # has the sizes that its formats of data are read in
     if isinstance(data_spec, ImageData):
         from dlbench.node.data.images import image_classes, open_images

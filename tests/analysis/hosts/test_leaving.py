@@ -107,7 +107,6 @@ def write_job(
 
 
 def write_jobs(out: Path, count: int = 6, **about: Any) -> SlowNodes:
-    """So many jobs of one run each."""
     for plan in plans(system="box", points=(4,), ranks_per_node=1, repeats=count):
         write_job(out, plan, **about)
     return slow_nodes(tabulate(scan(out), with_causes=True))
@@ -124,7 +123,6 @@ def test_a_slow_link_is_named_and_is_no_slow_host(tmp_path: Path) -> None:
     assert found.exclude == ()
     assert first.ratio.value == pytest.approx(1, abs=0.003)
     # 4 of 100 + 4 ms: the step is as much longer for all.
-    assert first.later is not None
     assert first.later.value == pytest.approx(4 / 104, rel=0.01)
     assert {one.verdict for one in found.hosts[1:]} == {"not shown to be slow"}
 

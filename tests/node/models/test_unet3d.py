@@ -58,3 +58,21 @@ def test_without_its_folder_its_name_is_unknown(tmp_path: Path) -> None:
     dry = call("-m", "dlbench", "run", "unet3d", "--dry-run", folder=tmp_path, found=False)
     assert dry.returncode == 2
     assert "unknown workload 'unet3d'" in dry.stderr
+
+
+def test_a_module_that_cannot_be_loaded_stops_only_its_own_workload(tmp_path: Path) -> None:
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads" / "unet3d.yaml").write_bytes((FOLDER / "workloads" / "unet3d.yaml").read_bytes())
+    (tmp_path / "workloads" / "unet3d.py").write_text("print('loud')\nraise SystemExit(0)\n")
+    environment = {**os.environ, "DLBENCH_PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "dlbench"]
+
+    def dlbench(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    listed = dlbench("ls", "--json")
+    assert json.loads(listed.stdout)
+    assert dlbench("run", "resnet50", "--preset", "ci", "--dry-run").returncode == 0
+    refused = dlbench("run", "unet3d", "--dry-run")
+    assert refused.returncode == 2
+    assert "unet3d.py: cannot be loaded: SystemExit" in refused.stderr

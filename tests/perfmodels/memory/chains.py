@@ -26,7 +26,6 @@ def unit(number: int, **changed: object) -> Unit:
 
 
 def equal_chain(count: int, **changed: object) -> Chain:
-    """Equal units."""
     values: dict[str, object] = {
         "units": tuple(unit(number) for number in range(count)),
         "batch": 4,
@@ -94,7 +93,6 @@ def drawn_chain(draw: random.Random, most: int = 7) -> Chain:
 
 
 def drawn_plan(draw: random.Random, chain: Chain) -> tuple[PlannedBlock, ...]:
-    """Any plan for it, whatever it holds."""
     found: list[PlannedBlock] = []
     for number, each in enumerate(chain.units):
         if found and each.joins and draw.random() < 0.4:

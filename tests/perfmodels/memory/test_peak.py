@@ -27,7 +27,6 @@ class Live:
         self.peak = max(self.peak, sum(self.there.values()))
 
     def moment(self, size: int) -> None:
-        """Something more, for a moment."""
         self.take("moment", size)
         del self.there["moment"]
 

@@ -106,7 +106,6 @@ def test_streamed_fetches_one_block_ahead_and_lets_one_block_leave_at_a_time() -
         assert forward[number][0] >= leave[number - 2][1]
     backward, back = times(schedule, "compute", "backward"), times(schedule, "in", "swap in")
     for number, (start, _) in back.items():
-        assert number is not None
         if number < 3:
             assert start >= backward[number + 2][1]
 
@@ -134,8 +133,7 @@ def test_what_others_use_never_moves() -> None:
     chain = equal_chain(3)
     shared = chain.model_copy(update={"units": (unit(0), unit(1), unit(2, joins=False))})
     assert simulate(chain, blocks("kkR"), link(1000), None).peak_bytes
-    schedule = simulate(shared, blocks("ssR"), link(1000), None)
-    assert schedule.swapped_bytes == 100 + 110
+    assert simulate(shared, blocks("ssR"), link(1000), None).swapped_bytes == 100 + 110
     with pytest.raises(ValueError, match=r"spans the input of layers\.2"):
         simulate(shared, (PlannedBlock(first=0, last=2, decision="keep"),), None, None)
 

@@ -53,10 +53,7 @@ def test_samples_per_second_beyond_what_fits_in_core() -> None:
     assert all(rate is not None and 0 < rate < 4 / CHAIN.useful_s for rate in rates[2:])
     assert [
         found.samples_per_s is None for found in against_batch(CHAIN, RATES, ("none", "none"), capacity, (4, 5))
-    ] == [
-        False,
-        True,
-    ]
+    ] == [False, True]
 
 
 @pytest.mark.parametrize("method", METHODS)

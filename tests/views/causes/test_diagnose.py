@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,7 @@ from dlbench.records.watch import WatchOverhead, write_watch_cost
 from dlbench.report.formats.terminal import show, to_text, whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
-from dlbench.specs.comm import (
-    FittedRange,
-    LargestHeldOut,
-    Level,
-    LineCost,
-    NetworkModel,
-    Piece,
-    SizeBias,
-)
+from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, NetworkModel, Piece, SizeBias
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.stats.estimates import Estimate
@@ -69,24 +62,17 @@ def diagnose(*arguments: str | Path) -> str:
 
 
 def as_json(folder: Path, *arguments: str | Path) -> dict[str, Any]:
-    found = json.loads(diagnose(folder, "--format", "json", *arguments))
-    assert isinstance(found, dict)
-    return found
+    return json.loads(diagnose(folder, "--format", "json", *arguments))
 
 
 def diagnosed(group: dict[str, Any]) -> dict[str, Any]:
     """The causes of a group, without the factors."""
-    found = group["causes"]["diagnosed"]
-    assert isinstance(found, dict)
-    return found
+    return group["causes"]["diagnosed"]
 
 
 def verdict(folder: Path, *arguments: str | Path) -> dict[str, Any]:
-    """Of the last point of the only group."""
     (group,) = as_json(folder, *arguments)["groups"]
-    found = diagnosed(group)["points"][-1]["verdict"]
-    assert isinstance(found, dict)
-    return found
+    return diagnosed(group)["points"][-1]["verdict"]
 
 
 def write_series(
@@ -117,7 +103,6 @@ def over_nodes(**more: Any) -> dict[str, Any]:
 
 
 def told(plan: RunPlan) -> Story:
-    """A run that tells of its messages."""
     result = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=5e-9)
     return Story(exchange=result if plan.layout.ranks > 1 else None)
 
@@ -149,18 +134,23 @@ def test_what_all_ranks_wait_for_is_named(tmp_path: Path, phase: str, cause: str
     assert found["bound"] == pytest.approx(0.25)
 
 
-def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
-    for plan in plans(points=(1, 4), repeats=5):
+def write_late(out: Path, ranks: int, late: set[int], phase: int) -> None:
+    """One rank, and several on two nodes of which some take 25 ms longer in a phase, a session each."""
+    for plan in plans(points=(1, ranks), repeats=5):
 
         def times(rank: int, step: int, plan: RunPlan = plan) -> tuple[list[int], int]:
             phases = [round(value * 1e6) for value in BASE]
             if plan.layout.ranks > 1:
-                phases[4] = 8_000_000 if rank == 3 else 33_000_000
-                phases[0] += 25_000_000 if rank == 3 else 0
+                phases[4] = 8_000_000 if rank in late else 33_000_000
+                phases[phase] += 25_000_000 if rank in late else 0
             return phases, 5_000_000
 
         job = f"{plan.layout.ranks}{plan.series.repeat}"
-        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}", job=job))
+        write_run(out, plan, times, Story(host=lambda rank: f"n{rank * 2 // ranks}", job=job))
+
+
+def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
+    write_late(tmp_path, 4, {3}, 0)
     text = diagnose(tmp_path)
     assert (
         "4 ranks: main cause: waiting for stragglers, 18.8 points of 24.8 points lost, 100 % for rank 3 on n1, late by "
@@ -172,23 +162,8 @@ def test_a_late_rank_is_named_with_what_holds_it_up(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def write_late_host(out: Path, ranks: int = 8) -> None:
-    """The second half of the ranks, on n1, computes 25 ms longer."""
-    for plan in plans(points=(1, ranks), repeats=5):
-
-        def times(rank: int, step: int, plan: RunPlan = plan) -> tuple[list[int], int]:
-            phases = [round(value * 1e6) for value in BASE]
-            if plan.layout.ranks > 1:
-                phases[4] = 8_000_000 if rank >= ranks // 2 else 33_000_000
-                phases[3] += 25_000_000 if rank >= ranks // 2 else 0
-            return phases, 5_000_000
-
-        job = f"{plan.layout.ranks}{plan.series.repeat}"
-        write_run(out, plan, times, Story(host=lambda rank: f"n{rank * 2 // ranks}", job=job))
-
-
 def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> None:
-    write_late_host(tmp_path)
+    write_late(tmp_path, 8, {4, 5, 6, 7}, 3)
     text = diagnose(tmp_path)
     words = " ".join(text.split())
     assert (
@@ -209,13 +184,13 @@ def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> No
     assert max(map(len, text.splitlines())) <= 80
 
 
+def later_by_rank(rank: int, step: int) -> tuple[list[int], int]:
+    return [0, 0, 30_000_000, 50_000_000 + 9_000_000 * rank, 20_000_000 - 9_000_000 * rank, 0], 0
+
+
 def test_one_host_has_no_table_of_hosts(tmp_path: Path) -> None:
     for plan in plans(points=(1, 2), repeats=1):
-
-        def times(rank: int, step: int) -> tuple[list[int], int]:
-            return [0, 0, 30_000_000, 50_000_000 + 9_000_000 * rank, 20_000_000 - 9_000_000 * rank, 0], 0
-
-        write_run(tmp_path, plan, times)
+        write_run(tmp_path, plan, later_by_rank)
     text = diagnose(tmp_path)
     assert "Stragglers\n100 % of all waiting is for rank 1" in text
     assert "by host" not in text
@@ -286,8 +261,7 @@ def test_throttling_is_called_not_measured_where_some_run_does_not_tell(tmp_path
         folder = write_run(tmp_path, plan, constant(BASE, other=5.0), Story(record={"watch": watch_result()}))
         if (plan.layout.ranks, plan.series.repeat) != (2, 1):
             write_samples(folder, 0, ("host.cpu.throttled_s",), [(s * 10**9, 0.0) for s in range(6)])
-    text = diagnose(tmp_path)
-    words = " ".join(text.split())
+    words = " ".join(diagnose(tmp_path).split())
     assert (
         "- clock throttling: not measured at 2 ranks: n0 has no samples: the file is gone; compute includes it."
         in words
@@ -513,6 +487,20 @@ def four_ranks() -> RunPlan:
     return plans(**over_nodes(points=(4,), repeats=1))[0]
 
 
+HIERARCHICAL = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
+LAYOUT = Layout(ranks=4, group_size=2)
+
+
+def told_gain(costs: NetworkModel, new: Way = HIERARCHICAL, **changes: Any) -> Forecast | str:
+    """The forecast for a run of four ranks, whose result has these changes."""
+    return forecast(costs, result_of(four_ranks(), **changes), ranks=4, new=new, exchange=X, step=STEP)
+
+
+def times_of(costs: NetworkModel, name: str) -> list[tuple[float, float]]:
+    """Readiness of each gradient, and what sending it alone takes."""
+    return [(ready, predict("allreduce", name, size, LAYOUT, costs)) for size, ready in GRADIENTS]
+
+
 def exposed(seconds: list[tuple[float, float]], backward_s: float) -> float:
     """Messages one after the other: readiness and time of each."""
     free = 0.0
@@ -539,15 +527,8 @@ def expected_gain(ran: list[tuple[float, float]], new: list[tuple[float, float]]
 
 
 def test_forecast_replays_the_messages_of_the_run() -> None:
-    plan, costs = four_ranks(), network()
-    layout = Layout(ranks=4, group_size=2)
-    new = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
-    found = forecast(costs, result_of(plan), ranks=4, new=new, exchange=X, step=STEP)
-    assert isinstance(found, Forecast)
-    before, after = (
-        [(ready, predict("allreduce", name, size, layout, costs)) for size, ready in GRADIENTS]
-        for name in ("ring", "hierarchical")
-    )
+    found = told_gain(network())
+    before, after = (times_of(network(), name) for name in ("ring", "hierarchical"))
     assert found.gain == pytest.approx(expected_gain(before, after, 0.05))
     assert (found.low, found.high) == (None, None)  # the network's costs have no draws
     assert "ring and hierarchical all-reduce on the fitted network of box over torch-gloo" in found.basis
@@ -555,21 +536,15 @@ def test_forecast_replays_the_messages_of_the_run() -> None:
 
 
 def test_forecast_of_one_message_waits_for_the_last_gradient() -> None:
-    plan, costs = four_ranks(), network()
-    layout = Layout(ranks=4, group_size=2)
-    new = Way(exchange="flat", fusion="single", wire="fp32", group_size=2)
-    found = forecast(costs, result_of(plan), ranks=4, new=new, exchange=X, step=STEP)
-    assert isinstance(found, Forecast)
-    times = [(ready, predict("allreduce", "ring", size, layout, costs)) for size, ready in GRADIENTS]
-    whole = [(0.05, predict("allreduce", "ring", 7_000_000, layout, costs))]
-    assert found.gain == pytest.approx(expected_gain(times, whole, 0.05))
+    costs = network()
+    found = told_gain(costs, Way(exchange="flat", fusion="single", wire="fp32", group_size=2))
+    whole = [(0.05, predict("allreduce", "ring", 7_000_000, LAYOUT, costs))]
+    assert found.gain == pytest.approx(expected_gain(times_of(costs, "ring"), whole, 0.05))
 
 
 def test_the_best_merging_is_forecast_to_be_no_worse_than_what_ran() -> None:
-    plan = four_ranks()
     for across in (1e-10, 1e-9, 1e-8):
-        new = Way(exchange="flat", fusion="mgwfbp", wire="fp32", group_size=2)
-        found = forecast(network(across), result_of(plan), ranks=4, new=new, exchange=X, step=STEP)
+        found = told_gain(network(across), Way(exchange="flat", fusion="mgwfbp", wire="fp32", group_size=2))
         if isinstance(found, Forecast):
             assert found.gain >= -1e-3
 
@@ -585,10 +560,7 @@ def test_the_best_merging_is_forecast_to_be_no_worse_than_what_ran() -> None:
     ],
 )
 def test_what_has_no_model_has_no_forecast(changes: dict[str, Any], new: dict[str, Any], why: str) -> None:
-    way = Way(**{"exchange": "hierarchical", "fusion": AS_IT_RAN, "wire": "fp32", "group_size": 2, **new})
-    found = forecast(network(), result_of(four_ranks(), **changes), ranks=4, new=way, exchange=X, step=STEP)
-    assert isinstance(found, str)
-    assert why in found
+    assert why in told_gain(network(), replace(HIERARCHICAL, **new), **changes)
 
 
 def test_a_fit_that_misses_its_largest_rank_count_forecasts_no_run_of_more() -> None:
@@ -598,45 +570,29 @@ def test_a_fit_that_misses_its_largest_rank_count_forecasts_no_run_of_more() -> 
         FittedRange(ranks=(2, ranks), group_sizes=(2,), num_groups=(1, 2), sizes=(1, 10**9), runs=5) for ranks in (3, 4)
     )
     costs = network().model_copy(update={"fitted_over": beyond, "largest_held_out": told})
-    found = forecast(costs, result_of(four_ranks()), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP)
-    assert isinstance(found, str)
-    assert found.startswith("withheld for 4 ranks: fitted without 3 ranks, the model misses them by 20 % at ")
-    costs = costs.model_copy(update={"fitted_over": within})
-    assert isinstance(
-        forecast(costs, result_of(four_ranks()), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP), Forecast
+    assert told_gain(costs).startswith(
+        "withheld for 4 ranks: fitted without 3 ranks, the model misses them by 20 % at "
     )
+    costs = costs.model_copy(update={"fitted_over": within})
+    assert isinstance(told_gain(costs), Forecast)
 
 
 def test_a_network_that_was_never_measured_across_nodes_gives_no_forecast() -> None:
     costs = network().model_copy(update={"across": None})
-    way = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
-    found = forecast(costs, result_of(four_ranks()), ranks=4, new=way, exchange=X, step=STEP)
-    assert isinstance(found, str)
-    assert "messages across groups were never measured" in found
+    assert "messages across groups were never measured" in told_gain(costs)
 
 
 def test_messages_without_times_of_readiness_are_priced_by_their_sum() -> None:
-    plan, costs = four_ranks(), network()
-    messages = [{**m, "ready_s": None} for m in result_of(plan).model_dump()["messages"]]
-    way = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
-    found = forecast(costs, result_of(plan, messages=messages), ranks=4, new=way, exchange=X, step=STEP)
-    layout = Layout(ranks=4, group_size=2)
-    before, after = (
-        sum(predict("allreduce", name, size, layout, costs) for size, _ in GRADIENTS)
-        for name in ("ring", "hierarchical")
-    )
-    assert isinstance(found, Forecast)
+    messages = [{**m, "ready_s": None} for m in result_of(four_ranks()).model_dump()["messages"]]
+    found = told_gain(network(), messages=messages)
+    before, after = (sum(took for _, took in times_of(network(), name)) for name in ("ring", "hierarchical"))
     assert found.gain == pytest.approx(0.15 / (0.15 - 0.05 * (1 - after / before)) - 1)  # sums scale alike
-
-
-HIERARCHICAL = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
 
 
 def scaled(costs: NetworkModel, factor: float) -> NetworkModel:
     """All costs of the network times the same."""
 
     def level(found: Level | None) -> Level:
-        assert found is not None
         (piece,) = found.pieces
         return Level(pieces=(Piece(alpha_s=piece.alpha_s * factor, beta_s_per_byte=piece.beta_s_per_byte * factor),))
 
@@ -645,30 +601,16 @@ def scaled(costs: NetworkModel, factor: float) -> NetworkModel:
 
 def test_a_forecast_does_not_depend_on_the_scale_of_the_costs() -> None:
     """A network fitted slower than it is, by any factor, gives the same forecast for the same run."""
-    gains = []
-    for factor in (1, 2, 5, 8):
-        found = forecast(
-            scaled(network(), factor), result_of(four_ranks()), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP
-        )
-        assert isinstance(found, Forecast)
-        gains.append(found.gain)
+    gains = [told_gain(scaled(network(), factor)).gain for factor in (1, 2, 5, 8)]
     assert gains[0] > 0.01
     assert gains == pytest.approx([gains[0]] * 4, rel=1e-6)
 
 
 def test_what_the_model_does_not_explain_is_not_saved() -> None:
     """Below the measured exposed exchange only what the model knows of counts; far below it nothing is told."""
-    plan = four_ranks()
-    explained = {}
-    for factor in (0.5, 0.4, 0.02):
-        costs = scaled(network(), factor)
-        explained[factor] = forecast(costs, result_of(plan), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP)
-    some, less, nothing = explained.values()
-    assert isinstance(some, Forecast)
-    assert isinstance(less, Forecast)
+    some, less, nothing = (told_gain(scaled(network(), factor)) for factor in (0.5, 0.4, 0.02))
     assert 0 < less.gain < some.gain
     assert "of the measured exchange" in less.basis
-    assert isinstance(nothing, str)
     assert "too little for a forecast" in nothing
 
 
@@ -677,15 +619,10 @@ def test_a_measured_line_prices_the_flat_exchange() -> None:
     costs = network(
         collectives=(line,), draws=tuple((1e-6 * f, 1e-10 * f, 1e-4 * f, 1e-8 * f, 0.0) for f in (0.9, 1, 1.1))
     )
-    found = forecast(costs, result_of(four_ranks()), ranks=4, new=HIERARCHICAL, exchange=X, step=STEP)
-    assert isinstance(found, Forecast)
-    layout = Layout(ranks=4, group_size=2)
+    found = told_gain(costs)
     before = [(ready, line.time(size)) for size, ready in GRADIENTS]
-    after = [(ready, predict("allreduce", "hierarchical", size, layout, costs)) for size, ready in GRADIENTS]
-    assert found.gain == pytest.approx(expected_gain(before, after, 0.05))
+    assert found.gain == pytest.approx(expected_gain(before, times_of(costs, "hierarchical"), 0.05))
     assert "measured gloo flat and hierarchical" in found.basis
-    assert found.low is not None
-    assert found.high is not None
     assert found.low < found.gain < found.high
 
 
@@ -817,11 +754,8 @@ def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) 
 def test_a_twin_has_an_id_of_its_own() -> None:
     plan = plans(points=(2,), repeats=1)[0]
     twin = plan.model_copy(update={"series": plan.series.model_copy(update={"variant": "synthetic-input"})})
-    ids = []
-    for one in (plan, twin):
-        run = Run(folder=RunFolder(Path("x")), plan=one, statuses=[], record=None)
-        ids.append(planned_id(run))
-    assert len(set(ids)) == 2
+    runs = [Run(folder=RunFolder(Path("x")), plan=one, statuses=[], record=None) for one in (plan, twin)]
+    assert len({planned_id(run) for run in runs}) == 2
 
 
 # The command
@@ -875,11 +809,7 @@ def test_files_that_are_no_network_are_refused(tmp_path: Path) -> None:
 def test_foreign_text_stays_on_its_line(tmp_path: Path) -> None:
     hosts = ("n0", "n1\x1b[31m\nX: [bold]")
     for plan in plans(points=(2,), repeats=1):
-
-        def times(rank: int, step: int) -> tuple[list[int], int]:
-            return [0, 0, 30_000_000, 50_000_000 + 9_000_000 * rank, 20_000_000 - 9_000_000 * rank, 0], 0
-
-        write_run(tmp_path, plan, times, Story(host=lambda rank: hosts[rank], finished=NOW))
+        write_run(tmp_path, plan, later_by_rank, Story(host=lambda rank: hosts[rank], finished=NOW))
     text = diagnose(tmp_path)
     assert "\x1b" not in text
     assert "n1[31m X: [bold]" in text

@@ -34,7 +34,7 @@ from dlbench.views.steps import RanksView, StepsView
 from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, SlowNodesView, StragglersView
 from dlbench.views.view import GroupView
 from tests.analysis.test_causes import simulate
-from tests.report.test_report import Outline
+from tests.support.printed import assert_well_formed
 from tests.support.run_factory import Story, constant, plans, write_run, write_scaling
 
 VIEWS: dict[str, GroupView] = {view.id: view for view in (CausesView(), StragglersView())}
@@ -72,13 +72,10 @@ def group(made: model.Report) -> model.Group:
 
 
 def lost(group: model.Group) -> LostPercent:
-    found = group.of(LostPercent)
-    assert found is not None
-    return found
+    return group.of(LostPercent)
 
 
 def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
-    """The group with another largest point."""
     found = lost(group)
     *before, last = found.diagnosed.points
     points = (*before, dataclasses.replace(last, **changes))
@@ -87,9 +84,7 @@ def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
 
 
 def section(group: model.Group, view: str) -> Section:
-    found = VIEWS[view].section(group)
-    assert found is not None
-    return found
+    return VIEWS[view].section(group)
 
 
 def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:
@@ -101,7 +96,6 @@ def charts(group: model.Group, view: str) -> list[Chart]:
 
 
 def rows(sheet: Sheet[Any]) -> list[tuple[str, ...]]:
-    """Lines for people."""
     return [tuple(map(str, row.cells)) for row in sheet.to_display().rows]
 
 
@@ -374,18 +368,14 @@ def test_foreign_text_is_one_harmless_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_is_well_formed_and_has_every_view(made: model.Report, group: model.Group) -> None:
     page = html.to_html(document_of(made))
-    outline = Outline()
-    outline.feed(page)
-    outline.close()
-    assert outline.stack == []
-    assert len(set(outline.ids)) == len(outline.ids)
+    ids = assert_well_formed(page)
     found = {f"{name}-{group.id}": section(group, name) for name in VIEWS}
     found |= {one.id: one for one in SlowNodesView().sections(made)}
     for anchor, one in found.items():
         drawn = one.charts()
         assert drawn
-        assert anchor in outline.ids
-        assert {chart.id for chart in drawn} <= set(outline.ids)
+        assert anchor in ids
+        assert {chart.id for chart in drawn} <= ids
 
 
 def test_numbers_are_plain_data(group: model.Group) -> None:

@@ -17,9 +17,7 @@ from tests.support.run_factory import constant, plans, write_run
 def points(folder: Path) -> tuple[CausePoint, ...]:
     table = tabulate(scan(folder), with_causes=True)
     (group,) = groups(table)
-    found = lost_percent(group, table)
-    assert found is not None
-    return found.diagnosed.points
+    return lost_percent(group, table).diagnosed.points
 
 
 def test_a_steady_straggler_is_imbalance_by_pops_definition(tmp_path: Path) -> None:
@@ -30,7 +28,6 @@ def test_a_steady_straggler_is_imbalance_by_pops_definition(tmp_path: Path) -> N
     _, found = points(tmp_path)
     assert found.cause("straggler").lost.value == pytest.approx(25 / 133, rel=1e-3)
     assert found.cause("exchange").lost.value == pytest.approx(8 / 133, rel=1e-3)
-    assert found.pop is not None
     # Useful time of the ranks: 100, 100, 100 and 125 of 133 ms.
     assert found.pop.load_balance.value == pytest.approx(106.25 / 125, rel=1e-3)
     assert found.pop.communication.value == pytest.approx(125 / 133, rel=1e-3)
@@ -41,6 +38,5 @@ def test_stragglers_in_turns_are_balanced_by_pops_definition(tmp_path: Path) -> 
     for plan in plans(points=(2,), repeats=5):
         write_run(tmp_path, plan, simulate(plan, lambda rank, step: {"backward": 75.0} if rank == step % 2 else {}))
     (found,) = points(tmp_path)
-    assert found.pop is not None
     assert found.pop.load_balance.value > 0.99
     assert found.cause("straggler").seconds.value > 0.15 * found.whole.seconds.value

@@ -22,6 +22,7 @@ from dlbench.records.status import write_status
 from dlbench.specs.plan import RunPlan
 from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import TelemetryView
+from tests.support.programs import on_path
 from tests.support.run_factory import Story, constant, edit_json, plans, status, write_run, write_unfinished
 from tests.support.watch_factory import write_samples, write_spans
 
@@ -32,14 +33,8 @@ ESCAPE = "\x1b[31m\x07\r\n"
 STARTING = {"lane": STAGE, "name": "starting", "start_ns": S // 2, "end_ns": S}
 
 COLUMNS = [
-    "gpu.0.power_w",
-    "gpu.0.sm_clock_hz",
-    "gpu.0.clock_reasons",
-    "gpu.0.temperature_c",
-    "host.cpu.0.busy",
-    "host.memory_used_bytes",
-    "host.net.eth0.received_bytes",
-    "host.net.eth1.received_bytes",
+    *(f"gpu.0.{name}" for name in ("power_w", "sm_clock_hz", "clock_reasons", "temperature_c")),
+    *("host.cpu.0.busy", "host.memory_used_bytes", "host.net.eth0.received_bytes", "host.net.eth1.received_bytes"),
     "host.energy.package-0_j",
 ]
 
@@ -81,7 +76,6 @@ def run_cli(*arguments: str | Path) -> Result:
 
 
 def section(text: str, title: str, following: str) -> list[str]:
-    """The lines of a section of the text."""
     lines = text.splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith(title))
     end = next((n for n, line in enumerate(lines) if n > begin and line.startswith(following)), len(lines))
@@ -96,7 +90,6 @@ def telemetry_lines(out: Path, code: int = 0) -> list[str]:
 
 
 def runs_of(found: dict[str, Any], view: str = "telemetry") -> list[dict[str, Any]]:
-    """The runs of a section of the JSON, over all groups."""
     return [run for group in found["groups"] for run in group[view]["runs"]]
 
 
@@ -111,9 +104,7 @@ def refuse(constant: str) -> None:
 def as_json(out: Path, code: int = 0) -> dict[str, Any]:
     result = run_cli("diagnose", out, "--format", "json")
     assert result.exit_code == code, result.output
-    found = json.loads(result.stdout, parse_constant=refuse)
-    assert isinstance(found, dict)
-    return found
+    return json.loads(result.stdout, parse_constant=refuse)
 
 
 # Words and JSON
@@ -169,7 +160,6 @@ def test_no_samples_in_the_window_are_words_too(tmp_path: Path) -> None:
     one_run(tmp_path, rows=rows()[:5])
     (group,) = assemble(scan(tmp_path)).groups
     section = TelemetryView().section(group)
-    assert section is not None
     assert section.headline == "fewer than 3 samples in the measured steps: too short a run"
     assert not section.sheets or not section.sheets[0].to_display().rows
     (told,) = runs_of(as_json(tmp_path))
@@ -227,8 +217,7 @@ def test_the_run_in_the_middle_of_a_point_is_shown(tmp_path: Path) -> None:
 
 def test_names_from_samples_stay_on_their_line(tmp_path: Path) -> None:
     one_run(tmp_path, host=f"n{ESCAPE}0: [bold]")
-    text = joined(telemetry_lines(tmp_path))
-    assert "1 rank, n[31m 0: [bold] 250.0 W" in text
+    assert "1 rank, n[31m 0: [bold] 250.0 W" in joined(telemetry_lines(tmp_path))
 
 
 # Which runs count, and how it ends
@@ -326,13 +315,9 @@ def test_words_of_sacct_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = one_run(tmp_path / "runs")
     submission = Submission(job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="run/slurm-7.out")
     write_json(folder.submission, submission.model_dump(mode="json"))
-    sacct = tmp_path / "bin" / "sacct"
-    sacct.parent.mkdir()
-    sacct.write_text("#!/bin/bash\nprintf 'sacct: \\033[31mno\\007 database' >&2; exit 1\n", encoding="utf-8")
-    sacct.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sacct.parent}:/usr/bin:/bin")
-    result = run_cli("diagnose", tmp_path / "runs", "--slurm")
-    assert "sacct: [31mno database" in result.stderr
+    sacct = "printf 'sacct: \\033[31mno\\007 database' >&2; exit 1"
+    monkeypatch.setenv("PATH", on_path(tmp_path / "bin", sacct=sacct))
+    assert "sacct: [31mno database" in run_cli("diagnose", tmp_path / "runs", "--slurm").stderr
 
 
 def test_damage_met_while_comparing_is_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -17,7 +15,6 @@ from dlbench.analysis.comparability import group_id
 from dlbench.analysis.scaling import Group, groups
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.records.scan import read_run, scan
-from dlbench.report.formats import csv as delimited
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
 from dlbench.report.wording import times_value
@@ -32,6 +29,7 @@ from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.utilisation import peak_of, utilisation
 from tests.report.test_report import MARKUP
 from tests.support.browser import Visit
+from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     QUALITY_WORKLOAD,
     Story,
@@ -111,39 +109,23 @@ def test_time_samples_and_epochs_to_quality_are_those_of_the_runs(pair: Path) ->
     assert [(point.ranks, point.num_reached, point.num_runs) for point in found.points] == [(1, 5, 5), (2, 5, 5)]
     # Repeat k is slowed by k %: 5 x 20 steps of 100 ms and more, or 6 x 10 of 110 ms.
     slow = [1 + repeat / 100 for repeat in range(5)]
-    assert one.time is not None
-    assert two.time is not None
     assert one.time.value == pytest.approx(geometric([5 * (20 * 0.1 * k + 0.75) for k in slow]))
     assert two.time.value == pytest.approx(geometric([6 * (10 * 0.11 * k + 0.75) for k in slow]))
-    assert one.samples is not None
     assert one.samples.value == pytest.approx(400)
-    assert two.epochs is not None
     assert two.epochs.value == pytest.approx(480 / 160)
-    assert one.resolution is not None
     assert one.resolution.value == pytest.approx(20 * 0.102 + 0.75)
-    assert one.best is not None
     assert one.best.value == 0.55
     assert [batch.global_batch for batch in found.batches] == [4, 8]
     assert found.batches[1].against_smallest == pytest.approx(1.2)
 
 
 def test_time_to_quality_stands_inside_and_outside_of_staging(tmp_path: Path, pair: Path) -> None:
-    staged = {
-        "strategy": "shard",
-        "tier": "local",
-        "method": "copy",
-        "streams": 4,
-        "seconds": 3.0,
-        "nodes": [],
-        "verified": "-",
-        "kept": False,
-    }
+    how = {"strategy": "shard", "tier": "local", "method": "copy", "streams": 4}
+    staged = {**how, "seconds": 3.0, "nodes": [], "verified": "-", "kept": False}
     for plan in quality_plans(points=(1,), repeats=5):
         story = Story(training=Training(values=rising(5), wait_s=0.25), record={"staging": staged})
         write_run(tmp_path, plan, step(100 * (1 + 0.01 * plan.series.repeat)), story)
     (point,) = read(tmp_path)[2].points
-    assert point.time is not None
-    assert point.unstaged is not None
     whole = [5 * (20 * 0.1 * (1 + repeat / 100) + 0.75) for repeat in range(point.num_runs)]
     assert point.time.value == pytest.approx(geometric(whole))
     assert point.unstaged.value == pytest.approx(geometric([seconds - 3.0 for seconds in whole]))
@@ -154,17 +136,13 @@ def test_time_to_quality_stands_inside_and_outside_of_staging(tmp_path: Path, pa
 def test_the_account_of_the_time_sums(pair: Path) -> None:
     for point in read(pair)[2].points:
         parts = (point.training, point.evaluation, point.other)
-        assert point.whole is not None
         assert sum(part.value for part in parts if part) == pytest.approx(point.whole.value)
-        assert point.evaluation is not None
         assert point.evaluation.value == pytest.approx(0.5 * (5 if point.ranks == 1 else 6))
-        assert point.other is not None
         assert point.other.value == pytest.approx(0.25 * (5 if point.ranks == 1 else 6))
 
 
 def test_three_factors_have_their_closed_forms_and_multiply_exactly(pair: Path) -> None:
     factors = read(pair)[2].points[1].factors
-    assert factors is not None
     assert factors.throughput.value == pytest.approx(2 * 100 / 110)
     assert factors.samples.value == pytest.approx(400 / 480)
     drift = [1 + 0.01 * k for k in range(5)]
@@ -176,8 +154,6 @@ def test_three_factors_have_their_closed_forms_and_multiply_exactly(pair: Path) 
     assert product == pytest.approx(factors.speedup.value, rel=1e-12)
     for figure in (factors.speedup, factors.throughput, factors.samples, factors.rest):
         assert figure.kind == "Student t"
-        assert figure.low is not None
-        assert figure.high is not None
         assert figure.low <= figure.value <= figure.high
 
 
@@ -191,7 +167,6 @@ def test_factors_multiply_whatever_the_runs(tmp_path: Path) -> None:
             story = Story(training=Training(values=rising(count), eval_s=0.1 * count, wait_s=0.3 / count))
             write_run(tmp_path, plan, step(90 + 7 * count), story)
     factors = read(tmp_path)[2].points[1].factors
-    assert factors is not None
     product = factors.throughput.value * factors.samples.value * factors.rest.value
     assert product == pytest.approx(factors.speedup.value, rel=1e-12)
     assert factors.speedup.kind == "range"
@@ -216,7 +191,6 @@ def test_a_run_that_did_not_reach_the_target_is_counted_and_forbids_a_speed_up(
     _, _, found = read(tmp_path)
     point = found.points[1]
     assert (point.num_reached, point.num_runs, point.num_invalid) == (5 - len(fails), 5, invalid)
-    assert point.time is not None
     assert point.time.n == 5 - len(fails)
     assert point.factors is None
     assert found.batches[1].against_smallest is None
@@ -242,12 +216,9 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
         write_run(tmp_path, plan, step(100), Story(training=Training(values=(0.2, 0.3, 0.25))))
     _, _, found = read(tmp_path)
     assert [point.time for point in found.points] == [None, None]
-    assert found.points[0].best is not None
     assert (found.points[0].best.value, found.points[0].final and found.points[0].final.value) == (0.3, 0.25)
-    assert (
-        "none of 2 runs met the target top-1 accuracy of at least 50.0 % within 20 epochs"
-        in one_group(tmp_path).verdict
-    )
+    wanted = "none of 2 runs met the target top-1 accuracy of at least 50.0 % within 20 epochs"
+    assert wanted in one_group(tmp_path).verdict
     document = document_of(assemble(scan(tmp_path)))
     for text in (html.to_html(document), markdown.to_markdown(document)):
         assert "0 of 1 run" in text.replace("\N{NO-BREAK SPACE}", " ")
@@ -256,16 +227,12 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
 def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
     for plan in quality_plans(points=(1, 2), repeats=5):
         values = (0.9, None, 0.7, 0.45) if plan.layout.ranks == 2 else (0.8, 0.5)
-        write_run(
-            tmp_path, plan, step(100), Story(training=Training(values=values, metric="mae", predictor_value=0.95))
-        )
+        training = Training(values=values, metric="mae", predictor_value=0.95)
+        write_run(tmp_path, plan, step(100), Story(training=training))
     _, _, found = read(tmp_path)
     assert [point.num_reached for point in found.points] == [5, 5]
-    assert found.points[1].best is not None
     assert found.points[1].best.value == 0.45
-    factors = found.points[1].factors
-    assert factors is not None
-    assert factors.samples.value == pytest.approx(0.5)
+    assert found.points[1].factors.samples.value == pytest.approx(0.5)
     verdict = one_group(tmp_path).verdict
     assert "all 10 runs met the target mean absolute error of at most 0.5000" in verdict
     # 4 x (10 x 0.1 s + 0.5 s) against 2 x (20 x 0.1 s + 0.5 s).
@@ -293,17 +260,15 @@ def test_a_missing_step_is_refused_even_if_all_ranks_miss_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("key", "value"),
     [
-        {"overrides": {"quality.target": 0.6}},
-        {"overrides": {"checkpoint.every_steps": 10}},
-        {"overrides": {"train.gradient_accumulation": 2}},
-        {"overrides": {"model.memory_format": "channels-last"}},
+        *(("quality.target", 0.6), ("checkpoint.every_steps", 10)),
+        *(("train.gradient_accumulation", 2), ("model.memory_format", "channels-last")),
     ],
 )
-def test_other_goals_and_work_are_groups_of_their_own(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_other_goals_and_work_are_groups_of_their_own(tmp_path: Path, key: str, value: object) -> None:
     (one,) = quality_plans(points=(1,), repeats=1)
-    (other,) = quality_plans(points=(1,), repeats=1, series="s2", **change)
+    (other,) = quality_plans(points=(1,), repeats=1, series="s2", overrides={key: value})
     for plan in (one, other):
         write_run(tmp_path, plan, step(100), Story(training=Training(values=rising(5))))
     assert len(groups(tabulate(scan(tmp_path)))) == 2
@@ -314,7 +279,6 @@ def test_keys_that_act_in_no_run_of_a_goal_keep_none_apart(tmp_path: Path) -> No
     """As if the workload file had been edited in between."""
     (quality,) = quality_plans(points=(1,), repeats=1)
     (speed,) = plans(workload=str(QUALITY_WORKLOAD), points=(1,), repeats=1)
-    assert speed.workload.quality is not None
     target = speed.workload.quality.model_copy(update={"target": 0.6})
     pairs: tuple[tuple[RunPlan, dict[str, Any]], ...] = (
         (quality, {"measure": quality.measure.model_copy(update={"measured_steps": 99})}),
@@ -379,42 +343,19 @@ def test_doubts_of_training_are_told(
     assert "<html" in html.to_html(document_of(assemble(scan(tmp_path))))
 
 
+AT_20 = "resumed after interruption (attempt 2) at step 20"
+ADDED = "times add up over the attempts, from checkpoint to checkpoint, without the time between them"
+ANEW = "begun anew after interruption (attempt 2): nothing of earlier attempts is in its figures"
 BEFORE = {"attempt": 1, "step": 23, "checkpoint": "step-20", "at": "2026-03-01T11:50:00Z"}
 
 
 @pytest.mark.parametrize(
     ("to_quality", "first_step", "before", "severity", "words"),
     [
-        (
-            True,
-            20,
-            BEFORE,
-            "serious",
-            "resumed after interruption (attempt 2) at step 20 of 23 done: times add up over the attempts, from "
-            "checkpoint to checkpoint, without the time between them, which took 10 min 00 s and is in no figure",
-        ),
-        (
-            True,
-            20,
-            None,  # it was killed
-            "serious",
-            "resumed after interruption (attempt 2) at step 20: times add up over the attempts, from checkpoint to "
-            "checkpoint, without the time between them",
-        ),
-        (
-            False,
-            20,
-            BEFORE,
-            "note",
-            "resumed after interruption (attempt 2) at step 20 of 23 done: all measured steps are of this attempt",
-        ),
-        (
-            False,
-            0,
-            {**BEFORE, "checkpoint": None},
-            "note",
-            "begun anew after interruption (attempt 2): nothing of earlier attempts is in its figures",
-        ),
+        (True, 20, BEFORE, "serious", f"{AT_20} of 23 done: {ADDED}, which took 10 min 00 s and is in no figure"),
+        (True, 20, None, "serious", f"{AT_20}: {ADDED}"),  # it was killed
+        (False, 20, BEFORE, "note", f"{AT_20} of 23 done: all measured steps are of this attempt"),
+        (False, 0, {**BEFORE, "checkpoint": None}, "note", ANEW),
     ],
 )
 def test_a_run_of_several_attempts_says_what_of_them_is_in_its_figures(
@@ -477,12 +418,9 @@ def test_mfu_is_flops_times_throughput_over_the_peak_of_all_cores(tmp_path: Path
         write_run(tmp_path, plan, step(100), Story(record={"training_flops_per_sample": 10**9}))
     (group,) = groups(tabulate(scan(tmp_path)))
     found = utilisation(group)
-    assert found is not None
     assert len(found.points) == 2
     for point in found.points:
-        assert point.mfu is not None
         assert point.mfu.value == pytest.approx(40e9 / 0.3e12)
-        assert point.achieved is not None
         assert point.achieved.value == pytest.approx(0.04)
     text = markdown_of(tmp_path)
     assert "| 2 ranks | 40.00 | 300.0 | 13.3 % |" in text
@@ -535,7 +473,7 @@ def test_layers_are_listed_once_a_network_and_sum(tmp_path: Path) -> None:
     assert "| conv13 | conv2d | 13.00 kMAC | 14.3 % |" in text
     assert "| 8 others |  | 36.00 kMAC | 39.6 % |" in text
     assert "| sum: 13 layers |  | 91.00 kMAC | 100.0 % |" in text
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document_of(found), "layers"))))
+    rows = csv_rows(document_of(found), "layers")
     assert [row["macs_per_sample"] for row in rows] == [str(1000 * k) for k in range(13, 0, -1)]
 
 
@@ -550,9 +488,8 @@ def noise(norm2: float | None, trace: float | None = 32.0) -> dict[str, Any]:
 def noise_point(folder: Path, norms: Sequence[float]) -> tuple[NoisePoint, model.Group]:
     """Of runs with these squared gradients beside a variance of 32, at a batch of 8."""
     for plan in quality_plans(points=(2,), repeats=len(norms), overrides={"measure.noise_scale": True}):
-        write_run(
-            folder, plan, step(100), Story(training=Training(values=rising(4)), record=noise(norms[plan.series.repeat]))
-        )
+        story = Story(training=Training(values=rising(4)), record=noise(norms[plan.series.repeat]))
+        write_run(folder, plan, step(100), story)
     group = one_group(folder)
     (point,) = group.all_of(NoisePoint)
     return point, group
@@ -560,9 +497,7 @@ def noise_point(folder: Path, norms: Sequence[float]) -> tuple[NoisePoint, model
 
 def test_noise_scale_stands_beside_the_batch_with_advice(tmp_path: Path) -> None:
     point, group = noise_point(tmp_path, (0.9, 1.1, 1.0, 0.8, 1.2))
-    assert point.share is not None
     assert point.share.value == pytest.approx(8 / 32)
-    assert point.noise_scale is not None
     assert point.noise_scale.value == pytest.approx(32)
     assert re.search(r"is 0\.25 \[0\.\d+, 0\.\d+\] of the noise scale: larger batches still pay", point.advice)
     assert re.search(r"3\d to 4\d % fewer steps, 1\d to 2\d % more samples", point.advice)
@@ -572,7 +507,6 @@ def test_noise_scale_stands_beside_the_batch_with_advice(tmp_path: Path) -> None
 def test_a_run_whose_estimate_is_negative_counts(tmp_path: Path) -> None:
     """Left out, it would leave 0.4 instead of 0.25: its estimate of |G|^2 is low by chance, as others' are high."""
     point, _ = noise_point(tmp_path, (2.5, -0.5, 1.8, -0.2, 1.4))
-    assert point.share is not None
     assert (point.share.value, point.share.n) == (pytest.approx(0.25), 5)
     assert "whether larger batches pay is undecided" in point.advice
     assert point.noise_scale is None  # no upper end
@@ -590,17 +524,9 @@ def test_unknown_noise_scale_says_why(tmp_path: Path) -> None:
 
 
 def test_advice_follows_mccandlish() -> None:
-    shares = [
-        mean_estimate([share * factor for factor in (0.98, 1, 1, 1, 1.02)]) for share in (0.1, 0.5, 1.0, 2.0, 5.0)
-    ]
-    assert [advice(share) for share in (None, *shares)] == [
-        "unknown",
-        "pays",
-        "undecided",
-        "balanced",
-        "undecided",
-        "wasteful",
-    ]
+    wanted = {0.1: "pays", 0.5: "undecided", 1.0: "balanced", 2.0: "undecided", 5.0: "wasteful"}
+    shares = [mean_estimate([share * factor for factor in (0.98, 1, 1, 1, 1.02)]) for share in wanted]
+    assert [advice(share) for share in (None, *shares)] == ["unknown", *wanted.values()]
     for share in (0.01, 1.0, 100.0):
         steps, samples = doubled_batch(share)
         # Twice the batch: half as many steps make as many samples.
@@ -615,10 +541,7 @@ def test_all_formats_say_it(pair: Path) -> None:
     report = assemble(scan(pair))
     document = document_of(report)
     (group,) = report.groups
-    quality = group.of(Quality)
-    assert quality is not None
-    factors = quality.points[1].factors
-    assert factors is not None
+    factors = group.of(Quality).points[1].factors
     shown = times_value(factors.speedup)
     page, text = html.to_html(document).replace("\N{NO-BREAK SPACE}", " "), terminal.to_text(document)
     for content in (page, markdown.to_markdown(document), text):
@@ -630,13 +553,13 @@ def test_all_formats_say_it(pair: Path) -> None:
     content = json.loads(json_tables.to_json(document))["groups"][0]["quality"]
     assert content["points"][1]["factors"]["samples"]["value"] == pytest.approx(400 / 480)
     assert len(content["curves"][0]["evaluations"]) == 5
-    rows = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "quality"))))
+    rows = csv_rows(document, "quality")
     assert [row["reached"] for row in rows] == ["5", "5"]
     assert float(rows[1]["speedup"]) == factors.speedup.value
-    looks = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "evaluations"))))
+    looks = csv_rows(document, "evaluations")
     assert len(looks) == 5 * 5 + 5 * 6
     assert (looks[0]["samples"], looks[0]["epoch"]) == ("80", "0.5")
-    runs = list(csv.DictReader(io.StringIO(delimited.to_csv(document, "runs"))))
+    runs = csv_rows(document, "runs")
     assert {row["samples_to_quality"] for row in runs} == {"400", "480"}
 
 

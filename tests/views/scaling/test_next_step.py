@@ -74,7 +74,6 @@ def test_throttling_goes_before_more_repeats_in_words_of_the_device(tmp_path: Pa
     group = group_of(tmp_path)
     assert next_step(group) == "Repeat with --repeats 5."
     found = group.of(LostPercent)
-    assert found is not None
     *others, last = found.diagnosed.points
     slow = replace(last.cause("throttling"), seconds=last.whole.seconds.scaled(0.05, "s"))
     causes = tuple(slow if one.name == "throttling" else one for one in last.causes)
@@ -93,7 +92,6 @@ def test_pooled_sessions_ask_for_more_sessions(tmp_path: Path) -> None:
         write_run(tmp_path, plan, times, Story(job=str(plan.series.repeat % 2)))
     group = group_of(tmp_path)
     found = group.of(LostPercent)
-    assert found is not None
     assert next_step(group) == "Repeat in 3 more sessions (other days, or other Slurm jobs)."
     line = found.diagnosed.points[-1].verdict.line
     assert "2 sessions" in line
