@@ -13,5 +13,5 @@ def __getattr__(name: str) -> Any:
     if name == "open":
         from importlib import import_module
 
-        return import_module("dlbench.frames").open_runs
+        return import_module("dlbench.frames").Runs
     raise AttributeError(f"module 'dlbench' has no attribute {name!r}")

@@ -19,6 +19,7 @@ from dlbench.perfetto.run import Selection, TraceRun, read_trace_run
 from dlbench.records.rows.spans import EXCHANGE
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.report.document import Document
 from dlbench.report.table import NamedTable
 from dlbench.views.scaling_report import assemble, document_of
 
@@ -48,17 +49,20 @@ def unit_of(column: str) -> str:
 
 
 class Runs:
-    """Every run of training below some folders. Nothing is kept open; frames are made when they are asked for. Raises
-    UserError: there is no such folder.
+    """`dlbench.open`: every run of training below some folders. Nothing is kept open; frames are made when they are
+    asked for. Raises UserError: there is no such folder.
     """
 
-    def __init__(self, *folders: str | os.PathLike[str]) -> None:
-        first, *more = map(Path, folders)
-        self._scan = scan(first, *more)
+    def __init__(self, folder: str | os.PathLike[str], *more: str | os.PathLike[str]) -> None:
+        self._scan = scan(Path(folder), *map(Path, more))
+
+    @cached_property
+    def _report(self) -> Document:
+        return document_of(assemble(self._scan))
 
     @cached_property
     def _tables(self) -> dict[str, NamedTable]:
-        return document_of(assemble(self._scan)).tables()
+        return self._report.tables()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,7 +75,7 @@ class Runs:
         """
         if name not in self._tables:
             raise UserError(f"table {name!r}: {nearest(name, self.names)}")
-        return self._frame(list(self._tables[name].rows), self._tables[name].columns, self._tables[name].units)
+        return self._frame(list(self._tables[name].rows), self._tables[name].columns, self._report.units(name))
 
     def runs(self) -> pd.DataFrame:
         """One row per run, those without figures too (`state`, `failure_reason`)."""
@@ -158,8 +162,3 @@ class Runs:
         known = {name: (units or {}).get(name) or unit_of(str(name)) for name in frame.columns}
         frame.attrs["units"] = {name: unit for name, unit in known.items() if unit}
         return frame
-
-
-def open_runs(*folders: str | os.PathLike[str]) -> Runs:
-    """Every run of training below some folders (`Runs`); `dlbench.open`. Raises UserError: there is no such folder."""
-    return Runs(*folders)

@@ -21,13 +21,13 @@ from dlbench.records.scan import (
     load_plan,
     plan_format,
     read_accounting,
+    read_each,
     read_failure,
     read_run,
     run_folders,
 )
 from dlbench.records.status import read_statuses
 from dlbench.records.watch import NodeLoad
-from dlbench.sharing import WithheldError
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
 from dlbench.specs.comm import Collective, CommPlan, NetworkModel
 from dlbench.specs.problems import problem_of
@@ -138,18 +138,9 @@ def scan_comm(root: Path, *more: Path) -> CommScan:
     A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind. Raises
     UserError: there is no such folder.
     """
-    result = CommScan(root=root)
-    for folder in run_folders(root, *more):
-        if plan_format(folder) not in (COMM_FORMAT, None):
-            continue
-        try:
-            result.runs.append(_read(folder))
-        except WithheldError as error:
-            result.withheld.append(str(error))
-        except IncompleteDataError as error:
-            result.problems.append(str(error))
-    result.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
-    return result
+    found = (folder for folder in run_folders(root, *more) if plan_format(folder) in (COMM_FORMAT, None))
+    runs, problems, withheld = read_each(found, _read)
+    return CommScan(root=root, runs=runs, problems=problems, withheld=withheld)
 
 
 def read_comm_run(path: Path) -> CommRun:

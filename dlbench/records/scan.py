@@ -6,11 +6,12 @@ Runs of the collective benchmark lie next to those of training; `dlbench.records
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -31,6 +32,7 @@ from dlbench.specs.problems import problem_of
 RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+R = TypeVar("R")
 
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
 EARLIER = "made by an earlier dlbench: measure again"
@@ -161,18 +163,25 @@ class Scan:
 
 def scan(root: Path, *more: Path) -> Scan:
     """Reads every training run below some folders; see `run_folders`. Raises UserError: there is no such folder."""
-    result = Scan(root=root)
-    for folder in run_folders(root, *more):
-        if plan_format(folder) == COMM_FORMAT:
-            continue
+    found = (folder for folder in run_folders(root, *more) if plan_format(folder) != COMM_FORMAT)
+    runs, problems, withheld = read_each(found, _read)
+    return Scan(root=root, runs=runs, problems=problems, withheld=withheld)
+
+
+def read_each(folders: Iterable[RunFolder], read: Callable[[RunFolder], R]) -> tuple[list[R], list[str], list[str]]:
+    """Runs in the order in which they were planned; a line for each that is damaged, and for each that is withheld."""
+    runs: list[Any] = []
+    problems: list[str] = []
+    withheld: list[str] = []
+    for folder in folders:
         try:
-            result.runs.append(_read(folder))
+            runs.append(read(folder))
         except WithheldError as error:
-            result.withheld.append(str(error))
+            withheld.append(str(error))
         except IncompleteDataError as error:
-            result.problems.append(str(error))
-    result.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
-    return result
+            problems.append(str(error))
+    runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
+    return runs, problems, withheld
 
 
 def run_folders(*roots: Path) -> list[RunFolder]:

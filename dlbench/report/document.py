@@ -189,6 +189,11 @@ class Document:
         """Every section with the columns that stand in front of its rows, outer before inner."""
         yield from _walk(self.sections, {})
 
+    def units(self, name: str) -> dict[str, str]:
+        """Units of the columns of a table for programs that hold estimates."""
+        sheets = [sheet for section, _ in self.walk() for sheet in section.sheets if sheet.name == name]
+        return {column: unit for sheet in sheets for column, unit in sheet.units().items()}
+
     def tables(self) -> dict[str, NamedTable]:
         """Every table for programs, by name.
 
@@ -206,7 +211,6 @@ class Document:
                 title=before.title,
                 columns=tuple(dict.fromkeys((*before.columns, *where, *sheet.names))),
                 rows=(*before.rows, *({**where, **row} for row in records)),
-                units={**before.units, **sheet.units()},
             )
         return found
 

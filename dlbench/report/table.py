@@ -368,7 +368,6 @@ class NamedTable:
     title: str
     columns: tuple[str, ...] = ()
     rows: tuple[dict[str, Datum], ...] = field(default=())
-    units: Mapping[str, str] = field(default_factory=dict)  # Of columns of estimates, e.g. `s`, `fraction`, `images/s`.
 
 
 def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:
