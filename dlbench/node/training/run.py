@@ -61,7 +61,6 @@ from dlbench.node.training.step_schedule import Pacing, plan_schedule
 from dlbench.records.files import write_json
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.record import Record
-from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 
@@ -445,17 +444,11 @@ def _train(
     context: RankContext, state: TrainState, timer: phases.PhaseTimer, pauses: Pauses, pacing: Pacing
 ) -> LoopResult:
     """All steps, written to the rank's step file."""
-    rank, plan = context.place.rank, context.plan
-    header = {"rank": rank, "clock": timer.clock, "device": context.device.type, "run_id": plan.run_id}
-    with StepWriter(context.folder.steps(rank), header, launches=timer.clock == "cuda-events") as writer:
-        try:
-            seen = TrainingLoop(context, state, timer, writer, pauses, pacing).run()
-        except torch.OutOfMemoryError as error:
-            words = condensed(str(error))
-            traceback.clear_frames(error.__traceback__)  # they hold the activations
-        else:
-            writer.sync()
-            return seen
+    try:
+        return TrainingLoop(context, state, timer, pauses, pacing).run(context.folder.steps(context.place.rank))
+    except torch.OutOfMemoryError as error:
+        words = condensed(str(error))
+        traceback.clear_frames(error.__traceback__)  # they hold the activations
     raise _out_of_memory(context, state, words)
 
 
