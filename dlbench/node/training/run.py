@@ -30,6 +30,7 @@ from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.rendezvous import own_address
+from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
 from dlbench.node.training.checkpoint import (
@@ -124,6 +125,7 @@ def train(context: RankContext) -> Record | None:
         reading = state.source.settings(plan.workload.data)
     settings = [*engine.settings(), *shuffle.settings, *reading, *state.settings()]
     settings += pacing.settings(plan.measure, seen.step_s)
+    settings += interface_settings(plan.system.launch.interface, context.place)
     if context.place.rank != 0:
         return None
     record = make_record(context, state, seen, pauses, everyone, exchange, settings, shuffle, timer.clock)
