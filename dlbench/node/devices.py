@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.gpus import VISIBLE, Gpu, place_of, slices_listed
+from dlbench.machine.gpus import VISIBLE, Gpu, fabric_adapters, place_of, slices_listed
 from dlbench.node.ranks import RankPlace
 from dlbench.opening import read_end
 from dlbench.records.exchange import NcclTransport
@@ -203,7 +203,7 @@ class NcclLog:
         except OSError:
             self.why = "NCCL wrote no log: it was not started"
             return None
-        return parsed(text.splitlines()).model_dump(mode="json")
+        return {**parsed(text.splitlines()).model_dump(mode="json"), "adapters": fabric_adapters()}
 
     def close(self, *, failed: bool = False) -> None:
         """Deletes the log; of a rank that fails, NCCL's warnings go to its own log before."""
@@ -284,6 +284,7 @@ def together(ranks: Sequence[dict[str, Any] | None]) -> NcclTransport | None:
         rings=max(log.rings for log in logs),
         trees=max(log.trees for log in logs),
         warnings=tuple(dict.fromkeys(line for log in logs for line in log.warnings))[:_MAX_WARNINGS],
+        adapters={name: kind for log in logs for name, kind in log.adapters.items()},
     )
 
 

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -47,12 +48,13 @@ class LoopResult:
 class TrainingLoop:
     """Runs the steps and writes their times."""
 
+    _writer: StepWriter
+
     def __init__(
         self,
         context: RankContext,
         state: TrainState,
         timer: PhaseTimer,
-        writer: StepWriter,
         pauses: Pauses | None = None,
         pacing: Pacing | None = None,
     ) -> None:
@@ -61,7 +63,9 @@ class TrainingLoop:
         Measured steps carry nothing of the context's watch.
         """
         self._context, self._state, self._train = context, state, context.plan.workload.train
-        self._timer, self._writer, self._schedule = timer, writer, state.schedule
+        self._timer, self._schedule = timer, state.schedule
+        self._is_queued = timer.clock == "cuda-events"
+        """Whether the device computes what the host queues: then it may wait for the host, which rows say as well."""
         self._pauses, self._pacing = pauses, pacing
         self._stands_every = COLLECT_EVERY
         """Measured steps after which training stands still, to collect garbage and to look whether it is to stop."""
@@ -70,13 +74,18 @@ class TrainingLoop:
         self._garbage = self._result.garbage
         self._collected = 0  # Steps of this run when garbage was last collected.
 
-    def run(self) -> LoopResult:
-        """All steps; afterwards every step is in the step file."""
-        try:
-            self._all_steps()
-        finally:
-            self._garbage.release()
-        self._context.watch.end_training()
+    def run(self, path: Path) -> LoopResult:
+        """All steps; afterwards the step file, which is made, has every one of them on the disk."""
+        context = self._context
+        header = {"rank": context.place.rank, "clock": self._timer.clock, "device": context.device.type}
+        header["run_id"] = context.plan.run_id
+        with StepWriter(path, header, launches=self._is_queued) as self._writer:
+            try:
+                self._all_steps()
+            finally:
+                self._garbage.release()
+            context.watch.end_training()
+            self._writer.sync()
         return self._result
 
     def _all_steps(self) -> None:
@@ -111,8 +120,7 @@ class TrainingLoop:
             self._enter_measurement()
             return
         is_edge = bool(schedule.window) and step in (schedule.window.start, schedule.window.stop)
-        on_device = self._context.device.type != "cpu"
-        is_held = on_device and step == schedule.held.start and bool(schedule.held)
+        is_held = self._is_queued and step == schedule.held.start and bool(schedule.held)
         if is_edge or is_held or step == schedule.watch_from:
             self._drain()
             self._garbage.hold()
@@ -190,6 +198,8 @@ class TrainingLoop:
         loss = self._gradients(batch)
         self._context.engine.finish_exchange()
         timer.mark(phases.EXCHANGE)
+        # An optimizer that is compiled in its first update takes minutes, which the passes before need not share.
+        self._context.beat(f"the exchange of step {step - self._schedule.first}")
         timer.hold_back()
         self._update(step)
         timer.mark(phases.OPTIMIZER)
@@ -217,15 +227,19 @@ class TrainingLoop:
         """Forward and backward passes over the parts of a batch; returns its mean loss."""
         state, timer = self._state, self._timer
         num_parts = self._train.gradient_accumulation
-        total = torch.zeros((), device=self._context.device)
+        total: torch.Tensor | None = None
         for number, part in enumerate(parts(batch, num_parts)):
             is_last = number == num_parts - 1
+            if number:
+                self._context.beat(f"backward pass {number} of a step")
             with nullcontext() if is_last else self._context.engine.hold_exchange():
                 if state.host is not None:
                     state.host.before_forward()
                 timer.hold_back()
                 with state.precision.autocast():
-                    loss = state.loss(state.wrapped, part) / num_parts
+                    loss = state.loss(state.wrapped, part)
+                    if num_parts > 1:
+                        loss = loss / num_parts
                 if state.host is not None:
                     state.host.settle()  # parameters that no module waited for
                 timer.mark(phases.FORWARD)
@@ -235,7 +249,8 @@ class TrainingLoop:
                 state.precision.backward(loss)
                 if not (is_last and self._context.engine.marks_backward):
                     timer.mark(phases.BACKWARD)
-            total += loss.detach()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None  # a batch has one part at least
         return total
 
     def _update(self, step: int) -> None:
