@@ -18,7 +18,7 @@ from torch import nn
 
 from dlbench.node.data.text import parts
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
-from dlbench.node.memory.device_memory import restart_peaks
+from dlbench.node.memory.device_memory import peak_bytes, restart_peaks
 from dlbench.node.models.build import Batch
 from dlbench.node.training import phases
 from dlbench.node.training.context import RankContext
@@ -41,6 +41,7 @@ class LoopResult:
     steps: int = 0
     step_s: list[float] = field(default_factory=list)  # Of every step, warm-up included, seconds.
     garbage: HeldGarbage = field(default_factory=HeldGarbage)
+    startup_peak_bytes: int | None = None  # Until the measured steps; None where it did not come to them.
     has_own_peaks: bool = False
     """Whether peaks of resident memory are those from the first measured step on, and not the whole process's."""
 
@@ -70,8 +71,8 @@ class TrainingLoop:
         self._stands_every = COLLECT_EVERY
         """Measured steps after which training stands still, to collect garbage and to look whether it is to stop."""
         self._is_measuring = False
-        self._result = LoopResult()
-        self._garbage = self._result.garbage
+        self.result = LoopResult()
+        self._garbage = self.result.garbage
         self._collected = 0  # Steps of this run when garbage was last collected.
 
     def run(self, path: Path) -> LoopResult:
@@ -86,7 +87,7 @@ class TrainingLoop:
                 self._garbage.release()
             context.watch.end_training()
             self._writer.sync()
-        return self._result
+        return self.result
 
     def _all_steps(self) -> None:
         timer, schedule = self._timer, self._schedule
@@ -114,7 +115,7 @@ class TrainingLoop:
         schedule, watch = self._schedule, self._context.watch
         while self._pacing is not None and self._pacing.is_due(step):
             self._drain()
-            self._pacing.agree(self._result.step_s)
+            self._pacing.agree(self.result.step_s)
             self._context.engine.barrier()
         if step == schedule.warmup:
             self._enter_measurement()
@@ -124,6 +125,10 @@ class TrainingLoop:
         if is_edge or is_held or step == schedule.watch_from:
             self._drain()
             self._garbage.hold()
+            if is_held and self._context.on_gpu:
+                # What cuDNN's search and compilers left in torch's cache is not needed again, and is no memory of
+                # measured steps; what is needed comes back in the steps that are left of the warm-up.
+                torch.cuda.empty_cache()
             self._timer.hold(is_held)
         watch.before_warmup(step)
         if self._state.memory is not None:
@@ -149,14 +154,15 @@ class TrainingLoop:
         self._is_measuring = True
         if self._state.fault is not None:
             self._state.fault.begin_measuring()
-        self._result.has_own_peaks = restart_peaks(self._context.device)
+        self.result.startup_peak_bytes = peak_bytes(self._context.device)
+        self.result.has_own_peaks = restart_peaks(self._context.device)
         for beginning in (self._state.memory, self._state.compilation, self._state.host):
             if beginning is not None:
                 beginning.begin_measuring()
         self._garbage.begin_measuring()
         self._collected = self._schedule.warmup
         warning_s = self._context.plan.system.slurm.warning_s or WARNING_S
-        self._stands_every = stop_check_interval(warning_s, self._result.step_s, self._context.engine.gather)
+        self._stands_every = stop_check_interval(warning_s, self.result.step_s, self._context.engine.gather)
         self._context.watch.begin_measuring()
         self._context.engine.barrier()
 
@@ -182,12 +188,12 @@ class TrainingLoop:
             self._context.watch.leave_step()
             self._collected = done - schedule.first
         with self._garbage.between_steps() if stops else nullcontext():
-            ends = pauses and self._pauses is not None and self._pauses(done, self._result.spent_ns / 1e9)
+            ends = pauses and self._pauses is not None and self._pauses(done, self.result.spent_ns / 1e9)
             if boundary is not None and crosses and not ends:
                 with self._context.watch.pause("cold cache"):
                     boundary.cross()
             if stops and not ends and self._pauses is not None:
-                self._pauses.check_preemption(done, self._result.spent_ns / 1e9)
+                self._pauses.check_preemption(done, self.result.spent_ns / 1e9)
         if stops:
             self._context.engine.barrier()
         return ends
@@ -269,7 +275,7 @@ class TrainingLoop:
         state.optimizer.zero_grad()
 
     def _keep(self, done: list[StepTimes]) -> None:
-        result = self._result
+        result = self.result
         for step in done:
             samples, loss, step_ns = step.samples, step.loss, step.step_ns
             warmup = result.steps < self._schedule.warmup

@@ -446,15 +446,16 @@ def _train(
     context: RankContext, state: TrainState, timer: phases.PhaseTimer, pauses: Pauses, pacing: Pacing
 ) -> LoopResult:
     """All steps, written to the rank's step file."""
+    loop = TrainingLoop(context, state, timer, pauses, pacing)
     try:
-        return TrainingLoop(context, state, timer, pauses, pacing).run(context.folder.steps(context.place.rank))
+        return loop.run(context.folder.steps(context.place.rank))
     except torch.OutOfMemoryError as error:
         words = condensed(str(error))
         traceback.clear_frames(error.__traceback__)  # they hold the activations
-    raise _out_of_memory(context, state, words)
+    raise _out_of_memory(context, state, words, loop.result.startup_peak_bytes)
 
 
-def _out_of_memory(context: RankContext, state: TrainState, words: str) -> RunError:
+def _out_of_memory(context: RankContext, state: TrainState, words: str, startup_bytes: int | None) -> RunError:
     """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
     plan, train = context.plan, context.plan.workload.train
     fit = None
@@ -471,5 +472,9 @@ def _out_of_memory(context: RankContext, state: TrainState, words: str) -> RunEr
         )
         fit = largest_batch(passes, train.batch_per_rank // train.gradient_accumulation)
     return out_of_memory(
-        *(words, fit), rank=context.place.rank, batch=train.batch_per_rank, accumulation=train.gradient_accumulation
+        *(words, fit),
+        rank=context.place.rank,
+        batch=train.batch_per_rank,
+        accumulation=train.gradient_accumulation,
+        startup_bytes=startup_bytes,
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 
+from dlbench.node.data.delivery import Delivery
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import CudaTimer
 from dlbench.records.rows.steps import LAUNCHED, StepFile, read_steps
@@ -91,6 +94,48 @@ def test_a_held_step_sleeps_for_a_few_steps_of_the_host_at_most(
         assert len(shows)
         kernels_ns = 10 * run_ns * (1 if phase == "optimizer" else parts)
         assert shows[f"{phase}_ns"] == pytest.approx([kernels_ns] * len(shows), rel=1e-3, abs=200)
+
+
+class Delivered:
+    """In place of what copies batches to a device."""
+
+    def fetch(self) -> None: ...
+    def look_ahead(self) -> bool:
+        return False
+
+    def deliver(self) -> dict[str, torch.Tensor]:
+        return {"volume": torch.zeros(1, 1)}
+
+
+def test_peaks_of_measured_steps_are_their_own(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step searches for algorithms in 30 GiB, which torch's allocator keeps; all others need 2."""
+    gib = 1 << 30
+    held = {"allocated": 0, "reserved": 0}
+    passes: list[int] = []
+    emptied: list[int] = []
+
+    def forward() -> None:
+        needs = 2 * gib if passes else 30 * gib
+        passes.append(needs)
+        held["allocated"], held["reserved"] = max(held["allocated"], needs), max(held["reserved"], needs)
+
+    def restart(device: torch.device) -> None:
+        held["allocated"] = 0  # between steps nothing is held, and what is reserved stays so
+
+    def empty() -> None:
+        held["reserved"] = 0
+        emptied.append(len(passes))
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: held["allocated"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", restart)
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: None)
+    timer = CudaTimer()
+    context, state = empty_training(timer, warmup=WARMUP, measured=MEASURED, forward=forward)
+    context.device, state.delivery = torch.device("cuda", 0), cast(Delivery, Delivered())
+    found = TrainingLoop(context, state, timer).run(tmp_path / "rank-0.steps")
+    assert (found.startup_peak_bytes, held) == (30 * gib, {"allocated": 2 * gib, "reserved": 2 * gib})
+    assert emptied == [HELD.start]
 
 
 def test_a_long_step_beats_in_each_of_its_parts(tmp_path: Path) -> None:
