@@ -116,8 +116,8 @@ class DdpSettings(Spec):
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     gradient_as_bucket_view: Literal["auto"] | Flag = Field(
         "auto",
-        description="Gradients are views of the buckets, which saves the copy back out of them and its memory; auto: on "
-        "GPUs.",
+        description="Gradients are views of the buckets, which saves copying them back and a second set of them; auto: "
+        "on on GPUs.",
     )
     static_graph: Flag = Field(False, description="Every step uses the same parameters, in the same order.")
 
