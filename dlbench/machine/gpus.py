@@ -63,6 +63,25 @@ def adapters(root: Path = Path("/")) -> dict[str, int]:
     return found
 
 
+_DRIVERS = {"efa": "EFA", "hfi1": "Omni-Path"}  # Whose ports do not say what they are by their link layer.
+_LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
+
+
+def fabric_adapters(root: Path = Path("/")) -> dict[str, str]:
+    """Kind of each adapter of a fast network that is there and, where it says so, has an active link; by its name.
+
+    EFA and Omni-Path are in the class of InfiniBand too; Slingshot's Cassini has one of its own. Adapters made by
+    software (rxe, siw) belong to no device (Linux, Documentation/ABI/stable/sysfs-class-infiniband).
+    """
+    found = {}
+    for adapter in sorted((root / "sys/class/infiniband").glob("*")):
+        ports = [port for port in (adapter / "ports").glob("*") if _text(port / "state").endswith("ACTIVE")]
+        if ports and (adapter / "device").exists():
+            layer = _LAYERS.get(_text(ports[0] / "link_layer"), "RDMA")
+            found[adapter.name] = _DRIVERS.get((adapter / "device/driver").resolve().name, layer)
+    return found | {adapter.name: "Slingshot" for adapter in sorted((root / "sys/class/cxi").glob("*"))}
+
+
 def cpu_list(text: str) -> frozenset[int]:
     """``0-3,8,10-11`` as numbers; empty where it is no such list."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):

@@ -27,6 +27,7 @@ from dlbench.machine.gpus import (
     WHEEL_OF,
     Gpu,
     driver_version,
+    fabric_adapters,
     hidden_gpus,
     is_given_gpu,
     place_of,
@@ -260,7 +261,7 @@ class NcclLog:
         except OSError:
             self.why = "NCCL wrote no log: it was not started"
             return None
-        return parsed(text.splitlines()).model_dump(mode="json")
+        return {**parsed(text.splitlines()).model_dump(mode="json"), "adapters": fabric_adapters()}
 
     def close(self, *, failed: bool = False) -> None:
         """Deletes the log; of a rank that fails, NCCL's warnings go to its own log before."""
@@ -341,6 +342,7 @@ def together(ranks: Sequence[dict[str, Any] | None]) -> NcclTransport | None:
         rings=max(log.rings for log in logs),
         trees=max(log.trees for log in logs),
         warnings=tuple(dict.fromkeys(line for log in logs for line in log.warnings))[:_MAX_WARNINGS],
+        adapters={name: kind for log in logs for name, kind in log.adapters.items()},
     )
 
 

@@ -15,6 +15,7 @@ from dlbench.machine.gpus import (
     adapters,
     bus_of_nvml,
     cpu_list,
+    fabric_adapters,
     gpu_trouble,
     numa_nodes_of,
     nvidia_buses,
@@ -89,6 +90,7 @@ def test_where_things_are_is_told_by_the_kernel(tmp_path: Path) -> None:
     assert place_of("0000:99:00.0", root) == (None, frozenset())
     assert numa_nodes_of([3, 4], root) == (0, 1)
     assert adapters(root) == {"mlx5_0": 1}
+    assert fabric_adapters(root) == {}, "none has an active port"
     (root / "sys/bus/pci/devices/0000:10:00.0/numa_node").write_text("-1\n")
     assert place_of("0000:10:00.0", root) == (None, frozenset())
 
@@ -169,3 +171,31 @@ def test_a_mode_that_keeps_processes_off_is_told_with_who_computes(
 
 def test_a_gpu_that_nobody_knows_is_no_reason() -> None:
     assert gpu_trouble("GPU-none") == restricted_mode("GPU-none") == restricted_mode(None) == ""
+
+
+def test_adapters_of_fast_networks_are_found_by_kind_and_only_where_a_link_is_active(tmp_path: Path) -> None:
+    made = {  # name: driver, state, link layer
+        "mlx5_0": ("mlx5_core", "4: ACTIVE", "InfiniBand"),
+        "mlx5_1": ("mlx5_core", "1: DOWN", "InfiniBand"),
+        "mlx5_2": ("mlx5_core", "4: ACTIVE", "Ethernet"),
+        "rdmap16s27": ("efa", "4: ACTIVE", "Unspecified"),
+        "hfi1_0": ("hfi1", "4: ACTIVE", "InfiniBand"),
+        "rxe0": ("", "4: ACTIVE", "Ethernet"),  # made by software: it belongs to no device
+    }
+    for name, (driver, state, layer) in made.items():
+        adapter = tmp_path / "sys/class/infiniband" / name
+        (adapter / "ports/1").mkdir(parents=True)
+        (adapter / "ports/1/state").write_text(f"{state}\n")
+        (adapter / "ports/1/link_layer").write_text(f"{layer}\n")
+        if driver:
+            (tmp_path / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+            (adapter / "device").mkdir()
+            (adapter / "device/driver").symlink_to(tmp_path / "drivers" / driver)
+    (tmp_path / "sys/class/cxi/cxi0").mkdir(parents=True)
+    assert fabric_adapters(tmp_path) == {
+        "mlx5_0": "InfiniBand",
+        "mlx5_2": "RoCE",
+        "rdmap16s27": "EFA",
+        "hfi1_0": "Omni-Path",
+        "cxi0": "Slingshot",
+    }

@@ -16,6 +16,7 @@ import torch
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.machine import gpus
 from dlbench.machine.gpus import Gpu
+from dlbench.node import devices
 from dlbench.node.devices import (
     SUBSYSTEMS,
     NcclLog,
@@ -292,13 +293,17 @@ def test_adapters_are_no_ways_of_their_own() -> None:
 
 def test_ranks_add_up_and_a_rank_without_a_log_takes_nothing_away() -> None:
     one, other = (parsed(text.splitlines()).model_dump(mode="json") for text in (NVLINK, SHARED))
-    both = together([one, None, other, other])
+    both = together(
+        [{**one, "adapters": {"mlx5_0": "InfiniBand"}}, None, other, {**other, "adapters": {"efa_0": "EFA"}}]
+    )
+    assert both.adapters == {"mlx5_0": "InfiniBand", "efa_0": "EFA"}
     assert both.channels["SHM/direct/direct"] == 4
     assert (both.network, both.rings, both.nvls, both.collective_channels) == ("IBext_v9, Socket", 16, True, 16)
     assert together([None, None]) is None
 
 
-def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again() -> None:
+def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "fabric_adapters", lambda: {"mlx5_0": "InfiniBand"})
     variables = {"NCCL_DEBUG_SUBSYS": "COLL"}
     log = NcclLog(variables)
     file = Path(variables["NCCL_DEBUG_FILE"])
@@ -307,6 +312,7 @@ def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again() -> N
     file.write_text(NVLINK)
     told = log.read()
     assert told["rings"] == 16
+    assert told["adapters"] == {"mlx5_0": "InfiniBand"}, "those of the node, whether NCCL used them or not"
     assert variables == {"NCCL_DEBUG_SUBSYS": "COLL"}
     log.close()
     assert not file.parent.exists()
