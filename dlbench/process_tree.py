@@ -270,8 +270,13 @@ def remove_abandoned(places: Iterable[str], label: str = "") -> None:
 def _remove_if_abandoned(path: str) -> None:
     if os.lstat(path).st_uid != os.getuid():
         return
-    # Where there is no lock yet, somebody is making the folder.
-    lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        lock = os.open(f"{path}/{_LOCK}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Somebody is making the folder; or was killed while removing it, when the lock was gone already.
+        if path.endswith(_GONE):
+            _remove_tree(path)
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove_also(path)

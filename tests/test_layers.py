@@ -158,6 +158,34 @@ def test_no_circles(graph: grimp.ImportGraph) -> None:
     assert circles == []
 
 
+def folder_of(module: str, depth: int, packages: set[str]) -> str:
+    """The folder of a module, cut at `depth` names; a module that lies no deeper stands for itself."""
+    parts = module.split(".")
+    if len(parts) > depth or module in packages:
+        return ".".join(parts[:depth])
+    return module
+
+
+def folder_circles(imports: set[tuple[str, str]], packages: set[str]) -> set[tuple[str, str]]:
+    """Folders, neither of them within the other, that import each other, at any depth. `imports`: who, and whom."""
+    arrows = {
+        (here, there)
+        for depth in (2, 3, 4)
+        for importer, imported in imports
+        for here, there in [(folder_of(importer, depth, packages), folder_of(imported, depth, packages))]
+        if not f"{here}.".startswith(f"{there}.") and not f"{there}.".startswith(f"{here}.")
+    }
+    return {(here, there) for here, there in arrows if here < there and (there, here) in arrows}
+
+
+def test_folders_hold_no_circle(graph: grimp.ImportGraph) -> None:
+    """Also where no module does: a and b are one subject if a.x imports b.y and b.z imports a.w."""
+    planted = {("d.a.x", "d.b.y"), ("d.b.z", "d.a.w"), ("d.b.y", "d.b"), ("d.c", "d.a.x")}
+    assert folder_circles(planted, {"d", "d.a", "d.b"}) == {("d.a", "d.b")}
+    imports = {(one, other) for one in graph.modules for other in graph.find_modules_directly_imported_by(one)}
+    assert folder_circles(imports, {module.rpartition(".")[0] for module in graph.modules}) == set()
+
+
 def test_no_python_among_choices_and_templates() -> None:
     found = [p for name in ("workloads", "systems", "slurm", "reports") for p in (ROOT / name).rglob("*.py")]
     assert found == []

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -272,6 +273,42 @@ def test_only_abandoned_folders_are_removed(tmp_path: Path) -> None:
     assert (aside / "thesis").read_text() == "kept"
     held.remove()
     assert not Path(held.path).exists()
+
+
+def test_a_removal_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whichever of its calls: a second Ctrl-C kills supervisors that are removing their folders."""
+
+    def killed_at(call: int) -> bool:
+        """Whether the removal of a folder came to this call."""
+        left = call
+
+        def counted(function: Callable[..., None]) -> Callable[..., None]:
+            def do(*arguments: object, **options: object) -> None:
+                nonlocal left
+                if left == 0:
+                    raise KeyboardInterrupt
+                left -= 1
+                function(*arguments, **options)
+
+            return do
+
+        held = process_tree.HeldFolder([str(tmp_path)])
+        (Path(held.path) / "pymp-1" / "b").mkdir(parents=True)
+        (Path(held.path) / "file").touch()
+        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+            for name in ("rename", "unlink", "rmdir"):
+                patch.setattr(process_tree.os, name, counted(getattr(os, name)))
+            held.remove()
+            return False
+        os.close(held._lock)  # as the kernel does when the process ends
+        return True
+
+    calls = 0
+    while killed_at(calls):
+        process_tree.remove_abandoned([str(tmp_path)])
+        assert list(tmp_path.iterdir()) == [], f"killed at call {calls}"
+        calls += 1
+    assert calls == 6  # the name, two files, three folders
 
 
 def test_a_long_path_is_no_place_for_sockets() -> None:
