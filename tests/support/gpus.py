@@ -11,11 +11,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dlbench.machine.arithmetic import has_gpu
+from dlbench.machine.gpus import VISIBLE, hidden_gpus, unusable
 
 _ASK = """
 import json, os
@@ -25,7 +27,8 @@ found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda
 uuids = [str(getattr(one, "uuid", "")) for one in found]
 print(json.dumps({
     "torch": torch.__version__,
-    "cuda": torch.version.cuda or torch.version.hip,
+    "cuda": torch.version.cuda,
+    "hip": torch.version.hip,
     "gpus": len(found) if torch.cuda.is_available() else 0,
     "name": found[0].name if found else "",
     "uuids": [f"MIG-{one}" if "MIG" in found[0].name else f"GPU-{one}" for one in uuids if one],
@@ -61,13 +64,30 @@ def gpu_facts() -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-        return {"gpus": 0, "why": f"torch gives no answer: {last}"}
+        return {"gpus": 0, "why": f"torch does not answer: {last}"}
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if facts["gpus"]:
-        return {**facts, "why": ""}
-    built = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built for CPUs"
-    driver = "too new for the driver, or hidden by CUDA_VISIBLE_DEVICES" if has_gpu(environment={}) else "no GPU here"
-    return {
-        **facts,
-        "why": f"torch {facts['torch']}, {built}, sees no GPU: {driver if facts['cuda'] else 'wrong wheel'}",
-    }
+    return facts | {"why": "" if facts["gpus"] else _why_none(facts)}
+
+
+def _why_none(facts: dict[str, Any]) -> str:
+    known = hidden_gpus()
+    if known is None and has_gpu():
+        known = unusable(facts["torch"], facts["cuda"], facts["hip"])
+    if known is not None:
+        return f"{known.reason}; {known.remedy}"
+    hidden = os.environ.get(VISIBLE) if has_gpu(environment={}) else None
+    why = f"{VISIBLE}={hidden} hides it" if hidden is not None else "there is no device file of a driver"
+    return f"torch {facts['torch']} sees no GPU: {why}"
+
+
+def gpu_files(root: Path, boards: int = 1, driver: str = "NVIDIA UNIX x86_64 Kernel Module  535.183.01  x") -> Path:
+    """Files of a machine with NVIDIA GPUs: of its driver's devices, its kernel module and its PCI bus."""
+    files = {"dev/nvidiactl": "", "proc/driver/nvidia/version": f"NVRM version: {driver}\nGCC version:  gcc 12.2\n"}
+    for number in range(boards):
+        device = f"sys/bus/pci/devices/0000:{0x10 + number:02x}:00.0"
+        files |= {f"dev/nvidia{number}": "", f"{device}/class": "0x030200", f"{device}/vendor": "0x10de"}
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+    return root
