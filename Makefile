@@ -7,7 +7,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# One exact version, because Horovod is compiled against it. PyPI's is for CUDA on x86: demo and tests need none of it.
+# One exact version, because Horovod is compiled against it. PyPI's is for CUDA 13 on x86, which needs driver 580 or newer;
+# for older ones: make setup TORCH=torch==2.13.0+cu126, with PIP_EXTRA_INDEX_URL set to PyTorch's index for cu126.
 TORCH ?= torch==2.13.0
 AREA ?=
 # Not `?=`: that would ask for the time anew at every use.

@@ -91,6 +91,11 @@ class RankResult(Spec):
     peak_resident_bytes: CountOrZero | None = Field(
         None, description="Peak resident memory of the rank's process, likewise, GPU or not; null where not known."
     )
+    startup_peak_bytes: CountOrZero | None = Field(
+        None,
+        description="What `peak_memory_bytes` was before the first measured step: set-up, cuDNN's search for "
+        "algorithms, compiling and warm-up; out of core from the end of planning on. Null where nothing was measured.",
+    )
     startup_s: NonNegative = Field(
         description="Start of the process to the first step, less the hashing of parameters for the checks, seconds."
     )

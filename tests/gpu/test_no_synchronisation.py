@@ -20,7 +20,6 @@ from dlbench.node.training import phases
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.run import prepare
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from tests.support.one_rank import PLACE, context_of
 from tests.support.run_factory import plans
@@ -66,10 +65,9 @@ def train(plan: RunPlan, engine: Engine, device: torch.device, folder: Path) -> 
         timer = phases.timer_for(device, synchronise=False)
         context = context_of(plan, engine=engine, device=device)
         state = prepare(context, timer)
-        with StepWriter(folder / "rank-0.steps", {"rank": 0}) as writer:
-            loop = TrainingLoop(context, state, timer, writer)
-            _forbid_waits(loop)
-            result = loop.run()
+        loop = TrainingLoop(context, state, timer)
+        _forbid_waits(loop)
+        result = loop.run(folder / "rank-0.steps")
         state.close()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -191,6 +191,10 @@ def test_ddps_buckets_act(records: Records) -> None:
     assert len(normal.messages) == 2
     assert normal.bytes_inside == 2 * PARAMETERS
     assert in_force(records("bf16"))["sync.wire"] == "bf16"
+    # What was left to dlbench is read back too: on CPUs gradients are none of the buckets'.
+    (views,) = (s for s in records("bf16").settings if s.key == "engine.ddp.gradient_as_bucket_view")
+    assert (views.requested, views.effective) == ("auto", False)
+    assert views.evidence == f"0 of {TENSORS} gradients lay within their buckets"
     assert records("bf16").inert == ()
 
 

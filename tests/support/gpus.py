@@ -10,6 +10,7 @@ import functools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +46,16 @@ def _why_torch_sees_none() -> str:
     if sees == "True":
         return ""
     return f"torch {version} sees no GPU: built for CPUs, too new for the driver, or hidden by CUDA_VISIBLE_DEVICES"
+
+
+def gpu_files(root: Path, boards: int = 1, driver: str = "NVIDIA UNIX x86_64 Kernel Module  535.183.01  x") -> Path:
+    """Files of a machine with NVIDIA GPUs: of its driver's devices, its kernel module and its PCI bus."""
+    files = {"dev/nvidiactl": "", "proc/driver/nvidia/version": f"NVRM version: {driver}\nGCC version:  gcc 12.2\n"}
+    for number in range(boards):
+        device = f"sys/bus/pci/devices/0000:{0x10 + number:02x}:00.0"
+        files |= {f"dev/nvidia{number}": "", f"{device}/class": "0x030200", f"{device}/vendor": "0x10de"}
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="ascii")
+    return root

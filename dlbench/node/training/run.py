@@ -62,7 +62,6 @@ from dlbench.node.training.step_schedule import Pacing, plan_schedule
 from dlbench.records.files import write_json
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.record import Record
-from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 
@@ -447,21 +446,16 @@ def _train(
     context: RankContext, state: TrainState, timer: phases.PhaseTimer, pauses: Pauses, pacing: Pacing
 ) -> LoopResult:
     """All steps, written to the rank's step file."""
-    rank, plan = context.place.rank, context.plan
-    header = {"rank": rank, "clock": timer.clock, "device": context.device.type, "run_id": plan.run_id}
-    with StepWriter(context.folder.steps(rank), header, launches=timer.clock == "cuda-events") as writer:
-        try:
-            seen = TrainingLoop(context, state, timer, writer, pauses, pacing).run()
-        except torch.OutOfMemoryError as error:
-            words = condensed(str(error))
-            traceback.clear_frames(error.__traceback__)  # they hold the activations
-        else:
-            writer.sync()
-            return seen
-    raise _out_of_memory(context, state, words)
+    loop = TrainingLoop(context, state, timer, pauses, pacing)
+    try:
+        return loop.run(context.folder.steps(context.place.rank))
+    except torch.OutOfMemoryError as error:
+        words = condensed(str(error))
+        traceback.clear_frames(error.__traceback__)  # they hold the activations
+    raise _out_of_memory(context, state, words, loop.result.startup_peak_bytes)
 
 
-def _out_of_memory(context: RankContext, state: TrainState, words: str) -> RunError:
+def _out_of_memory(context: RankContext, state: TrainState, words: str, startup_bytes: int | None) -> RunError:
     """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
     plan, train = context.plan, context.plan.workload.train
     fit = None
@@ -478,5 +472,9 @@ def _out_of_memory(context: RankContext, state: TrainState, words: str) -> RunEr
         )
         fit = largest_batch(passes, train.batch_per_rank // train.gradient_accumulation)
     return out_of_memory(
-        *(words, fit), rank=context.place.rank, batch=train.batch_per_rank, accumulation=train.gradient_accumulation
+        *(words, fit),
+        rank=context.place.rank,
+        batch=train.batch_per_rank,
+        accumulation=train.gradient_accumulation,
+        startup_bytes=startup_bytes,
     )

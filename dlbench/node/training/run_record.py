@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +19,12 @@ from dlbench.datasets.shuffling import exchanged_slots
 from dlbench.machine import environment
 from dlbench.machine.environment import unpacked
 from dlbench.machine.gpus import numa_nodes_of
-from dlbench.machine.memory import peak_resident_bytes
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set
 from dlbench.node.devices import rank_gpu, together
+from dlbench.node.memory.device_memory import peak_bytes
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext
@@ -67,7 +66,7 @@ def rank_summary(
     `failures`: samples that could not be read.
     """
     place, device, memory, warnings = context.place, context.device, state.memory, context.warnings
-    peak_resident = peak_resident_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak_resident = peak_bytes(torch.device("cpu"))
     if not seen.has_own_peaks and seen.measured_samples:
         warnings.append(
             f"peak resident memory of rank {place.rank} is that since its start, what was measured before training "
@@ -92,9 +91,10 @@ def rank_summary(
         losses_finite=all(math.isfinite(loss) for loss in seen.losses),
         initial_parameters_sha256=state.initial_digest,
         final_parameters_sha256=parameters_digest(state.model),
-        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else peak_resident,
+        peak_memory_bytes=peak_bytes(device) if on_gpu else peak_resident,
         peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if on_gpu else None,
         peak_resident_bytes=peak_resident,
+        startup_peak_bytes=seen.startup_peak_bytes,
         startup_s=startup_s,
         unpacking_s=image.seconds if (image := unpacked()) is not None else None,
         bad_samples=tuple(failures[:20]),
