@@ -1,4 +1,4 @@
-"""A run of pytest for GPUs shows them to torch; what is hidden means the CPU; what a first run is refused by is known."""
+"""A run of pytest for GPUs shows them to torch; what is hidden means the CPU, and driver and mode are known."""
 
 from __future__ import annotations
 
