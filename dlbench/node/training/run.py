@@ -193,7 +193,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             if noise is not None:
                 noise.forget()
 
-        resumed = _resumed(plan, resume_from or plan.checkpoint.resume_from, model, optimizer, precision)
+        resumed = _resumed(context, resume_from or plan.checkpoint.resume_from, model, optimizer, precision)
         # Parameters are as training will find them; hashing them is the check's business and in no figure.
         began = time.monotonic()
         context.beat("hashing the parameters")
@@ -277,11 +277,20 @@ def _own_checkpoint(context: RankContext) -> str | None:
 
 
 def _resumed(
-    plan: RunPlan, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
+    context: RankContext, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
 ) -> Checkpoint | None:
+    """What training goes on from, in network and optimizer; every rank has it from rank 0."""
     if where is None:
         return None
-    checkpoint = Checkpoint(find_checkpoint(Path(where)))
+    engine, plan = context.engine, context.plan
+    checkpoint = Checkpoint.on_all_ranks(
+        Path(where),
+        rank=context.place.rank,
+        gather=engine.gather,
+        broadcast=engine.broadcast,
+        device=context.device,
+        beat=context.beat,
+    )
     checkpoint.require(trained_identity(plan))
     require_same_holders(plan, checkpoint)
     checkpoint.restore(model, optimizer)
@@ -452,6 +461,8 @@ def _train(
     except torch.OutOfMemoryError as error:
         words = condensed(str(error))
         traceback.clear_frames(error.__traceback__)  # they hold the activations
+    finally:
+        pauses.close()
     raise _out_of_memory(context, state, words, loop.result.startup_peak_bytes)
 
 
