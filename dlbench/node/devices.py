@@ -99,7 +99,10 @@ def _require_kernels(device: torch.device, place: RankPlace) -> None:
         (int(one), int(two)) <= (major, minor) and (kind == "compute" or int(one) == major) for kind, one, two in names
     ]
     if names and not any(fits):
-        built, base = ", ".join(f"{one}.{two}" for _, one, two in names), torch.__version__.partition("+")[0]
+        built, base = (
+            ", ".join(dict.fromkeys(f"{one}.{two}" for _, one, two in names)),
+            torch.__version__.partition("+")[0],
+        )
         is_new = all((int(one), int(two)) < (major, minor) for _, one, two in names)
         raise EnvironmentLacksError(
             f"{place.host}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} (compute "

@@ -158,7 +158,7 @@ def test_devices_of_other_jobs_make_no_gpu_of_this_one(
 @pytest.mark.parametrize(
     ("capability", "built_for", "said"),
     [
-        ((7, 0), None, "it has 7.5, 8.0, 9.0, 12.0, 12.0): pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL"),
+        ((7, 0), None, "it has 7.5, 8.0, 9.0, 12.0): pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL"),
         ((10, 0), ["sm_80", "sm_90"], "it has 8.0, 9.0): install a newer torch, or hide the GPU"),
         ((8, 6), None, ""),  # what sm_80 is built for runs on it
         ((12, 1), ["compute_120"], ""),  # the driver compiles for it
