@@ -63,6 +63,8 @@ def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> to
                 f"{remedy}, or set gpu_request to none to train on CPUs"
             )
         return torch.device("cpu")
+    # Before, torch counts by NVML: every board, also where CUDA shows one MIG slice of them all.
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     visible = torch.cuda.device_count()
     if visible > 1 and place.local_size > visible:
         raise EnvironmentLacksError(

@@ -63,6 +63,7 @@ def old_driver(root: Path, patch: pytest.MonkeyPatch) -> None:
 def old_card(root: Path, patch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "is_available": True,
+        "init": None,
         "device_count": 1,
         "set_device": None,
         "get_arch_list": ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"],
