@@ -44,9 +44,9 @@ def place_doubts(record: Record) -> Iterator[tuple[str, Severity, str]]:
 
 
 _BROKEN_CUDNN = (90800, 91500)
-"""First version of cuDNN with wrong 3-D convolutions in 16 bits, and first without (torch's use_cudnn, "broken on cuDNN
-9.8 - 9.14"; pytorch#163539). torch 2.9 goes by its own kernels there, some times slower (pytorch#166122, #166643), later
-ones where memory is contiguous (Convolution.cpp)."""
+"""The first version of cuDNN whose 3-D convolutions in 16 bits are wrong, and the first where they are not
+(pytorch#163539; `use_cudnn` in torch's Convolution.cpp). There torch 2.9 goes by its own kernels, four times slower and
+more (pytorch#166122, #166643), and a later one where memory is contiguous."""
 
 
 def convolution_doubts(plan: RunPlan, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:
@@ -67,7 +67,7 @@ def convolution_doubts(plan: RunPlan, environment: Mapping[str, str]) -> Iterato
         yield (
             "conv3d",
             "serious",
-            f"{what} are left to torch's own kernels, some times slower (pytorch#166122): {remedy}",
+            f"{what} are left to torch's own, slower kernels (pytorch#166122): {remedy}",
         )
 
 
