@@ -77,7 +77,12 @@ def _clipped(value: str) -> str:
     return value if len(value) <= MAX_LENGTH else f"{value[: MAX_LENGTH - 3]}..."
 
 
-_WHERE_LOADED = frozenset({"mpi.library", "variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME"})
+_WHERE_LOADED = frozenset(
+    {
+        "mpi.library",
+        *(f"variable.{name}" for name in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")),
+    }
+)
 """Libraries and networks that a run has only where it needs them: a run without one has no other."""
 
 

@@ -81,6 +81,16 @@ class ReadingResult(Spec):
 
     loader_workers: CountOrZero = Field(description="Reader processes per rank that were in force.")
     prefetch_batches: CountOrZero = Field(description="Batches each read ahead; 0 where the training process read.")
+    training_cores: CountOrZero | None = Field(
+        None,
+        description="Cores of a rank that no reader process was bound to, so that training on a GPU had them to "
+        "itself; null on CPUs, where training and readers share all.",
+    )
+    limited_by_cores: Flag = Field(
+        False,
+        description="Whether the automatic choice took as many reader processes as these cores left room for: with "
+        "more cores per rank it might have taken more.",
+    )
     trials: tuple[ReaderTrial, ...] = Field(
         (), description="What the automatic choice measured; empty: none was asked."
     )

@@ -95,6 +95,11 @@ class NcclTransport(Spec):
     rings: CountOrZero = Field(0, description="Rings of the largest communicator.")
     trees: CountOrZero = Field(0, description="Trees of the largest communicator.")
     warnings: tuple[str, ...] = Field((), description="NCCL's warnings, each once.")
+    adapters: dict[str, str] = Field(
+        default_factory=dict,
+        description="Adapters of fast networks that nodes have, whether NCCL used them or not: name and kind "
+        "(InfiniBand, RoCE, EFA, Omni-Path, Slingshot, RDMA), by /sys.",
+    )
 
     @property
     def has_peer_access(self) -> bool:

@@ -111,13 +111,20 @@ class HorovodSettings(Spec):
 
 
 class DdpSettings(Spec):
-    """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own."""
+    """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own, but for `auto`."""
 
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
-    gradient_as_bucket_view: Flag = Field(
-        False, description="Gradients are views of the buckets, which saves a copy and its memory."
+    gradient_as_bucket_view: Literal["auto"] | Flag = Field(
+        "auto",
+        description="Gradients are views of the buckets, which saves copying them back and a second set of them; auto: "
+        "on on GPUs.",
     )
     static_graph: Flag = Field(False, description="Every step uses the same parameters, in the same order.")
+
+    def views_buckets(self, *, on_gpu: bool) -> bool:
+        """Whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
+        asked = self.gradient_as_bucket_view
+        return on_gpu if asked == "auto" else asked
 
 
 class EngineSpec(Spec):

@@ -69,7 +69,9 @@ class LaunchSpec(Spec):
 
     launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
-    interface: SlurmWord | None = Field(None, description="Network interface for Gloo; none: the one that routes.")
+    interface: SlurmWord | None = Field(
+        None, description="Network interface for Gloo, and for NCCL's start-up; none: the one that routes."
+    )
     pin: Flag = Field(True, description="Bind every rank to cores of its own.")
     oversubscribe_yield: Flag | None = Field(
         None,

@@ -94,7 +94,11 @@ def _readers(run: Run) -> str:
     if not workers:
         return f"the training process itself reads ({asked}){decoder}"
     ahead = "" if found is None else f", each {found.prefetch_batches} batches ahead"
-    return f"{workers} reader processes per rank{ahead} ({asked}){decoder}"
+    kept = ""
+    if found is not None and found.training_cores is not None:
+        kept = f"; training keeps {found.training_cores} of {run.plan.layout.cores_per_rank} cores"
+        kept += ", which left no core for more readers" * found.limited_by_cores
+    return f"{workers} reader processes per rank{ahead} ({asked}){kept}{decoder}"
 
 
 def _order(run: Run) -> str:

@@ -58,6 +58,10 @@ class MemoryPoint:
         metadata=column("Resident in its process", "resident_bytes", missing="not recorded", has_interval=False)
     )
     """Peak resident bytes of a rank's process, where ranks compute on GPUs and records hold it."""
+    startup: Estimate | None = field(
+        metadata=column("Before measured steps", "startup_peak_bytes", missing="not recorded", has_interval=False)
+    )
+    """Peak before the measured steps, cuDNN's search and compiling included, where ranks compute on GPUs."""
     gpu_used_bytes: float | None = field(metadata=column("Used on a GPU", missing="not sampled", unit="bytes"))
     """Highest sample of a GPU's used memory in the measured window, with what else was on it."""
     host_used_bytes: float | None = field(metadata=column("Used per node", missing="not sampled", unit="bytes"))
@@ -137,6 +141,7 @@ def _point(
         peak=peak,
         reserved=estimate(lambda rank: rank.peak_reserved_bytes or None),
         resident=estimate(lambda rank: rank.peak_resident_bytes) if on_gpu else None,
+        startup=estimate(lambda rank: rank.startup_peak_bytes) if on_gpu else None,
         gpu_used_bytes=_highest(reading, r"gpu\.\d+\.memory_used_bytes") if on_gpu else None,
         host_used_bytes=_highest(reading, r"host\.memory_used_bytes"),
     )
@@ -246,6 +251,7 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
             Column("peak_of", "", lambda point: "GPU" if on_gpu else "process"),
             "reserved",
             "resident",
+            "startup",
             "gpu_used_bytes",
             "host_used_bytes",
             titles={"peak_bytes": "Allocated on a GPU at most"} if on_gpu else {},

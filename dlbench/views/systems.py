@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.doubts import Severity
 from dlbench.analysis.table import RunTable
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
+from dlbench.records.exchange import NcclTransport
 from dlbench.records.record import RankResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
@@ -36,6 +38,34 @@ def place_doubts(record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield "gpu-remote", "note", f"{_ranks(part)} also {other}, which has too few: lower layout.cores_per_rank"
     if why := _unreachable(record):
         yield "no-peer-access", "serious", why
+    if record.nccl is not None:
+        yield from _network_doubts(record.nccl, record.environment)
+
+
+_TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
+"""Variables, and their values that keep NCCL off the adapters."""
+
+
+def _network_doubts(nccl: NcclTransport, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:
+    """That messages between nodes went over TCP although there are adapters, or by the host's memory."""
+    ways = {way: count for way, count in nccl.channels.items() if way.startswith("NET/")}
+    by_socket = sum(count for way, count in ways.items() if way.startswith("NET/Socket"))
+    if by_socket and nccl.adapters:
+        kinds = set(nccl.adapters.values())
+        needs = ["its plugin aws-ofi-nccl (libnccl-net.so)"] * bool(kinds & {"EFA", "Slingshot"})
+        needs += ["libibverbs and /dev/infiniband, in a container too"] * bool(kinds - {"EFA", "Slingshot"})
+        found = {name: environment.get(f"variable.{name}", "") for name in _TO_SOCKETS}
+        asked = [f"{name}={value} was set" for name, value in found.items() if _TO_SOCKETS[name].match(value)]
+        why = " and ".join(asked) or f"for them NCCL needs {' and '.join(needs)}"
+        listed = [f"{name} ({kind})" for name, kind in nccl.adapters.items()]
+        more = f" and {len(listed) - MAX_TEXTS} more" if len(listed) > MAX_TEXTS else ""
+        where = f"TCP sockets ({by_socket} connections), although nodes have {', '.join(listed[:MAX_TEXTS])}{more}"
+        yield "nccl-socket", "serious", f"NCCL went between nodes over {where}: {why}"
+    by_host = sum(count for way, count in ways.items() if not way.startswith("NET/Socket") and "GDRDMA" not in way)
+    if by_host:
+        what = f"{by_host} of NCCL's {sum(ways.values())} connections between nodes went without GPUDirect RDMA"
+        remedy = "look for nvidia-peermem or DMA-BUF, and for adapters far from the GPUs"
+        yield "nccl-no-gdrdma", "note", f"{what}, through the host's memory: {remedy}"
 
 
 def _is_outside(rank: RankResult) -> bool:
@@ -227,10 +257,12 @@ def _nccl(run: Run) -> str:
     if nccl is None:
         return ""
     ways = ", ".join(f"{way} ({count})" for way, count in sorted(nccl.channels.items(), key=lambda item: -item[1]))
+    counted = sorted(Counter(nccl.adapters.values()).items())
     parts = [
         nccl.version or "version not known",
         f"network {nccl.network}" if nccl.network else "",
         f"plugin {nccl.plugin}" if nccl.plugin else "",
+        f"adapters {kinds}" if (kinds := ", ".join(f"{kind} ({n})" for kind, n in counted)) else "",
         f"connections {ways}" if ways else "",
         f"{nccl.collective_channels} channels" if nccl.collective_channels else "",
         f"{nccl.nvls_channels} channels of NVLink SHARP" if nccl.nvls_channels else "",

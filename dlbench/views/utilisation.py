@@ -303,6 +303,8 @@ def _differences(run: Run, rate: Rate) -> list[str]:
     found = [f"{what} ({theirs} there, {mine} here)" for what, theirs, mine in asked if theirs != mine]
     if len(rate.precision) > 1 and workload.train.precision != "fp16":
         found.append(f"16-bit format ({workload.train.precision} here)")
+    if workload.train.is_one_program:
+        found.append("compiled or captured here")
     return found
 
 

@@ -455,6 +455,68 @@ def test_where_gpus_stand_is_told_where_it_costs(
     assert {(doubt.code, doubt.severity) for doubt in run_doubts(run)} == {("synthetic-data", "note"), *expected}
 
 
+def doubts_of_network(
+    folder: Path, channels: dict[str, int], adapters: dict[str, str], variables: dict[str, str] | None = None
+) -> dict[str, tuple[str, str]]:
+    """Severity and text by code, of a run whose NCCL log and environment say this."""
+    environment = {f"variable.{name}": value for name, value in (variables or {}).items()}
+    nccl = {"channels": {"P2P/CUMEM": 4, **channels}, "adapters": adapters}
+    story = Story(device="cuda:0 (A100)", record={"nccl": nccl}, environment=environment)
+    found = run_doubts(read_run(write_run(folder, one_plan(2), constant(PHASES), story).path))
+    return {one.code: (one.severity, one.text) for one in found if one.code.startswith("nccl-")}
+
+
+MLX = {"mlx5_0": "InfiniBand", "mlx5_1": "InfiniBand"}
+
+
+@pytest.mark.parametrize(
+    ("channels", "adapters", "variables", "expected"),
+    [
+        ({"NET/Socket": 8}, {}, {}, None),  # a network of Ethernet alone
+        ({}, MLX, {}, None),  # one node
+        ({"NET/IB/GDRDMA": 8}, MLX, {"NCCL_IB_DISABLE": "0"}, None),
+        (
+            {"NET/Socket": 6, "NET/Socket/Shared": 2},
+            MLX,
+            {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"},
+            "NCCL went between nodes over TCP sockets (8 connections), although nodes have mlx5_0 (InfiniBand), mlx5_1 "
+            "(InfiniBand): for them NCCL needs libibverbs and /dev/infiniband, in a container too",
+        ),
+        (
+            {"NET/Socket": 8},
+            {"cxi0": "Slingshot"},
+            {},
+            "NCCL went between nodes over TCP sockets (8 connections), although nodes have cxi0 (Slingshot): for them "
+            "NCCL needs its plugin aws-ofi-nccl (libnccl-net.so)",
+        ),
+        (
+            {"NET/Socket": 8},
+            {f"efa_{number}": "EFA" for number in range(8)},
+            {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"},
+            "NCCL went between nodes over TCP sockets (8 connections), although nodes have efa_0 (EFA), efa_1 (EFA), "
+            "efa_2 (EFA), efa_3 (EFA), efa_4 (EFA), efa_5 (EFA) and 2 more: NCCL_NET=Socket was set and "
+            "NCCL_IB_DISABLE=1 was set",
+        ),
+    ],
+)
+def test_sockets_where_nodes_have_adapters_are_a_serious_warning(
+    tmp_path: Path, channels: dict[str, int], adapters: dict[str, str], variables: dict[str, str], expected: str | None
+) -> None:
+    found = doubts_of_network(tmp_path, channels, adapters, variables)
+    assert found == ({} if expected is None else {"nccl-socket": ("serious", expected)})
+
+
+def test_messages_between_nodes_by_the_host_s_memory_are_noted(tmp_path: Path) -> None:
+    found = doubts_of_network(tmp_path, {"NET/IB": 2, "NET/IB/GDRDMA": 6}, MLX)
+    assert found == {
+        "nccl-no-gdrdma": (
+            "note",
+            "2 of NCCL's 8 connections between nodes went without GPUDirect RDMA, through the host's memory: look for "
+            "nvidia-peermem or DMA-BUF, and for adapters far from the GPUs",
+        )
+    }
+
+
 def test_one_rank_of_a_node_reaches_nobody_and_needs_not(tmp_path: Path) -> None:
     story = Story(device="cuda:0 (A100)", gpu={"visible": 1})
     run = read_run(write_run(tmp_path, one_plan(1), constant(PHASES), story).path)

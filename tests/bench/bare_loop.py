@@ -32,7 +32,6 @@ def main(plan_file: Path, out: Path) -> None:
     from dlbench.node.training.loop import TrainingLoop
     from dlbench.node.training.progress import Progress, Watchdog
     from dlbench.node.training.run import prepare
-    from dlbench.records.rows.steps import StepWriter
     from tests.support.one_rank import context_of
 
     torch.set_num_threads(binding.threads)
@@ -67,10 +66,7 @@ def main(plan_file: Path, out: Path) -> None:
             optimizer.zero_grad()
 
     def recorded(_: int) -> None:
-        with StepWriter(
-            folder.path / f"block-{place.rank}-{time.monotonic_ns()}.steps", {"rank": place.rank}
-        ) as writer:
-            TrainingLoop(context, state, timer, writer).run()
+        TrainingLoop(context, state, timer).run(folder.path / f"block-{place.rank}-{time.monotonic_ns()}.steps")
 
     def timed(block: object) -> float:
         engine.barrier()

@@ -235,7 +235,6 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
     from dlbench.node.training.loop import TrainingLoop
     from dlbench.node.training.progress import Progress, Watchdog
     from dlbench.node.training.run import prepare
-    from dlbench.records.rows.steps import StepWriter
     from tests.support.one_rank import context_of
 
     torch.set_num_threads(binding.threads)
@@ -268,8 +267,7 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
     def of_measured() -> float:
         """All that happens from the end of one step to the end of a later one, its recording included."""
         name = f"block-{place.rank}-{time.monotonic_ns()}.steps"
-        with StepWriter(folder.path / name, {"rank": place.rank}) as writer:
-            TrainingLoop(context, state, timer, writer).run()
+        TrainingLoop(context, state, timer).run(folder.path / name)
         return marks[last] - marks[1]
 
     def of_known() -> float:

@@ -139,7 +139,7 @@ def test_a_command_without_such_an_option_does_not_name_it() -> None:
     assert "--ranks" not in ending_of(raised.value).line
 
 
-@pytest.mark.parametrize("preset", ["gpu", "phase1", "phase2"])
+@pytest.mark.parametrize("preset", ["gpu", "gpu-compiled", "phase1", "phase2"])
 def test_a_preset_for_gpus_is_refused_on_a_machine_without_one(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(workload="bert", preset=preset, scaling="strong")
     with pytest.raises(UserError) as raised:

@@ -20,7 +20,6 @@ from dlbench.node.training import phases
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.run import prepare
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from tests.support.one_rank import PLACE, context_of
 from tests.support.run_factory import plans
@@ -43,7 +42,7 @@ def waits_are_allowed_again() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def plan_of(workload: str, engine: str, ranks: int = 1, **overrides: Any) -> RunPlan:
+def plan_of(workload: str, engine: str, ranks: int = 1, /, **overrides: Any) -> RunPlan:
     settings = {
         "measure.warmup_steps": WARMUP,
         "measure.measured_steps": MEASURED,
@@ -66,10 +65,9 @@ def train(plan: RunPlan, engine: Engine, device: torch.device, folder: Path) -> 
         timer = phases.timer_for(device, synchronise=False)
         context = context_of(plan, engine=engine, device=device)
         state = prepare(context, timer)
-        with StepWriter(folder / "rank-0.steps", {"rank": 0}) as writer:
-            loop = TrainingLoop(context, state, timer, writer)
-            _forbid_waits(loop)
-            result = loop.run()
+        loop = TrainingLoop(context, state, timer)
+        _forbid_waits(loop)
+        result = loop.run(folder / "rank-0.steps")
         state.close()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -85,17 +83,17 @@ def _forbid_waits(loop: TrainingLoop) -> None:
     timer = loop._timer
     finish = timer.finish
 
-    def step(number: int) -> tuple[int, torch.Tensor]:
+    def watched(step: int) -> tuple[int, torch.Tensor]:
         done[0] += 1
         if done[0] > WARMUP:
             torch.cuda.set_sync_debug_mode("error")
-        return plain(number)
+        return plain(step)
 
     def finished(samples: int, loss: torch.Tensor) -> None:
         finish(samples, loss)
         torch.cuda.set_sync_debug_mode("default")
 
-    loop._step = step  # type: ignore[method-assign]
+    loop._step = watched  # type: ignore[method-assign]
     timer.finish = finished  # type: ignore[method-assign]
 
 

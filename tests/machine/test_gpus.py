@@ -15,10 +15,12 @@ from dlbench.machine.gpus import (
     adapters,
     bus_of_nvml,
     cpu_list,
+    fabric_adapters,
     gpu_trouble,
     numa_nodes_of,
     nvidia_buses,
     place_of,
+    restricted_mode,
     visible,
 )
 from tests.support.nvml_library import build, variables
@@ -88,6 +90,7 @@ def test_where_things_are_is_told_by_the_kernel(tmp_path: Path) -> None:
     assert place_of("0000:99:00.0", root) == (None, frozenset())
     assert numa_nodes_of([3, 4], root) == (0, 1)
     assert adapters(root) == {"mlx5_0": 1}
+    assert fabric_adapters(root) == {}, "none has an active port"
     (root / "sys/bus/pci/devices/0000:10:00.0/numa_node").write_text("-1\n")
     assert place_of("0000:10:00.0", root) == (None, frozenset())
 
@@ -97,6 +100,11 @@ def test_addresses_and_lists_of_processors() -> None:
     assert bus_of_nvml("00010000:1B:00.0") == "10000:1b:00.0"
     assert cpu_list("0-3,8,10-11") == {0, 1, 2, 3, 8, 10, 11}
     assert cpu_list("") == cpu_list("x-3") == frozenset()
+
+
+@pytest.fixture(scope="module")
+def made_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
 
 
 ASK = """
@@ -135,5 +143,59 @@ def test_gpus_are_found_by_nvml_with_their_place(tmp_path: Path) -> None:
     assert lost
 
 
+@pytest.mark.parametrize(
+    ("switches", "said"),
+    [
+        ({"compute_mode": 3, "compute_pid": 4711}, "exclusive process mode, used by process 4711"),
+        ({"compute_mode": 2}, "prohibited mode"),
+        ({"compute_mode": 3, "unsupported": "nvmlDeviceGetComputeRunningProcesses_v3"}, "exclusive process mode"),
+        ({"compute_mode": 3, "unsupported": "nvmlDeviceGetComputeMode"}, ""),
+        ({"compute_pid": 4711}, ""),
+    ],
+)
+def test_a_mode_that_keeps_processes_off_is_told_with_who_computes(
+    made_nvml: Path, switches: dict[str, object], said: str
+) -> None:
+    code = (
+        "import json, os\nfrom dlbench.machine.gpus import gpus_of_node, restricted_mode\n"
+        "uuids = [None, *(one.uuid for one in gpus_of_node(os.environ))]\n"
+        "print(json.dumps([restricted_mode(uuid) for uuid in uuids]))"
+    )
+    before = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
+    environment = {**before, **variables(made_nvml, gpus=1, **switches)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == [said, said]
+
+
 def test_a_gpu_that_nobody_knows_is_no_reason() -> None:
-    assert gpu_trouble("GPU-none") == ""
+    assert gpu_trouble("GPU-none") == restricted_mode("GPU-none") == restricted_mode(None) == ""
+
+
+def test_adapters_of_fast_networks_are_found_by_kind_and_only_where_a_link_is_active(tmp_path: Path) -> None:
+    made = {  # name: driver, state, link layer
+        "mlx5_0": ("mlx5_core", "4: ACTIVE", "InfiniBand"),
+        "mlx5_1": ("mlx5_core", "1: DOWN", "InfiniBand"),
+        "mlx5_2": ("mlx5_core", "4: ACTIVE", "Ethernet"),
+        "rdmap16s27": ("efa", "4: ACTIVE", "Unspecified"),
+        "hfi1_0": ("hfi1", "4: ACTIVE", "InfiniBand"),
+        "rxe0": ("", "4: ACTIVE", "Ethernet"),  # made by software: it belongs to no device
+    }
+    for name, (driver, state, layer) in made.items():
+        adapter = tmp_path / "sys/class/infiniband" / name
+        (adapter / "ports/1").mkdir(parents=True)
+        (adapter / "ports/1/state").write_text(f"{state}\n")
+        (adapter / "ports/1/link_layer").write_text(f"{layer}\n")
+        if driver:
+            (tmp_path / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+            (adapter / "device").mkdir()
+            (adapter / "device/driver").symlink_to(tmp_path / "drivers" / driver)
+    (tmp_path / "sys/class/cxi/cxi0").mkdir(parents=True)
+    assert fabric_adapters(tmp_path) == {
+        "mlx5_0": "InfiniBand",
+        "mlx5_2": "RoCE",
+        "rdmap16s27": "EFA",
+        "hfi1_0": "Omni-Path",
+        "cxi0": "Slingshot",
+    }

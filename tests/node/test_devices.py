@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench.errors import EnvironmentLacksError, ExitCode
+from dlbench.machine import gpus
 from dlbench.machine.gpus import Gpu
+from dlbench.node import devices
 from dlbench.node.devices import (
     SUBSYSTEMS,
     NcclLog,
@@ -26,11 +28,13 @@ from dlbench.node.devices import (
     together,
     way_of,
 )
+from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
 from dlbench.records.record import RankGpu
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
+from tests.support.gpus import gpu_files
 from tests.support.rank_places import rank_place
 
 NAMED = "12345678-1234-1234-1234-123456789012"
@@ -52,7 +56,8 @@ def place(local_rank: int, local_size: int = 4) -> RankPlace:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A torch that sees GPUs: their number, properties, and which cannot reach each other."""
-    seen = SimpleNamespace(count=4, name="NVIDIA A100", uuid=NAMED, apart=set(), set=[])
+    seen = SimpleNamespace(count=4, name="NVIDIA A100", uuid=NAMED, apart=set(), set=[], capability=(8, 0))
+    seen.built_for = ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"]
     properties = lambda device: SimpleNamespace(  # noqa: E731
         name=seen.name, uuid=seen.uuid, pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0
     )
@@ -60,6 +65,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "is_available": lambda: seen.count > 0,
         "device_count": lambda: seen.count,
         "set_device": seen.set.append,
+        "get_arch_list": lambda: seen.built_for,
+        "get_device_capability": lambda device: seen.capability,
+        "get_device_name": lambda device: seen.name,
         "get_device_properties": properties,
         "can_device_access_peer": lambda own, other: (own, other) not in seen.apart,
     }.items():
@@ -84,6 +92,95 @@ def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace
     with pytest.raises(EnvironmentLacksError, match=r"slurm\.gpu_request is gres, but torch sees no GPU on n0"):
         device_for(plan_of("gres"), place(0))
     assert device_for(plan_of("none"), place(0)).type == "cpu"
+
+
+@pytest.fixture
+def blind(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """PyPI's torch of CUDA 13, which sees no GPU, and no list of devices."""
+    cuda.count = 0
+    for name, value in (("__version__", "2.13.0+cu130"), ("version.cuda", "13.0"), ("version.hip", None)):
+        monkeypatch.setattr(f"torch.{name}", value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return cuda
+
+
+@pytest.mark.parametrize("request_", ["none", "gres"])
+def test_a_gpu_that_torch_cannot_use_is_no_cpu_run(
+    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: str
+) -> None:
+    root = gpu_files(tmp_path)
+    with pytest.raises(EnvironmentLacksError) as raised:
+        device_for(plan_of(request_), place(0), root)
+    assert str(raised.value) == (
+        "n0 has a GPU that torch cannot use: torch 2.13.0+cu130 is built for CUDA 13.0, which needs driver 580 or "
+        "newer, and the driver is 535.183.01; pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL set to "
+        "PyTorch's index for cu126, or load the site's torch, or hide the GPU with CUDA_VISIBLE_DEVICES= to train on "
+        "the CPU"
+    )
+    failure = failure_of(raised.value, place(0))
+    assert (failure.exit_code, failure.reason) == (ExitCode.ENVIRONMENT, str(raised.value)), "no word is cut off"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if request_ == "none":
+        assert device_for(plan_of(request_), place(0), root).type == "cpu"
+    else:
+        with pytest.raises(EnvironmentLacksError, match="torch sees no GPU on n0: check the driver and CUDA_VISIBLE_"):
+            device_for(plan_of(request_), place(0), root)
+
+
+def test_a_gpu_that_cuda_does_not_begin_on_is_said_in_its_words(
+    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E.g. boards with NVSwitch whose fabric manager does not run."""
+
+    def init() -> None:
+        raise RuntimeError("Unexpected error from cudaGetDeviceCount().\n Error 802: system not yet initialized")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    root = gpu_files(tmp_path, driver="NVIDIA UNIX x86_64 Kernel Module  580.65.06  x")
+    with pytest.raises(EnvironmentLacksError) as raised:
+        device_for(plan_of("none"), place(0), root)
+    assert str(raised.value).startswith(
+        "n0 has a GPU that torch cannot use: torch 2.13.0+cu130 for CUDA 13.0, driver 580.65.06: Unexpected error from "
+        "cudaGetDeviceCount(). Error 802: system not yet initialized; run nvidia-smi"
+    )
+
+
+def test_devices_of_other_jobs_make_no_gpu_of_this_one(
+    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = gpu_files(tmp_path, boards=2)
+    monkeypatch.setattr(gpus.os, "access", lambda path, mode: False)
+    assert device_for(plan_of("none"), place(0), root).type == "cpu"
+    with pytest.raises(EnvironmentLacksError, match="2 NVIDIA GPUs are on the PCI bus, but this job may not open"):
+        device_for(plan_of("gres"), place(0), root)
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "said"),
+    [
+        ((7, 0), None, "it has 7.5, 8.0, 9.0, 12.0): pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL"),
+        ((10, 0), ["sm_80", "sm_90"], "it has 8.0, 9.0): install a newer torch, or hide the GPU"),
+        ((8, 6), None, ""),  # what sm_80 is built for runs on it
+        ((12, 1), ["compute_120"], ""),  # the driver compiles for it
+        ((9, 0), ["sm_90a"], ""),
+        ((9, 0), [], ""),  # torch does not say
+        ((9, 0), ["gfx90a"], ""),
+    ],
+)
+def test_a_torch_without_kernels_for_a_gpu_is_refused(
+    blind: SimpleNamespace, capability: tuple[int, int], built_for: list[str] | None, said: str
+) -> None:
+    """PyPI's wheel of CUDA 13 has none for V100 and older: torch sees the GPU, and its first kernel would fail."""
+    blind.count, blind.capability, blind.built_for = 1, capability, built_for or blind.built_for
+    if built_for == []:
+        blind.built_for = []
+    if not said:
+        assert device_for(plan_of("none"), place(0)).type == "cuda"
+        return
+    with pytest.raises(EnvironmentLacksError) as raised:
+        device_for(plan_of("none"), place(0))
+    assert "n0: torch 2.13.0+cu130 has no kernels for NVIDIA A100 (compute capability" in str(raised.value)
+    assert said in str(raised.value)
 
 
 def test_a_gpu_is_named_by_uuid_address_and_whom_it_reaches(cuda: SimpleNamespace) -> None:
@@ -118,6 +215,8 @@ def test_nccl_joins_slices_of_different_gpus_only() -> None:
     with pytest.raises(EnvironmentLacksError, match=r"ranks 0, 1 have MIG slices of one GPU \(0000:1b:00\.0 of n0\)"):
         require_distinct(same, by_nccl=True)
     require_distinct(same, by_nccl=False)
+    with pytest.raises(EnvironmentLacksError, match=r"ranks 0, 1 share slice MIG-a of n0: .* list a slice for each"):
+        require_distinct([same[0], (1, "n0", "MIG-a", "0000:1b:00.0")], by_nccl=False)
     require_distinct([same[0], (1, "n0", "MIG-b", "0000:1c:00.0")], by_nccl=True)
 
 
@@ -194,13 +293,17 @@ def test_adapters_are_no_ways_of_their_own() -> None:
 
 def test_ranks_add_up_and_a_rank_without_a_log_takes_nothing_away() -> None:
     one, other = (parsed(text.splitlines()).model_dump(mode="json") for text in (NVLINK, SHARED))
-    both = together([one, None, other, other])
+    both = together(
+        [{**one, "adapters": {"mlx5_0": "InfiniBand"}}, None, other, {**other, "adapters": {"efa_0": "EFA"}}]
+    )
+    assert both.adapters == {"mlx5_0": "InfiniBand", "efa_0": "EFA"}
     assert both.channels["SHM/direct/direct"] == 4
     assert (both.network, both.rings, both.nvls, both.collective_channels) == ("IBext_v9, Socket", 16, True, 16)
     assert together([None, None]) is None
 
 
-def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again() -> None:
+def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "fabric_adapters", lambda: {"mlx5_0": "InfiniBand"})
     variables = {"NCCL_DEBUG_SUBSYS": "COLL"}
     log = NcclLog(variables)
     file = Path(variables["NCCL_DEBUG_FILE"])
@@ -209,6 +312,7 @@ def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again() -> N
     file.write_text(NVLINK)
     told = log.read()
     assert told["rings"] == 16
+    assert told["adapters"] == {"mlx5_0": "InfiniBand"}, "those of the node, whether NCCL used them or not"
     assert variables == {"NCCL_DEBUG_SUBSYS": "COLL"}
     log.close()
     assert not file.parent.exists()

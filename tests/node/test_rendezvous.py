@@ -13,12 +13,13 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import Endpoint
-from dlbench.node.sync.run_store import RunStore, open_endpoint
+from dlbench.node.sync.run_store import RunStore, interface_settings, open_endpoint
 from tests.support.rank_places import rank_place
 
 ENDPOINT = Endpoint(address="127.0.0.1", port=4711, secret="s3cret")
@@ -177,3 +178,36 @@ def test_a_thousand_ranks_meet_at_one_server(tmp_path: Path) -> None:
     threading.stack_size(0)
     first = [rank - rank % 8 for rank in range(ranks)]
     assert answers == [[[other] for other in range(low, low + 8)] for low in first]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "on_gpus", "before", "expected", "said"),
+    [
+        (2, True, None, "=lo", "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME==lo"),
+        (
+            *(2, True, "ib0", "ib0"),
+            "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME=ib0; NCCL's was set before, and dlbench left it",
+        ),
+        (2, False, None, None, "GLOO_SOCKET_IFNAME=lo"),
+        (1, True, None, None, None),  # one node meets on loopback
+    ],
+)
+def test_the_planned_interface_is_nccl_s_too_unless_its_variable_is_set(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: int,
+    on_gpus: bool,
+    before: str | None,
+    expected: str | None,
+    said: str | None,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpus)
+    monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
+    for name, value in (("NCCL_SOCKET_IFNAME", before), ("GLOO_SOCKET_IFNAME", "lo")):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    first = rank_place(0, 2, per_node=2 // nodes)
+    open_endpoint(tmp_path / "rendezvous.json", first, "lo", wait_s=9)
+    assert os.environ.get("NCCL_SOCKET_IFNAME") == expected
+    settings = interface_settings("lo", first)
+    assert [(one.requested, one.effective, one.evidence) for one in settings] == ([("lo", "lo", said)] if said else [])
+    assert interface_settings(None, first) == []

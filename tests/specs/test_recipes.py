@@ -64,6 +64,19 @@ def test_preset_gpu_is_what_tables_of_gpus_show(workload: str) -> None:
     assert "fp32" in full.about
 
 
+@pytest.mark.parametrize("workload", ["resnet50", "bert", "cosmoflow"])
+def test_preset_gpu_compiled_is_gpu_but_for_the_program(workload: str) -> None:
+    eager, compiled = (plan_of(workload, preset) for preset in ("gpu", "gpu-compiled"))
+    update = {"train": eager.workload.train.model_copy(update={"compile": "reduce-overhead"})}
+    update |= {"preset": "gpu-compiled", "about": compiled.workload.about}
+    assert compiled.workload == eager.workload.model_copy(update=update)
+    assert (compiled.measure, compiled.goal) == (eager.measure, eager.goal)
+    # One update of several parts cannot be replayed, and is refused with what to do.
+    with pytest.raises(UserError, match="compile reduce-overhead needs gradient_accumulation 1"):
+        plan_of(workload, "gpu-compiled", train__gradient_accumulation=2)
+    assert plan_of(workload, "gpu-compiled", train__gradient_accumulation=2, train__compile="default")
+
+
 # --- rows
 
 

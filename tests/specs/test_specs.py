@@ -25,9 +25,9 @@ from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextD
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 WORKLOADS = {
-    "resnet50": {"full", "sgd90", "gpu", "ci"},
-    "bert": {"full", "gpu", "phase1", "phase2", "base", "ci"},
-    "cosmoflow": {"full", "gpu", "ci"},
+    "resnet50": {"full", "sgd90", "gpu", "gpu-compiled", "ci"},
+    "bert": {"full", "gpu", "gpu-compiled", "phase1", "phase2", "base", "ci"},
+    "cosmoflow": {"full", "gpu", "gpu-compiled", "ci"},
 }
 
 
@@ -782,6 +782,18 @@ def test_a_setting_that_acts_in_one_run_of_a_sweep_is_taken() -> None:
     assert made[0].workload.data.loader_workers == 3
     made = plans(workload="resnet50", preset="full", overrides={"train.optimizer.trust_coefficient": 0.01})
     assert made[0].workload.train.optimizer.trust_coefficient == 0.01
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_gpu", "on_cpu"),
+    [(None, True, False), ("auto", True, False), (True, True, True), (False, False, False)],
+)
+def test_gradients_are_views_of_ddps_buckets_on_gpus_unless_the_plan_says_so(
+    asked: str | bool | None, on_gpu: bool, on_cpu: bool
+) -> None:
+    key = "engine.ddp.gradient_as_bucket_view"
+    (plan,) = plans(engine="ddp", points=(2,), overrides={} if asked is None else {key: asked})
+    assert [plan.engine.ddp.views_buckets(on_gpu=one) for one in (True, False)] == [on_gpu, on_cpu]
 
 
 # Ranks, nodes, cores

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 import torch
@@ -21,23 +23,28 @@ LOADING_NS = 2_000_000
 class FakeGpu:
     """The host's clock and the stream; times are nanoseconds of the host's clock."""
 
-    def __init__(self, *, ppm: float = 0.0, origin_ms: float = 0.0) -> None:
-        """`ppm`: how much faster the device's clock runs; `origin_ms`: what it shows at time 0."""
+    def __init__(self, *, ppm: float = 0.0, origin_ms: float = 0.0, queue: int = 1024) -> None:
+        """`ppm`: how much faster the device's clock runs; `origin_ms`: what it shows at time 0. `queue`: launches that
+        may be under way; the next one blocks the host.
+        """
         self.host_ns = 1_000_000_000
         self.free_ns = 0
         self.idle_ns = 0
         """In which the device had nothing to do though more was to come, since it was last set to 0."""
+        self.slept_ns: list[int] = []
+        """How long each sleep of the device was."""
         self._ppm, self._origin_ms = ppm, origin_ms
+        self._ends_ns: deque[int] = deque(maxlen=queue)
 
     def launch(self, call_ns: int, run_ns: int) -> None:
         """The host takes `call_ns` to send a kernel that runs `run_ns`."""
         self.host_ns += call_ns
         self._arrive()
         self.free_ns += run_ns
+        self._ends_ns.append(self.free_ns)
 
     def passed(self) -> int:
-        self.host_ns += CALL_NS
-        self._arrive()
+        self.launch(CALL_NS, 0)
         return self.free_ns
 
     def wait(self, moment_ns: int) -> None:
@@ -47,6 +54,8 @@ class FakeGpu:
         return self._origin_ms + moment_ns * (1 + self._ppm / 1e6) / 1e6
 
     def _arrive(self) -> None:
+        if len(self._ends_ns) == self._ends_ns.maxlen:
+            self.host_ns = max(self.host_ns, self._ends_ns[0])
         arrival = self.host_ns + LATENCY_NS
         self.idle_ns += max(0, arrival - self.free_ns)
         self.free_ns = max(self.free_ns, arrival)
@@ -76,7 +85,8 @@ def installed(patch: pytest.MonkeyPatch, gpu: FakeGpu) -> None:
     loading = [LOADING_NS]
 
     def sleep(cycles: int) -> None:
-        gpu.launch(CALL_NS + (loading.pop() if loading else 0), round(cycles * CYCLE_NS))
+        gpu.slept_ns.append(round(cycles * CYCLE_NS))
+        gpu.launch(CALL_NS + (loading.pop() if loading else 0), gpu.slept_ns[-1])
 
     empty = torch.empty
     patch.setattr(torch.cuda, "Event", Event)

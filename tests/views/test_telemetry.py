@@ -629,11 +629,15 @@ def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
 
 def test_old_records_tell_no_resident_memory(tmp_path: Path) -> None:
     folder = one_run(tmp_path)
-    assert numbers(tmp_path, memory).points[0].resident is None
-    content = json.loads(folder.record.read_text())
-    edit_json(folder.record, ranks=[{**rank, "peak_resident_bytes": 3 * 2**30} for rank in content["ranks"]])
+    point = numbers(tmp_path, memory).points[0]
+    assert (point.resident, point.startup) == (None, None)
+    content, own = json.loads(folder.record.read_text()), {"peak_resident_bytes": 3 * 2**30}
+    own["startup_peak_bytes"] = 40 * 2**30
+    edit_json(folder.record, ranks=[{**rank, **own} for rank in content["ranks"]])
     point = numbers(tmp_path, memory).points[0]
     assert point.resident.value == 3 * 2**30
+    assert point.startup.value == 40 * 2**30
+    assert point.peak.value == 500 * 2**20
     assert point.gpu_used_bytes == 2 * 2**30
     assert point.host_used_bytes == 3 * 2**30
 

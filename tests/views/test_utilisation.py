@@ -48,6 +48,7 @@ def test_a_run_on_an_a100_stands_beside_the_published_rates_of_an_a100(tmp_path:
     assert found[0].address.startswith("https://github.com/NVIDIA/")
     assert found[0].differences == ("data (real there, synthetic here)", "16-bit format (bf16 here)")
     assert "batch at a time (512 there, 256 here)" in found[1].differences
+    assert "compiled or captured here" in made(tmp_path / "compiled", preset="gpu-compiled")[0].differences
     text = markdown_of(tmp_path)
     assert "Published rates of NVIDIA A100-SXM4-80GB, same network and precision" in text
     assert "| 1 | 2,470 images/s | 2,560 | 1.036 | data (real there" in text
@@ -63,6 +64,7 @@ def test_a_run_on_an_a100_stands_beside_the_published_rates_of_an_a100(tmp_path:
         ({"device": "cuda:0 (NVIDIA H100 80GB HBM3)", "ranks": 8}, [52409 / 8]),
         ({"workload": "bert", "preset": "phase1"}, [580]),
         ({"workload": "bert", "preset": "gpu"}, [210]),
+        ({"workload": "bert", "preset": "gpu-compiled"}, [210]),
         # Another card, precision, network, length or number of cards: nothing.
         ({"device": "cuda:0 (NVIDIA A100-SXM4-80GB MIG 3g.40gb)"}, []),
         ({"device": "cuda:0 (NVIDIA A100 80GB PCIe)"}, []),

@@ -19,7 +19,16 @@ from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST,
 from dlbench.machine.storage import counts_reads
 from dlbench.node.data.loader import BatchSource, read_epochs
 from dlbench.node.data.reader import SampleReader
-from dlbench.node.data.reader_trials import Choice, Ranks, Readers, Search, TrialContext, choose
+from dlbench.node.data.reader_trials import (
+    Choice,
+    Ranks,
+    Readers,
+    Search,
+    TrialContext,
+    choose,
+    most_readers,
+    training_cores,
+)
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.record import Setting
@@ -149,6 +158,7 @@ class RankReading:
         self._ranks, self._device, self._beat = ranks, device, beat
         self._choice: Choice | None = None
         self._counts = False
+        self._kept: int | None = None  # Cores that readers leave to training where it decides; None on a CPU.
         self._cache: NodeCache | None = None
         self._states: dict[int, CacheState] = {}  # by epoch
         self._batches_per_epoch = 0
@@ -163,7 +173,8 @@ class RankReading:
         """
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
-        self._counts = all(self._ranks.gather(not files or counts_reads(files[0])))
+        counts = self._ranks.gather(not files or counts_reads(files[0]))
+        self._counts, self._kept = all(counts), training_cores(self._device, len(counts))
         self._cache = cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
         first = order.position(0).epoch
         state = cache.settle()
@@ -188,7 +199,7 @@ class RankReading:
         context = TrialContext(
             reader=reader,
             keys=keys,
-            cores=self._cores,
+            most_readers=most_readers(self._cores, self._kept),
             ranks=self._ranks,
             device=self._device,
             on_bad_sample=data.on_bad_sample,
@@ -196,6 +207,20 @@ class RankReading:
             empty_cache=cache.settle if data.cache == "cold" else None,
         )
         return choose(context, data.loader_workers, data.prefetch_batches)
+
+    @property
+    def _training_cores(self) -> int | None:
+        """Cores that no reader is bound to, as `RankCores` deals them; None on a CPU."""
+        if self._kept is None:
+            return None
+        return max(int(self._cores > 1), self._cores - self.readers.loader_workers)
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether as many readers were chosen as cores were left for."""
+        if self._kept is None or self._choice is None or self._choice.of_workers is None:
+            return False
+        return self.readers.loader_workers == most_readers(self._cores, self._kept)
 
     @property
     def is_epoch_by_epoch(self) -> bool:
@@ -213,7 +238,11 @@ class RankReading:
         data = self._data
         found = []
         if self._choice is not None and data.loader_workers == "auto":
-            found.append(_measured("data.loader_workers", self._choice.of_workers, self._choice.again))
+            limit = ""
+            if self._kept is not None:
+                most = most_readers(self._cores, self._kept)
+                limit = f"; at most {most}: training keeps {self._training_cores} of the rank's {self._cores} cores"
+            found.append(_measured("data.loader_workers", self._choice.of_workers, self._choice.again, limit))
         if self._choice is not None and data.prefetch_batches == "auto":
             found.append(_measured("data.prefetch_batches", self._choice.of_prefetch, self._choice.again))
         if self._decode is not None:
@@ -233,12 +262,13 @@ class RankReading:
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:
             warnings.append(f"data.cache {self._data.cache}: whether it was in force is not known: {unknown.summary}")
-        workers = self.readers.loader_workers
-        if self._device.type == "cuda" and workers >= self._cores:
+        workers, left = self.readers.loader_workers, self._training_cores
+        if workers and left is not None and self._kept is not None and left < self._kept:
+            lower = "" if self._data.loader_workers == "auto" else ", or lower data.loader_workers"
             warnings.append(
-                f"{workers} loader processes and the training process share {self._cores} "
-                f"core{'s' if self._cores > 1 else ''}: give each rank {workers + 1} (layout.cores_per_rank), or lower "
-                "data.loader_workers"
+                f"data.loader_workers {workers} leaves training {left} of a rank's {self._cores} "
+                f"core{'s' if self._cores > 1 else ''}, and its threads keep {self._kept} busy: kernels may be "
+                f"launched late; give each rank {workers + self._kept} (layout.cores_per_rank){lower}"
             )
         return warnings
 
@@ -248,6 +278,8 @@ class RankReading:
         return ReadingResult(
             loader_workers=self.readers.loader_workers,
             prefetch_batches=self.readers.prefetch_batches,
+            training_cores=self._training_cores,
+            limited_by_cores=self._is_limited,
             trials=self._choice.trials if self._choice else (),
             trials_s=self._choice.seconds if self._choice else 0.0,
             cache=(bad or states)[0].summary,
@@ -280,8 +312,8 @@ class EpochBoundary:
         self._source.begin_epoch()
 
 
-def _measured(key: str, search: Search | None, again: bool) -> Setting:
-    """A setting that was found by measurement, with what was measured."""
+def _measured(key: str, search: Search | None, again: bool, limit: str = "") -> Setting:
+    """A setting that was found by measurement, with what was measured. `limit`: of what was tried, in words."""
     if search is None:
         return Setting(key=key, requested="auto", effective=None, evidence="no process reads ahead of the training one")
     name = key.partition(".")[2]
@@ -295,5 +327,6 @@ def _measured(key: str, search: Search | None, again: bool) -> Setting:
         effective=search.found,
         evidence="measured before training on all ranks at the same time, samples/s of the slowest rank with "
         f"{tried}; the smallest that is not clearly slower than the best"
-        + ("; samples were read more than once for it" if again else ""),
+        + ("; samples were read more than once for it" if again else "")
+        + limit,
     )

@@ -4,7 +4,8 @@ All ranks try the same at the same time, because they share cores, disks and the
 that no trial before it has read, from the end of the rank's first epoch, as long as there are any. Trials take turns,
 round by round, so that a disturbance meets all of them; what counts is the slowest rank, since it holds up the others.
 
-First the number of reader processes: 0, 1, 2, 4, ... up to the rank's cores, batches being taken as fast as they come.
+First the number of reader processes: 0, 1, 2, 4, ... up to what `most_readers` allows, batches being taken as fast as
+they come.
 Of these the smallest is chosen that is not clearly slower than the best. Should that be 0, it is tried once more
 against 1 with a stand-in for training between batches, as long as reading a batch takes: only a process of its own can
 read meanwhile, if there is a core for it. Then, likewise, the batches that each reads ahead.
@@ -28,6 +29,31 @@ from dlbench.records.data_path import ReaderTrial
 from dlbench.specs.plan import MOST_PREFETCH_BATCHES
 
 _LONGEST = 8  # times the wanted seconds after which a measurement ends with what it has
+
+
+TRAINING_CORES = 2
+"""Cores that training on a GPU keeps for itself. Of its threads two are busy at a time: the main thread or autograd's
+(torch/csrc/autograd/engine.cpp: one a device), which launch kernels, and one that copies, or that writes a checkpoint.
+"""
+TRAINING_CORES_WITH_EXCHANGE = 4
+"""And where gradients are exchanged: also NCCL's proxy, which polls while it sends (nccl/src/proxy.cc), and the thread
+that orders the exchange (Horovod's background thread, gloo's, dlbench's own)."""
+
+
+def training_cores(device: torch.device, ranks: int) -> int | None:
+    """Cores of a rank that no reader is to be bound to; None on a CPU.
+
+    There training computes on all cores of its rank, and readers share them: they stand still once their queues are
+    full, so that a core kept from them would idle while batches are missing, and one kept from training all the time.
+    """
+    if device.type == "cpu":
+        return None
+    return TRAINING_CORES if ranks == 1 else TRAINING_CORES_WITH_EXCHANGE
+
+
+def most_readers(cores: int, kept: int | None) -> int:
+    """Reader processes that the automatic choice tries at most; `kept`: by `training_cores`."""
+    return cores if kept is None else max(1, cores - kept)
 
 
 @dataclass(frozen=True)
@@ -143,7 +169,7 @@ class TrialContext:
 
     reader: SampleReader
     keys: Sequence[list[Key]]  # batches of this rank to be read, in order; when all have been, it begins anew
-    cores: int
+    most_readers: int  # that are tried
     ranks: Ranks
     device: torch.device
     on_bad_sample: Literal["stop", "skip"]
@@ -185,9 +211,7 @@ def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int 
     of_workers = of_prefetch = None
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
-        # What feeds a GPU keeps a core to itself.
-        most = max(1, context.cores - 1) if context.device.type == "cuda" else context.cores
-        found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(most))])
+        found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(context.most_readers))])
         if found.loader_workers == 0:
             found = trials.best([found, Readers(1, ahead)], computing=True)
         workers = found.loader_workers

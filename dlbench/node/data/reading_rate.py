@@ -208,7 +208,7 @@ class _Share:
             keys=[
                 keys for keys, _ in zip(self._sharded.batches(), range(self._sharded.batches_per_epoch), strict=False)
             ],
-            cores=cores,
+            most_readers=cores,
             ranks=self._peers,
             device=torch.device("cpu"),
             on_bad_sample=data.on_bad_sample,

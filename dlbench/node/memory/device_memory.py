@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import resource
 import time
 import traceback
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from torch import nn
 from torch.autograd.profiler import profile, record_function
 
 from dlbench.errors import EnvironmentLacksError, RunError
-from dlbench.machine.memory import reset_peak
+from dlbench.machine.memory import peak_resident_bytes, reset_peak
 from dlbench.node.models.build import Batch
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_bytes
@@ -168,6 +169,13 @@ class CudaPeaks(PeakMeter):
         return self._found
 
 
+def peak_bytes(device: torch.device) -> int:
+    """Most that this process held since it began, or since `restart_peaks`: allocated on a GPU, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return peak_resident_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def restart_peaks(device: torch.device) -> bool:
     """Peaks of a process are from now on those of what follows: what torch allocated, and what is resident.
 
@@ -294,13 +302,16 @@ def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec
     return slots * 4 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def out_of_memory(words: str, fit: Fit | None, *, rank: int, batch: int, accumulation: int) -> RunError:
+def out_of_memory(
+    words: str, fit: Fit | None, *, rank: int, batch: int, accumulation: int, startup_bytes: int | None = None
+) -> RunError:
     """The one line of a rank that ran out of memory.
 
     `words`: of torch, condensed. `fit`: of the backward passes' batches; None where none was tried. `accumulation`:
-    backward passes of a step.
+    backward passes of a step. `startup_bytes`: the peak before the measured steps; None where it ended before them.
     """
-    start = f"rank {rank} is out of memory at train.batch_per_rank {batch}: {words}"
+    when = "" if startup_bytes is None else f", which fitted before the measured steps ({format_bytes(startup_bytes)})"
+    start = f"rank {rank} is out of memory at train.batch_per_rank {batch}{when}: {words}"
     if fit is None:
         return RunError(f"{start}; a smaller batch, or train.recompute, needs less")
     if not fit.batch:

@@ -19,7 +19,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
-from dlbench.node.models.build import Accuracy, Batch, Criterion, Loss, Network, Outputs, Products
+from dlbench.node.models.build import (
+    AUTOCAST_TYPES,
+    Accuracy,
+    Batch,
+    Criterion,
+    Loss,
+    Network,
+    Outputs,
+    Products,
+    autocast_type,
+)
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import BertModel, DataSpec, TextData
@@ -27,7 +37,7 @@ from dlbench.specs.workload import BertModel, DataSpec, TextData
 NORM_EPSILON = 1e-12
 INIT_STD = 0.02
 
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_ALIGNED = 8
 _FIRST_WORD = 5  # Below are [PAD] [UNK] [CLS] [SEP] [MASK] in the bundled vocabulary; here any five ids will do.
 _CLS, _SEP, _MASK = 2, 3, 4
 
@@ -87,6 +97,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
         """`keep` as in `Keep`."""
+        # The residual is fp32. Autocast keeps casts of parameters alone: it would cast the residual for each of the
+        # three products, and bring three gradients back to fp32 before they are added.
+        x = x.to(autocast_type(x.device) or x.dtype)
         q, k, v = (y.view(*y.shape[:-1], self.num_heads, -1) for y in (self.query(x), self.key(x), self.value(x)))
         dropout = self.dropout if self.training else 0.0
         if isinstance(keep, Packing):
@@ -116,6 +129,27 @@ class Layer(nn.Module):
         y = self.reduce(functional.gelu(self.expand(x)))
         out: Tensor = self.output_norm(x + self.dropout(y))
         return out
+
+
+def decoder_padding(vocab_size: int, device: torch.device, kind: torch.dtype | None) -> int:
+    """Rows of zeros that the decoder's product is computed with besides those of the vocabulary.
+
+    Tensor cores want rows of a multiple of 16 bytes (cuBLAS, "Tensor Core Usage"), 8 numbers of 16 bits: rows of 30,522
+    logits would go to kernels for lesser alignment. NVIDIA's DeepLearningExamples pad the vocabulary itself to a
+    multiple of 8; here the parameters stay as published. `kind`: what autocast computes in; None: nothing is padded, as
+    weights would have to be copied for it.
+    """
+    return 0 if device.type != "cuda" or kind is None else -vocab_size % _ALIGNED
+
+
+def decoder_logits(masked: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(N, P, H) x (vocabulary, H) -> (N, P, vocabulary); what is padded is cut off again, and changes no loss."""
+    kind = autocast_type(masked.device)
+    rows = decoder_padding(len(weight), masked.device, kind)
+    if not rows:
+        return functional.linear(masked, weight, bias)
+    padded = functional.pad(weight.to(kind), (0, 0, 0, rows)), functional.pad(bias.to(kind), (0, rows))
+    return functional.linear(masked, *padded)[..., : len(weight)]
 
 
 class BertForPreTraining(nn.Module):
@@ -206,7 +240,7 @@ class BertForPreTraining(nn.Module):
             )
             masked, first = encoded[masked_positions], encoded[starts[:-1]]
         masked = self.mlm_norm(functional.gelu(self.mlm_transform(masked)))
-        mlm_logits = functional.linear(masked, self.word_embedding.weight, self.mlm_bias)
+        mlm_logits = decoder_logits(masked, self.word_embedding.weight, self.mlm_bias)
         nsp_logits = self.nsp_classifier(torch.tanh(self.pooler(first)))
         return mlm_logits, nsp_logits
 
@@ -255,7 +289,16 @@ class AttentionWatch:
         if in_force == "auto":
             in_force = "masked" if list(batches) == ["masked"] else "no mask where there is no padding"
         evidence = f"forward passes by what attention was given: {', '.join(found)}"
-        return [Setting(key="model.attention", requested=spec.attention, effective=in_force, evidence=evidence)]
+        settings = [Setting(key="model.attention", requested=spec.attention, effective=in_force, evidence=evidence)]
+        kind = AUTOCAST_TYPES.get(self._plan.workload.train.precision)
+        rows = decoder_padding(spec.vocab_size, self._device, kind)
+        if rows:
+            key, padded = "model.vocab_size.padded", spec.vocab_size + rows
+            evidence = (
+                f"the decoder's product has {rows} rows of zeros, cut off its logits: tensor cores take multiples of 8"
+            )
+            settings.append(Setting(key=key, requested=None, effective=padded, evidence=evidence))
+        return settings
 
 
 def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.device) -> str:
@@ -268,7 +311,10 @@ def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.d
     num = train.batch_per_rank // train.gradient_accumulation
     length, width = data.sequence_length, model.hidden_size // model.num_heads
     query = torch.empty(
-        (num, length, model.num_heads, width), dtype=_TYPES.get(train.precision), device=device, requires_grad=True
+        (num, length, model.num_heads, width),
+        dtype=AUTOCAST_TYPES.get(train.precision),
+        device=device,
+        requires_grad=True,
     )
     if how == "unpadded":
         return _unpadded_backend(query, model.dropout)

@@ -38,6 +38,9 @@ Criterion = Callable[[Outputs, Batch], Tensor]  # To a scalar loss, the mean ove
 
 Loss = Callable[[nn.Module, Batch], Tensor]  # Forward pass and loss: a scalar, the mean over the batch, in float32.
 
+AUTOCAST_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast computes products in, by precision; others have no autocast."""
+
 MetricName = Literal["top1", "masked_lm_accuracy", "mae"]
 
 
@@ -172,6 +175,13 @@ class Network(Generic[Spec]):
     def observed(self, loss: Loss, plan: RunPlan, device: torch.device) -> tuple[Loss, Callable[[], list[Setting]]]:
         """The loss as it is trained with, and what its calls show of the settings in force."""
         return loss, list
+
+
+def autocast_type(device: torch.device) -> torch.dtype | None:
+    """What autocast computes products in on a device; None where it is off."""
+    kind = device.type
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on else None
 
 
 def network_of(spec: ModelSpec) -> Network[Any]:

@@ -116,7 +116,9 @@ class DdpEngine(Engine):
             bucket_cap_mb=None if cap is None else cap / 2**20,
             # BatchNorm statistics stay local to a rank, as Horovod leaves them: equal work for both engines.
             broadcast_buffers=False,
-            gradient_as_bucket_view=self._settings.gradient_as_bucket_view,
+            # Gradients are None when a backward pass begins: each is still copied into its bucket, and then becomes the
+            # view; nothing is copied back (reducer.cpp of torch 2.13, `mark_variable_ready_dense`).
+            gradient_as_bucket_view=self._settings.views_buckets(on_gpu=self._device.type == "cuda"),
             static_graph=self._settings.static_graph,
         )
         self._watch.attach(model)
@@ -207,6 +209,9 @@ class DdpEngine(Engine):
             dist.all_reduce(tensor)
             tensor /= self._place.size
 
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        dist.broadcast(tensor, src=0)
+
     def gather(self, value: Any) -> list[Any]:
         return gather_over_torch(value, self._place.size, self._device if self._backend == "nccl" else None)
 
@@ -237,15 +242,12 @@ class DdpEngine(Engine):
         return settings_of(("sync.fusion", asked, effective, how))[0]
 
     def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
-        """What was asked for of DDP beyond its defaults."""
-        found, asked = list[Setting](), self._settings
-        if asked.gradient_as_bucket_view:
-            seen = self._hook.seen_as_views if self._hook is not None else None
-            is_view, how = module.gradient_as_bucket_view, "DDP's own flag; no bucket was watched"
-            if seen is not None:
-                views, gradients = seen
-                is_view, how = views == gradients > 0, f"{views} of {gradients} gradients lay within their buckets"
-            found += settings_of(("engine.ddp.gradient_as_bucket_view", True, is_view, how))
+        asked, seen = self._settings, self._hook.seen_as_views if self._hook is not None else None
+        is_view, how = module.gradient_as_bucket_view, "DDP's own flag; no bucket was watched"
+        if seen is not None:
+            views, gradients = seen
+            is_view, how = views == gradients > 0, f"{views} of {gradients} gradients lay within their buckets"
+        found = settings_of(("engine.ddp.gradient_as_bucket_view", asked.gradient_as_bucket_view, is_view, how))
         if asked.static_graph:
             is_static = bool(_logged(module)["static_graph"])
             found += settings_of(("engine.ddp.static_graph", True, is_static, "DDP's logging data"))

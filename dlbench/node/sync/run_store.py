@@ -34,6 +34,7 @@ from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import Endpoint
+from dlbench.records.record import Setting
 
 MAX_BODY_BYTES = 16 * 2**20  # Of one request: addresses of some ten thousand ranks.
 PATIENCE_S = 30.0  # How long a connection may take to say what it wants.
@@ -246,6 +247,10 @@ def open_endpoint(path: Path, place: RankPlace, interface: str | None, wait_s: f
     the host name stands for. `wait_s`: the longest wait for rank 0, whose node may be minutes behind in importing.
     Raises `RunError`: rank 0 has not published, or cannot listen.
     """
+    if interface is not None and place.num_nodes > 1 and torch.cuda.is_available():
+        # NCCL starts over it, and sends over it what no faster network takes. `=`: this name, not all that begin so
+        # (NCCL's documentation, environment variables).
+        os.environ.setdefault(_OF_NCCL, f"={interface}")
     if place.rank != 0:
         return rendezvous.await_address(path, place, wait_s)
     address = rendezvous.own_address(place.num_nodes == 1, interface)
@@ -273,13 +278,29 @@ def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.
         raise RunError(f"rank {place.rank}: not all {place.size} ranks met: {error}") from None
     if place.rank == 0:
         rendezvous.conceal(path, place, endpoint)
-    # For Gloo alone: NCCL finds the fast network itself, under DDP as under Horovod.
     os.environ["GLOO_SOCKET_IFNAME"] = rendezvous.gloo_interface(place.num_nodes == 1, interface, endpoint)
     if torch.cuda.is_available():
         # NCCL's monitor would ask the store every second from every rank whether to write its flight recorder: work for
         # rank 0 while it is measured. dlbench's own watchdog ends runs that hang.
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     return store
+
+
+_OF_NCCL = "NCCL_SOCKET_IFNAME"
+
+
+def interface_settings(interface: str | None, place: RankPlace) -> list[Setting]:
+    """What became of `launch.interface`, by the variables that Gloo and NCCL read; nothing where none was asked for."""
+    if interface is None or place.num_nodes == 1:
+        return []
+    names = ("GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", _OF_NCCL)
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    how = ", ".join(f"{name}={value}" for name, value in found.items()) or "no library that reads a variable was used"
+    by_user = found.get(_OF_NCCL, f"={interface}") != f"={interface}"
+    how += "; NCCL's was set before, and dlbench left it" * by_user
+    gloo = [value for name, value in found.items() if name != _OF_NCCL]
+    effective = gloo[0] if gloo else None
+    return [Setting(key="system.launch.interface", requested=interface, effective=effective, evidence=how)]
 
 
 class RunStore(Store):

@@ -11,13 +11,14 @@ import hashlib
 import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from dlbench.node.data.text import parts
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
-from dlbench.node.memory.device_memory import restart_peaks
+from dlbench.node.memory.device_memory import peak_bytes, restart_peaks
 from dlbench.node.models.build import Batch
 from dlbench.node.training import phases
 from dlbench.node.training.context import RankContext
@@ -40,6 +41,7 @@ class LoopResult:
     steps: int = 0
     step_s: list[float] = field(default_factory=list)  # Of every step, warm-up included, seconds.
     garbage: HeldGarbage = field(default_factory=HeldGarbage)
+    startup_peak_bytes: int | None = None  # Until the measured steps; None where it did not come to them.
     has_own_peaks: bool = False
     """Whether peaks of resident memory are those from the first measured step on, and not the whole process's."""
 
@@ -47,12 +49,13 @@ class LoopResult:
 class TrainingLoop:
     """Runs the steps and writes their times."""
 
+    _writer: StepWriter
+
     def __init__(
         self,
         context: RankContext,
         state: TrainState,
         timer: PhaseTimer,
-        writer: StepWriter,
         pauses: Pauses | None = None,
         pacing: Pacing | None = None,
     ) -> None:
@@ -61,23 +64,30 @@ class TrainingLoop:
         Measured steps carry nothing of the context's watch.
         """
         self._context, self._state, self._train = context, state, context.plan.workload.train
-        self._timer, self._writer, self._schedule = timer, writer, state.schedule
+        self._timer, self._schedule = timer, state.schedule
+        self._is_queued = timer.clock == "cuda-events"
+        """Whether the device computes what the host queues: then it may wait for the host, which rows say as well."""
         self._pauses, self._pacing = pauses, pacing
         self._stands_every = COLLECT_EVERY
         """Measured steps after which training stands still, to collect garbage and to look whether it is to stop."""
         self._is_measuring = False
-        self._result = LoopResult()
-        self._garbage = self._result.garbage
+        self.result = LoopResult()
+        self._garbage = self.result.garbage
         self._collected = 0  # Steps of this run when garbage was last collected.
 
-    def run(self) -> LoopResult:
-        """All steps; afterwards every step is in the step file."""
-        try:
-            self._all_steps()
-        finally:
-            self._garbage.release()
-        self._context.watch.end_training()
-        return self._result
+    def run(self, path: Path) -> LoopResult:
+        """All steps; afterwards the step file, which is made, has every one of them on the disk."""
+        context = self._context
+        header = {"rank": context.place.rank, "clock": self._timer.clock, "device": context.device.type}
+        header["run_id"] = context.plan.run_id
+        with StepWriter(path, header, launches=self._is_queued) as self._writer:
+            try:
+                self._all_steps()
+            finally:
+                self._garbage.release()
+            context.watch.end_training()
+            self._writer.sync()
+        return self.result
 
     def _all_steps(self) -> None:
         timer, schedule = self._timer, self._schedule
@@ -105,17 +115,20 @@ class TrainingLoop:
         schedule, watch = self._schedule, self._context.watch
         while self._pacing is not None and self._pacing.is_due(step):
             self._drain()
-            self._pacing.agree(self._result.step_s)
+            self._pacing.agree(self.result.step_s)
             self._context.engine.barrier()
         if step == schedule.warmup:
             self._enter_measurement()
             return
         is_edge = bool(schedule.window) and step in (schedule.window.start, schedule.window.stop)
-        on_device = self._context.device.type != "cpu"
-        is_held = on_device and step == schedule.held.start and bool(schedule.held)
+        is_held = self._is_queued and step == schedule.held.start and bool(schedule.held)
         if is_edge or is_held or step == schedule.watch_from:
             self._drain()
             self._garbage.hold()
+            if is_held and self._context.on_gpu:
+                # What cuDNN's search and compilers left in torch's cache is not needed again, and is no memory of
+                # measured steps; what is needed comes back in the steps that are left of the warm-up.
+                torch.cuda.empty_cache()
             self._timer.hold(is_held)
         watch.before_warmup(step)
         if self._state.memory is not None:
@@ -141,14 +154,15 @@ class TrainingLoop:
         self._is_measuring = True
         if self._state.fault is not None:
             self._state.fault.begin_measuring()
-        self._result.has_own_peaks = restart_peaks(self._context.device)
+        self.result.startup_peak_bytes = peak_bytes(self._context.device)
+        self.result.has_own_peaks = restart_peaks(self._context.device)
         for beginning in (self._state.memory, self._state.compilation, self._state.host):
             if beginning is not None:
                 beginning.begin_measuring()
         self._garbage.begin_measuring()
         self._collected = self._schedule.warmup
         warning_s = self._context.plan.system.slurm.warning_s or WARNING_S
-        self._stands_every = stop_check_interval(warning_s, self._result.step_s, self._context.engine.gather)
+        self._stands_every = stop_check_interval(warning_s, self.result.step_s, self._context.engine.gather)
         self._context.watch.begin_measuring()
         self._context.engine.barrier()
 
@@ -163,6 +177,8 @@ class TrainingLoop:
     def _ends_after(self, done: int) -> bool:
         """Evaluations, checkpoints, the emptying of caches and the collection of garbage, outside of steps' times."""
         boundary, schedule = self._state.boundary, self._schedule
+        if self._pauses is not None:
+            self._pauses.writer.require_well()
         crosses = boundary is not None and done < schedule.end and boundary.is_due
         pauses = self._pauses is not None and (schedule.stops(done) or schedule.ends_epoch(done))
         collects = (
@@ -174,12 +190,12 @@ class TrainingLoop:
             self._context.watch.leave_step()
             self._collected = done - schedule.first
         with self._garbage.between_steps() if stops else nullcontext():
-            ends = pauses and self._pauses is not None and self._pauses(done, self._result.spent_ns / 1e9)
+            ends = pauses and self._pauses is not None and self._pauses(done, self.result.spent_ns / 1e9)
             if boundary is not None and crosses and not ends:
                 with self._context.watch.pause("cold cache"):
                     boundary.cross()
             if stops and not ends and self._pauses is not None:
-                self._pauses.check_preemption(done, self._result.spent_ns / 1e9)
+                self._pauses.check_preemption(done, self.result.spent_ns / 1e9)
         if stops:
             self._context.engine.barrier()
         return ends
@@ -190,6 +206,8 @@ class TrainingLoop:
         loss = self._gradients(batch)
         self._context.engine.finish_exchange()
         timer.mark(phases.EXCHANGE)
+        # An optimizer that is compiled in its first update takes minutes, which the passes before need not share.
+        self._context.beat(f"the exchange of step {step - self._schedule.first}")
         timer.hold_back()
         self._update(step)
         timer.mark(phases.OPTIMIZER)
@@ -217,15 +235,19 @@ class TrainingLoop:
         """Forward and backward passes over the parts of a batch; returns its mean loss."""
         state, timer = self._state, self._timer
         num_parts = self._train.gradient_accumulation
-        total = torch.zeros((), device=self._context.device)
+        total: torch.Tensor | None = None
         for number, part in enumerate(parts(batch, num_parts)):
             is_last = number == num_parts - 1
+            if number:
+                self._context.beat(f"backward pass {number} of a step")
             with nullcontext() if is_last else self._context.engine.hold_exchange():
                 if state.host is not None:
                     state.host.before_forward()
                 timer.hold_back()
                 with state.precision.autocast():
-                    loss = state.loss(state.wrapped, part) / num_parts
+                    loss = state.loss(state.wrapped, part)
+                    if num_parts > 1:
+                        loss = loss / num_parts
                 if state.host is not None:
                     state.host.settle()  # parameters that no module waited for
                 timer.mark(phases.FORWARD)
@@ -235,7 +257,8 @@ class TrainingLoop:
                 state.precision.backward(loss)
                 if not (is_last and self._context.engine.marks_backward):
                     timer.mark(phases.BACKWARD)
-            total += loss.detach()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None  # a batch has one part at least
         return total
 
     def _update(self, step: int) -> None:
@@ -254,7 +277,7 @@ class TrainingLoop:
         state.optimizer.zero_grad()
 
     def _keep(self, done: list[StepTimes]) -> None:
-        result = self._result
+        result = self.result
         for step in done:
             samples, loss, step_ns = step.samples, step.loss, step.step_ns
             warmup = result.steps < self._schedule.warmup

@@ -18,6 +18,12 @@ the device's time of a mark, all idling of a phase lies between the end of the p
 `delay` is what an event takes from the call to the host's knowing that it passed, as anchors measured it here. Where
 the bound is 0 there was none, and d_k - d_(k-1) is what the kernels take. `hold_back` makes such steps in the warm-up:
 the device sleeps while the host queues. `dlbench.analysis.launching` makes the idle time of measured steps of both.
+
+**How long it sleeps.** A section of a step is what follows a `hold_back`: with gradient accumulation a step has two for
+each part of its batch, and one for the update. Before each section the device sleeps for twice the time (with `delay`)
+that the host took for this section's calls in the last step before the held ones, and not at all where the host was
+ahead then. So each part is held back where it has to be, the sleeps of a step are about twice the host's step at most,
+however many parts it has, and where the device is what is slow, it does not sleep at all.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -33,13 +40,19 @@ from dlbench.node.sync.timing import Anchor, anchored
 from dlbench.records.rows.steps import LAUNCHED, PHASES
 
 INPUT, H2D, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = range(len(PHASES))
+_LAUNCHED = tuple(PHASES.index(phase) for phase in LAUNCHED)
+_launches = itemgetter(*_LAUNCHED)
 
 _SLEEP_CYCLES = 1_000_000
 """Of the sleep that is timed to learn how long a cycle is; half a millisecond and more, so that events resolve it."""
 
-_HOLD_FACTOR = 1.25
-"""How much longer the device is held back than the host took for the whole step before; where that is not enough, the
-bound of the phase is not 0, and its time is not taken for that of its kernels."""
+_HOLD_FACTOR = 2
+"""How much longer the device sleeps than the host took for the same section before, since calls do not always take as
+long; where that is not enough, the bound of the phase is not 0, and its time is not taken for that of its kernels."""
+
+_LONGEST_HOLD_NS = 1_000_000_000
+"""Of one section. What the host needs longer for is no matter of launches (some microseconds each, and the launch queue
+holds about a thousand of them)."""
 
 
 class StepTimes(NamedTuple):
@@ -79,7 +92,9 @@ class CpuTimer:
         """Whether `hold_back` acts from now on; between steps, after `close`."""
 
     def hold_back(self) -> None:
-        """The device sleeps until the host has queued what follows; the time counts as input. Nothing on a CPU."""
+        """A section of the step begins, the same ones in the same order in every step. Where steps are held back, the
+        device sleeps until the host has queued the section; the time counts as input. Nothing on a CPU.
+        """
 
     def mark(self, phase: int) -> None:
         """A phase has ended; the time since the last mark is added to it, so that phases may take turns."""
@@ -116,6 +131,13 @@ class _Mark(NamedTuple):
     host_ns: int
 
 
+class _Section(NamedTuple):
+    """What follows a `hold_back`: its first mark, and the host's clock as it began."""
+
+    first: int
+    host_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Queued:
     """A step whose events may not have passed yet."""
@@ -123,6 +145,7 @@ class _Queued:
     anchor: Anchor | None  # Of its start; None where it begins as the step before ends.
     start: torch.cuda.Event
     marks: list[_Mark]
+    sections: list[_Section]
     end: torch.cuda.Event
     samples: int
     loss: torch.Tensor
@@ -140,12 +163,14 @@ class CudaTimer:
         self._start: torch.cuda.Event | None = None
         self._anchor: Anchor | None = None
         self._marks: list[_Mark] = []
-        self._begun_ns = 0
-        self._host_ns = 0
-        self._ns_per_cycle: float | None = None
+        self._sections: list[_Section] = []
+        self._known: tuple[_Queued, list[int]] | None = None
+        """The last step whose times are known, and what the device waited for the host before each mark, at most."""
+        self._sleep_cycles: list[int] = []  # By section; none while nothing is held back.
         self._pending: tuple[int, torch.Tensor] | None = None
         self._queue: deque[_Queued] = deque()
         self._spare: list[torch.cuda.Event] = []
+        self._spare_losses: list[torch.Tensor] = []
         self._delay_ns = 0
         self._end_ns: int | None = None  # Of the last step whose times are known, on the host's clock.
         self._last_anchor: Anchor | None = None
@@ -157,11 +182,11 @@ class CudaTimer:
         event = self._record()
         self._end_step(event)
         self._start = event
-        self._begun_ns = time.monotonic_ns()
 
     def hold(self, holds: bool) -> None:
-        self._ns_per_cycle = None
-        if not holds or self._synchronise:
+        self._sleep_cycles = []
+        asleep_ns = self._to_sleep_ns() if holds and not self._synchronise else []
+        if not any(asleep_ns):
             return
         # CUDA loads a kernel when it is launched first (CUDA_MODULE_LOADING): the first time is not that of the sleep.
         for cycles in (1, _SLEEP_CYCLES):
@@ -169,24 +194,41 @@ class CudaTimer:
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
             last = self._record()
             last.synchronize()
-            self._ns_per_cycle = _nanoseconds(first, last) / cycles
+            ns_per_cycle = _nanoseconds(first, last) / cycles
             self._spare += [first, last]
+        self._sleep_cycles = [round(each / ns_per_cycle) for each in asleep_ns]
+
+    def _to_sleep_ns(self) -> list[int]:
+        """By section of a step, from the last one whose times are known; 0 where no call of the host came late."""
+        if self._known is None:
+            return []
+        (step, waits), found = self._known, []
+        ends = [section.first for section in step.sections[1:]] + [len(step.marks)]
+        for section, end in zip(step.sections, ends, strict=True):
+            late = [
+                mark.host_ns
+                for mark, wait in zip(step.marks[section.first : end], waits[section.first : end], strict=True)
+                if wait and mark.phase in _LAUNCHED
+            ]
+            took_ns = late[-1] - section.host_ns + self._delay_ns if late else 0
+            found.append(min(_HOLD_FACTOR * took_ns, _LONGEST_HOLD_NS))
+        return found
 
     def hold_back(self) -> None:
-        if self._ns_per_cycle is None:
-            return
-        torch.cuda._sleep(round(_HOLD_FACTOR * self._host_ns / self._ns_per_cycle))  # type: ignore[no-untyped-call]
-        self.mark(INPUT)
+        number = len(self._sections)
+        if number < len(self._sleep_cycles) and self._sleep_cycles[number]:
+            torch.cuda._sleep(self._sleep_cycles[number])  # type: ignore[no-untyped-call]
+            self.mark(INPUT)
+        self._sections.append(_Section(len(self._marks), time.monotonic_ns()))
 
     def mark(self, phase: int) -> None:
         self._marks.append(_Mark(phase, self._record(), time.monotonic_ns()))
 
     def finish(self, samples: int, loss: torch.Tensor) -> None:
-        host = torch.empty((), dtype=torch.float32, pin_memory=True)
+        spare = self._spare_losses
+        host = spare.pop() if spare else torch.empty((), dtype=torch.float32, pin_memory=True)
         host.copy_(loss.detach(), non_blocking=True)
         self._pending = (samples, host)
-        if self._ns_per_cycle is None:
-            self._host_ns = time.monotonic_ns() - self._begun_ns
 
     def close(self) -> None:
         if self._start is not None:
@@ -205,6 +247,7 @@ class CudaTimer:
             done.append(self._times(step))
             # The end is the next step's start, and this start may still be the one before's end.
             self._spare.extend(mark.event for mark in step.marks)
+            self._spare_losses.append(step.loss)
         if wait and self._start is None and self._last_anchor is not None:
             self._compare(anchored())
         return done
@@ -214,18 +257,20 @@ class CudaTimer:
             self._end_ns = self._anchored_start(step.anchor, step.start)
         assert self._end_ns is not None
         start_ns = self._end_ns
-        phases, launch = [0] * len(PHASES), [0] * len(PHASES)
+        phases, launch, waits = [0] * len(PHASES), [0] * len(PHASES), list[int]()
         last, last_ns = step.start, start_ns
         for phase, event, host_ns in step.marks:
             took = _nanoseconds(last, event)
             phases[phase] += took
             if not self._synchronise:
-                launch[phase] += min(took, max(0, host_ns + self._delay_ns - last_ns))
+                late = host_ns + self._delay_ns - last_ns
+                waits.append(0 if late <= 0 else min(late, took))
+                launch[phase] += waits[-1]
             last, last_ns = event, last_ns + took
         step_ns = _nanoseconds(step.start, step.end)
         self._end_ns = start_ns + step_ns
-        waited = tuple(launch[PHASES.index(phase)] for phase in LAUNCHED)
-        return StepTimes(start_ns, step_ns, tuple(phases), step.samples, float(step.loss), waited)
+        self._known = step, waits
+        return StepTimes(start_ns, step_ns, tuple(phases), step.samples, step.loss.item(), _launches(launch))
 
     def _anchored_start(self, anchor: Anchor, start: torch.cuda.Event) -> int:
         """When a step begins that follows an anchor."""
@@ -256,9 +301,9 @@ class CudaTimer:
         if self._pending is None or self._start is None:
             return
         samples, loss = self._pending
-        self._queue.append(_Queued(self._anchor, self._start, self._marks, now, samples, loss))
+        self._queue.append(_Queued(self._anchor, self._start, self._marks, self._sections, now, samples, loss))
         self._anchor = None
-        self._marks = []
+        self._marks, self._sections = [], []
         self._pending = None
 
 

@@ -18,10 +18,9 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.arithmetic import native_precisions, no_arithmetic
+from dlbench.node.models.build import AUTOCAST_TYPES
 from dlbench.node.torch_facts import lacking_tf32, set_tf32
 from dlbench.specs.training import TrainSpec
-
-_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Variables that keep oneDNN, which computes torch's CPU kernels, from instructions that the CPU has."""
@@ -40,7 +39,7 @@ class Precision:
         # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
         set_tf32(spec.precision == "tf32")
         self._device = device
-        self._type = _TYPES.get(spec.precision)
+        self._type = AUTOCAST_TYPES.get(spec.precision)
         lacking = _lacking(spec.precision, device)
         self._has_tf32 = spec.precision == "tf32"
         if lacking and (device.type == "cuda" or self._has_tf32 or not spec.allow_emulation):
@@ -153,7 +152,7 @@ def _is_native_on_cpu(precision: str) -> bool:
     """
     native = native_precisions()
     if native is None or any(name in os.environ for name in _ONEDNN_LIMITS):
-        return _is_fast(_TYPES[precision])
+        return _is_fast(AUTOCAST_TYPES[precision])
     return precision in native
 
 

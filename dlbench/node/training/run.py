@@ -31,6 +31,7 @@ from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.rendezvous import own_address
+from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
 from dlbench.node.training.checkpoint import (
@@ -62,7 +63,6 @@ from dlbench.node.training.step_schedule import Pacing, plan_schedule
 from dlbench.records.files import write_json
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.record import Record
-from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 
@@ -126,6 +126,7 @@ def train(context: RankContext) -> Record | None:
         reading = state.source.settings(plan.workload.data)
     settings = [*engine.settings(), *shuffle.settings, *reading, *state.settings()]
     settings += pacing.settings(plan.measure, seen.step_s)
+    settings += interface_settings(plan.system.launch.interface, context.place)
     if context.place.rank != 0:
         return None
     record = make_record(context, state, seen, pauses, everyone, exchange, settings, shuffle, timer.clock)
@@ -193,7 +194,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             if noise is not None:
                 noise.forget()
 
-        resumed = _resumed(plan, resume_from or plan.checkpoint.resume_from, model, optimizer, precision)
+        resumed = _resumed(context, resume_from or plan.checkpoint.resume_from, model, optimizer, precision)
         # Parameters are as training will find them; hashing them is the check's business and in no figure.
         began = time.monotonic()
         context.beat("hashing the parameters")
@@ -277,11 +278,20 @@ def _own_checkpoint(context: RankContext) -> str | None:
 
 
 def _resumed(
-    plan: RunPlan, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
+    context: RankContext, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
 ) -> Checkpoint | None:
+    """What training goes on from, in network and optimizer; every rank has it from rank 0."""
     if where is None:
         return None
-    checkpoint = Checkpoint(find_checkpoint(Path(where)))
+    engine, plan = context.engine, context.plan
+    checkpoint = Checkpoint.on_all_ranks(
+        Path(where),
+        rank=context.place.rank,
+        gather=engine.gather,
+        broadcast=engine.broadcast,
+        device=context.device,
+        beat=context.beat,
+    )
     checkpoint.require(trained_identity(plan))
     require_same_holders(plan, checkpoint)
     checkpoint.restore(model, optimizer)
@@ -450,21 +460,18 @@ def _train(
     context: RankContext, state: TrainState, timer: phases.PhaseTimer, pauses: Pauses, pacing: Pacing
 ) -> LoopResult:
     """All steps, written to the rank's step file."""
-    rank, plan = context.place.rank, context.plan
-    header = {"rank": rank, "clock": timer.clock, "device": context.device.type, "run_id": plan.run_id}
-    with StepWriter(context.folder.steps(rank), header, launches=timer.clock == "cuda-events") as writer:
-        try:
-            seen = TrainingLoop(context, state, timer, writer, pauses, pacing).run()
-        except torch.OutOfMemoryError as error:
-            words = condensed(str(error))
-            traceback.clear_frames(error.__traceback__)  # they hold the activations
-        else:
-            writer.sync()
-            return seen
-    raise _out_of_memory(context, state, words)
+    loop = TrainingLoop(context, state, timer, pauses, pacing)
+    try:
+        return loop.run(context.folder.steps(context.place.rank))
+    except torch.OutOfMemoryError as error:
+        words = condensed(str(error))
+        traceback.clear_frames(error.__traceback__)  # they hold the activations
+    finally:
+        pauses.close()
+    raise _out_of_memory(context, state, words, loop.result.startup_peak_bytes)
 
 
-def _out_of_memory(context: RankContext, state: TrainState, words: str) -> RunError:
+def _out_of_memory(context: RankContext, state: TrainState, words: str, startup_bytes: int | None) -> RunError:
     """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
     plan, train = context.plan, context.plan.workload.train
     fit = None
@@ -481,5 +488,9 @@ def _out_of_memory(context: RankContext, state: TrainState, words: str) -> RunEr
         )
         fit = largest_batch(passes, train.batch_per_rank // train.gradient_accumulation)
     return out_of_memory(
-        *(words, fit), rank=context.place.rank, batch=train.batch_per_rank, accumulation=train.gradient_accumulation
+        *(words, fit),
+        rank=context.place.rank,
+        batch=train.batch_per_rank,
+        accumulation=train.gradient_accumulation,
+        startup_bytes=startup_bytes,
     )

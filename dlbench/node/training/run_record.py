@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +19,12 @@ from dlbench.datasets.shuffling import exchanged_slots
 from dlbench.machine import environment
 from dlbench.machine.environment import unpacked
 from dlbench.machine.gpus import numa_nodes_of
-from dlbench.machine.memory import peak_resident_bytes
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set
 from dlbench.node.devices import rank_gpu, together
+from dlbench.node.memory.device_memory import peak_bytes
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext
@@ -42,7 +41,7 @@ from dlbench.records.data_path import ShuffleResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.memory import MemoryResult
-from dlbench.records.record import Check, RankResult, Record, Setting
+from dlbench.records.record import Check, CheckpointWrite, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import format_bytes, format_seconds, utc_now
@@ -67,7 +66,7 @@ def rank_summary(
     `failures`: samples that could not be read.
     """
     place, device, memory, warnings = context.place, context.device, state.memory, context.warnings
-    peak_resident = peak_resident_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak_resident = peak_bytes(torch.device("cpu"))
     if not seen.has_own_peaks and seen.measured_samples:
         warnings.append(
             f"peak resident memory of rank {place.rank} is that since its start, what was measured before training "
@@ -92,9 +91,10 @@ def rank_summary(
         losses_finite=all(math.isfinite(loss) for loss in seen.losses),
         initial_parameters_sha256=state.initial_digest,
         final_parameters_sha256=parameters_digest(state.model),
-        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else peak_resident,
+        peak_memory_bytes=peak_bytes(device) if on_gpu else peak_resident,
         peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if on_gpu else None,
         peak_resident_bytes=peak_resident,
+        startup_peak_bytes=seen.startup_peak_bytes,
         startup_s=startup_s,
         unpacking_s=image.seconds if (image := unpacked()) is not None else None,
         bad_samples=tuple(failures[:20]),
@@ -187,7 +187,11 @@ def make_record(
             "watch": watch_result(plan, state.schedule, watched, ranks),
             "load": node_loads([item["load"] for item in watched], ranks, [rank.node_rank for rank in ranks]),
             "inert": inert(settings, ranks=plan.layout.ranks),
-            "warnings": (*settled.warnings, *_warnings(context, state, ranks, everyone, exchange, memory)),
+            "warnings": (
+                *settled.warnings,
+                *_warnings(context, state, ranks, everyone, exchange, memory),
+                *checkpoint_warnings(pauses.writer.writes, state.schedule.first + seen.steps),
+            ),
             "data": described | data_set(plan.workload.data, described),
             "staging": staging_result(plan, state.staging, everyone),
             "shuffle": shuffle.result,
@@ -199,6 +203,7 @@ def make_record(
             "resumed_from": str(state.resumed.path) if state.resumed else None,
             "attempt": attempt_of(context.folder),
             "checkpoints": pauses.checkpoints(),
+            "checkpoint_writes": pauses.writer.writes,
             "precision": precision.text,
             "emulates_precision": any(item["emulates_precision"] for item in everyone),
             "overflow_steps": precision.overflow_steps if precision.is_scaled else None,
@@ -240,6 +245,20 @@ def _warnings(
         *watch_warnings(plan, state.schedule, [item["watch"] for item in everyone], exchange),
         *(state.reading.warnings() if state.reading is not None else []),
         *memory_warnings(memory),
+    ]
+
+
+def checkpoint_warnings(writes: Sequence[CheckpointWrite], end: int) -> list[str]:
+    """What writing checkpoints cost a training that ended after step `end`; none where none was written before."""
+    beside = [write for write in writes if write.step < end]
+    if not beside:
+        return []
+    blocked_s = sum(write.snapshot_s + write.waited_s for write in writes)
+    spent = format_seconds(sum(write.overlapped_s for write in beside))
+    return [
+        f"a thread of rank 0 wrote {len(beside)} checkpoint{'s' * (len(beside) > 1)} of "
+        f"{format_bytes(max(write.bytes for write in beside))} for {spent} while training went on: those steps shared "
+        f"cores and bandwidth with it; for all checkpoints training stood still for {format_seconds(blocked_s)}"
     ]
 
 
@@ -415,11 +434,20 @@ def wire_check(exchange: ExchangeResult | None, *, is_scaled: bool) -> Check | N
 
 def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> list[str]:
     """Warnings in what was exchanged, a sentence each. `exchange`: None at one rank."""
-    if exchange is None or not exchange.wire_overflows or not is_scaled:
+    if exchange is None:
         return []
+    found = [
+        f"calibration of {line.name}: at {', '.join(map(format_bytes, line.launch_bound))} the GPU came to messages "
+        "before the host had queued them: their times, and what was chosen by them, may be the host's rate of calls"
+        for line in exchange.costs
+        if line.launch_bound
+    ]
+    if not exchange.wire_overflows or not is_scaled:
+        return found
     return [
+        *found,
         f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left those "
-        "steps out; sync.wire fp32 or bf16 would have kept them"
+        "steps out; sync.wire fp32 or bf16 would have kept them",
     ]
 
 

@@ -190,8 +190,12 @@ def _for_input(case: Case) -> Iterator[Experiment]:
         yield Experiment(f"stage samples near the node (--set data.staging={strategy}{reason})")
     if data.loader_workers != "auto" and plan.most_loader_workers < cores:
         why = "" if is_fetch_bound else reason
-        up_to = f"--set data.loader_workers=auto measures how many of up to {cores} per rank"
+        up_to = f"--set data.loader_workers=auto measures how many of those that {cores} cores per rank allow"
         yield Experiment(f"use more readers ({up_to}{why})")
+    limited = next((one for one in reading if one.limited_by_cores), None)
+    if limited is not None:
+        why = f"training keeps {limited.training_cores} of {cores}, which left {limited.loader_workers} to readers"
+        yield Experiment(f"give each rank more cores (--set layout.cores_per_rank={2 * cores}; {why})")
     record = case.run.record
     if record is not None and record.data.get("kind") in _PACKED_BY:
         yield Experiment(f"prepare the data once ({_PACKED_BY[str(record.data['kind'])]})")

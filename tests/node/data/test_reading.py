@@ -165,7 +165,7 @@ def test_a_slow_reader_gets_processes(tmp_path: Path, monkeypatch: pytest.Monkey
     around = TrialContext(
         reader=Files(tmp_path, 0.02, num=400),
         keys=[[(0, 4 * batch + place) for place in range(4)] for batch in range(100)],
-        cores=2,
+        most_readers=2,
         ranks=slower,
         device=CPU,
         on_bad_sample="stop",
@@ -187,7 +187,7 @@ def test_a_fast_reader_is_tried_beside_computing(tmp_path: Path, monkeypatch: py
     around = TrialContext(
         reader=Files(tmp_path),
         keys=[[(0, 4 * batch + place) for place in range(4)] for batch in range(5)],
-        cores=1,
+        most_readers=1,
         ranks=Alone(lambda value: [next(rates)] if isinstance(value, float) else [value]),
         device=CPU,
         on_bad_sample="stop",
@@ -201,6 +201,67 @@ def test_a_fast_reader_is_tried_beside_computing(tmp_path: Path, monkeypatch: py
     assert choice.readers == Readers(1, 1)
     assert choice.again
     assert emptied
+
+
+def tried(cores: int, ranks: int, device: str, workers: int | str, tmp_path: Path) -> tuple[list[int], RankReading]:
+    """What is tried where more readers read more, and the reading that comes of it."""
+    spec = ImageData.model_validate({"format": "images", "source": "x", "loader_workers": workers})
+    everyone = Alone(lambda value: [value] * ranks)
+    reading = RankReading(spec, cores=cores, is_node_first=True, ranks=everyone, device=torch.device(device))
+    reading.settle(Files(tmp_path / "set"), order_of(), 4)
+    return [trial.loader_workers for trial in reading.result([[]], []).trials], reading
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize(
+    ("cores", "ranks", "device", "numbers", "kept"),
+    [
+        (4, 2, "cpu", [0, 1, 2, 4], None),  # computing and readers share all cores
+        (8, 1, "cuda", [0, 1, 2, 4, 6], 2),
+        (8, 2, "cuda", [0, 1, 2, 4], 4),
+        (6, 2, "cuda", [0, 1, 2], 4),
+        (2, 1, "cuda", [0, 1], 1),  # one reader at least
+        (3, 2, "cuda", [0, 1], 2),
+        (1, 1, "cuda", [0, 1], 0),
+    ],
+)
+def test_training_on_a_gpu_keeps_cores_for_its_threads(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    cores: int,
+    ranks: int,
+    device: str,
+    numbers: list[int],
+    kept: int | None,
+) -> None:
+    monkeypatch.setattr(trials._Trials, "_rate", lambda _self, readers, _stand_in: 100.0 + 50 * readers.loader_workers)
+    found, reading = tried(cores, ranks, device, "auto", tmp_path)
+    assert found == numbers
+    result = reading.result([[]], [])
+    assert (result.loader_workers, result.training_cores) == (numbers[-1], kept)
+    assert result.limited_by_cores == (device == "cuda")
+    (setting,) = [one for one in reading.settings() if one.key == "data.loader_workers"]
+    words = f"; at most {numbers[-1]}: training keeps {kept} of the rank's {cores} cores"
+    assert setting.evidence.endswith(words if device == "cuda" else "than the best")
+    is_short = kept is not None and kept < (4 if ranks > 1 else 2)
+    assert [("leaves training" in text, "or lower" in text) for text in reading.warnings()] == [
+        (True, False)
+    ] * is_short
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_number_of_readers_that_is_given_is_used_and_doubted_where_training_lacks_cores(tmp_path: Path) -> None:
+    found, reading = tried(8, 2, "cuda", 7, tmp_path)
+    assert found == []
+    result = reading.result([[]], [])
+    assert (result.loader_workers, result.training_cores, result.limited_by_cores) == (7, 1, False)
+    (text,) = reading.warnings()
+    assert text.startswith("data.loader_workers 7 leaves training 1 of a rank's 8 cores, and its threads keep 4 busy")
+    assert text.endswith("give each rank 11 (layout.cores_per_rank), or lower data.loader_workers")
+    for workers in (0, 4):
+        assert tried(8, 2, "cuda", workers, tmp_path)[1].warnings() == []
+    assert tried(2, 2, "cpu", 8, tmp_path)[1].warnings() == []
 
 
 def test_readers_that_are_given_need_no_trial(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.sharding import Position
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged, parts
-from dlbench.node.models.bert import Packing, jagged_attention, packed_attention
+from dlbench.node.models import bert
+from dlbench.node.models.bert import Packing, decoder_logits, jagged_attention, packed_attention
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.models.resnet import batch_norm_settings
 from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
 from dlbench.node.training.run_record import parameters_digest
 from dlbench.specs.plan import RunPlan
@@ -38,6 +43,122 @@ def trained(batch: Batch, num_parts: int) -> tuple[list[float], list[torch.Tenso
     for one in losses:
         (one / num_parts).backward()  # type: ignore[no-untyped-call]
     return [one.item() for one in losses], [p.grad for p in model.parameters() if p.grad is not None]
+
+
+class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts changes of the type of activations of shape (N, S, H), by whether they go to 16 bits."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found, self._width = Counter[str](), width
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        is_cast = func is torch.ops.aten._to_copy.default and out.dtype != args[0].dtype
+        if is_cast and out.shape[1:] == (LENGTH, self._width):
+            self.found["down" if out.dtype == torch.bfloat16 else "up"] += 1
+        return out
+
+
+def casts_per_block(spec: BertModel) -> list[dict[str, int]]:
+    """Of the forward and of the backward pass, in bf16: what one block more has."""
+    found: list[list[Counter[str]]] = []
+    for num in (1, 2):
+        torch.manual_seed(3)
+        model, batch = build_model(spec.model_copy(update={"num_layers": num})), text_batch([LENGTH, 5], 1)
+        with Casts(spec.hidden_size) as forward, torch.autocast("cpu", torch.bfloat16):
+            loss = loss_for(spec)(model, batch)
+        with Casts(spec.hidden_size) as backward:
+            loss.backward()  # type: ignore[no-untyped-call]
+        found.append([forward.found, backward.found])
+    return [dict(two - one) for one, two in zip(*found, strict=True)]
+
+
+def test_the_residual_is_cast_once_for_query_key_and_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Attention and feed-forward part cast the fp32 residual once each, and bring one gradient each back; dropout's two
+    # sums do the reverse for gradients alone.
+    assert casts_per_block(BERT) == [{"down": 2}, {"down": 2, "up": 2}]
+    monkeypatch.setattr(bert, "autocast_type", lambda _device: None)
+    assert casts_per_block(BERT) == [{"down": 4}, {"down": 2, "up": 4}]  # left to autocast
+
+
+@pytest.mark.parametrize(("kind", "bound"), [(None, 0.0), (torch.bfloat16, 2e-2)])
+def test_casting_once_changes_no_loss(kind: torch.dtype | None, bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit in fp32; in bf16 losses too, and gradients within the rounding of a sum of three in bf16."""
+
+    def steps() -> tuple[list[float], list[torch.Tensor]]:
+        torch.manual_seed(3)
+        model, loss_of = build_model(BERT), loss_for(BERT)
+        with torch.autocast("cpu", kind, enabled=kind is not None):
+            loss = loss_of(model, text_batch([LENGTH, 5, 7], 1))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return [loss.item()], [p.grad for p in model.parameters() if p.grad is not None]
+
+    losses, gradients = steps()
+    monkeypatch.setattr(bert, "autocast_type", lambda _device: None)
+    before, others = steps()
+    assert losses == before
+    largest = max(gradient.abs().max().item() for gradient in others)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=bound * largest)
+
+
+def test_rows_that_pad_the_decoder_change_neither_loss_nor_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here in fp32, which nothing is padded in, so that nothing but the padding differs."""
+
+    def passed() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(2)
+        masked, weight, bias = (
+            torch.randn(*s, generator=generator).requires_grad_() for s in ((2, 3, 8), (61, 8), (61,))
+        )
+        logits = decoder_logits(masked, weight, bias)
+        assert logits.shape == (2, 3, 61)
+        logits.float().flatten(0, 1).logsumexp(1).sum().backward()  # type: ignore[no-untyped-call]
+        return [logits, *(one.grad for one in (masked, weight, bias) if one.grad is not None)]
+
+    plain = passed()
+    monkeypatch.setattr(bert, "autocast_type", lambda _device: torch.float32)
+    monkeypatch.setattr(bert, "decoder_padding", lambda *_arguments: 3)
+    for one, other in zip(passed(), plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "kind", "device", "rows"),
+    [
+        (30522, torch.bfloat16, GPU, 6),
+        (30528, torch.bfloat16, GPU, 0),
+        (30522, None, GPU, 0),
+        (30522, torch.bfloat16, CPU, 0),
+    ],
+)
+def test_the_decoder_is_padded_for_tensor_cores_alone(
+    vocab_size: int, kind: torch.dtype | None, device: torch.device, rows: int
+) -> None:
+    assert bert.decoder_padding(vocab_size, device, kind) == rows
+
+
+def test_the_record_names_whose_batch_norm_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's choice is made for the tensors of a step; this torch, built without CUDA, would always take its own."""
+    asked: list[tuple[torch.dtype, str, bool]] = []
+    backends = vars(torch._C)["_BatchNormBackend"]
+
+    def choice(features: torch.Tensor, *scales: torch.Tensor | bool | float) -> object:
+        asked.append((features.dtype, features.device.type, scales[-2] is True))
+        return backends.Native if features.dtype == torch.bfloat16 else backends.Cudnn
+
+    monkeypatch.setattr(torch._C, "_select_batch_norm_backend", choice)
+
+    def told(device: torch.device, *words: str) -> list[object]:
+        plans, _ = planned("resnet50", "--preset", "ci", "--engine", "single", "--ranks", "1", *words)
+        with FakeTensorMode():
+            return [one.effective for one in batch_norm_settings(plans[0], device)]
+
+    assert told(CPU, "--set", "train.precision=bf16") == []
+    assert told(GPU, "--set", "train.precision=bf16") == ["native"]
+    assert told(GPU, "--set", "train.precision=fp16", "--set", "train.allow_emulation=true") == ["cudnn"]
+    assert told(GPU, "--set", "train.compile=default") == ["inductor"]
+    assert asked == [(torch.bfloat16, "cuda", True), (torch.float16, "cuda", True)]
 
 
 @settings(max_examples=12)
@@ -136,10 +257,15 @@ def _read_under_the_other_form(path: Path, written: tuple[Any, Any], into: tuple
         assert torch.equal(mine.contiguous(), theirs.contiguous())
 
 
-def test_horovod_keeps_weights_contiguous_and_says_so() -> None:
-    words = ("--preset", "ci", "--ranks", "2", "--set", "model.memory_format=channels-last")
-    # dlbench's own exchange over it, too: Horovod broadcasts the weights.
-    plan = plan_of("cosmoflow", *words, "--set", "sync.fusion=own:single")
+@pytest.mark.parametrize(
+    ("ranks", "sync"),
+    # One rank as more, whose efficiency it is the reference of; dlbench's own exchange over it too: Horovod broadcasts
+    # the weights.
+    [("1", ()), ("2", ()), ("2", ("--set", "sync.fusion=own:single"))],
+)
+def test_horovod_keeps_weights_contiguous_and_says_so(ranks: str, sync: tuple[str, ...]) -> None:
+    words = ("--preset", "ci", "--ranks", ranks, "--set", "model.memory_format=channels-last")
+    plan = plan_of("cosmoflow", *words, *sync)
     kernels = Kernels(plan, CPU)
     model = kernels.placed(build_model(plan.workload.model))
     assert all(parameter.is_contiguous() for parameter in model.parameters())

@@ -18,7 +18,7 @@ from dlbench.analysis.measures import UNKNOWN_NS, Launching, RunSteps, kernel_ns
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CudaTimer, StepTimes
 from dlbench.records.rows.steps import LAUNCHED, PHASES
-from tests.support.fake_gpu import CYCLE_NS, FakeGpu, installed
+from tests.support.fake_gpu import FakeGpu, installed
 
 US = 1_000
 MS = 1_000_000
@@ -48,27 +48,29 @@ def gpu_of(**about: float) -> Iterator[FakeGpu]:
         yield gpu
 
 
-def train(gpu: FakeGpu, timer: CudaTimer, steps: Sequence[Sequence[Kernels]], seen: Trained) -> None:
-    """Steps of forward, backward and optimizer, marked as the loop marks them."""
+def train(gpu: FakeGpu, timer: CudaTimer, steps: Sequence[Sequence[Kernels]], seen: Trained, parts: int = 1) -> None:
+    """Steps of forward, backward and optimizer, the first two for each part of a batch, as the loop marks them."""
     for kernels in steps:
         timer.begin()
         seen.starts.append(timer._start.at_ns)  # type: ignore[union-attr]
-        idle, busy = [], []
+        idle, busy = dict.fromkeys(LAUNCHED, 0), dict.fromkeys(LAUNCHED, 0)
         for phase in (phases.INPUT, phases.H2D):
             timer.mark(phase)
-        for phase, own in zip((phases.FORWARD, phases.BACKWARD, phases.OPTIMIZER), kernels, strict=True):
+        order = [phases.FORWARD, phases.BACKWARD] * parts + [phases.OPTIMIZER]
+        for number, phase in enumerate(order):
+            own = kernels[-1] if phase == phases.OPTIMIZER else kernels[number % 2]
+            if phase == phases.OPTIMIZER:
+                timer.mark(phases.EXCHANGE)
             timer.hold_back()
             gpu.idle_ns = 0
             for call, run in own:
                 gpu.launch(call, run)
             timer.mark(phase)
-            idle.append(gpu.idle_ns)
-            busy.append(sum(run for _, run in own))
-            if phase == phases.BACKWARD:
-                timer.mark(phases.EXCHANGE)
+            idle[PHASES[phase]] += gpu.idle_ns
+            busy[PHASES[phase]] += sum(run for _, run in own)
         timer.finish(1, torch.tensor(0.5))
-        seen.idle.append(idle)
-        seen.busy.append(busy)
+        seen.idle.append(list(idle.values()))
+        seen.busy.append(list(busy.values()))
         seen.told += timer.collect(wait=False)
 
 
@@ -120,38 +122,86 @@ def run_steps(told: Sequence[StepTimes], warmup: int) -> RunSteps:
     )
 
 
-def measured_after_holding(gpu: FakeGpu, step: Sequence[Kernels], *, held: int = 3, count: int = 8) -> Trained:
+def measured_after_holding(
+    gpu: FakeGpu, step: Sequence[Kernels], *, parts: int = 1, held: int = 3, count: int = 8
+) -> Trained:
     """A warm-up of two steps as they come and `held` held back, then `count` measured steps."""
     timer, seen = CudaTimer(), Trained()
-    train(gpu, timer, [step] * 2, seen)
+    train(gpu, timer, [step] * 2, seen, parts)
     drain(timer, seen)
-    timer.hold(True)
-    train(gpu, timer, [step] * held, seen)
+    timer.hold(held > 0)
+    gpu.slept_ns.clear()
+    train(gpu, timer, [step] * held, seen, parts)
     drain(timer, seen)
     timer.hold(False)
-    train(gpu, timer, [step] * count, seen)
+    train(gpu, timer, [step] * count, seen, parts)
     drain(timer, seen)
     return seen
 
 
-@given(step=st.tuples(kernels, kernels, kernels))
+@given(step=st.tuples(kernels, kernels, kernels), parts=st.integers(1, 6))
 @settings(max_examples=60, deadline=None)
-def test_with_steps_held_back_the_idle_time_is_that_of_the_device(step: Sequence[Kernels]) -> None:
+def test_with_steps_held_back_the_idle_time_is_that_of_the_device(step: Sequence[Kernels], parts: int) -> None:
     with gpu_of() as gpu:
-        seen = measured_after_holding(gpu, step)
+        seen = measured_after_holding(gpu, step, parts=parts)
     found, why = waited_for_host(run_steps(seen.told, 5), synchronised=False)
     assert found is not None, why
     for place, phase in enumerate(LAUNCHED):
         truth = sum(idle[place] for idle in seen.idle[5:])
-        assert found[phase] == pytest.approx(truth, abs=8 * ROUNDING_NS)
+        assert found[phase] == pytest.approx(truth, abs=8 * parts * ROUNDING_NS)
+
+
+@given(step=st.tuples(kernels, kernels, kernels), parts=st.integers(1, 6), queue=st.integers(3, 40))
+@settings(max_examples=60, deadline=None)
+def test_a_short_launch_queue_may_hide_the_idle_time_and_does_not_change_it(
+    step: Sequence[Kernels], parts: int, queue: int
+) -> None:
+    """A phase of more kernels than the queue holds cannot be held back whole."""
+    with gpu_of(queue=queue) as gpu:
+        seen = measured_after_holding(gpu, step, parts=parts)
+    found, why = waited_for_host(run_steps(seen.told, 5), synchronised=False)
+    if found is None:
+        assert "launch queue" in why
+        return
+    for place, phase in enumerate(LAUNCHED):
+        truth = sum(idle[place] for idle in seen.idle[5:])
+        assert found[phase] == pytest.approx(truth, abs=8 * parts * ROUNDING_NS)
+
+
+@given(step=st.tuples(kernels, kernels, kernels), parts=st.integers(1, 64))
+@settings(max_examples=30, deadline=None)
+def test_a_held_step_sleeps_about_twice_the_host_s_step_at_most(step: Sequence[Kernels], parts: int) -> None:
+    with gpu_of() as gpu:
+        measured_after_holding(gpu, step, parts=parts, held=1)
+    sections = 2 * parts + 1
+    calls_ns = sum(call for phase, own in enumerate(step) for call, _ in own * (parts if phase < 2 else 1))
+    # Of events and anchors: some microseconds per section.
+    assert sum(gpu.slept_ns) <= 2 * calls_ns + sections * 30 * US
 
 
 def test_loading_the_sleeping_kernel_is_not_taken_for_the_length_of_a_cycle() -> None:
-    with gpu_of():
-        timer = CudaTimer()
-        timer.hold(True)
-    # The two events around the sleep add a call and no more.
-    assert timer._ns_per_cycle == pytest.approx(CYCLE_NS, rel=0.02)
+    with gpu_of() as gpu:
+        measured_after_holding(gpu, [MANY_SMALL] * 3, held=1)
+    host_ns = sum(call for call, _ in MANY_SMALL)
+    # Events and anchors add some calls, of microseconds.
+    assert gpu.slept_ns == pytest.approx([2 * host_ns] * 3, rel=0.05)
+
+
+def test_a_device_that_is_behind_its_host_is_not_held_back() -> None:
+    """With the launch queue full a host takes as long as its device: to sleep for that would say nothing."""
+    with gpu_of(queue=60) as gpu:
+        seen = measured_after_holding(gpu, [[(20 * US, 5 * MS)] * 40] * 3, parts=4)
+    assert gpu.slept_ns == []
+    found, why = waited_for_host(run_steps(seen.told, 5), synchronised=False)
+    assert found is not None, why
+    assert sum(found.values()) < 0.001 * sum(step.step_ns for step in seen.told[5:])
+
+
+def test_no_sleep_is_longer_than_a_second() -> None:
+    """What takes a host so long is none of its calls: a compiler, a debugger."""
+    with gpu_of() as gpu:
+        measured_after_holding(gpu, [[(3_000 * MS, 5 * US)]] * 3, held=1)
+    assert gpu.slept_ns == pytest.approx([1_000 * MS] * 3, rel=0.01)
 
 
 MANY_SMALL: Kernels = [(20 * US, 5 * US)] * 40

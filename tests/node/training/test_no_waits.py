@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -24,7 +26,6 @@ from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import StepTimes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.run import prepare
-from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import Wire
 from tests.support.device_waits import DEVICE, Waits, watched
@@ -53,11 +54,6 @@ class NoTimer:
         return []
 
 
-class NoWriter:
-    def append(self, row: Any) -> None: ...
-    def flush(self) -> None: ...
-
-
 @pytest.fixture(autouse=True)
 def constants_are_forgotten() -> Iterator[None]:
     yield
@@ -77,7 +73,7 @@ def steps(plan: RunPlan, engine: Engine, *, warm: int = 1) -> Waits:
     seen = Waits()
     with patch("dlbench.node.training.run.parameters_digest", lambda model: ""):  # there are no values to hash
         state = prepare(context, timer)
-    loop = TrainingLoop(context, state, timer, cast(StepWriter, NoWriter()))
+    loop = TrainingLoop(context, state, timer)
     plain = loop._step
 
     def step(number: int) -> tuple[int, torch.Tensor]:
@@ -90,7 +86,8 @@ def steps(plan: RunPlan, engine: Engine, *, warm: int = 1) -> Waits:
         return found
 
     loop._step = step  # type: ignore[method-assign]
-    loop.run()
+    with tempfile.TemporaryDirectory() as folder:
+        loop.run(Path(folder) / "rank-0.steps")
     return seen
 
 

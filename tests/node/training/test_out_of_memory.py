@@ -44,6 +44,8 @@ def test_a_search_that_takes_too_long_says_what_it_knows() -> None:
     assert "at least 128 fits" in str(said)
     none = out_of_memory("no room", Fit(batch=0, is_largest=True, trials=3), rank=1, batch=8, accumulation=1)
     assert "not even one sample fits" in str(none)
+    late = out_of_memory("no room", None, rank=1, batch=8, accumulation=1, startup_bytes=3 << 30)
+    assert "train.batch_per_rank 8, which fitted before the measured steps (3 GiB): no room; a smaller" in str(late)
     assert "train.recompute, needs less" in str(out_of_memory("no room", None, rank=1, batch=8, accumulation=1))
 
 

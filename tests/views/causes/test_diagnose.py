@@ -36,6 +36,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.scaling_report import assemble
+from tests.support.data_path_factory import reading_result
 from tests.support.run_factory import (
     NOW,
     Story,
@@ -454,11 +455,25 @@ def test_input_of_files_has_experiments_of_its_own(tmp_path: Path) -> None:
     more = {"data": "/data/pictures", "overrides": {"layout.cores_per_rank": 4, "data.loader_workers": 1}}
     write_series(tmp_path, {"input": 25.0}, story=story, **more)
     assert experiments(tmp_path) == [
-        "use more readers (--set data.loader_workers=auto measures how many of up to 4 per rank)",
+        "use more readers (--set data.loader_workers=auto measures how many of those that 4 cores per rank allow)",
         "prepare the data once (dlbench data pack: shards)",
         "separate storage from preparing with synthetic, cached and cold data: dlbench io "
         "sample --preset tiny --data /data/pictures --ranks 2 --tiers --repeats 5",
     ]
+
+
+def test_readers_that_training_left_no_cores_for_ask_for_more_of_them(tmp_path: Path) -> None:
+    found = reading_result(loader_workers=4, training_cores=4, limited_by_cores=True)
+    more = {"data": "/data/pictures", "overrides": {"layout.cores_per_rank": 8, "data.loader_workers": "auto"}}
+    write_series(
+        tmp_path, {"input": 25.0}, story=lambda plan: Story(data={"kind": "x"}, record={"reading": found}), **more
+    )
+    texts = experiments(tmp_path)
+    assert (
+        "give each rank more cores (--set layout.cores_per_rank=16; training keeps 4 of 8, which left 4 to readers)"
+        in texts
+    )
+    assert not any(text.startswith("use more readers") for text in texts)
 
 
 # Forecasts
