@@ -41,7 +41,7 @@ def test_one_bad_entry_among_many_is_found_wherever_it_is(place: int, device: to
         good = torch.ones(7, device=device)
         count.end(count.begin(good), good.half(), list)
         assert count.total == counted
-        count.count_all(magnitudes(list(own.split(1000))), magnitudes(list(result.float().split(1000))))
+        count.count_all(magnitudes(list(torch.split(own, 1000))), magnitudes(list(torch.split(result.float(), 1000))))
         assert count.total == 2 * counted
 
 
