@@ -63,6 +63,8 @@ def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> to
                 f"{remedy}, or set gpu_request to none to train on CPUs"
             )
         return torch.device("cpu")
+    # Before, torch counts by NVML: every board, also where CUDA shows one MIG slice of them all.
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     visible = torch.cuda.device_count()
     if visible > 1 and place.local_size > visible:
         raise EnvironmentLacksError(
@@ -99,7 +101,10 @@ def _require_kernels(device: torch.device, place: RankPlace) -> None:
         (int(one), int(two)) <= (major, minor) and (kind == "compute" or int(one) == major) for kind, one, two in names
     ]
     if names and not any(fits):
-        built, base = ", ".join(f"{one}.{two}" for _, one, two in names), torch.__version__.partition("+")[0]
+        built, base = (
+            ", ".join(dict.fromkeys(f"{one}.{two}" for _, one, two in names)),
+            torch.__version__.partition("+")[0],
+        )
         is_new = all((int(one), int(two)) < (major, minor) for _, one, two in names)
         raise EnvironmentLacksError(
             f"{place.host}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} (compute "

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -438,13 +439,17 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
     plan, train = context.plan, context.plan.workload.train
     if train.optimizer_state == "device":
         return None
-    from dlbench.node.memory.host_update import HostUpdate, host_parameters
+    from dlbench.node.memory.host_update import SETTING, HostUpdate, host_parameters
+    from dlbench.node.page_locked import require_room
 
+    spec = train.at_batch(plan.global_batch).optimizer
+    parameters = host_parameters(
+        *((p for p in model.parameters() if p.requires_grad), context.device, spec),
+        check_room=partial(require_room, what=SETTING, place=context.place, gather=context.engine.gather),
+        beat=context.beat,
+    )
     return HostUpdate(
-        model,
-        optimizer,
-        train.at_batch(plan.global_batch).optimizer,
-        host_parameters((p for p in model.parameters() if p.requires_grad), context.device),
+        *(model, optimizer, spec, parameters),
         overlaps=train.compile == "none",
         # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
         whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,

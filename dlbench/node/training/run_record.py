@@ -434,11 +434,20 @@ def wire_check(exchange: ExchangeResult | None, *, is_scaled: bool) -> Check | N
 
 def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> list[str]:
     """Warnings in what was exchanged, a sentence each. `exchange`: None at one rank."""
-    if exchange is None or not exchange.wire_overflows or not is_scaled:
+    if exchange is None:
         return []
+    found = [
+        f"calibration of {line.name}: at {', '.join(map(format_bytes, line.launch_bound))} the GPU came to messages "
+        "before the host had queued them: their times, and what was chosen by them, may be the host's rate of calls"
+        for line in exchange.costs
+        if line.launch_bound
+    ]
+    if not exchange.wire_overflows or not is_scaled:
+        return found
     return [
+        *found,
         f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left those "
-        "steps out; sync.wire fp32 or bf16 would have kept them"
+        "steps out; sync.wire fp32 or bf16 would have kept them",
     ]
 
 
