@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*eterministic"),
 ]
 
-NO_SEARCH = {"train__cudnn_benchmark": "off"}
+NO_SEARCH: dict[str, Any] = {"train__cudnn_benchmark": "off"}
 """Which convolutions cuDNN's search finds fastest may differ between two runs, and so do their last bits."""
 AT = 6
 LAST = 12
@@ -47,12 +48,10 @@ def losses(run: Run) -> list[float]:
         ("bert", {}),
     ],
 )
-def test_a_gpu_goes_on_from_a_checkpoint_bit_for_bit(
-    tmp_path: Path, workload: str, settings: dict[str, object]
-) -> None:
+def test_a_gpu_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, workload: str, settings: dict[str, Any]) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
 
-    def run(name: str, steps: int, **more: object) -> Run:
+    def run(name: str, steps: int, **more: Any) -> Run:
         (tmp_path / name).mkdir()
         # 4 steps of warm-up, and as many measured ones as are asked for: none to fill seconds.
         common = {"measure__warmup_s": 0.0, "measure__measured_s": 0.0, **settings}
