@@ -7,7 +7,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# One exact version, because Horovod is compiled against it. PyPI's is for CUDA on x86: demo and tests need none of it.
+# One exact version, because Horovod is compiled against it. PyPI's is for CUDA 13 on x86, which needs driver 580 or newer;
+# for older ones: make setup TORCH=torch==2.13.0+cu126, with PIP_EXTRA_INDEX_URL set to PyTorch's index for cu126.
 TORCH ?= torch==2.13.0
 AREA ?=
 # Not `?=`: that would ask for the time anew at every use.
@@ -73,9 +74,10 @@ format: $(VENV)/.ready-dev
 bench: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.bench $(AREA)
 
-# The first check on a machine with a GPU; FIGURES=1 also measures every axis there. Where there is no network, call
-# `python -m tests.gpu` with a Python that has what pyproject.toml asks for.
-gpu-check: horovod $(VENV)/.ready-dev
+# The first check on a machine with GPUs, which ends with build/gpu-check.html; FIGURES=1 also measures every axis there.
+# It builds Horovod itself, so that a build that fails is on the page. Where there is no network, call `python -m
+# tests.gpu` with a Python that has what pyproject.toml asks for.
+gpu-check: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.gpu $(if $(FIGURES),--figures)
 
 setup:

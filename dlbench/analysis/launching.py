@@ -9,6 +9,7 @@ median, over the n steps whose bound is above 0,
     idle = sum of D - n B,    but no less than 0 and no more than the sum of U.
 
 It is exact where kernels take as long in each step as in those. A rank without such a step says nothing but its bound.
+With gradient accumulation D and U are sums over the parts of a batch, all of which are held back.
 """
 
 from __future__ import annotations

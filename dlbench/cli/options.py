@@ -80,6 +80,7 @@ def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
 
 def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
     """What a person should know of presets and recipes where they are to run, in sentences, each once."""
+    from dlbench.jobs.local import hidden_gpus
     from dlbench.specs.training import recipe_note
 
     found = [
@@ -87,6 +88,8 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
         for plan in plans
     ]
     missing = [note for plan in plans for note in (_variable_missing(plan.system), _variables_unused(plan.system))]
+    if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
+        missing.append(f"ranks compute on the CPU: {hidden.reason}; {hidden.remedy}")
     return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *found) if note))
 
 

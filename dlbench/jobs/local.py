@@ -25,6 +25,7 @@ from dlbench.jobs.processes import Ending, Interruption, OnProgress, RankProcess
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
+from dlbench.machine.gpus import hidden_gpus
 from dlbench.machine.memory import MemoryKills
 from dlbench.records.comm import read_launched
 from dlbench.records.files import write_atomic
@@ -161,7 +162,7 @@ def _came_to(result: QualityResult) -> str:
     return f"did NOT reach {target} within {last.samples:,} samples; the last evaluation is {value}"
 
 
-__all__ = ["has_gpu", "product_rate", "require_precision"]
+__all__ = ["has_gpu", "hidden_gpus", "product_rate", "require_precision"]
 
 # The best of five: others may compute at the same time. 1,024 is large enough for a library's best kernel.
 _PRODUCT = """

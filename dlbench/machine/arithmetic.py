@@ -24,7 +24,11 @@ Documentation/arch/arm64/elf_hwcaps.rst (`asimdhp`: FEAT_FP16 for vectors).
 
 TF32_NEEDS = "TF32 is arithmetic of NVIDIA GPUs since Ampere"
 
-_GPU_DEVICES = ("dev/nvidiactl", "dev/kfd")  # Device files that the drivers of NVIDIA and AMD GPUs make.
+_GPU_DEVICES = {
+    "dev/nvidiactl": ("CUDA_VISIBLE_DEVICES",),
+    "dev/kfd": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+}
+"""Device files that the drivers of NVIDIA and AMD GPUs make, and what hides GPUs (ROCm, "GPU isolation techniques")."""
 
 _FIRST_CORE = 1 << 16
 """Characters that hold the lines of the first core; those of all cores are megabytes on a large machine."""
@@ -55,15 +59,17 @@ def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
 
 
 def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether ranks started here would find a GPU: a driver made its device files, and CUDA_VISIBLE_DEVICES names one.
+    """Whether ranks started here would find a GPU: a driver made its device files, and no variable hides all.
 
     CUDA reads that list up to the first entry that is neither a number nor a UUID, so that ``""``, ``-1`` and Slurm's
     ``NoDevFiles`` hide every GPU (CUDA Programming Guide, environment variables).
     """
-    first = environment.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    if not first.isdigit() and first.upper()[:4] not in ("GPU-", "MIG-"):
-        return False
-    return any((root / device).exists() for device in _GPU_DEVICES)
+
+    def names_one(variable: str) -> bool:
+        first = environment.get(variable, "0").partition(",")[0].strip()
+        return first.isdigit() or first.upper()[:4] in ("GPU-", "MIG-")
+
+    return any((root / device).exists() and all(map(names_one, by)) for device, by in _GPU_DEVICES.items())
 
 
 def no_arithmetic(precision: str) -> str:

@@ -1,4 +1,4 @@
-"""What a CUDA build of Horovod needs and where it is: NCCL's header and library, and nvcc of torch's CUDA.
+"""What a CUDA build of Horovod and torch's compiler need and where it is: NCCL, nvcc of torch's CUDA, a C compiler.
 
 torch from PyPI brings NCCL in a package of its own (`nvidia/nccl`) without the link `libnccl.so` that linkers look for,
 and from CUDA 13 on the compiler can be had the same way (`nvidia/cu13`, package nvidia-cuda-nvcc and its parts).
@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,35 @@ class Nvcc:
     version: str
     architectures: tuple[str, ...]
     """Compute capabilities that it builds for, e.g. 90; empty where it does not list them."""
+
+
+def compiler_lacks(
+    *, on_gpu: bool, environment: Mapping[str, str] = os.environ, include: Path | None = None
+) -> tuple[str, str] | None:
+    """What torch.compile lacks on this machine besides a C++ compiler, and how to get it, in a clause each; else None.
+
+    Its programs for CPUs are C++ with Python's header (torch, _inductor/cpp_builder.py). On GPUs Triton builds a module
+    for its driver before the first kernel, of C with the same header, by CC, else gcc, else clang (triton,
+    runtime/build.py and backends/nvidia/driver.py).
+
+    `include`: where Python.h should be; None: where this Python's build says.
+    """
+    if on_gpu:
+        named = environment.get("CC")
+        names = [named] if named is not None else ["gcc", "clang"]
+        if not any(shutil.which(name, path=environment.get("PATH", os.defpath)) for name in names):
+            lacks = f"CC={named} is not found" if named is not None else "there is neither gcc nor clang"
+            return f"Triton needs a C compiler, and {lacks}", "install gcc, or name a compiler in CC"
+    # Debian's own scheme puts packages elsewhere, not headers.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    folder = include or Path(sysconfig.get_path("include", scheme))
+    if (folder / "Python.h").is_file():
+        return None
+    version = sysconfig.get_python_version()
+    return (
+        f"Python's header is missing ({folder}/Python.h)",
+        f"install python{version}-dev (python{version}-devel on Red Hat and SUSE), or use a Python that has it",
+    )
 
 
 def find_cuda_parts(

@@ -7,15 +7,17 @@ slices CUDA shows a process the first one only.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.sources import ReadingFailedError, read_line
 
 _NVIDIA = "0x10de"
@@ -216,21 +218,153 @@ def gpu_trouble(uuid: str, wait_s: float = 5.0) -> str:
 
     Asked on a thread of its own for `wait_s` seconds at most: a driver may wait for a GPU that is gone.
     """
+
+    def trouble(nvml: ModuleType) -> str:
+        try:
+            nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
+        except nvml.NVMLError as error:
+            return str(error)
+        return ""
+
+    said = _asked(trouble, wait_s)
+    return f"nothing within {wait_s:.0f} s" if said is None else said
+
+
+_MODES = {
+    "NVML_COMPUTEMODE_EXCLUSIVE_PROCESS": "exclusive process mode",
+    "NVML_COMPUTEMODE_PROHIBITED": "prohibited mode",
+}
+
+
+def restricted_mode(uuid: str | None, wait_s: float = 5.0) -> str:
+    """A GPU's compute mode and who computes on it, where the mode keeps processes off it; empty where it does not.
+
+    E.g. `exclusive process mode, used by process 4711`. `uuid`: None where the GPU is not known: the first of the
+    machine that is in such a mode counts. Asked for `wait_s` seconds at most. Source: nvml.h, `nvmlComputeMode_t`.
+    """
+
+    def mode(nvml: ModuleType) -> str:
+        with suppress(nvml.NVMLError, AttributeError):
+            every = range(0 if uuid else int(nvml.nvmlDeviceGetCount()))
+            handles = [nvml.nvmlDeviceGetHandleByUUID(uuid)] if uuid else map(nvml.nvmlDeviceGetHandleByIndex, every)
+            for handle in handles:
+                found = nvml.nvmlDeviceGetComputeMode(handle)
+                words = next((text for name, text in _MODES.items() if getattr(nvml, name) == found), "")
+                if words:
+                    with suppress(nvml.NVMLError):
+                        running = [str(one.pid) for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+                        words += f", used by process {', '.join(running)}" if running else ""
+                    return words
+        return ""
+
+    return _asked(mode, wait_s) or ""
+
+
+def _asked(question: Callable[[ModuleType], str], wait_s: float) -> str | None:
+    """NVML's answer, empty without NVML; None where there was none in time."""
     answers: list[str] = []
-    asking = threading.Thread(target=lambda: answers.append(_trouble(uuid)), daemon=True)
+
+    def ask() -> None:
+        with nvml_session() as nvml:
+            answers.append("" if nvml is None else question(nvml))
+
+    asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(wait_s)
-    return answers[0] if answers else f"nothing within {wait_s:.0f} s"
+    return answers[0] if answers else None
 
 
-def _trouble(uuid: str) -> str:
+HIDES = "hide the GPU with CUDA_VISIBLE_DEVICES= to train on the CPU"
+
+LOST = "run nvidia-smi, and look for Xid in the kernel's log (dmesg)"
+
+_OLDEST_DRIVERS = {13: 580, 12: 525, 11: 450}
+"""Oldest branch of NVIDIA's driver that runs what a CUDA of this first number built: NVIDIA, CUDA Compatibility, "Minor
+Version Compatibility", table 1. With packages for forward compatibility older ones do: only CUDA knows for sure."""
+
+_WHEELS = {13: "cu130", 12: "cu126"}
+"""Names of torch's wheels by CUDA's first number: pytorch.org, "Previous versions"; there is none for 11 since 2.8."""
+
+
+WHEEL_OF = (
+    "pip install torch=={base}+{wheel} with PIP_EXTRA_INDEX_URL set to PyTorch's index for {wheel}, or load the site's "
+    "torch"
+)
+
+
+class Unusable(NamedTuple):
+    """Why a torch computes on no GPU, in a sentence without its full stop, and what to do."""
+
+    reason: str
+    remedy: str
+
+
+def is_given_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether ranks started here should compute on a GPU: `has_gpu`, and this process may open one's own device file.
+
+    Slurm's control groups (ConstrainDevices) leave the files of other jobs' GPUs in place, and refuse to open them.
+    """
+    files = [*(root / "dev").glob("nvidia[0-9]*"), root / "dev/kfd"]
+    return has_gpu(root, environment) and any(os.access(file, os.R_OK | os.W_OK) for file in files)
+
+
+def hidden_gpus(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Unusable | None:
+    """Why this process is shown none of the machine's NVIDIA GPUs, where no variable hides them; else None.
+
+    A container that was given no devices still sees the PCI bus of its machine.
+    """
+    buses = nvidia_buses(root)
+    if not buses or is_given_gpu(root, environment) or environment.get(VISIBLE) is not None:
+        return None
+    many = f"{len(buses)} NVIDIA GPU{'s are' if len(buses) > 1 else ' is'} on the PCI bus"
+    if any((root / "dev").glob("nvidia[0-9]*")):
+        return Unusable(f"{many}, but this job may not open their device files", "ask for GPUs (slurm.gpu_request)")
+    return Unusable(
+        f"{many}, but /dev has no device file of one",
+        "give the container its devices (container.gpu=nvidia; apptainer --nv; docker --gpus all), or load the driver",
+    )
+
+
+def driver_version(root: Path = Path("/")) -> str:
+    """Version of NVIDIA's driver, e.g. 535.183.01, by its kernel module, else by NVML; empty where neither says."""
+    if match := re.search(r"Kernel Module(?: for \S+)? +(\d[\d.]*)", _text(root / "proc/driver/nvidia/version")):
+        return match[1]
     with nvml_session() as nvml:
         if nvml is not None:
-            try:
-                nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid))
-            except nvml.NVMLError as error:
-                return str(error)
+            with suppress(nvml.NVMLError):
+                return _as_text(nvml.nvmlSystemGetDriverVersion())
     return ""
+
+
+def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/")) -> Unusable | None:
+    """What is known against a torch on this machine's GPU; None where nothing is.
+
+    `torch`: its version. `cuda`, `hip`: the versions of CUDA and ROCm it was built for.
+    """
+    base, driver = torch.partition("+")[0], driver_version(root)
+    branch = int(driver.partition(".")[0] or 0)
+    if not (root / "dev/nvidiactl").exists():
+        if hip is not None:
+            return None
+        wheel = f"install torch {base} for ROCm, from PyTorch's own index"
+        return Unusable(
+            f"torch {torch} is built for {f'CUDA {cuda}' if cuda else 'CPUs'}, and the GPU is AMD's (/dev/kfd)", wheel
+        )
+    runs = next((major for major, oldest in _OLDEST_DRIVERS.items() if branch >= oldest), 0 if branch else 12)
+    wheel = f"update the driver: torch {base} needs {_OLDEST_DRIVERS[12]} or newer"
+    if runs in _WHEELS:
+        wheel = WHEEL_OF.format(base=base, wheel=_WHEELS[runs])
+    if cuda is None:
+        built = f"ROCm {hip}" if hip else "CPUs"
+        of = f" (driver {driver})" if driver else ""
+        return Unusable(f"torch {torch} is built for {built}, and the GPU is NVIDIA's{of}", wheel)
+    needed = _OLDEST_DRIVERS.get(int(cuda.partition(".")[0]))
+    if needed is None or not branch or branch >= needed:
+        return None
+    return Unusable(
+        f"torch {torch} is built for CUDA {cuda}, which needs driver {needed} or newer, and the driver is {driver}",
+        wheel,
+    )
 
 
 def _names_uuids(environment: Mapping[str, str]) -> bool:

@@ -20,7 +20,20 @@ from typing import Any
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.gpus import VISIBLE, Gpu, fabric_adapters, place_of, slices_listed
+from dlbench.machine.gpus import (
+    HIDES,
+    LOST,
+    VISIBLE,
+    WHEEL_OF,
+    Gpu,
+    driver_version,
+    fabric_adapters,
+    hidden_gpus,
+    is_given_gpu,
+    place_of,
+    slices_listed,
+    unusable,
+)
 from dlbench.node.ranks import RankPlace
 from dlbench.opening import read_end
 from dlbench.records.exchange import NcclTransport
@@ -28,32 +41,79 @@ from dlbench.records.record import RankGpu
 from dlbench.specs.plan import LaunchPlan
 
 
-def device_for(plan: LaunchPlan, place: RankPlace) -> torch.device:
+def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> torch.device:
     """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
     A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met:
-    see `dlbench.node.devices`.
+    see `require_own_gpu`. `root`: where `dev`, `proc` and `sys` are.
 
-    Raises EnvironmentLacksError: a node has GPUs, but fewer than ranks, or GPUs were asked for and none is seen.
+    Raises EnvironmentLacksError: a node has GPUs, but fewer than ranks, or torch cannot compute on them, or GPUs were
+    asked for and none is seen.
     """
     asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
     if not torch.cuda.is_available():
+        if is_given_gpu(root):
+            found = unusable(torch.__version__, torch.version.cuda, torch.version.hip, root)
+            reason, remedy = found or (_no_cuda(root), LOST)
+            raise EnvironmentLacksError(f"{place.host} has a GPU that torch cannot use: {reason}; {remedy}, or {HIDES}")
         if asked != "none":
+            reason, remedy = hidden_gpus(root) or ("", "check the driver and CUDA_VISIBLE_DEVICES")
             raise EnvironmentLacksError(
-                f"slurm.gpu_request is {asked}, but torch sees no GPU on {place.host}: check the driver and torch's "
-                "build, or set gpu_request to none to train on CPUs"
+                f"slurm.gpu_request is {asked}, but torch sees no GPU on {place.host}: {reason}{'; ' if reason else ''}"
+                f"{remedy}, or set gpu_request to none to train on CPUs"
             )
         return torch.device("cpu")
+    # Before, torch counts by NVML: every board, also where CUDA shows one MIG slice of them all.
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     visible = torch.cuda.device_count()
     if visible > 1 and place.local_size > visible:
         raise EnvironmentLacksError(
             f"{place.local_size} ranks per node, but {visible} GPUs on {place.host}: ranks must not share one; use "
             "fewer ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
-    index = 0 if visible == 1 else place.local_rank
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    device = torch.device("cuda", 0 if visible == 1 else place.local_rank)
+    torch.cuda.set_device(device.index)
+    _require_kernels(device, place)
+    return device
 
+
+def _no_cuda(root: Path) -> str:
+    """Why CUDA does not begin, in torch's words, with the versions that decide about it."""
+    words = "it gives no reason"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        words = " ".join(str(error).split())[:_MAX_WORDS]
+    return (
+        f"torch {torch.__version__} for CUDA {torch.version.cuda}, driver {driver_version(root) or 'unknown'}: {words}"
+    )
+
+
+def _require_kernels(device: torch.device, place: RankPlace) -> None:
+    """Proves that this torch was built for a GPU's architecture. Raises EnvironmentLacksError: it was not.
+
+    A binary runs on GPUs of the same first number and a second one at least as high, and PTX (`compute_`) on all newer
+    ones (NVIDIA, CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").
+    """
+    names = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    major, minor = torch.cuda.get_device_capability(device)
+    fits = [
+        (int(one), int(two)) <= (major, minor) and (kind == "compute" or int(one) == major) for kind, one, two in names
+    ]
+    if names and not any(fits):
+        built, base = (
+            ", ".join(dict.fromkeys(f"{one}.{two}" for _, one, two in names)),
+            torch.__version__.partition("+")[0],
+        )
+        is_new = all((int(one), int(two)) < (major, minor) for _, one, two in names)
+        raise EnvironmentLacksError(
+            f"{place.host}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} (compute "
+            f"capability {major}.{minor}; it has {built}): "
+            f"{'install a newer torch' if is_new else WHEEL_OF.format(base=base, wheel='cu126')}, or {HIDES}"
+        )
+
+
+_MAX_WORDS = 200
 
 _SLICE = " MIG "  # In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`.
 
@@ -126,9 +186,12 @@ def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) 
     shared = _alike(ranks, lambda one: one[2])
     if shared:
         numbers, host, uuid = shared
+        what, way = "GPU", "show each rank its own (slurm.gpu_bind, CUDA_VISIBLE_DEVICES)"
+        if uuid.startswith("MIG-"):
+            what, way = "slice", "list a slice for each in CUDA_VISIBLE_DEVICES: CUDA shows a process the first alone"
         raise EnvironmentLacksError(
-            f"ranks {numbers} share GPU {uuid} of {host}: each rank needs one of its own; use fewer ranks per node, or "
-            "show each rank its own (slurm.gpu_bind, CUDA_VISIBLE_DEVICES)"
+            f"ranks {numbers} share {what} {uuid} of {host}: each rank needs one of its own; use fewer ranks per node, "
+            f"or {way}"
         )
     slices = [one for one in ranks if one[2].startswith("MIG-")]
     if by_nccl and (shared := _alike(slices, lambda one: one[3])):

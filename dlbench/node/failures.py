@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, PeerLostError, RunError
-from dlbench.machine.gpus import Gpu, gpu_trouble
+from dlbench.machine.gpus import Gpu, gpu_trouble, restricted_mode
 from dlbench.node.ranks import RankPlace
 from dlbench.records.status import FailureKind
 
@@ -49,6 +49,8 @@ _DEVICE_FAULT = re.compile(
     r"CUDA (?:driver )?error: (?!out of memory)|CUDNN_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)"
     r"|CUBLAS_STATUS_EXECUTION_FAILED|ncclUnhandledCudaError|device-side assert|GPU is lost"
 )
+_BUSY = "busy or unavailable"
+"""Of cudaErrorDevicesUnavailable: a GPU whose compute mode keeps this process off it, or one that is lost."""
 _OWN_CHECK = re.compile(r"device-side assert|illegal memory access|misaligned address|no kernel image|invalid ")
 """What a defect of a program or an installation shows as; other faults are the device's, its driver's or its bus's."""
 _TORCH_ADVICE = re.compile(r" (?:CUDA kernel errors might|Search for `|For debugging consider|Compile with)")
@@ -90,7 +92,9 @@ def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | 
         reason = f"{library[1]} is not found at run time: load the module that brings it, or install it again"
     elif place is not None and is_device_fault(error):
         kind = "own"  # others lose this rank, whatever NCCL says of them
-        reason = _device_fault(condensed(said), place, gpu)
+        mode = restricted_mode(gpu.uuid if gpu is not None else None) if _BUSY in said else ""
+        code = ExitCode.ENVIRONMENT if mode else code
+        reason = _device_fault(condensed(said), place, gpu, mode)
     elif isinstance(error, OSError) and error.strerror and error.filename is not None:
         code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else code
         reason = f"{error.filename}: {error.strerror}"
@@ -115,11 +119,16 @@ def is_device_fault(error: BaseException) -> bool:
     return type(error).__name__ == "AcceleratorError" or _DEVICE_FAULT.search(str(error)) is not None
 
 
-def _device_fault(words: str, place: RankPlace, gpu: Gpu | None) -> str:
+def _device_fault(words: str, place: RankPlace, gpu: Gpu | None, mode: str) -> str:
     named = "its GPU" if gpu is None else f"GPU {gpu.uuid} ({gpu.pci_bus_id})"
     # Of several sentences the first is the cause; torch's advice on debugging follows it.
     words = _TORCH_ADVICE.split(words)[0].strip()
     reason = f"rank {place.rank} on {place.host}, {named}: {words}"
+    if mode:
+        return (
+            f"{reason}; the GPU is in {mode}: give each rank a GPU of its own, end other processes there, or let the "
+            "administrator set the default mode (nvidia-smi --compute-mode=0)"
+        )
     state = gpu_trouble(gpu.uuid) if gpu is not None else ""
     if state:
         reason += f"; NVML says of it: {state}"

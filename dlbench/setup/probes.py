@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dlbench.machine.cuda_parts import find_cuda_parts
+from dlbench.machine.cuda_parts import compiler_lacks, find_cuda_parts
 from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
+from dlbench.machine.gpus import HIDES, LOST, hidden_gpus, is_given_gpu, unusable
 from dlbench.units import format_bytes, utf8_text
 
 State = Literal["ok", "absent", "problem"]
@@ -49,7 +50,8 @@ def examine() -> list[Finding]:
         Finding("Python", "ok", f"{sys.version.split()[0]} in {sys.prefix}"),
         _cores(),
         _host_name(),
-        _torch(),
+        *_torch(),
+        _compiler(),
         *_horovod(),
         _mpi(),
         _slurm(),
@@ -134,18 +136,40 @@ def _host_name() -> Finding:
     return Finding("Host name", "ok", f"{utf8_text(socket.gethostname())} resolves")
 
 
-def _torch() -> Finding:
+def _torch() -> Iterable[Finding]:
     if _version("torch") is None:
-        return Finding("PyTorch", "absent", "not installed", "pip install 'dlbench[node]'", "training (compute nodes)")
+        yield Finding("PyTorch", "absent", "not installed", "pip install 'dlbench[node]'", "training (compute nodes)")
+        return
     answer = ask(
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
-        " 'gpus': torch.cuda.device_count(), 'nccl': torch.distributed.is_nccl_available()}))"
+        " 'hip': torch.version.hip, 'gpus': torch.cuda.device_count() if torch.cuda.is_available() else 0,"
+        " 'nccl': torch.distributed.is_nccl_available()}))"
     )
     if isinstance(answer, str):
-        return Finding("PyTorch", "problem", f"does not import: {answer}", "reinstall torch in this environment")
-    cuda = f"CUDA {answer['cuda']}, {answer['gpus']} GPUs" if answer["cuda"] else "CPU build"
+        yield Finding("PyTorch", "problem", f"does not import: {answer}", "reinstall torch in this environment")
+        return
+    built = f"CUDA {answer['cuda']}" if answer["cuda"] else f"ROCm {answer['hip']}" if answer.get("hip") else ""
+    cuda = f"{built}, {answer['gpus']} GPUs" if built else "CPU build"
     nccl = "with NCCL" if answer["nccl"] else "without NCCL"
-    return Finding("PyTorch", "ok", f"{answer['version']}, {cuda}, {nccl}")
+    detail = f"{answer['version']}, {cuda}, {nccl}"
+    if answer["gpus"] or not is_given_gpu():
+        yield Finding("PyTorch", "ok", detail)
+    else:
+        reason, remedy = unusable(answer["version"], answer["cuda"], answer.get("hip")) or (detail, LOST)
+        yield Finding("PyTorch", "problem", f"cannot use the GPU of this machine: {reason}", f"{remedy}, or {HIDES}")
+    if hidden := hidden_gpus():
+        yield Finding("GPUs", "absent", *hidden, "training on GPUs")
+
+
+def _compiler() -> Finding:
+    """For torch.compile, of which GPUs need more: what they lack is said on any machine, as it is the login node's."""
+    needed_for = "train.compile, and fused LAMB and LARS on GPUs (else train.optimizer.implementation=foreach)"
+    lacks = compiler_lacks(on_gpu=True)
+    if lacks is None and shutil.which(os.environ.get("CXX", "g++")) is None:
+        lacks = "there is no C++ compiler", "install g++, or name one in CXX"
+    if lacks is not None:
+        return Finding("torch.compile", "absent", *lacks, needed_for)
+    return Finding("torch.compile", "ok", "a C and a C++ compiler, and Python's header")
 
 
 ASK_HOROVOD = """

@@ -16,6 +16,7 @@ from typing import Any
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.arithmetic import has_gpu
+from dlbench.machine.gpus import HIDES, is_given_gpu, unusable
 from dlbench.setup.probes import ASK_HOROVOD, ask
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.files import kept
@@ -32,12 +33,14 @@ _REMEDIES = {
 _LOADERS_OWN = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 _WHERE = """
-import glob, importlib.util, json, os, sys
+import glob, importlib.util, json, os, runpy, sys
 found = {name: importlib.util.find_spec(name) for name in ("torch", "mpi4py", "horovod")}
 folders = {name: os.path.dirname(spec.origin or "") for name, spec in found.items() if spec}
 files = [os.path.join(folders["torch"], "version.py")] if "torch" in folders else []
 files += sorted(glob.glob(os.path.join(folders["horovod"], "torch", "mpi_lib_v2*"))) if "horovod" in folders else []
+torch = runpy.run_path(files[0]) if files and os.path.exists(files[0]) else {}
 print(json.dumps({"prefix": sys.prefix, "installed": sorted(folders),
+    "torch": [torch.get(name) for name in ("__version__", "cuda", "hip")],
     "files": [[file, os.stat(file).st_mtime_ns] for file in files]}))
 """
 
@@ -58,6 +61,14 @@ def refusal(plan: LaunchPlan) -> DlbenchError | None:
         if name not in where["installed"]:
             remedy = _REMEDIES.get(name, f"pip install {name}")
             return EnvironmentLacksError(f"{who} is not installed in {where['prefix']}; remedy: {remedy}{instead}")
+    version, cuda, hip = where["torch"]
+    given = {name: one for name, one in plan.system.launch.environment.items() if isinstance(one, str)}
+    if plan.system.scheduler == "none" and version and is_given_gpu(environment={**os.environ, **given}):
+        found = unusable(version, cuda, hip)
+        if found is not None and not _sees_gpu(python):
+            return EnvironmentLacksError(
+                f"this machine has a GPU that torch cannot use: {found.reason}; {found.remedy}, or {HIDES}"
+            )
     if not isinstance(plan, RunPlan) or plan.engine.name != "horovod":
         return None
     build = _horovod(python)
@@ -103,6 +114,13 @@ def _where(python: str) -> dict[str, Any] | None:
     """What is installed for an interpreter, and when what decides about Horovod's build changed."""
     answer = ask(_WHERE, python=python)
     return None if isinstance(answer, str) else answer
+
+
+@cache
+def _sees_gpu(python: str) -> bool:
+    """What CUDA itself says: libraries for forward compatibility run a newer CUDA on an old driver."""
+    answer = ask("import json, torch; print(json.dumps({'sees': torch.cuda.is_available()}))", python=python)
+    return isinstance(answer, dict) and bool(answer["sees"])
 
 
 @cache

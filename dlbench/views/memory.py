@@ -61,7 +61,7 @@ class MemoryPoint:
     startup: Estimate | None = field(
         metadata=column("Before measured steps", "startup_peak_bytes", missing="not recorded", has_interval=False)
     )
-    """The same as `peak` until the measured steps began: set-up, cuDNN's search, compiling and warm-up included."""
+    """Peak before the measured steps, cuDNN's search and compiling included, where ranks compute on GPUs."""
     gpu_used_bytes: float | None = field(metadata=column("Used on a GPU", missing="not sampled", unit="bytes"))
     """Highest sample of a GPU's used memory in the measured window, with what else was on it."""
     host_used_bytes: float | None = field(metadata=column("Used per node", missing="not sampled", unit="bytes"))
@@ -141,7 +141,7 @@ def _point(
         peak=peak,
         reserved=estimate(lambda rank: rank.peak_reserved_bytes or None),
         resident=estimate(lambda rank: rank.peak_resident_bytes) if on_gpu else None,
-        startup=estimate(lambda rank: rank.startup_peak_bytes),
+        startup=estimate(lambda rank: rank.startup_peak_bytes) if on_gpu else None,
         gpu_used_bytes=_highest(reading, r"gpu\.\d+\.memory_used_bytes") if on_gpu else None,
         host_used_bytes=_highest(reading, r"host\.memory_used_bytes"),
     )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from dlbench.errors import EnvironmentLacksError
+from dlbench.setup import requirements
+from dlbench.specs.expand import expand
+from dlbench.specs.requests import Request
 from tests.conftest import Cli
+from tests.support.gpus import gpu_files
 from tests.support.horovod import stand_in_horovod
 from tests.support.programs import on_path
 
@@ -143,3 +149,47 @@ def test_an_answer_is_kept_until_horovod_is_another(cli: Cli, tmp_path: Path) ->
     for kept in (tmp_path / "cache").rglob("asked/*"):
         kept.write_text("damaged")
     assert cli(*SUBMIT, "--nodes", "2", "--dry-run", **variables).stderr == ""
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_a_torch_that_cannot_use_the_gpu_here_is_refused_before_any_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sees: bool
+) -> None:
+    """By its version and the driver's; where CUDA itself begins, libraries for forward compatibility are here."""
+    root = gpu_files(tmp_path / "gpu")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    python = tmp_path / "python"
+    where = '{"prefix": "/venv", "installed": ["torch"], "torch": ["2.13.0", "13.0", null], "files": []}'
+    answers = f"case \"$*\" in *is_available*) echo '{{\"sees\": {str(sees).lower()}}}' ;; *) echo '{where}' ;; esac"
+    python.write_text(f"#!/bin/sh\n{answers}\n")
+    python.chmod(0o755)
+    for name in ("is_given_gpu", "unusable"):
+        monkeypatch.setattr(requirements, name, partial(getattr(requirements, name), root=root))
+
+    def refused(**launch: str) -> object:
+        overrides = {
+            "system.python": str(python),
+            **{f"system.launch.environment.{key}": launch[key] for key in launch},
+        }
+        asked = Request(workload="resnet50", preset="ci", engine="single", points=(1,), overrides=overrides)
+        return requirements.refusal(expand(asked, machine_cores=2)[0])
+
+    assert refused(CUDA_VISIBLE_DEVICES="-1") is None
+    if sees:
+        assert refused() is None
+    else:
+        error = refused()
+        assert isinstance(error, EnvironmentLacksError)
+        assert str(error).startswith(
+            "this machine has a GPU that torch cannot use: torch 2.13.0 is built for CUDA 13.0, which needs driver 580 "
+            "or newer, and the driver is 535.183.01; pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL"
+        )
+
+
+def test_versions_of_torch_are_read_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in stand_in_horovod(tmp_path, cuda="12.6").items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "packages/torch/__init__.py").write_text("raise RuntimeError('imported')\n")
+    found = requirements._where.__wrapped__(sys.executable)
+    assert found is not None
+    assert found["torch"] == [None, "12.6", None]

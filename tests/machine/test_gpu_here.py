@@ -1,4 +1,4 @@
-"""Whether ranks started here would find a GPU."""
+"""Whether ranks started here would find a GPU, may open it, and whether a torch can compute on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dlbench.machine import gpus
 from dlbench.machine.arithmetic import has_gpu
+from dlbench.machine.gpus import driver_version, hidden_gpus, is_given_gpu, unusable
+from tests.support.gpus import gpu_files
 
 
 @pytest.mark.parametrize("visible", [None, "0", "1,0", " 3", "GPU-8932f937-d72c", "MIG-2a6f", "0,-1"])
@@ -24,9 +27,12 @@ def test_a_driver_s_device_file_is_a_gpu(tmp_path: Path, device: str, visible: s
 
 @pytest.mark.parametrize("visible", ["", "-1", "-1,0", "NoDevFiles", "none"])
 def test_a_list_that_names_none_hides_every_gpu(tmp_path: Path, visible: str) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "nvidiactl").touch()
+    gpu_files(tmp_path)
     assert not has_gpu(tmp_path, {"CUDA_VISIBLE_DEVICES": visible})
+    assert not is_given_gpu(tmp_path, {"CUDA_VISIBLE_DEVICES": visible})
+    assert has_gpu(tmp_path, {"ROCR_VISIBLE_DEVICES": visible}), "a variable of AMD's hides no NVIDIA GPU"
+    (tmp_path / "dev/nvidiactl").rename(tmp_path / "dev/kfd")
+    assert not has_gpu(tmp_path, {"ROCR_VISIBLE_DEVICES": visible})
 
 
 def test_tests_see_no_gpu_nor_does_what_they_start() -> None:
@@ -34,3 +40,99 @@ def test_tests_see_no_gpu_nor_does_what_they_start() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "''" == repr(os.environ["CUDA_VISIBLE_DEVICES"])
     assert not has_gpu()
+
+
+def test_a_gpu_that_may_not_be_opened_is_another_job_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Slurm's control groups have it: device files of all GPUs are there, and those of others do not open."""
+    gpu_files(tmp_path, boards=2)
+    assert is_given_gpu(tmp_path, {})
+    assert hidden_gpus(tmp_path, {}) is None
+    monkeypatch.setattr(gpus.os, "access", lambda path, mode: False)
+    assert has_gpu(tmp_path, {})
+    assert not is_given_gpu(tmp_path, {})
+    assert hidden_gpus(tmp_path, {}) == (
+        "2 NVIDIA GPUs are on the PCI bus, but this job may not open their device files",
+        "ask for GPUs (slurm.gpu_request)",
+    )
+
+
+def test_a_container_without_devices_still_sees_the_bus(tmp_path: Path) -> None:
+    gpu_files(tmp_path, boards=8)
+    for file in (tmp_path / "dev").iterdir():
+        file.unlink()
+    found = hidden_gpus(tmp_path, {})
+    assert found is not None
+    assert found.reason == "8 NVIDIA GPUs are on the PCI bus, but /dev has no device file of one"
+    assert "apptainer --nv; docker --gpus all" in found.remedy
+    assert hidden_gpus(tmp_path, {"CUDA_VISIBLE_DEVICES": ""}) is None, "somebody wants the CPU"
+    assert hidden_gpus(tmp_path / "none", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024", "535.183.01"),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder)", "570.86.15"),
+        ("NVIDIA UNIX Open Kernel Module for aarch64  580.65.06  Release Build", "580.65.06"),
+        ("something else", ""),
+    ],
+)
+def test_the_kernel_module_says_which_driver_it_is(tmp_path: Path, line: str, version: str) -> None:
+    gpu_files(tmp_path, driver=line)
+    assert driver_version(tmp_path) == version
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "driver", "reason", "remedy"),
+    [
+        (
+            *("2.13.0+cu130", "13.0", "570.86.15"),
+            "torch 2.13.0+cu130 is built for CUDA 13.0, which needs driver 580 or newer, and the driver is 570.86.15",
+            "pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL set to PyTorch's index for cu126, or load the "
+            "site's torch",
+        ),
+        (
+            *("2.13.0+cpu", None, "580.65.06"),
+            "torch 2.13.0+cpu is built for CPUs, and the GPU is NVIDIA's (driver 580.65.06)",
+            "pip install torch==2.13.0+cu130 with PIP_EXTRA_INDEX_URL set to PyTorch's index for cu130, or load the "
+            "site's torch",
+        ),
+        # No wheel of a torch that dlbench takes is for CUDA 11.
+        (
+            *("2.10.0+cu126", "12.6", "470.1"),
+            "torch 2.10.0+cu126 is built for CUDA 12.6, which needs driver 525 or newer, and the driver is 470.1",
+            "update the driver: torch 2.10.0 needs 525 or newer",
+        ),
+    ],
+)
+def test_what_is_known_against_a_torch_comes_with_what_to_install(
+    tmp_path: Path, torch: str, cuda: str | None, driver: str, reason: str, remedy: str
+) -> None:
+    gpu_files(tmp_path, driver=f"NVIDIA UNIX x86_64 Kernel Module  {driver}  Sun May 12")
+    assert unusable(torch, cuda, None, tmp_path) == (reason, remedy)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver"),
+    [("13.0", "580.65.06"), ("12.6", "525.60.13"), ("12.9", "999.1"), ("11.8", "450.1"), ("14.0", "1")],
+)
+def test_nothing_is_said_against_a_driver_that_suits_or_a_cuda_that_is_not_known(
+    tmp_path: Path, cuda: str, driver: str
+) -> None:
+    gpu_files(tmp_path, driver=f"NVIDIA UNIX x86_64 Kernel Module  {driver}  Sun May 12")
+    assert unusable("2.13.0", cuda, None, tmp_path) is None
+    gpu_files(tmp_path, driver="unreadable")
+    assert unusable("2.13.0", cuda, None, tmp_path) is None
+
+
+def test_a_torch_for_one_maker_is_none_for_the_other(tmp_path: Path) -> None:
+    gpu_files(tmp_path)
+    found = unusable("2.13.0+rocm7.0", None, "7.0", tmp_path)
+    assert found is not None
+    assert found.reason.startswith("torch 2.13.0+rocm7.0 is built for ROCm 7.0, and the GPU is NVIDIA's")
+    (tmp_path / "dev/nvidiactl").rename(tmp_path / "dev/kfd")
+    assert unusable("2.13.0+rocm7.0", None, "7.0", tmp_path) is None
+    found = unusable("2.13.0", "13.0", None, tmp_path)
+    assert found is not None
+    assert found.reason == "torch 2.13.0 is built for CUDA 13.0, and the GPU is AMD's (/dev/kfd)"
+    assert found.remedy == "install torch 2.13.0 for ROCm, from PyTorch's own index"

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from dlbench.errors import EnvironmentLacksError
+from dlbench.errors import EnvironmentLacksError, ExitCode
+from dlbench.machine import gpus
 from dlbench.machine.gpus import Gpu
 from dlbench.node import devices
 from dlbench.node.devices import (
@@ -27,11 +28,13 @@ from dlbench.node.devices import (
     together,
     way_of,
 )
+from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
 from dlbench.records.record import RankGpu
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
+from tests.support.gpus import gpu_files
 from tests.support.rank_places import rank_place
 
 NAMED = "12345678-1234-1234-1234-123456789012"
@@ -53,14 +56,19 @@ def place(local_rank: int, local_size: int = 4) -> RankPlace:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A torch that sees GPUs: their number, properties, and which cannot reach each other."""
-    seen = SimpleNamespace(count=4, name="NVIDIA A100", uuid=NAMED, apart=set(), set=[])
+    seen = SimpleNamespace(count=4, name="NVIDIA A100", uuid=NAMED, apart=set(), set=[], capability=(8, 0), boards=0)
+    seen.built_for = ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"]
     properties = lambda device: SimpleNamespace(  # noqa: E731
         name=seen.name, uuid=seen.uuid, pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0
     )
     for name, stand_in in {
         "is_available": lambda: seen.count > 0,
-        "device_count": lambda: seen.count,
+        "init": lambda: seen.set.append("init"),
+        "device_count": lambda: seen.count if "init" in seen.set else seen.boards or seen.count,
         "set_device": seen.set.append,
+        "get_arch_list": lambda: seen.built_for,
+        "get_device_capability": lambda device: seen.capability,
+        "get_device_name": lambda device: seen.name,
         "get_device_properties": properties,
         "can_device_access_peer": lambda own, other: (own, other) not in seen.apart,
     }.items():
@@ -75,9 +83,15 @@ def test_the_only_gpu_that_a_rank_sees_is_its_own(cuda: SimpleNamespace, request
     assert [device_for(plan_of(request_, launcher), place(rank)).index for rank in range(4)] == [0, 0, 0, 0]
 
 
+def test_what_cuda_shows_counts_not_what_nvml_counts(cuda: SimpleNamespace) -> None:
+    """Of boards in MIG mode CUDA shows the first slice alone, and torch's own count asks NVML until CUDA begins."""
+    cuda.count, cuda.boards = 1, 8
+    assert [device_for(plan_of("none"), place(rank, 2)).index for rank in range(2)] == [0, 0]
+
+
 def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace) -> None:
     assert [device_for(plan_of("gres"), place(rank)).index for rank in range(4)] == [0, 1, 2, 3]
-    assert cuda.set == [0, 1, 2, 3]
+    assert cuda.set == ["init", 0, "init", 1, "init", 2, "init", 3]
     cuda.count = 3
     with pytest.raises(EnvironmentLacksError, match="4 ranks per node, but 3 GPUs on n0: ranks must not share one"):
         device_for(plan_of("gres"), place(0))
@@ -85,6 +99,95 @@ def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace
     with pytest.raises(EnvironmentLacksError, match=r"slurm\.gpu_request is gres, but torch sees no GPU on n0"):
         device_for(plan_of("gres"), place(0))
     assert device_for(plan_of("none"), place(0)).type == "cpu"
+
+
+@pytest.fixture
+def blind(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """PyPI's torch of CUDA 13, which sees no GPU, and no list of devices."""
+    cuda.count = 0
+    for name, value in (("__version__", "2.13.0+cu130"), ("version.cuda", "13.0"), ("version.hip", None)):
+        monkeypatch.setattr(f"torch.{name}", value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return cuda
+
+
+@pytest.mark.parametrize("request_", ["none", "gres"])
+def test_a_gpu_that_torch_cannot_use_is_no_cpu_run(
+    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: str
+) -> None:
+    root = gpu_files(tmp_path)
+    with pytest.raises(EnvironmentLacksError) as raised:
+        device_for(plan_of(request_), place(0), root)
+    assert str(raised.value) == (
+        "n0 has a GPU that torch cannot use: torch 2.13.0+cu130 is built for CUDA 13.0, which needs driver 580 or "
+        "newer, and the driver is 535.183.01; pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL set to "
+        "PyTorch's index for cu126, or load the site's torch, or hide the GPU with CUDA_VISIBLE_DEVICES= to train on "
+        "the CPU"
+    )
+    failure = failure_of(raised.value, place(0))
+    assert (failure.exit_code, failure.reason) == (ExitCode.ENVIRONMENT, str(raised.value)), "no word is cut off"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if request_ == "none":
+        assert device_for(plan_of(request_), place(0), root).type == "cpu"
+    else:
+        with pytest.raises(EnvironmentLacksError, match="torch sees no GPU on n0: check the driver and CUDA_VISIBLE_"):
+            device_for(plan_of(request_), place(0), root)
+
+
+def test_a_gpu_that_cuda_does_not_begin_on_is_said_in_its_words(
+    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E.g. boards with NVSwitch whose fabric manager does not run."""
+
+    def init() -> None:
+        raise RuntimeError("Unexpected error from cudaGetDeviceCount().\n Error 802: system not yet initialized")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    root = gpu_files(tmp_path, driver="NVIDIA UNIX x86_64 Kernel Module  580.65.06  x")
+    with pytest.raises(EnvironmentLacksError) as raised:
+        device_for(plan_of("none"), place(0), root)
+    assert str(raised.value).startswith(
+        "n0 has a GPU that torch cannot use: torch 2.13.0+cu130 for CUDA 13.0, driver 580.65.06: Unexpected error from "
+        "cudaGetDeviceCount(). Error 802: system not yet initialized; run nvidia-smi"
+    )
+
+
+def test_devices_of_other_jobs_make_no_gpu_of_this_one(
+    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = gpu_files(tmp_path, boards=2)
+    monkeypatch.setattr(gpus.os, "access", lambda path, mode: False)
+    assert device_for(plan_of("none"), place(0), root).type == "cpu"
+    with pytest.raises(EnvironmentLacksError, match="2 NVIDIA GPUs are on the PCI bus, but this job may not open"):
+        device_for(plan_of("gres"), place(0), root)
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "said"),
+    [
+        ((7, 0), None, "it has 7.5, 8.0, 9.0, 12.0): pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL"),
+        ((10, 0), ["sm_80", "sm_90"], "it has 8.0, 9.0): install a newer torch, or hide the GPU"),
+        ((8, 6), None, ""),  # what sm_80 is built for runs on it
+        ((12, 1), ["compute_120"], ""),  # the driver compiles for it
+        ((9, 0), ["sm_90a"], ""),
+        ((9, 0), [], ""),  # torch does not say
+        ((9, 0), ["gfx90a"], ""),
+    ],
+)
+def test_a_torch_without_kernels_for_a_gpu_is_refused(
+    blind: SimpleNamespace, capability: tuple[int, int], built_for: list[str] | None, said: str
+) -> None:
+    """PyPI's wheel of CUDA 13 has none for V100 and older: torch sees the GPU, and its first kernel would fail."""
+    blind.count, blind.capability, blind.built_for = 1, capability, built_for or blind.built_for
+    if built_for == []:
+        blind.built_for = []
+    if not said:
+        assert device_for(plan_of("none"), place(0)).type == "cuda"
+        return
+    with pytest.raises(EnvironmentLacksError) as raised:
+        device_for(plan_of("none"), place(0))
+    assert "n0: torch 2.13.0+cu130 has no kernels for NVIDIA A100 (compute capability" in str(raised.value)
+    assert said in str(raised.value)
 
 
 def test_a_gpu_is_named_by_uuid_address_and_whom_it_reaches(cuda: SimpleNamespace) -> None:
@@ -119,6 +222,8 @@ def test_nccl_joins_slices_of_different_gpus_only() -> None:
     with pytest.raises(EnvironmentLacksError, match=r"ranks 0, 1 have MIG slices of one GPU \(0000:1b:00\.0 of n0\)"):
         require_distinct(same, by_nccl=True)
     require_distinct(same, by_nccl=False)
+    with pytest.raises(EnvironmentLacksError, match=r"ranks 0, 1 share slice MIG-a of n0: .* list a slice for each"):
+        require_distinct([same[0], (1, "n0", "MIG-a", "0000:1b:00.0")], by_nccl=False)
     require_distinct([same[0], (1, "n0", "MIG-b", "0000:1c:00.0")], by_nccl=True)
 
 

@@ -163,6 +163,27 @@ def test_a_kernel_that_refuses_its_input_is_no_broken_gpu(monkeypatch: pytest.Mo
     )
 
 
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch for `cudaErrorDevicesUnavailable' in x."
+
+
+def test_a_gpu_that_another_process_has_is_named_with_its_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "restricted_mode", lambda uuid: "exclusive process mode, used by process 4711")
+    monkeypatch.setattr(failures, "gpu_trouble", lambda uuid: "")
+    failure = failure_of(AcceleratorError(BUSY), *WHERE)
+    assert (failure.kind, failure.exit_code) == ("own", ExitCode.ENVIRONMENT)
+    assert failure.reason == (
+        "rank 3 on n07, GPU GPU-ab (0000:81:00.0): CUDA error: CUDA-capable device(s) is/are busy or unavailable; the "
+        "GPU is in exclusive process mode, used by process 4711: give each rank a GPU of its own, end other processes "
+        "there, or let the administrator set the default mode (nvidia-smi --compute-mode=0)"
+    )
+    # Two ranks on the only GPU: which one it is, is not known before they meet.
+    assert "rank 3 on n07, its GPU: CUDA error" in failure_of(RuntimeError(BUSY), PLACE).reason
+    monkeypatch.setattr(failures, "restricted_mode", lambda uuid: "")
+    failure = failure_of(AcceleratorError(BUSY), *WHERE)
+    assert failure.exit_code == ExitCode.RUN_FAILED
+    assert "look for Xid" in failure.reason
+
+
 def test_no_other_failure_is_taken_for_one_of_the_gpu() -> None:
     for error in (
         OutOfMemoryError(MEMORY),

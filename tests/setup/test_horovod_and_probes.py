@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -29,6 +30,7 @@ from dlbench.setup.horovod import (
 )
 from dlbench.setup.probes import Finding, examine
 from dlbench.specs.files import cache_folder
+from tests.support.gpus import gpu_files
 
 CUDA_PARTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
 FACTS = {
@@ -648,6 +650,55 @@ def test_what_is_broken_is_a_problem_and_no_crash(installed: Machine, monkeypatc
     assert "--rebuild" in found["Horovod"].remedy
     assert "SLURM_CONF" in found["Slurm"].remedy
     assert found["Scratch SLURM_TMPDIR"].detail.endswith(os.strerror(2))
+
+
+def test_a_gpu_that_torch_cannot_use_is_a_problem(
+    installed: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = gpu_files(tmp_path / "gpu")
+    for name in ("is_given_gpu", "hidden_gpus", "unusable"):
+        monkeypatch.setattr(probes, name, functools.partial(getattr(probes, name), root=root))
+    answer = {"version": "2.13.0", "cuda": "13.0", "hip": None, "gpus": 0, "nccl": True}
+    monkeypatch.setenv("TORCH_ANSWER", json.dumps(answer))
+    assert findings()["PyTorch"].state == "ok", "CUDA_VISIBLE_DEVICES= means the CPU"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    found = findings()["PyTorch"]
+    assert (found.state, found.detail) == (
+        "problem",
+        "cannot use the GPU of this machine: torch 2.13.0 is built for CUDA 13.0, which needs driver 580 or newer, and "
+        "the driver is 535.183.01",
+    )
+    assert found.remedy == (
+        "pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL set to PyTorch's index for cu126, or load the site's "
+        "torch, or hide the GPU with CUDA_VISIBLE_DEVICES= to train on the CPU"
+    )
+    # Libraries for forward compatibility: torch knows better than a table.
+    monkeypatch.setenv("TORCH_ANSWER", json.dumps({**answer, "gpus": 1}))
+    assert findings()["PyTorch"].state == "ok"
+    for file in (root / "dev").iterdir():
+        file.unlink()
+    hidden = findings()["GPUs"]
+    assert (hidden.state, hidden.detail) == (
+        "absent",
+        "1 NVIDIA GPU is on the PCI bus, but /dev has no device file of one",
+    )
+
+
+def test_what_torch_compile_needs_is_told(installed: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    found = findings()["torch.compile"]
+    assert (found.state, found.detail) == ("absent", "Triton needs a C compiler, and there is neither gcc nor clang")
+    assert "train.optimizer.implementation=foreach" in found.needed_for
+    installed.program("clang", "true")
+    # What a header's folder is asked for here is the tests' own Python.
+    monkeypatch.setattr(probes, "compiler_lacks", functools.partial(probes.compiler_lacks, include=tmp_path))
+    missing = findings()["torch.compile"]
+    assert missing.detail == f"Python's header is missing ({tmp_path}/Python.h)"
+    assert "-dev" in missing.remedy
+    (tmp_path / "Python.h").touch()
+    assert findings()["torch.compile"].state == "ok"
+    (installed.bin / "g++").unlink()
+    assert findings()["torch.compile"].remedy == "install g++, or name one in CXX"
 
 
 def test_slurm_without_a_cluster(installed: Machine) -> None:

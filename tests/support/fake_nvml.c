@@ -16,6 +16,8 @@ FAKE_NVML_GPM_REFUSED=60               this metric of GPM answers NotSupported
 FAKE_NVML_NVLINKS=4                    links of each GPU; those with an odd number are down
 FAKE_NVML_POWER_W=250                  power of GPU 0; each next one takes 10 W more
 FAKE_NVML_REASONS=4                    the mask of clock reasons
+FAKE_NVML_COMPUTE_MODE=3               the compute mode of all GPUs (3: exclusive process)
+FAKE_NVML_COMPUTE_PID=4711             the process that computes on each
 FAKE_NVML_NAME=text                    name of the GPUs
 FAKE_NVML_LOG=file                     a line for each call: name and device; setters write `SET name`
 
@@ -324,6 +326,28 @@ int nvmlDeviceGetMigMode(Device *device, unsigned int *current, unsigned int *pe
   ENTER(device);
   if (option("FAKE_NVML_MIG", -1) < 0) return 3;
   *current = *pending = (unsigned int)is_split(device);
+  return 0;
+}
+
+int nvmlDeviceGetComputeMode(Device *device, unsigned int *mode) {
+  ENTER(device);
+  *mode = (unsigned int)option("FAKE_NVML_COMPUTE_MODE", 0);
+  return 0;
+}
+
+typedef struct {
+  unsigned int pid;
+  unsigned long long bytes;
+  unsigned int gpu_instance, compute_instance;
+} Process;
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned int *count, Process *found) {
+  ENTER(device);
+  long pid = option("FAKE_NVML_COMPUTE_PID", 0);
+  unsigned int room = *count;
+  *count = pid > 0;
+  if (room < *count) return 7; /* insufficient size */
+  if (pid > 0) *found = (Process){(unsigned int)pid, 1000000000ull, 0xffffffffu, 0xffffffffu};
   return 0;
 }
 

@@ -557,6 +557,28 @@ def test_a_divided_board_is_refused(tmp_path: Path, gpu: dict[str, Any], told: d
     assert "MIG" in energy.why["GPUs"]
 
 
+def test_energy_of_gpus_that_the_sampler_was_not_shown_is_no_figure(tmp_path: Path) -> None:
+    """Slurm's control groups show each rank its own GPU alone, and the sampler is the first rank's."""
+    overrides = {"layout.cores_per_rank": 1}
+    (plan,) = plans(system="example-gpu", points=(4,), ranks_per_node=4, repeats=1, overrides=overrides)
+    story = Story(device="cuda:0 (NVIDIA A100)", environment={"host": "n0", "gpu.0": "NVIDIA A100"})
+    folder = write_run(tmp_path, plan, step_times(), story)
+    for rank in range(4):
+        write_spans(folder, rank, stages())
+    columns = [("gpu.0.energy_j", "<f8")]
+    header = {"node_rank": 0, "host": "n0", "run_id": plan.run_id, "period_s": 1.0, "unavailable": {}}
+    facts = {"gpu.0.uuid": "GPU-0"}
+    with sample_writer(folder.samples(0), {**header, "facts": facts}, columns, 1_000_000) as writer:
+        for t in every(1.0):
+            writer.append((round(t * S), 0, 100 * t))
+    energy = run_energy(read_run(folder.path))
+    assert energy.stage("GPUs") is None
+    assert energy.why["GPUs"] == (
+        "the sampler of n0 was shown 1 of the 4 GPUs that its ranks used, as where Slurm hides the others' "
+        "(slurm.gpu_bind site): nothing is known of the others"
+    )
+
+
 def test_gpus_of_a_run_on_cpus_do_not_count(tmp_path: Path) -> None:
     energy = four_gpus(tmp_path, "cpu")
     assert energy.stage("GPUs") is None

@@ -279,6 +279,13 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
         return GpuUse(gpus=gpus, is_certain=True, how="a rank on every GPU of the node")
     if used and len(found) == len(used):
         return GpuUse(gpus=found, is_certain=True, how="by the UUIDs of the ranks' GPUs")
+    if 0 < len(found) < len(used):
+        return GpuUse(
+            gpus=(),
+            is_certain=True,
+            how=f"the sampler of {samples.host} was shown {len(gpus)} of the {len(used)} GPUs that its ranks used, as "
+            "where Slurm hides the others' (slurm.gpu_bind site): nothing is known of the others",
+        )
     return GpuUse(
         gpus=gpus,
         is_certain=False,

@@ -271,8 +271,10 @@ def nvimagecodec() -> Any:
     try:
         from nvidia import nvimgcodec
     except ImportError as error:
+        # Of torch's CUDA: a process should not have two of its runtimes.
+        extra = "gpu-input-cu12" if str(torch.version.cuda).startswith("12.") else "gpu-input"
         raise EnvironmentLacksError(
-            f"data.reader is nvimagecodec, but {NAME} cannot be imported ({error}): pip install 'dlbench[gpu-input]', "
+            f"data.reader is nvimagecodec, but {NAME} cannot be imported ({error}): pip install 'dlbench[{extra}]', "
             "or set data.reader to dlbench"
         ) from None
     return nvimgcodec

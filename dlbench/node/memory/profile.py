@@ -38,8 +38,8 @@ from dlbench.specs.memory import Chain, Unit
 from dlbench.specs.training import OptimizerSpec
 
 WARM_PASSES, TIMED_PASSES = 3, 9
-"""Passes after the one that counts bytes, whose times do not count yet (tried: the first ones of a process take 1.3 to
-1.6 times as long); and those whose medians are taken."""
+"""First passes, of which nothing counts yet (tried: the first ones of a process take 1.3 to 1.6 times as long); and,
+behind the one that counts bytes, those whose medians of times are taken."""
 LEAST_PASSES, LONG_S = 2, 4.0  # of each: as few are enough once they have taken so long, seconds
 
 Batch = dict[str, Tensor]
@@ -333,8 +333,9 @@ class ChainProfile:
         """
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
         with undisturbed(self.model, self.device, holds_gradients=self.parts > 1):
-            counted = self._pass(links, loss_of, batch, peaks_on(self.device), counts=True)
+            # Before bytes are counted, too: the first pass over such a batch also holds what cuDNN tries algorithms in.
             self._timed(links, loss_of, batch, WARM_PASSES)
+            counted = self._pass(links, loss_of, batch, peaks_on(self.device), counts=True)
             for link in links:
                 link.forward_s.clear()
                 link.backward_s.clear()

@@ -19,6 +19,7 @@ from dlbench.node.memory.planning import Batch, Gather, MemoryPlan, Workbench, a
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers import Tier
 from dlbench.node.models.build import Loss
+from dlbench.node.page_locked import require_room
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.context import RankContext
@@ -26,6 +27,7 @@ from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.perfmodels.memory.blocks import BlockCosts
 from dlbench.perfmodels.memory.planner import PREFETCH, saves_nothing
+from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
@@ -75,7 +77,13 @@ def workbench(
         device=device,
         loss_of=sample_loss(model, loss, precision),
         batch_of=sample_batches(plan, device),
-        open_tier=far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ),
+        open_tier=far_tier(
+            *(train, plan.system.storage, device),
+            host=place.host,
+            rank=place.rank,
+            variables=os.environ,
+            beat=beat,
+        ),
         beat=beat,
         gather=gather,
     )
@@ -92,7 +100,8 @@ def activation_memory(
 
     `model`: nothing is hooked to it yet. `wrap_block`: applied to the function of every block, e.g. torch.compile;
     None: nothing. Raises UserError: the network is no chain, or train.memory.blocks names what is none of its units.
-    EnvironmentLacksError: no plan fits, memory cannot be measured, or nothing can be swapped to.
+    EnvironmentLacksError: no plan fits, memory cannot be measured, nothing can be swapped to, or the node has not the
+    memory that its ranks together would page-lock.
     """
     plan, place, device = context.plan, context.place, context.device
     context.watch.stage("profiling memory")
@@ -102,6 +111,9 @@ def activation_memory(
     found = plan_memory(bench)
     if allocator is not None and all(block.decision == "keep" for block in found.plan.blocks):
         allocator = give_back_freed(False)
+    if context.on_gpu:
+        locked = found.plan.predicted.swapped_bytes
+        require_room(locked, f"train.swap {plan.workload.train.swap}", place, context.engine.gather)
     context.watch.stage("building")
     return ActivationMemory(
         *(plan.workload.train, found, model, device, place.rank, bench.open_tier),
@@ -142,6 +154,7 @@ class ActivationMemory:
         self._tier_words = self._tier.words if self._tier is not None else None
         capacity = plan.capacity_bytes
         prefetch = PREFETCH[train.swap]
+        leaving = simulate(chain, plan.blocks, found.rates, capacity, prefetch=prefetch).leaving if moves else ()
         self._blocks = OutOfCore(
             model,
             found.cut.units,
@@ -151,6 +164,7 @@ class ActivationMemory:
             costs=BlockCosts(chain, blocking=prefetch == "blocking").of_plan(plan.blocks),
             turn_bytes=chain.turn_bytes,
             prefetch=prefetch,
+            leaving=leaving,
             verify=train.memory.verify,
             rank=rank,
             moments=clock_for(device),
@@ -194,6 +208,13 @@ class ActivationMemory:
         if all(block.decision == "keep" for block in self._found.plan.blocks):
             found.append("fits in core: nothing swapped or recomputed")
             return tuple(found)
+        capacity, reserved = self._found.plan.capacity_bytes, self._reserved_bytes
+        if capacity is not None and reserved is not None and reserved > capacity:
+            found.append(
+                f"torch's allocator took {format_bytes(reserved)} from the GPU for tensors of at most "
+                f"{format_bytes(self._device_peak_bytes() or 0)}: a GPU with no more than train.memory.capacity would "
+                "not do, or only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            )
         peak, in_core = self._found.plan.predicted.peak_bytes, self._found.in_core_bytes
         if saves_nothing(peak, in_core):
             found.append(
@@ -219,8 +240,14 @@ class ActivationMemory:
             "rank": self._rank,
             "steps": passes // self._train.gradient_accumulation,
             "device_peak_bytes": self._device_peak_bytes(),
+            "device_reserved_bytes": self._reserved_bytes,
             **counts,
         }
+
+    @property
+    def _reserved_bytes(self) -> int | None:
+        """What torch's allocator took from the GPU at most."""
+        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
 
     def _device_peak_bytes(self) -> int | None:
         """What training took at most of its device; None where that is not known.

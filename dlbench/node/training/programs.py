@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.node.memory.profile import undisturbed
 from dlbench.node.memory.saved import HeldByOthers, activation_storage
 from dlbench.node.models.build import Batch
@@ -279,6 +280,9 @@ def require_compiler(device: torch.device, asked: str = "train.compile default",
             f"{asked}: torch.compile needs a C++ compiler, and none works here; install g++, name one in CXX, or "
             f"{instead}"
         ) from None
+    if lacks := compiler_lacks(on_gpu=device.type == "cuda"):
+        reason, remedy = lacks
+        raise EnvironmentLacksError(f"{asked}: {reason}; {remedy}, or {instead}")
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 

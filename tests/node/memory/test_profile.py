@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dlbench.node.memory.cut import find_units
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.planning import Workbench, measure_rates, plan_memory, slowest_chain, slowest_rates
 from dlbench.node.memory.profile import ChainProfile, update_growth
@@ -68,6 +70,45 @@ def test_what_a_unit_works_with_is_its_own() -> None:
     assert linear.backward_working_bytes == pytest.approx(
         tensor + weights, abs=few
     )  # nobody wants the gradient of the network's input
+
+
+class _Searching(torch.autograd.Function):
+    """Doubles; a pass over a batch of a size not seen before takes room for trying algorithms, as cuDNN's search."""
+
+    seen: ClassVar[set[tuple[str, int]]] = set()
+
+    @classmethod
+    def try_algorithms(cls, what: str, x: Tensor) -> None:
+        if (what, len(x)) not in cls.seen:
+            cls.seen.add((what, len(x)))
+            torch.empty(64 * x.numel())
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        _Searching.try_algorithms("forward", x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        _Searching.try_algorithms("backward", gradients[0])
+        return 2 * gradients[0]
+
+
+class Searching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Searching.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_what_the_first_pass_over_a_batch_tries_is_not_what_a_unit_works_with() -> None:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
+    model = nn.Sequential(nn.Linear(256, 256), Searching(), nn.Linear(256, 256))
+    units = find_units(model, lambda: model(x[:2]).sum()).units
+    profile = ChainProfile(model=model, units=units, device=CPU, parts=1, beat=lambda _: None)
+    _Searching.seen.clear()
+    unit = profile.measure(lambda batch: model(batch["x"]).sum(), {"x": x}, state_bytes=0).units[1]
+    assert _Searching.seen == {("forward", 64), ("backward", 64)}
+    assert [unit.forward_working_bytes, unit.passing_working_bytes] == pytest.approx([0, 0], abs=64)
+    assert [unit.backward_working_bytes, unit.piecemeal_bytes] == pytest.approx([2 * x.nbytes] * 2, abs=64)
 
 
 def test_gradients_that_outlast_a_pass_are_state_and_need_room_to_be_added() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.memory.profile import undisturbed
 from dlbench.node.models.bert import Layer
@@ -248,3 +251,55 @@ def test_what_cannot_be_captured_is_said_in_one_line(capturing: Capturing) -> No
     with pytest.raises(EnvironmentLacksError, match=r"cannot capture the network here \(operation not permitted"):
         captured(plan_of("train.cuda_graphs=network"), model)
     model(batch_of(5)["x"], None, batch_of(5)["shift"])  # as it was written
+
+
+@pytest.mark.parametrize(
+    ("device", "variables", "programs_here", "header", "said"),
+    [
+        (
+            GPU,
+            {},
+            [],
+            True,
+            "Triton needs a C compiler, and there is neither gcc nor clang; install gcc, or name a compi",
+        ),
+        (
+            GPU,
+            {"CC": "icx"},
+            ["gcc"],
+            True,
+            "Triton needs a C compiler, and CC=icx is not found; install gcc, or name a",
+        ),
+        (GPU, {}, ["gcc"], False, "Python's header is missing ("),
+        (CPU, {}, [], False, "Python's header is missing ("),
+        (GPU, {}, ["clang"], True, ""),
+        (GPU, {"CC": "cc"}, ["cc"], True, ""),
+        (CPU, {}, [], True, ""),
+    ],
+)
+def test_what_compiling_needs_is_asked_for_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    device: torch.device,
+    variables: dict[str, str],
+    programs_here: list[str],
+    header: bool,
+    said: str,
+) -> None:
+    """Triton compiles C against Python.h for its first kernel: in step 1, and a hundred lines are its answer."""
+    for name in programs_here:
+        (tmp_path / name).touch(mode=0o755)
+    if header:
+        (tmp_path / "Python.h").touch()
+    lacks = functools.partial(compiler_lacks, environment={"PATH": str(tmp_path), **variables}, include=tmp_path)
+    monkeypatch.setattr(programs, "compiler_lacks", lacks)
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    asked = device, "train.optimizer.implementation fused", "set it to foreach"
+    if not said:
+        programs.require_compiler(*asked)
+        return
+    with pytest.raises(EnvironmentLacksError) as raised:
+        programs.require_compiler(*asked)
+    assert str(raised.value).startswith(f"train.optimizer.implementation fused: {said}")
+    assert str(raised.value).endswith(", or set it to foreach")
