@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from tests.bench import (
+    checkpoint,
     communication,
     faults,
     gate,
@@ -37,6 +38,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "spine": spine.measure,
     "workloads": workloads.figures,
     "communication": communication.figures,
+    "checkpoint": checkpoint.figures,
     "watching": watching.figures,
     "reading": reading.figures,
     "reader_rate": reader_rate.figures,
