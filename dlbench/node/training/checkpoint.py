@@ -183,13 +183,6 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
         raise refused(error, f"{path}: the checkpoint cannot be written: {why_unreadable(error)}") from None
 
 
-def write_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, trained: Mapping[str, Any]
-) -> None:
-    """`snapshot` and `write_snapshot`, waited for."""
-    write_snapshot(path, snapshot(model, optimizer, progress, trained))
-
-
 def _write_at(opened: int, content: memoryview, place: int) -> None:
     while content:
         num = os.pwrite(opened, content, place)

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from dlbench.errors import IncompleteDataError, MachineError, UserError
 from dlbench.node.data.sharding import Position
@@ -29,13 +30,14 @@ from dlbench.node.training.checkpoint import (
     Progress,
     Snapshot,
     find_checkpoint,
-    write_checkpoint,
+    snapshot,
     write_snapshot,
 )
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.pauses import Pauses
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
+from tests.support.checkpoints import write_checkpoint
 from tests.support.forks import run_ranks
 from tests.support.one_rank import trained
 from tests.support.run_factory import plans
@@ -340,6 +342,53 @@ def test_ranks_that_wait_are_alive_as_long_as_something_is_written() -> None:
     Pauses(cast(Any, context), cast(Any, state), None)._await_write()
     assert len(beats) == 2
     assert next(states, None) is None
+
+
+# Of a GPU
+
+
+def on_gpu() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A network whose tensors say that they lie on a GPU."""
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.empty(256, 1024, device="cuda"))})
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_the_copy_of_a_gpus_state_is_waited_for_on_the_stream_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    copy = torch.Tensor.copy_
+
+    def copied(self: torch.Tensor, other: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        done.append(f"{other.device.type} to {self.device.type}, {'queued' if non_blocking else 'waited for'}")
+        return copy(self, other, non_blocking)
+
+    stream = SimpleNamespace(synchronize=lambda: done.append("synchronised"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    with FakeTensorMode():
+        model, optimizer = on_gpu()
+        monkeypatch.setattr(torch.Tensor, "copy_", copied)
+        taken = snapshot(model, optimizer, progress(1), {})
+    assert done == ["cuda to cpu, queued", "synchronised"]
+    assert [tensor.device for tensor in taken.tensors.values()] == [CPU]
+
+
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [
+        (4 << 20, "pageable: page-locking failed: "),  # there is no GPU here
+        (None, "pageable: page-locking failed: "),
+        ((4 << 20) - 1, "pageable: 4 MiB are left of the node's memory, 4 MiB wanted"),
+    ],
+)
+def test_where_memory_cannot_be_page_locked_the_record_says_why(
+    monkeypatch: pytest.MonkeyPatch, room: int | None, said: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "memory_room", lambda: room)
+    with FakeTensorMode():
+        model, optimizer = on_gpu()
+    writer = CheckpointWriter(keep=1)
+    writer._why_pageable = checkpoint._why_pageable(model, optimizer)
+    assert writer._room("weight", next(model.parameters())).device == CPU
+    assert writer._why_pageable.startswith(said)
 
 
 # Files
