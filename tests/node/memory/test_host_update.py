@@ -20,9 +20,10 @@ from torch.nn import functional
 from dlbench.node.data.sharding import Position
 from dlbench.node.memory.host_update import GROUPS, ForwardOrder, HostCopies, HostParameters, HostUpdate
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, Progress
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
+from tests.support.checkpoints import write_checkpoint
 
 OPTIMIZERS = {
     "sgd": OptimizerSpec(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=0.01),
