@@ -455,6 +455,37 @@ def test_where_gpus_stand_is_told_where_it_costs(
     assert {(doubt.code, doubt.severity) for doubt in run_doubts(run)} == {("synthetic-data", "note"), *expected}
 
 
+@pytest.mark.parametrize(
+    ("torch", "cudnn", "asked", "expected"),
+    [
+        ("2.8.0", "91002", {}, "wrong results for large volumes"),
+        ("2.9.0+cu128", "91002", {"model.memory_format": "channels-last"}, "are left to torch's own, slower kernels"),
+        ("2.9.0", "91002", {"train.precision": "fp32"}, None),
+        ("2.10.0", "91400", {}, "are left to torch's own, slower kernels"),
+        ("2.10.0", "91400", {"model.memory_format": "channels-last"}, None),
+        ("2.10.0", "91501", {}, None),
+        ("2.8.0", "90701", {}, None),
+    ],
+)
+def test_versions_of_cudnn_with_broken_3_d_convolutions_are_a_serious_warning(
+    tmp_path: Path, torch: str, cudnn: str, asked: dict[str, Any], expected: str | None
+) -> None:
+    wanted = {"train.precision": "bf16", **asked}
+    plans = {name: one_plan(1, workload=name, overrides=wanted) for name in ("cosmoflow", "resnet50")}
+    versions = {"package.torch": torch, "torch.cudnn": cudnn}
+    for name, plan in plans.items():
+        for device in ("cpu", "cuda:0 (A100)"):
+            story = Story(device=device, environment=versions)
+            run = read_run(write_run(tmp_path / name / device[:3], plan, constant(PHASES), story).path)
+            found = {doubt.text for doubt in run_doubts(run) if doubt.code == "conv3d"}
+            if name == "cosmoflow" and device != "cpu" and expected:
+                (text,) = found
+                assert expected in text
+                assert text.startswith(f"cuDNN 9.{cudnn[1:3].lstrip('0')} and torch {torch}: 3-D convolutions")
+            else:
+                assert found == set()
+
+
 def doubts_of_network(
     folder: Path, channels: dict[str, int], adapters: dict[str, str], variables: dict[str, str] | None = None
 ) -> dict[str, tuple[str, str]]:

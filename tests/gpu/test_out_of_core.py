@@ -120,7 +120,7 @@ def test_three_passes_with_the_host_ahead_hold_nothing_behind(device: torch.devi
         return cast("Tensor", model(x).square().mean())
 
     model = task.model()
-    wanted = [float(loss_of(model)) for _ in range(3)]
+    wanted = [loss_of(model).item() for _ in range(3)]
     units = cut(task, model)
     counting = OutOfCore(model, units, planned(units, "keep"), count=True)
     counting.install()
@@ -148,7 +148,7 @@ def test_three_passes_with_the_host_ahead_hold_nothing_behind(device: torch.devi
         host_is_ahead = not asleep.query()
         held = torch.cuda.memory_allocated(device) - before
         peak = torch.cuda.max_memory_allocated(device) - before
-        losses.append(float(loss))
+        losses.append(loss.item())
         assert host_is_ahead
         assert held <= 1 << 20  # the loss itself
         # Activations within the budget; and a weight's new gradient, and what head and loss, or a unit's backward pass,

@@ -42,6 +42,9 @@ def run_of(out: Path, workload: str, preset: str, *settings: str) -> Run:
         ("resnet50", "gpu", ()),
         ("cosmoflow", "gpu", ()),
         ("bert", "gpu", ()),
+        ("resnet50", "gpu-compiled", ()),
+        ("cosmoflow", "gpu-compiled", ()),
+        ("bert", "gpu-compiled", ()),
         # Two parts of an update instead of 256 and 1,024.
         ("bert", "phase1", ("train.global_batch=512",)),
         ("bert", "phase2", ("train.global_batch=64",)),

@@ -23,13 +23,15 @@ _ASK = """
 import json, os
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 import torch
-found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+# NVML counts GPUs, too, that CUDA does not begin on.
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+found = [torch.cuda.get_device_properties(number) for number in range(count)]
 uuids = [str(getattr(one, "uuid", "")) for one in found]
 print(json.dumps({
     "torch": torch.__version__,
     "cuda": torch.version.cuda,
     "hip": torch.version.hip,
-    "gpus": len(found) if torch.cuda.is_available() else 0,
+    "gpus": len(found),
     "name": found[0].name if found else "",
     "uuids": [f"MIG-{one}" if "MIG" in found[0].name else f"GPU-{one}" for one in uuids if one],
     "memory_bytes": min((one.total_memory for one in found), default=0),

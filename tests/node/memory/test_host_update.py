@@ -28,9 +28,10 @@ from dlbench.node.memory.host_update import (
     host_parameters,
 )
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, Progress
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
+from tests.support.checkpoints import write_checkpoint
 
 OPTIMIZERS = {
     "sgd": OptimizerSpec(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=0.01),

@@ -24,11 +24,12 @@ from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.models.resnet import batch_norm_settings
-from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, Progress
 from dlbench.node.training.run_record import parameters_digest
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec
 from dlbench.specs.workload import BertModel
+from tests.support.checkpoints import write_checkpoint
 from tests.support.forked_runs import planned
 from tests.support.text_batches import BERT, LENGTH, UNPADDED, text_batch
 

@@ -92,7 +92,6 @@ def compiler(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # where torch's inductor is imported
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param("inductor", marks=(pytest.mark.slow, pytest.mark.nightly))]
 )

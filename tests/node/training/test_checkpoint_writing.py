@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
-from dlbench.errors import IncompleteDataError, MachineError, UserError
+from dlbench.errors import IncompleteDataError, MachineError, PeerLostError, UserError
 from dlbench.node.data.sharding import Position
 from dlbench.node.training import checkpoint
 from dlbench.node.training.checkpoint import (
@@ -29,13 +30,14 @@ from dlbench.node.training.checkpoint import (
     Progress,
     Snapshot,
     find_checkpoint,
-    write_checkpoint,
+    snapshot,
     write_snapshot,
 )
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.pauses import Pauses
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
+from tests.support.checkpoints import write_checkpoint
 from tests.support.forks import run_ranks
 from tests.support.one_rank import trained
 from tests.support.run_factory import plans
@@ -342,10 +344,60 @@ def test_ranks_that_wait_are_alive_as_long_as_something_is_written() -> None:
     assert next(states, None) is None
 
 
+# Of a GPU
+
+
+def on_gpu() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A network whose tensors say that they lie on a GPU."""
+    model = nn.ParameterDict({"weight": nn.Parameter(torch.empty(256, 1024, device="cuda"))})
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_the_copy_of_a_gpus_state_is_waited_for_on_the_stream_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    copy = torch.Tensor.copy_
+
+    def copied(self: torch.Tensor, other: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        done.append(f"{other.device.type} to {self.device.type}, {'queued' if non_blocking else 'waited for'}")
+        return copy(self, other, non_blocking)
+
+    stream = SimpleNamespace(synchronize=lambda: done.append("synchronised"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    with FakeTensorMode():
+        model, optimizer = on_gpu()
+        monkeypatch.setattr(torch.Tensor, "copy_", copied)
+        taken = snapshot(model, optimizer, progress(1), {})
+    assert done == ["cuda to cpu, queued", "synchronised"]
+    assert [tensor.device for tensor in taken.tensors.values()] == [CPU]
+
+
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [
+        (4 << 20, "pageable: page-locking failed: "),  # there is no GPU here
+        (None, "pageable: page-locking failed: "),
+        ((4 << 20) - 1, "pageable: 4 MiB are left of the node's memory, 4 MiB wanted"),
+    ],
+)
+def test_where_memory_cannot_be_page_locked_the_record_says_why(
+    monkeypatch: pytest.MonkeyPatch, room: int | None, said: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "memory_room", lambda: room)
+    with FakeTensorMode():
+        model, optimizer = on_gpu()
+    writer = CheckpointWriter(keep=1)
+    writer._why_pageable = checkpoint._why_pageable(model, optimizer)
+    assert writer._room("weight", next(model.parameters())).device == CPU
+    assert writer._why_pageable.startswith(said)
+
+
 # Files
 
 
-TYPES = sorted(checkpoint._TYPES, key=str)
+TYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+]
 TENSORS = st.lists(st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 3), max_size=3)), min_size=1, max_size=8)
 
 
@@ -450,11 +502,10 @@ def test_rank_0_alone_reads_and_all_ranks_go_on_alike(
         assert all(torch.equal(mine[n]["momentum_buffer"], theirs[n]["momentum_buffer"]) for n in mine)
 
 
-def test_what_rank_0_cannot_read_ends_all_ranks_alike(tmp_path: Path) -> None:
+def test_what_rank_0_cannot_read_ends_all_ranks_and_one_says_why(tmp_path: Path) -> None:
     ranks = Ranks(2)
     found = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path / "not there"))
-    assert [type(error) for error in found] == [UserError, UserError]
-    assert len({str(error) for error in found}) == 1
+    assert [type(error) for error in found] == [UserError, PeerLostError]
     (tmp_path / "step-00000001.safetensors").write_bytes(b"no checkpoint")
     found = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path))
-    assert [type(error) for error in found] == [IncompleteDataError, IncompleteDataError]
+    assert [type(error) for error in found] == [IncompleteDataError, PeerLostError]

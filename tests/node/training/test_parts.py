@@ -32,12 +32,13 @@ from dlbench.node.models.optimizers import Lamb, LearningRate
 from dlbench.node.models.resnet import Top1
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint, precision
-from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.state import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
+from tests.support.checkpoints import write_checkpoint
 from tests.support.paths import DATA
 from tests.support.run_factory import plans
 
