@@ -100,6 +100,12 @@ def container_of_a_job(root: Path, patch: pytest.MonkeyPatch) -> None:
     devices.device_for(plan_of("gres"), rank_place(0, 1), without_devices(root))
 
 
+def preset_for_gpus(root: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(local, "hidden_gpus", functools.partial(gpus.hidden_gpus, root=without_devices(root)))
+    patch.setattr(local, "has_gpu", lambda: False)
+    expand_request(Request(workload="resnet50", preset="gpu"))
+
+
 def container_here(root: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(local, "hidden_gpus", functools.partial(gpus.hidden_gpus, root=without_devices(root)))
     expand_request(Request(workload="resnet50", preset="ci"))
@@ -113,7 +119,7 @@ def no_compiler(root: Path, patch: pytest.MonkeyPatch) -> None:
 
 CASES = (
     *(old_driver, old_card, sockets, exclusive, one_slice, two_slices),
-    *(container_of_a_job, container_here, no_compiler),
+    *(container_of_a_job, preset_for_gpus, container_here, no_compiler),
 )
 
 
@@ -133,6 +139,6 @@ def test_what_the_page_says_is_printed_is_printed(
     except (DlbenchError, AcceleratorError) as error:
         gpu = Gpu(uuid="GPU-5d3c", pci_bus_id="0000:81:00.0", numa_node=None, cores=frozenset())
         failure = failure_of(error, place, gpu)
-        assert failure.exit_code == ExitCode.ENVIRONMENT
+        assert failure.exit_code == (ExitCode.USAGE if case is preset_for_gpus else ExitCode.ENVIRONMENT)
         _fail(None, failure)
     assert " ".join(capsys.readouterr().err.split()) == said

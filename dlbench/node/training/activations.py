@@ -21,6 +21,7 @@ from dlbench.node.memory.tiers import Tier
 from dlbench.node.models.build import Loss
 from dlbench.node.page_locked import require_room
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.precision import Precision
@@ -71,6 +72,7 @@ def workbench(
 ) -> Workbench:
     """What the memory of a plan's network is measured with; arguments as of `activation_memory`."""
     train = plan.workload.train
+    exchange_bytes, gradients_stay = exchange_memory(plan, model, device)
     return Workbench(
         model=model,
         train=train,
@@ -86,6 +88,8 @@ def workbench(
         ),
         beat=beat,
         gather=gather,
+        exchange_bytes=exchange_bytes,
+        gradients_stay=gradients_stay,
     )
 
 
@@ -117,6 +121,7 @@ def activation_memory(
     context.watch.stage("building")
     return ActivationMemory(
         *(plan.workload.train, found, model, device, place.rank, bench.open_tier),
+        gradients_stay=bench.gradients_stay,
         allocator=allocator,
         wrap_block=wrap_block,
     )
@@ -125,9 +130,9 @@ def activation_memory(
 class ActivationMemory:
     """A plan at work.
 
-    `open_tier`: the far tier with room for N bytes. `allocator`: how freed memory is treated, in words; None: as the C
-    library does. `wrap_block`: applied to every block's function; None: nothing. Raises EnvironmentLacksError: what
-    will be swapped has no room in the far tier.
+    `open_tier`: the far tier with room for N bytes. `gradients_stay`: between steps too. `allocator`: how freed
+    memory is treated, in words; None: as the C library does. `wrap_block`: applied to every block's function; None:
+    nothing. Raises EnvironmentLacksError: what will be swapped has no room in the far tier.
     """
 
     def __init__(
@@ -139,12 +144,13 @@ class ActivationMemory:
         rank: int,
         open_tier: Callable[[int], Tier],
         *,
+        gradients_stay: bool = False,
         allocator: str | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     ) -> None:
         self._allocator = allocator
         self._train, self._found, self._device, self._rank = train, found, device, rank
-        self._held_between_steps = state_bytes(model, train, gradients=False)
+        self._held_between_steps = state_bytes(model, train, gradients=gradients_stay) + found.chain.exchange_bytes
         self._resident_between: int | None = None
         plan, chain = found.plan, found.chain
         moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)

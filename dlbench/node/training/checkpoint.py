@@ -35,7 +35,7 @@ from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from dlbench.errors import DlbenchError, IncompleteDataError, RunError, UserError, refused
+from dlbench.errors import DlbenchError, IncompleteDataError, PeerLostError, UserError, refused
 from dlbench.machine.memory import memory_room
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
@@ -56,18 +56,6 @@ _MODEL, _OPTIMIZER = "model/", "optimizer/"
 _ALIGNMENT = 8  # Bytes that the header's length is a multiple of, as safetensors recommends.
 _PIECE = 4 << 20  # Bytes that are digested and written at a time.
 _BUCKET = 64 << 20  # Bytes that ranks give each other at a time.
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 # What a 64-bit integer holds: nothing was ever counted further.
 SHARED_BY = "data.ranks"
@@ -149,8 +137,9 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
     for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
         tensor, begin = tensors[name], end
         end += tensor.nbytes
-        kind = _TYPES[tensor.dtype]
-        entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        # As safetensors has it: F32 for torch.float32, BF16, I64, U8, BOOL.
+        kind = str(tensor.dtype).removeprefix("torch.").replace("float", "f").replace("int", "i").replace("ui", "u")
+        entries[name] = {"dtype": kind.upper(), "shape": list(tensor.shape), "data_offsets": [begin, end]}
 
     def head(digest: str) -> bytes:
         about = json.dumps({**taken.header, "sha256": digest}, sort_keys=True)
@@ -381,27 +370,28 @@ class Checkpoint:
     ) -> Self:
         """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them.
 
-        `broadcast`: gives a tensor of rank 0 on the device to all. Raises as `find_checkpoint` and the class, on all.
+        `broadcast`: gives a tensor of rank 0 on the device to all. Raises, on rank 0, as `find_checkpoint` and the
+        class; PeerLostError, on the others: rank 0 cannot read it.
         """
         own: Self | None = None
+        error: DlbenchError | None = None
         said: dict[str, Any] | None = None
         if rank == 0:
             try:
                 own = cls(find_checkpoint(place))
-            except DlbenchError as error:
-                said = {"error": type(error).__name__, "words": str(error)}
-            else:
                 forms = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own._tensors.items()]
                 said = {"path": str(own.path), "header": own._content, "forms": forms}
-        said = gather(said)[0]
-        assert said is not None
-        if "error" in said:
-            errors: dict[str, type[DlbenchError]] = {"UserError": UserError, "IncompleteDataError": IncompleteDataError}
-            raise errors.get(said["error"], RunError)(said["words"])
+            except DlbenchError as failure:  # raised when the others know
+                error = failure
+        everyone = gather(said)
+        if error is not None:
+            raise error
+        if (said := everyone[0]) is None:
+            raise PeerLostError("rank 0 cannot read the checkpoint to go on from")
         if own is None:
             tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in said["forms"]}
             own = cls(Path(said["path"]), (tensors, said["header"]))
-        if len(gather(None)) > 1:
+        if len(everyone) > 1:
             _share(own._tensors, is_source=rank == 0, broadcast=broadcast, device=device, beat=beat)
         return own
 

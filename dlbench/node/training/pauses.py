@@ -190,30 +190,24 @@ class Pauses:
         path = self._context.folder.checkpoint(done)
         self.writer.begin(path, self._state.model, self._state.optimizer, progress, self._trained)
 
-    def _await_write(self) -> None:
+    def _await_write(self, *, alone: bool = False) -> None:
         """All ranks wait until the checkpoint that is being written is whole, alive as long as something is written.
 
-        Raises RunError, on rank 0: it could not be written.
+        `alone`: this rank waits for its own. Raises RunError, on rank 0: it could not be written.
         """
-        seen = -1
-        while True:
-            is_done, pieces = self._context.engine.gather([self.writer.wait(_TURN_S), self.writer.pieces])[0]
+        seen, is_done = -1, False
+        while not is_done:
+            own: list[Any] = [self.writer.wait(_TURN_S), self.writer.pieces]
+            is_done, pieces = own if alone else self._context.engine.gather(own)[0]
             if pieces > seen:
                 self._context.beat("a piece of a checkpoint")
-            if is_done:
-                break
             seen = pieces
         self.writer.require_well()
 
     def close(self) -> None:
         """Training ended, however it did: what is being written is finished."""
-        seen = -1
-        while not self.writer.wait(_TURN_S):
-            if self.writer.pieces > seen:
-                self._context.beat("a piece of a checkpoint")
-            seen = self.writer.pieces
         try:
-            self.writer.require_well()
+            self._await_write(alone=True)
         except RunError as error:  # something else ended training already
             print(f"dlbench: {error}", file=sys.stderr, flush=True)
 

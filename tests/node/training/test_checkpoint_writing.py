@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from dlbench.errors import IncompleteDataError, MachineError, UserError
+from dlbench.errors import IncompleteDataError, MachineError, PeerLostError, UserError
 from dlbench.node.data.sharding import Position
 from dlbench.node.training import checkpoint
 from dlbench.node.training.checkpoint import (
@@ -394,7 +394,10 @@ def test_where_memory_cannot_be_page_locked_the_record_says_why(
 # Files
 
 
-TYPES = sorted(checkpoint._TYPES, key=str)
+TYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+]
 TENSORS = st.lists(st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 3), max_size=3)), min_size=1, max_size=8)
 
 
@@ -499,11 +502,10 @@ def test_rank_0_alone_reads_and_all_ranks_go_on_alike(
         assert all(torch.equal(mine[n]["momentum_buffer"], theirs[n]["momentum_buffer"]) for n in mine)
 
 
-def test_what_rank_0_cannot_read_ends_all_ranks_alike(tmp_path: Path) -> None:
+def test_what_rank_0_cannot_read_ends_all_ranks_and_one_says_why(tmp_path: Path) -> None:
     ranks = Ranks(2)
     found = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path / "not there"))
-    assert [type(error) for error in found] == [UserError, UserError]
-    assert len({str(error) for error in found}) == 1
+    assert [type(error) for error in found] == [UserError, PeerLostError]
     (tmp_path / "step-00000001.safetensors").write_bytes(b"no checkpoint")
     found = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path))
-    assert [type(error) for error in found] == [IncompleteDataError, IncompleteDataError]
+    assert [type(error) for error in found] == [IncompleteDataError, PeerLostError]
