@@ -24,7 +24,6 @@ from dlbench.machine.gpus import (
     HIDES,
     LOST,
     VISIBLE,
-    WHEEL_OF,
     Gpu,
     driver_version,
     fabric_adapters,
@@ -33,6 +32,7 @@ from dlbench.machine.gpus import (
     place_of,
     slices_listed,
     unusable,
+    wheel_for,
 )
 from dlbench.node.ranks import RankPlace
 from dlbench.opening import read_end
@@ -79,14 +79,12 @@ def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> to
 
 def _no_cuda(root: Path) -> str:
     """Why CUDA does not begin, in torch's words, with the versions that decide about it."""
-    words = "it gives no reason"
+    words, built = "it gives no reason", f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         words = " ".join(str(error).split())[:_MAX_WORDS]
-    return (
-        f"torch {torch.__version__} for CUDA {torch.version.cuda}, driver {driver_version(root) or 'unknown'}: {words}"
-    )
+    return f"torch {torch.__version__} for {built}, driver {driver_version(root) or 'unknown'}: {words}"
 
 
 def _require_kernels(device: torch.device, place: RankPlace) -> None:
@@ -101,15 +99,12 @@ def _require_kernels(device: torch.device, place: RankPlace) -> None:
         (int(one), int(two)) <= (major, minor) and (kind == "compute" or int(one) == major) for kind, one, two in names
     ]
     if names and not any(fits):
-        built, base = (
-            ", ".join(dict.fromkeys(f"{one}.{two}" for _, one, two in names)),
-            torch.__version__.partition("+")[0],
-        )
+        built = ", ".join(dict.fromkeys(f"{one}.{two}" for _, one, two in names))
         is_new = all((int(one), int(two)) < (major, minor) for _, one, two in names)
         raise EnvironmentLacksError(
             f"{place.host}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} (compute "
             f"capability {major}.{minor}; it has {built}): "
-            f"{'install a newer torch' if is_new else WHEEL_OF.format(base=base, wheel='cu126')}, or {HIDES}"
+            f"{'install a newer torch' if is_new else wheel_for(torch.__version__)}, or {HIDES}"
         )
 
 

@@ -223,7 +223,8 @@ class Workbench:
 
     `model`: in training mode, on its device. `loss_of`: a forward pass over a batch in the precision of training, and
     its loss. `batch_of`: makes samples of the shapes that training will have, on the device. `open_tier`: the far
-    tier with room for a number of bytes. `gather`: of all ranks; alone by default.
+    tier with room for a number of bytes. `gather`: of all ranks; alone by default. `exchange_bytes`, `gradients_stay`:
+    as `exchange_memory` has them of a plan.
     """
 
     model: nn.Module
@@ -234,6 +235,8 @@ class Workbench:
     open_tier: Callable[[int], Tier]
     beat: Callable[[str], None]
     gather: Gather = alone
+    exchange_bytes: int = 0
+    gradients_stay: bool = False
 
     def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
         """Units, chain and transfer rates, and what a person should know of them.
@@ -255,11 +258,13 @@ class Workbench:
 
     def _chain(self, cut: Cut) -> tuple[Chain, list[str]]:
         wanted = self.train.batch_per_rank // self.train.gradient_accumulation
+        # Gradients to which several passes add outlast each of them.
+        keeps = self.train.gradient_accumulation > 1 or self.gradients_stay
         profile = ChainProfile(
             model=self.model,
             units=cut.units,
             device=self.device,
-            parts=self.train.gradient_accumulation,
+            keeps_gradients=keeps,
             beat=self.beat,
         )
         samples, update, warnings = wanted, 0, list[str]()
@@ -274,12 +279,12 @@ class Workbench:
                     "what the optimizer's update works with was not measured, as no copy of the parameters fits next "
                     "to them: the plan leaves no room for it"
                 )
-        # Gradients to which several passes add outlast each of them.
-        state = state_bytes(self.model, self.train, gradients=self.train.gradient_accumulation > 1)
+        state = state_bytes(self.model, self.train, gradients=keeps)
         while True:
             try:
                 batch = self.batch_of(samples)
                 chain = profile.measure(self.loss_of, batch, state_bytes=state, update_bytes=update)
+                chain = chain.model_copy(update={"exchange_bytes": self.exchange_bytes})
                 break
             except torch.OutOfMemoryError:
                 if samples == 1:
