@@ -227,13 +227,13 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None
 def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trains, order, fsync, update = threading.Event(), list[str](), os.fsync, TrainingLoop._update
+    trains, order, opens, update = threading.Event(), list[str](), os.open, TrainingLoop._update
 
-    def synced(opened: int) -> None:
+    def opened(*given: Any, **more: Any) -> int:
         if threading.current_thread().name == "dlbench-checkpoint":
-            # Would training wait, this would never come.
+            # Would training wait, this would never come; and nothing of the state is written before.
             order.append(f"written after a later step: {trains.wait(60)}")
-        fsync(opened)
+        return opens(*given, **more)
 
     def updated(loop: TrainingLoop, step: int) -> None:
         update(loop, step)
@@ -241,7 +241,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(
         if step == 8:
             trains.set()
 
-    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(TrainingLoop, "_update", updated)
     run = run_in(tmp_path, 8, checkpoint__every_steps=5, checkpoint__keep=9)
     record = run.record
