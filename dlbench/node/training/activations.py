@@ -149,7 +149,8 @@ class ActivationMemory:
         wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     ) -> None:
         self._allocator = allocator
-        self._train, self._found, self._device, self._rank = train, found, device, rank
+        self._train, self._device, self._rank = train, device, rank
+        self.found = found
         self._held_between_steps = state_bytes(model, train, gradients=gradients_stay) + found.chain.exchange_bytes
         self._resident_between: int | None = None
         plan, chain = found.plan, found.chain
@@ -208,20 +209,20 @@ class ActivationMemory:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know, each as one sentence."""
-        found = [*self._found.warnings, *self._blocks.warnings]
+        found = [*self.found.warnings, *self._blocks.warnings]
         if self._tier is not None:
             found += [text for text in self._tier.warnings if text not in found]
-        if all(block.decision == "keep" for block in self._found.plan.blocks):
+        if all(block.decision == "keep" for block in self.found.plan.blocks):
             found.append("fits in core: nothing swapped or recomputed")
             return tuple(found)
-        capacity, reserved = self._found.plan.capacity_bytes, self._reserved_bytes
+        capacity, reserved = self.found.plan.capacity_bytes, self._reserved_bytes
         if capacity is not None and reserved is not None and reserved > capacity:
             found.append(
                 f"torch's allocator took {format_bytes(reserved)} from the GPU for tensors of at most "
                 f"{format_bytes(self._device_peak_bytes() or 0)}: a GPU with no more than train.memory.capacity would "
                 "not do, or only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
             )
-        peak, in_core = self._found.plan.predicted.peak_bytes, self._found.in_core_bytes
+        peak, in_core = self.found.plan.predicted.peak_bytes, self.found.in_core_bytes
         if saves_nothing(peak, in_core):
             found.append(
                 f"recomputing and swapping save no memory here: {format_bytes(peak)} at most, {format_bytes(in_core)} "
@@ -271,7 +272,7 @@ class ActivationMemory:
 
     def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
         """What the record says, from the summaries of all ranks; on rank 0."""
-        found, train = self._found, self._train
+        found, train = self.found, self._train
         return MemoryResult(
             recompute=train.recompute,
             swap=train.swap,
@@ -289,7 +290,7 @@ class ActivationMemory:
 
     def settings(self) -> list[Setting]:
         """What was asked for and what is in force."""
-        plan = self._found.plan
+        plan = self.found.plan
         count = {name: sum(block.decision == name for block in plan.blocks) for name in _DECIDED}
         decided = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
         blocks = f"{len(plan.blocks)} blocks: {decided}"
@@ -315,7 +316,7 @@ class ActivationMemory:
                     requested=self._train.memory.capacity,
                     effective=self._train.memory.capacity,
                     evidence=f"{plan.capacity_bytes} bytes; planned {plan.predicted.peak_bytes}, in core "
-                    f"{self._found.in_core_bytes}",
+                    f"{self.found.in_core_bytes}",
                 )
             )
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,15 @@ from dlbench.node.memory.planning import measure_rates
 from dlbench.node.memory.tiers import PinnedTier
 from dlbench.node.page_locked import pieces, require_room
 from dlbench.node.ranks import RankPlace
+from dlbench.node.training import activations
+from dlbench.node.training.activations import activation_memory
 from dlbench.perfmodels.memory.blocks import BlockCosts, Schedule
 from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates, Unit
 from tests.node.memory.networks import Task, Trained, chain_task, cut, measured_chain, planned, train
 from tests.support.gpu_streams import CPU, StreamsGpu
+from tests.support.out_of_core import METHODS, ChainTraining, Outcome
+from tests.support.run_factory import plans
 
 KIB = 1 << 10
 
@@ -259,6 +264,29 @@ def test_what_was_sent_and_stays_all_the_same_is_given_back_block_by_block() -> 
     tier.close()
 
 
+@pytest.fixture(scope="module")
+def in_core() -> Outcome:
+    return ChainTraining(CPU, 256, 128, lambda _: pytest.fail("nothing moves")).by(None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_trains_by_every_method_as_in_core(method: str, in_core: Outcome) -> None:
+    gpus: list[StreamsGpu] = []
+
+    def open_tier(num_bytes: int) -> PinnedTier:
+        gpus.append(StreamsGpu())
+        return PinnedTier(CPU, num_bytes, calls=gpus[-1])
+
+    done = ChainTraining(CPU, 256, 128, open_tier).by(method)
+    assert done.is_as(in_core)
+    assert done.told is not None
+    assert done.told["over_budget_bytes"] == 0
+    assert all(gpu.violations == [] for gpu in gpus)
+    assert done.told["swapped_out_bytes"] == 3 * done.predicted_bytes
+    if method != "planned":  # which may recompute all that must go
+        assert (done.predicted_bytes > 0) == (method != "recompute")
+
+
 def test_a_pass_that_nothing_follows_gives_its_memory_back() -> None:
     gpu = StreamsGpu()
     task = deep_chain()
@@ -410,3 +438,46 @@ def test_ranks_of_a_node_together_must_have_room(rooms: Sequence[int | None], re
     )
     with pytest.raises(EnvironmentLacksError, match=told):
         require_room(20 * gib, "train.swap planned", place, gather)
+
+
+def test_a_rank_asks_for_room_before_it_locks_what_its_plan_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network and its measurement are a CPU's; that the rank is one of four on a GPU node is a stand-in's word."""
+    training = ChainTraining(CPU, 256, 128, lambda num_bytes: PinnedTier(CPU, num_bytes, calls=StreamsGpu()))
+    model = training.model()
+    memory = training.memory(model, "streamed", 0.5)
+    memory.close()
+    asked: list[Any] = []
+
+    def gather(own: Any) -> list[Any]:
+        asked.append(own)
+        return [["n0", 1 << 20]] * 4
+
+    plan, *_ = plans(points=(1,), overrides={"train.swap": "streamed"})
+    context = SimpleNamespace(
+        plan=plan,
+        place=RankPlace(rank=0, size=4, local_rank=0, local_size=4, node_rank=0, num_nodes=1, host="n0", token="t"),
+        device=torch.device("cuda"),
+        on_gpu=True,
+        watch=SimpleNamespace(stage=lambda _: None),
+        engine=SimpleNamespace(gather=gather),
+        beat=lambda _: None,
+    )
+    monkeypatch.setattr(activations, "plan_memory", lambda _: memory.found)
+    monkeypatch.setattr(activations, "ActivationMemory", lambda *_, **__: pytest.fail("memory is locked"))
+    with pytest.raises(EnvironmentLacksError, match=r"^train\.swap streamed: .* on n0 by 4 ranks together, 1 MiB are"):
+        activation_memory(context, model, None, None, None)  # type: ignore[arg-type]
+    assert len(asked) == 1
+
+
+def test_an_allocator_that_takes_more_than_the_capacity_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = ChainTraining(CPU, 256, 128, lambda num_bytes: PinnedTier(CPU, num_bytes, calls=StreamsGpu()))
+    memory = training.memory(training.model(), "planned swap", 0.5)
+    capacity = memory.found.plan.capacity_bytes
+    assert capacity is not None
+    memory._device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: capacity - 1)
+    for reserved in (capacity, capacity + (1 << 20)):
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _, found=reserved: found)
+        assert memory.summary()["device_reserved_bytes"] == reserved
+        assert any("expandable_segments:True" in text for text in memory.warnings) == (reserved > capacity)
+    memory.close()
