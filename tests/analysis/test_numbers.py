@@ -562,12 +562,12 @@ def test_what_nccl_chose_stands_in_the_table_of_systems(tmp_path: Path) -> None:
     (system,) = systems(tabulate(scan(tmp_path)))
     told = dict(system.fields)
     assert told["NCCL"] == (
-        "2.27.3; network IB; adapters InfiniBand (2); connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 channels of NVLink SHARP; "
-        "16 rings, 2 trees"
+        "2.27.3; network IB; adapters InfiniBand (2); connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 "
+        "channels of NVLink SHARP; 16 rings, 2 trees"
     )
     assert told["GPU placement"] == (
-        "a whole GPU for each rank, chosen by the launcher's core masks, 2 of 2 ranks on cores of their GPU's NUMA node "
-        "alone"
+        "a whole GPU for each rank, chosen by the launcher's core masks, 2 of 2 ranks on cores of their GPU's NUMA "
+        "node alone"
     )
 
 
