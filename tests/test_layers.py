@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frames": BASE | {"records", "report", "perfetto", "views"},
     "node.models": NODE_FLOOR,
     "node.devices": NODE_FLOOR | {"node.ranks"},
-    "node.data": NODE_FLOOR | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked"},
+    "node.data": NODE_FLOOR
+    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets", "node.devices"},
     "node.memory": NODE_FLOOR | {"node.models", "node.data", "node.page_locked", "node.ranks"},
     "node.training": NODE_FLOOR

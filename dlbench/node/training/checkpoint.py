@@ -18,6 +18,7 @@ runs what its author wrote.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -35,11 +36,10 @@ from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from dlbench.errors import DlbenchError, IncompleteDataError, PeerLostError, UserError, refused
-from dlbench.machine.memory import memory_room
+from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, UserError, refused
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
-from dlbench.node.failures import condensed
+from dlbench.node.page_locked import locked_memory
 from dlbench.opening import file_sha256, parse_json, require_file, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import CHECKPOINT_SUFFIX
@@ -49,11 +49,11 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 from dlbench.specs.weights_file import KEY, POSITIONS, Fit, UnfitNamesError, fit_names
 from dlbench.specs.workload import ModelSpec
-from dlbench.units import format_bytes
 
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 _ALIGNMENT = 8  # Bytes that the header's length is a multiple of, as safetensors recommends.
+_APART = 64  # Bytes between tensors' beginnings on the host, or a multiple, as torch aligns its own.
 _PIECE = 4 << 20  # Bytes that are digested and written at a time.
 _BUCKET = 64 << 20  # Bytes that ranks give each other at a time.
 
@@ -95,19 +95,22 @@ def snapshot(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     trained: Mapping[str, Any],
-    room: Callable[[str, Tensor], Tensor] = lambda _name, tensor: torch.empty(tensor.shape, dtype=tensor.dtype),
+    room_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
 ) -> Snapshot:
     """A copy of the state, in the order of the current stream: what is queued on it before is in, what follows is not.
 
     `model`: the network without an engine's wrapper. `trained`: what is trained, by dotted key; compared when a run
-    resumes. `room`: the memory on the host that a tensor of that name goes to. Returns when the copy is there.
+    resumes. `room_for`: gives the memory on the host that tensors go to; None: new memory. Returns when the copy is
+    there.
     """
     found = {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
     content = optimizer.state_dict()
     for index, state in content["state"].items():
         found |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
     # A copy each: tied weights share memory, which safetensors refuses.
-    tensors = {name: room(name, tensor).copy_(tensor.detach(), non_blocking=True) for name, tensor in found.items()}
+    tensors = dict(room_for(found)) if room_for else {n: torch.empty(t.shape, dtype=t.dtype) for n, t in found.items()}
+    for name, tensor in found.items():
+        tensors[name].copy_(tensor.detach(), non_blocking=True)
     for device in {tensor.device for tensor in found.values() if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
     header: dict[str, Any] = {
@@ -189,7 +192,7 @@ class CheckpointWriter:
     def __init__(self, keep: int) -> None:
         self._keep = keep
         self._rooms: dict[str, Tensor] = {}
-        self._why_pageable: str | None = None  # None: not decided yet; empty: tensors of a GPU get page-locked memory.
+        self._memory = ""  # What kind the rooms are.
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._wrote_s = self._waited_s = 0.0
@@ -208,14 +211,12 @@ class CheckpointWriter:
         """Copies the state and begins to write it; the one before has been waited for."""
         assert self._thread is None
         start = time.monotonic()
-        if self._why_pageable is None:
-            self._why_pageable = _why_pageable(model, optimizer)
-        taken = snapshot(model, optimizer, progress, trained, self._room)
+        taken = snapshot(model, optimizer, progress, trained, self._room_for)
         self._wrote_s = self._waited_s = 0.0
         self._begun = CheckpointWrite(
             step=progress.step,
             bytes=taken.num_bytes,
-            memory=self._why_pageable or "page-locked",
+            memory=self._memory,
             snapshot_s=time.monotonic() - start,
             waited_s=0.0,
             write_s=0.0,
@@ -223,18 +224,26 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=(path, taken), name="dlbench-checkpoint")
         self._thread.start()
 
-    def _room(self, name: str, tensor: Tensor) -> Tensor:
-        """Memory for a tensor, kept for later checkpoints: fresh memory costs page faults, or page-locking."""
-        room = self._rooms.get(name)
-        if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
-            room = None
-            if tensor.device.type == "cuda" and not self._why_pageable:
-                try:
-                    room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                except RuntimeError as error:  # recorded, and no reason to end training
-                    self._why_pageable = f"pageable: page-locking failed: {condensed(str(error))}"
-            room = self._rooms[name] = torch.empty(tensor.shape, dtype=tensor.dtype) if room is None else room
-        return room
+    def _room_for(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Memory for the state, kept for later checkpoints: new memory costs page faults, or page-locking."""
+        forms, known = ({n: (t.shape, t.dtype) for n, t in one.items()} for one in (found, self._rooms))
+        if forms == known:
+            return self._rooms
+        sizes = [-(-tensor.nbytes // _APART) * _APART for tensor in found.values()]
+        memory, self._memory = None, "pageable: the state lies on the host"
+        if any(tensor.device.type == "cuda" for tensor in found.values()):
+            try:
+                memory = locked_memory(sum(sizes), "the state of a checkpoint", piece_bytes=sum(sizes))
+                self._memory = "page-locked"
+            except EnvironmentLacksError as error:  # recorded, and no reason to end training
+                self._memory = f"pageable: {error}"
+        memory = torch.empty(sum(sizes), dtype=torch.uint8) if memory is None else memory
+        firsts = itertools.accumulate(sizes, initial=0)
+        self._rooms = {
+            name: memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for first, (name, tensor) in zip(firsts, found.items(), strict=False)
+        }
+        return self._rooms
 
     def _write(self, path: Path, taken: Snapshot) -> None:
         start = time.monotonic()
@@ -272,19 +281,6 @@ class CheckpointWriter:
             times = {"waited_s": self._waited_s, "write_s": self._wrote_s}
             self.writes.append(self._begun.model_copy(update=times))
         return True
-
-
-def _why_pageable(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Why copies of a GPU's tensors are not to go to page-locked memory; empty where they are."""
-    state = [t for one in optimizer.state.values() for t in one.values() if isinstance(t, Tensor)]
-    needed = sum(t.nbytes for t in (*model.state_dict().values(), *state) if t.device.type == "cuda")
-    # torch rounds page-locked memory up to powers of two (CachingHostAllocator.h), and half of the room is others'.
-    left, wanted = memory_room(), 4 * needed
-    if not needed:
-        return "pageable: the state lies on the host"
-    if left is not None and left < wanted:
-        return f"pageable: {format_bytes(left)} are left of the node's memory, {format_bytes(wanted)} wanted"
-    return ""
 
 
 def prune(folder: Path, keep: int) -> None:

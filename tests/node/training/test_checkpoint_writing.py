@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from dlbench.errors import IncompleteDataError, MachineError, PeerLostError, UserError
+from dlbench.node import page_locked
 from dlbench.node.data.sharding import Position
 from dlbench.node.training import checkpoint
 from dlbench.node.training.checkpoint import (
@@ -372,23 +374,34 @@ def test_the_copy_of_a_gpus_state_is_waited_for_on_the_stream_that_computes(monk
 
 
 @pytest.mark.parametrize(
-    ("room", "said"),
+    ("room", "error", "said"),
     [
-        (4 << 20, "pageable: page-locking failed: "),  # there is no GPU here
-        (None, "pageable: page-locking failed: "),
-        ((4 << 20) - 1, "pageable: 4 MiB are left of the node's memory, 4 MiB wanted"),
+        (None, 0, "page-locked"),
+        (
+            None,
+            2,
+            "pageable: the state of a checkpoint: cannot page-lock 1 MiB of host memory, only 0 B (CUDA error 2)",
+        ),
+        (1 << 19, 0, "pageable: the state of a checkpoint: 1 MiB of host memory would be page-locked, 512 KiB are"),
     ],
 )
-def test_where_memory_cannot_be_page_locked_the_record_says_why(
-    monkeypatch: pytest.MonkeyPatch, room: int | None, said: str
+def test_a_gpus_state_goes_to_page_locked_memory_or_the_record_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, room: int | None, error: int, said: str
 ) -> None:
-    monkeypatch.setattr(checkpoint, "memory_room", lambda: room)
+    lock = partial(page_locked.locked_memory, lock=lambda _first, _size: error, unlock=lambda _first: None)
+    monkeypatch.setattr(checkpoint, "locked_memory", lock)
+    monkeypatch.setattr(page_locked, "memory_room", lambda: room)
     with FakeTensorMode():
-        model, optimizer = on_gpu()
+        model, _ = on_gpu()
+        state = {"model/weight": next(model.parameters()).detach(), "model/step": torch.tensor(3)}
     writer = CheckpointWriter(keep=1)
-    writer._why_pageable = checkpoint._why_pageable(model, optimizer)
-    assert writer._room("weight", next(model.parameters())).device == CPU
-    assert writer._why_pageable.startswith(said)
+    rooms = writer._room_for(state)
+    assert writer._memory.startswith(said)
+    for name, tensor in state.items():
+        assert (rooms[name].shape, rooms[name].dtype, rooms[name].device) == (tensor.shape, tensor.dtype, CPU)
+        rooms[name].fill_(7)
+    assert writer._room_for(state) is rooms
+    assert all(bool((one == 7).all()) for one in rooms.values())
 
 
 # Files
