@@ -85,7 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.page_locked": NODE_FLOOR | {"node.ranks"},
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
-    "node.cores": NODE_FLOOR | {"node.ranks"},
+    "node.cores": NODE_FLOOR | {"node.ranks", "node.local_sockets"},  # masks of a node's ranks, before anything starts
     "node.failures": NODE_FLOOR | {"node.ranks"},
     "node.rank_checks": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.gpus import BY_BUS, ORDER, VISIBLE, Gpu, gpus_of_node, nvidia_buses, place_of, slices_listed
+from dlbench.node.local_sockets import decided
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.plan import YIELD, LaunchPlan
 
@@ -24,6 +25,8 @@ class CoreBinding:
     threads: int
     warnings: tuple[str, ...]
     gpu: Gpu | None = None  # The GPU that this rank will compute on, as far as that is known before torch is imported.
+    gpu_by_mask: int | None = None
+    """Its number among those that CUDA shows, where the launcher's mask chose it; None: the rank's place did."""
 
 
 def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None = None) -> list[int]:
@@ -52,6 +55,8 @@ def _read_siblings(cpu: int) -> str:
 def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBinding:
     """Pins this process as planned, next to its GPU, and sets what libraries read at import: threads, order of GPUs.
 
+    Where the launcher has bound the ranks, each gets the GPU that is nearest to its cores instead: see `assign`.
+
     Must run before numpy, torch or Horovod are imported. Whether a mask that the launcher gave is this rank's own shows
     only when ranks have met: see `settle`.
 
@@ -60,6 +65,7 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
     allowed = by_physical_core(os.sched_getaffinity(0))
     wanted = plan.layout.cores_per_rank
     needed = wanted * place.local_size
+    listed = os.environ.get(VISIBLE)
     seat, seats = _seats_by_gpu(place, root)
     pinned = False
     cores = allowed
@@ -73,15 +79,89 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
                 cores = list(deal(allowed, wanted, [gpu.cores for gpu in seats])[seat])
             os.sched_setaffinity(0, cores)
             pinned = True
+    chosen, warnings = None, [*_doubts(plan), *_unbound(plan, len(allowed), os.cpu_count() or len(allowed))]
+    if cores is allowed and plan.system.launch.launcher != "local" and _is_free(listed):
+        chosen, why = _nearest(plan, place, allowed, root)
+        warnings += why
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(wanted)
     return CoreBinding(
         cores=tuple(cores),
         pinned=pinned,
         threads=wanted,
-        warnings=(*_doubts(plan), *_unbound(plan, len(allowed), os.cpu_count() or len(allowed))),
-        gpu=None if seat is None else seats[seat],
+        warnings=tuple(warnings),
+        gpu=chosen[1] if chosen is not None else None if seat is None else seats[seat],
+        gpu_by_mask=None if chosen is None else chosen[0],
     )
+
+
+def _is_free(listed: str | None) -> bool:
+    """Whether a list of visible devices leaves it open which rank takes which: Slurm's are in order, a person's own
+    order is meant.
+    """
+    numbers = [part.strip() for part in (listed or "").split(",") if part.strip()]
+    return all(map(str.isdecimal, numbers)) and numbers == sorted(numbers, key=int)
+
+
+def _nearest(
+    plan: LaunchPlan, place: RankPlace, cores: Sequence[int], root: Path
+) -> tuple[tuple[int, Gpu] | None, list[str]]:
+    """The GPU that is this rank's by the masks of all ranks of its node, with its number, and what is to be warned of.
+
+    None where the mask is the whole node's, or nothing is known of several GPUs that this rank sees.
+    """
+    seen = gpus_of_node(os.environ, root) if has_gpu(root) else ()
+    known = [gpu.cores for gpu in seen]
+    is_bound = len(cores) < (os.cpu_count() or 0)
+    if not is_bound or len(seen) < max(2, place.local_size) or any(gpu.is_slice for gpu in seen) or not all(known):
+        return None, []
+    name = f"GPUs of {plan.run_id}-{place.token}-{place.node_rank}"
+    given = decided(name, place.local_rank, place.local_size, list(cores), lambda masks: assign(masks, known))
+    if given is None:
+        why = "ranks of a node did not all say on which cores they are: GPUs were taken by place, not by nearness"
+        return None, [why]
+    number = given[place.local_rank]
+    return (number, seen[number]), []
+
+
+def assign(masks: Sequence[Collection[int]], near: Sequence[Collection[int]]) -> list[int]:
+    """A GPU of its own for each rank of a node, so that fewest of their cores are away from their GPU.
+
+    Of equal ways the one in which most ranks have the GPU of their place. `masks`: cores of each rank. `near`: the
+    processors next to each GPU; at least as many GPUs as ranks. Kuhn's Hungarian method, by shortest augmenting paths
+    (Jonker and Volgenant, Computing 38, 1987).
+    """
+    weight = len(masks) + 1
+    costs = [
+        [len(set(mask).difference(close)) * weight + (gpu != rank) for gpu, close in enumerate(near)]
+        for rank, mask in enumerate(masks)
+    ]
+    of_rank, of_gpu = [0] * len(masks), [0] * len(near)  # Prices, so that no reduced cost is negative.
+    taken: dict[int, int] = {}  # Ranks by GPU.
+    for new in range(len(masks)):
+        least = {gpu: (costs[new][gpu] - of_rank[new] - of_gpu[gpu], new, -1) for gpu in range(len(near))}
+        done: dict[int, tuple[int, int, int]] = {}
+        while True:
+            end, found = min(least.items(), key=lambda item: (item[1][0], item[0]))
+            done[end] = least.pop(end)
+            if end not in taken:
+                break
+            rank = taken[end]
+            for gpu, (length, _, _) in least.items():
+                way = found[0] + costs[rank][gpu] - of_rank[rank] - of_gpu[gpu]
+                if way < length:
+                    least[gpu] = (way, rank, end)
+        longest = done[end][0]
+        of_rank[new] += longest
+        for gpu, (length, _, _) in done.items():
+            if gpu != end:
+                of_rank[taken[gpu]] += longest - length
+                of_gpu[gpu] -= longest - length
+        while end >= 0:
+            _, rank, before = done[end]
+            taken[end] = rank
+            end = before
+    return [gpu for _, gpu in sorted((rank, gpu) for gpu, rank in taken.items())]
 
 
 def _seats_by_gpu(place: RankPlace, root: Path) -> tuple[int | None, list[Gpu]]:

@@ -41,11 +41,14 @@ from dlbench.records.record import RankGpu
 from dlbench.specs.plan import LaunchPlan
 
 
-def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> torch.device:
+def device_for(
+    plan: LaunchPlan, place: RankPlace, root: Path = Path("/"), *, chosen: int | None = None
+) -> torch.device:
     """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
     A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met:
-    see `require_own_gpu`. `root`: where `dev`, `proc` and `sys` are.
+    see `require_own_gpu`. `root`: where `dev`, `proc` and `sys` are. `chosen`: the number of the GPU that
+    the launcher's core masks chose, see `dlbench.node.cores`; None: that of the rank's place on its node.
 
     Raises EnvironmentLacksError: a node has GPUs, but fewer than ranks, or torch cannot compute on them, or GPUs were
     asked for and none is seen.
@@ -71,7 +74,7 @@ def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> to
             f"{place.local_size} ranks per node, but {visible} GPUs on {place.host}: ranks must not share one; use "
             "fewer ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
-    device = torch.device("cuda", 0 if visible == 1 else place.local_rank)
+    device = torch.device("cuda", 0 if visible == 1 else place.local_rank if chosen is None else chosen)
     torch.cuda.set_device(device.index)
     _require_kernels(device, place)
     return device
@@ -114,11 +117,16 @@ _SLICE = " MIG "  # In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB 
 
 
 def rank_gpu(
-    device: torch.device, by_nvml: Gpu | None = None, environment: Mapping[str, str] = os.environ
+    device: torch.device,
+    by_nvml: Gpu | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    by_mask: bool = False,
 ) -> RankGpu | None:
     """The GPU of this rank as CUDA has it; None on a CPU.
 
-    `by_nvml`: what NVML said before torch was imported; believed where CUDA says nothing against it.
+    `by_nvml`: what NVML said before torch was imported; believed where CUDA says nothing against it. `by_mask`: whether
+    the launcher's core masks chose it.
     """
     if device.type != "cuda":
         return None
@@ -140,6 +148,7 @@ def rank_gpu(
         is_slice=is_slice or uuid.startswith("MIG-"),
         visible=torch.cuda.device_count(),
         no_peer_access=_unreachable(device),
+        by_mask=by_mask,
     )
 
 

@@ -61,6 +61,8 @@ def locked_memory(
         memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise EnvironmentLacksError(f"{what}: no {format_bytes(num_bytes)} of host memory: {error.strerror}") from error
+    # A process that is forked meanwhile would make these pages copied at the next write, and the GPU keep the old ones.
+    memory.madvise(mmap.MADV_DONTFORK)
     weakref.finalize(memory, _unlock_all, locked, unlock).atexit = False  # The process's end does that by itself.
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     piece_bytes = piece_bytes or PIECE_BYTES

@@ -56,6 +56,11 @@ class RankGpu(Spec):
     no_peer_access: tuple[int, ...] = Field(
         (), description="GPUs it sees whose memory its own cannot reach, by CUDA's numbers."
     )
+    by_mask: Flag = Field(
+        False,
+        description="Whether it was chosen as the nearest to the cores that the launcher bound the rank to, and not by "
+        "the rank's place on its node.",
+    )
 
 
 class RankResult(Spec):

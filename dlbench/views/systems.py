@@ -277,6 +277,7 @@ def _placement(run: Run) -> str:
         return ""
     slices = sum(gpu.is_slice for gpu, _ in gpus)
     text = f"{slices} ranks on MIG slices, which are no whole GPUs" if slices else "a whole GPU for each rank"
+    text += ", chosen by the launcher's core masks" * any(gpu.by_mask for gpu, _ in gpus)
     return text + (f", {sum(known)} of {len(known)} ranks on cores of their GPU's NUMA node alone" if known else "")
 
 

@@ -556,16 +556,19 @@ def test_one_rank_of_a_node_reaches_nobody_and_needs_not(tmp_path: Path) -> None
 
 def test_what_nccl_chose_stands_in_the_table_of_systems(tmp_path: Path) -> None:
     channels = {"channels": {"NET/IB/GDRDMA": 2, "P2P/CUMEM": 30}, "collective_channels": 16, "nvls_channels": 12}
-    nccl = {"version": "2.27.3", "network": "IB", **channels, "rings": 16, "trees": 2}
-    near = {"device": "cuda:0 (A100)", "gpu": {"numa_node": 0}, "numa_nodes": (0,)}
+    nccl = {"version": "2.27.3", "network": "IB", **channels, "rings": 16, "trees": 2, "adapters": MLX}
+    near = {"device": "cuda:0 (A100)", "gpu": {"numa_node": 0, "by_mask": True}, "numa_nodes": (0,)}
     write_run(tmp_path, one_plan(2), constant(PHASES), Story(record={"nccl": nccl}, **near))
     (system,) = systems(tabulate(scan(tmp_path)))
     told = dict(system.fields)
     assert told["NCCL"] == (
-        "2.27.3; network IB; connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 channels of NVLink SHARP; "
-        "16 rings, 2 trees"
+        "2.27.3; network IB; adapters InfiniBand (2); connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 "
+        "channels of NVLink SHARP; 16 rings, 2 trees"
     )
-    assert told["GPU placement"] == ("a whole GPU for each rank, 2 of 2 ranks on cores of their GPU's NUMA node alone")
+    assert told["GPU placement"] == (
+        "a whole GPU for each rank, chosen by the launcher's core masks, 2 of 2 ranks on cores of their GPU's NUMA "
+        "node alone"
+    )
 
 
 @pytest.mark.parametrize(

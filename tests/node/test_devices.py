@@ -92,6 +92,7 @@ def test_what_cuda_shows_counts_not_what_nvml_counts(cuda: SimpleNamespace) -> N
 def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace) -> None:
     assert [device_for(plan_of("gres"), place(rank)).index for rank in range(4)] == [0, 1, 2, 3]
     assert cuda.set == ["init", 0, "init", 1, "init", 2, "init", 3]
+    assert [device_for(plan_of("gres"), place(rank), chosen=3 - rank).index for rank in range(4)] == [3, 2, 1, 0]
     cuda.count = 3
     with pytest.raises(EnvironmentLacksError, match="4 ranks per node, but 3 GPUs on n0: ranks must not share one"):
         device_for(plan_of("gres"), place(0))

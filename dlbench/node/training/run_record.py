@@ -83,7 +83,7 @@ def rank_summary(
         threads=torch.get_num_threads(),
         pinned=context.binding.pinned,
         numa_nodes=numa_nodes_of(context.binding.cores),
-        gpu=rank_gpu(device, context.binding.gpu),
+        gpu=rank_gpu(device, context.binding.gpu, by_mask=context.binding.gpu_by_mask is not None),
         samples=seen.measured_samples,
         measured_s=seen.measured_ns / 1e9,
         first_loss=seen.losses[0] if math.isfinite(seen.losses[0]) else None,
