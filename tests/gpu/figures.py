@@ -74,10 +74,10 @@ def reports(folder: Path) -> Iterator[Report]:
 
 
 def rates(found: Report, card: str) -> Iterator[Rate]:
-    """Every point of presets `gpu` with every published figure of its card; one row without where none is known."""
+    """Every point of presets for GPUs with every published figure of its card; one row without where none is known."""
     for group in found.groups:
         of = group.of(Utilisation)
-        if group.condition("preset") != "gpu":
+        if not group.condition("preset").startswith("gpu"):
             continue
         for place, point in enumerate(group.points):
             known = [one for one in (of.published if of else ()) if one.gpus == point.ranks]
@@ -97,7 +97,8 @@ def rates(found: Report, card: str) -> Iterator[Rate]:
 
 def _what(group: Group) -> str:
     settings = {key: value for key, value in group.settings if not key.startswith("measure.")}
-    return ", ".join([group.label.split(",")[0], group.condition("engine"), *(f"{k}={v}" for k, v in settings.items())])
+    kind = f"{group.condition('workload')} {group.condition('preset')}"
+    return ", ".join([kind, group.condition("engine"), *(f"{k}={v}" for k, v in settings.items())])
 
 
 def _differences(anchor: PublishedRate | None) -> str:
@@ -153,7 +154,7 @@ def messages(folder: Path, printed: str) -> Iterator[Message]:
 
 def axes() -> Iterator[bench.Figure]:
     """What `FIGURES=1` has saved."""
-    for path in sorted(bench.FOLDER.glob("gpu*.json")):
+    for path in [*sorted(bench.FOLDER.glob("gpu*.json")), *bench.FOLDER.glob("spine.host.json")]:
         for row in json.loads(path.read_text(encoding="utf-8")):
             known: Mapping[str, object] = {k: v for k, v in row.items() if k in bench.Figure.__dataclass_fields__}
             yield bench.Figure(**known)  # type: ignore[arg-type]

@@ -29,9 +29,18 @@ SHORT_S, FIGURE_S = START_S + 5.0, START_S + 20.0
 FIRST = ("hiding", "no_synchronisation", "out_of_core", "place", "clock", "horovod")
 """Files of tests in which faults are most likely; all others follow, and those of presets stand last."""
 LAST = ("compile", "presets")
-TESTS_S = {"no_synchronisation": 90.0, "horovod": 60.0, "compile": 90.0, "presets": 150.0}
+TESTS_S = {
+    "no_synchronisation": 90.0,
+    "out_of_core": 60.0,
+    "checkpoint": 60.0,
+    "horovod": 60.0,
+    "compile": 90.0,
+    "presets": 120.0,
+}
 """Seconds of files that take longer than others."""
 FILE_S = 20.0
+ASIDE = {"presets": ("-k", "phase or not test_a_preset_for_gpus_trains")}
+"""Tests whose runs are longer ones here: presets `gpu` and `gpu-compiled` are steps, with figures."""
 
 OWN = ("sync.fusion=own:25MiB",)
 """Buckets of dlbench's own exchange, of DDP's size."""
@@ -113,13 +122,17 @@ def steps(machine: Machine, folder: Path, *, figures: bool) -> list[Step]:
         *_presets_of_several(machine, folder),
     ]
     if figures:
+        areas = [("host work of a step", "spine.host", 120.0), ("where a step's time goes", "gpu-losses", 600.0)]
+        areas += [(f"every axis of {workload}", f"gpu.{workload}", 4800.0) for workload in AXES]
         found += [
             Step(
-                name=f"figures of {workload}: every axis", words=(PYTHON, "-m", "tests.bench", f"gpu.{workload}"),
-                about_s=4800.0, limit_s=4 * 3600.0,
+                name=f"figures: {name}",
+                words=(PYTHON, "-m", "tests.bench", area),
+                about_s=about_s,
+                limit_s=600.0 + 3 * about_s,
             )
-            for workload in AXES
-        ]  # fmt: skip
+            for name, area, about_s in areas
+        ]
     if machine.why:
         return [one if one.name == "doctor" else replace(one, why=machine.why) for one in found]
     return found
@@ -148,8 +161,8 @@ def _first(machine: Machine, folder: Path) -> Iterator[Step]:
         name="Horovod is built", words=(*DLBENCH, "setup", "horovod"), about_s=10.0, limit_s=2400.0,
         may_lack="compilers, CUDA's headers or a network",
     )  # fmt: skip
-    for workload, engine in (("resnet50", "ddp"), ("resnet50", "horovod"), ("bert", "ddp"), ("cosmoflow", "horovod")):
-        yield _by_engine(ci, workload, engine, 1)
+    for engine in ("ddp", "horovod"):
+        yield _by_engine(ci, "resnet50", engine, 1)
     yield _by_uuid(machine, _by_engine(ci, "resnet50", "single", 1))
 
 
@@ -184,7 +197,6 @@ def _one_gpu(machine: Machine, folder: Path) -> Iterator[Step]:
     )  # fmt: skip
     # Next to preset `gpu` in core, which stands last.
     for name, keys in (
-        ("recomputed by blocks", ("train.recompute=blocks",)),
         ("swapped as a stream", ("train.swap=streamed",)),
         ("planned for 70 % of its memory", _planned(70)),
     ):
@@ -214,7 +226,7 @@ def _one_gpu(machine: Machine, folder: Path) -> Iterator[Step]:
         may_lack="scikit-image, scikit-learn",
     )
     files = folder / "files"
-    for workload, of in (("resnet50", "images"), ("bert", "text"), ("cosmoflow", "density")):
+    for workload, of in (("resnet50", "images"), ("bert", "text")):
         yield training(
             f"{workload} ci, real files and an evaluation", files, workload, *ci, "--data", str(data / of),
             "--to-accuracy", needs=data / of, settings=_little(workload),
@@ -304,7 +316,7 @@ def _tests(names: Sequence[str]) -> Iterator[Step]:
             continue
         pytest = ("-m", "pytest", "-v", "-m", "gpu", f"tests/gpu/test_{name}.py", "-p", "no:cacheprovider")
         # A test that hangs shows where it stands before its file is given up.
-        more = ("-p", "tests.gpu.outcomes", "-o", "faulthandler_timeout=300")
+        more = ("-p", "tests.gpu.outcomes", "-o", "faulthandler_timeout=300", *ASIDE.get(name, ()))
         yield Step(
             name=f"tests of {name.replace('_', ' ')}",
             words=(PYTHON, *pytest, *more),
@@ -327,6 +339,8 @@ def _presets(machine: Machine, folder: Path) -> Iterator[Step]:
     """Throughput of one GPU, next to what is published for the card."""
     for workload in AXES:
         yield _figure(machine, folder, workload, "single", 1, repeats=3)
+    for workload in AXES:
+        yield _figure(machine, folder, workload, "single", 1, preset="gpu-compiled")
 
 
 def _figure(
@@ -338,9 +352,10 @@ def _figure(
     what: str = "",
     settings: Sequence[str] = (),
     repeats: int = 1,
+    preset: str = "gpu",
 ) -> Step:
-    name = f"{workload} gpu, {engine}{what and f', {what}'}" + f", {ranks} GPUs" * (ranks > 1)
-    words = ("--preset", "gpu", "--engine", engine, "--ranks", str(ranks), "--repeats", str(repeats))
+    name = f"{workload} {preset}, {engine}{what and f', {what}'}" + f", {ranks} GPUs" * (ranks > 1)
+    words = ("--preset", preset, "--engine", engine, "--ranks", str(ranks), "--repeats", str(repeats))
     return training(
         name, folder / "gpu", workload, *words, settings=(*_fitting(machine, workload), *SECONDS, *settings),
         about_s=repeats * FIGURE_S, limit_s=repeats * 600.0,

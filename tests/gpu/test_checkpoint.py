@@ -42,9 +42,10 @@ def losses(run: Run) -> list[float]:
     return [float(loss) for loss in read_steps(run.folder.steps(0)).steps["loss"]]
 
 
+@pytest.mark.gpu_process
 @pytest.mark.parametrize("engine", ["ddp", "horovod"])
 def test_ranks_of_several_gpus_get_what_rank_0_read(tmp_path: Path, engine: str) -> None:
-    """Comes first: a GPU in exclusive mode takes no rank beside this process, once it has begun with CUDA."""
+    """Comes first (`gpu_process`): in exclusive mode a GPU takes no rank once this process has begun with CUDA."""
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU: ranks need one each")
     if engine == "horovod":

@@ -132,10 +132,10 @@ def test_breakage_stands_before_long_presets_and_each_file_of_tests_once(tmp_pat
     assert sorted(asked) == sorted(f"tests/gpu/{name}.py" for name in files)
 
 
-def test_one_gpu_takes_about_twenty_minutes_and_no_step_is_without_an_end(tmp_path: Path) -> None:
+def test_one_gpu_takes_some_twenty_minutes_and_no_step_is_without_an_end(tmp_path: Path) -> None:
     """By arithmetic; what a first time compiles comes on top."""
     found = steps(H100, tmp_path, figures=False)
-    assert seconds(found) <= 22 * 60
+    assert seconds(found) <= 24 * 60
     assert all(step.about_s < step.limit_s for step in steps(machine(8), tmp_path, figures=True))
 
 
