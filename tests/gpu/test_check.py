@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dlbench.report.formats.html import to_html
+from dlbench.report.formats.markdown import to_markdown
+from dlbench.report.formats.terminal import to_text
 from tests.gpu import __main__ as check
 from tests.gpu import figures, steps
-from tests.gpu.page import Outcome
+from tests.gpu.page import GpuCheck, Outcome, document_of
 from tests.support.collectives_factory import write_comm_series
 from tests.support.run_factory import Story, constant, plans, write_run
 
@@ -232,3 +235,12 @@ write_run(Path({str(out)!r}), plan, constant([0, 0, 30.0, 60.0, 0, 10.0]))
     content = json.loads(result.with_suffix(".json").read_text())
     assert content["steps"][0]["why"] == "ran on cpu"
     assert content["runs"][0]["run_id"] == plan.run_id
+
+
+def test_a_log_keeps_its_lines_in_every_format() -> None:
+    failed = Outcome(name="breaks", outcome="failed", why="no", log=("Traceback:", "\tat </pre> | *here*"))
+    made = GpuCheck(created="", machine="no GPU", not_measured="", about_s=0, steps=(failed,), environment={})
+    document = document_of(made)
+    assert ">Traceback:\n        at &lt;/pre&gt; | *here*\n</pre>" in to_html(document)
+    assert "\n    Traceback:\n            at </pre> | *here*\n" in to_markdown(document)
+    assert "\nTraceback:\n        at </pre> | *here*\n" in to_text(document, full=True)
