@@ -74,9 +74,10 @@ format: $(VENV)/.ready-dev
 bench: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.bench $(AREA)
 
-# The first check on a machine with a GPU; FIGURES=1 also measures every axis there. Where there is no network, call
-# `python -m tests.gpu` with a Python that has what pyproject.toml asks for.
-gpu-check: horovod $(VENV)/.ready-dev
+# The first check on a machine with GPUs, which ends with build/gpu-check.html; FIGURES=1 also measures every axis there.
+# It builds Horovod itself, so that a build that fails is on the page. Where there is no network, call `python -m
+# tests.gpu` with a Python that has what pyproject.toml asks for.
+gpu-check: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.gpu $(if $(FIGURES),--figures)
 
 setup:

@@ -54,9 +54,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frames": BASE | {"records", "report", "perfetto", "views"},
     "node.models": NODE_FLOOR,
     "node.devices": NODE_FLOOR | {"node.ranks"},
-    "node.data": NODE_FLOOR | {"node.models", "node.rank_checks", "node.local_sockets"},
+    "node.data": NODE_FLOOR
+    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets", "node.devices"},
-    "node.memory": NODE_FLOOR | {"node.models", "node.data"},
+    "node.memory": NODE_FLOOR | {"node.models", "node.data", "node.page_locked", "node.ranks"},
     "node.training": NODE_FLOOR
     | {
         "node.models",
@@ -72,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.ranks",
         "node.cores",
         "node.rendezvous",
+        "node.page_locked",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.comm": NODE_FLOOR
@@ -80,9 +82,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.local_sockets": set(),
+    "node.page_locked": NODE_FLOOR | {"node.ranks"},
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
-    "node.cores": NODE_FLOOR | {"node.ranks"},
+    "node.cores": NODE_FLOOR | {"node.ranks", "node.local_sockets"},  # masks of a node's ranks, before anything starts
     "node.failures": NODE_FLOOR | {"node.ranks"},
     "node.rank_checks": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},

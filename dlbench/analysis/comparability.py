@@ -145,7 +145,7 @@ def planned_id(run: Run) -> str:
     """`averaged_id` without what only a record has: finds runs that were to join a group and died."""
     content = _averaged_content(run)
     content.pop("resumed", None)
-    for name in ("device", "precision"):
+    for name in ("device", "precision", "memory_format"):
         del content["registered"][name]
     return digest_of(content)
 

@@ -42,6 +42,7 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
 
 
 def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
+    from dlbench.jobs.local import hidden_gpus
     from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.files import find
 
@@ -55,8 +56,10 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
             f"{_duration(plans, cores)}did you mean --preset {others[-1]}? --preset {default} runs it all the same"
         )
     if any(plan.workload.meant_for == "gpu" for plan in plans):
+        hidden = hidden_gpus()
         raise UserError(
-            f"{request.workload}: preset {taken} is made for GPUs, and this machine has none: "
+            f"{request.workload}: preset {taken} is made for GPUs, and this machine "
+            f"{f'shows none ({hidden.reason}; {hidden.remedy})' if hidden else 'has none'}: "
             f"{f'did you mean --preset {others[-1]}? ' if others else ''}--set meant_for=any runs it all the same"
         )
 

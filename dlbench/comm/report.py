@@ -42,6 +42,11 @@ from dlbench.units import format_bytes, format_number, whole_seconds
 
 TITLE = "dlbench collective benchmark"
 
+_LAUNCH_BOUND = (
+    "in {} of {} iterations the GPU came to the operations before the host had queued all of them: their time may be "
+    "the host's rate of calls"
+)
+
 NOISY = 0.5  # Where the middle half of iterations spans more than this share of the median, none is typical.
 
 
@@ -73,6 +78,9 @@ def run_doubts(run: CommRun) -> list[Doubt]:
         what = f"{name_of(point).title}, {format_bytes(point.num_bytes)}"
         if point.problem:
             found.append(Doubt(code="point", severity="serious", text=f"{what}: {point.problem}", runs=ids))
+        if point.launch_bound:
+            text = f"{what}: {_LAUNCH_BOUND.format(point.launch_bound, len(point.times_s))}"
+            found.append(Doubt(code="launch-bound", severity="serious", text=text, runs=ids))
         problem = counter_problem(run, point)
         if problem:
             found.append(Doubt(code="counters", severity="serious", text=f"{what}: {problem}", runs=ids))

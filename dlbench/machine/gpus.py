@@ -284,12 +284,19 @@ Version Compatibility", table 1. With packages for forward compatibility older o
 
 _WHEELS = {13: "cu130", 12: "cu126"}
 """Names of torch's wheels by CUDA's first number: pytorch.org, "Previous versions"; there is none for 11 since 2.8."""
+_LAST_FOR_12 = (2, 14)
+"""Newest release of torch with wheels for CUDA 12 (pytorch#190385), and with kernels for V100 and older."""
 
 
-WHEEL_OF = (
-    "pip install torch=={base}+{wheel} with PIP_EXTRA_INDEX_URL set to PyTorch's index for {wheel}, or load the site's "
-    "torch"
-)
+def wheel_for(torch: str, cuda: int = 12) -> str:
+    """What to install in place of a torch of this version, for a CUDA of this first number."""
+    numbers = re.match(r"(\d+)\.(\d+)", torch)
+    is_newer = cuda == 12 and numbers is not None and (int(numbers[1]), int(numbers[2])) > _LAST_FOR_12
+    release = ".".join(map(str, (*_LAST_FOR_12, 0))) if is_newer else torch.partition("+")[0]
+    return (
+        f"pip install torch=={release}+{_WHEELS[cuda]} with PIP_EXTRA_INDEX_URL set to PyTorch's index for "
+        f"{_WHEELS[cuda]}, or load the site's torch"
+    )
 
 
 class Unusable(NamedTuple):
@@ -353,7 +360,7 @@ def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/
     runs = next((major for major, oldest in _OLDEST_DRIVERS.items() if branch >= oldest), 0 if branch else 12)
     wheel = f"update the driver: torch {base} needs {_OLDEST_DRIVERS[12]} or newer"
     if runs in _WHEELS:
-        wheel = WHEEL_OF.format(base=base, wheel=_WHEELS[runs])
+        wheel = wheel_for(torch, runs)
     if cuda is None:
         built = f"ROCm {hip}" if hip else "CPUs"
         of = f" (driver {driver})" if driver else ""

@@ -137,7 +137,7 @@ def _train(
     from dlbench.node.training.progress import Watchdog
     from dlbench.node.training.run import train
 
-    device = device_for(plan, place)
+    device = device_for(plan, place, chosen=binding.gpu_by_mask)
     engine = build_engine(plan, folder, place, device, rank_gpu(device, binding.gpu))
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
     watchdog = Watchdog(
@@ -190,7 +190,7 @@ def _exchange(
     from dlbench.node.devices import device_for
     from dlbench.node.training.progress import Watchdog
 
-    device = device_for(plan, place)
+    device = device_for(plan, place, chosen=binding.gpu_by_mask)
 
     def give_up(reason: str) -> None:
         progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")

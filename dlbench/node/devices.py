@@ -24,7 +24,6 @@ from dlbench.machine.gpus import (
     HIDES,
     LOST,
     VISIBLE,
-    WHEEL_OF,
     Gpu,
     driver_version,
     fabric_adapters,
@@ -33,6 +32,7 @@ from dlbench.machine.gpus import (
     place_of,
     slices_listed,
     unusable,
+    wheel_for,
 )
 from dlbench.node.ranks import RankPlace
 from dlbench.opening import read_end
@@ -41,11 +41,14 @@ from dlbench.records.record import RankGpu
 from dlbench.specs.plan import LaunchPlan
 
 
-def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> torch.device:
+def device_for(
+    plan: LaunchPlan, place: RankPlace, root: Path = Path("/"), *, chosen: int | None = None
+) -> torch.device:
     """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
     A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met:
-    see `require_own_gpu`. `root`: where `dev`, `proc` and `sys` are.
+    see `require_own_gpu`. `root`: where `dev`, `proc` and `sys` are. `chosen`: the number of the GPU that
+    the launcher's core masks chose, see `dlbench.node.cores`; None: that of the rank's place on its node.
 
     Raises EnvironmentLacksError: a node has GPUs, but fewer than ranks, or torch cannot compute on them, or GPUs were
     asked for and none is seen.
@@ -63,13 +66,15 @@ def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> to
                 f"{remedy}, or set gpu_request to none to train on CPUs"
             )
         return torch.device("cpu")
+    # Before, torch counts by NVML: every board, also where CUDA shows one MIG slice of them all.
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     visible = torch.cuda.device_count()
     if visible > 1 and place.local_size > visible:
         raise EnvironmentLacksError(
             f"{place.local_size} ranks per node, but {visible} GPUs on {place.host}: ranks must not share one; use "
             "fewer ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
-    device = torch.device("cuda", 0 if visible == 1 else place.local_rank)
+    device = torch.device("cuda", 0 if visible == 1 else place.local_rank if chosen is None else chosen)
     torch.cuda.set_device(device.index)
     _require_kernels(device, place)
     return device
@@ -77,14 +82,12 @@ def device_for(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> to
 
 def _no_cuda(root: Path) -> str:
     """Why CUDA does not begin, in torch's words, with the versions that decide about it."""
-    words = "it gives no reason"
+    words, built = "it gives no reason", f"CUDA {torch.version.cuda}" if torch.version.cuda else "ROCm"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         words = " ".join(str(error).split())[:_MAX_WORDS]
-    return (
-        f"torch {torch.__version__} for CUDA {torch.version.cuda}, driver {driver_version(root) or 'unknown'}: {words}"
-    )
+    return f"torch {torch.__version__} for {built}, driver {driver_version(root) or 'unknown'}: {words}"
 
 
 def _require_kernels(device: torch.device, place: RankPlace) -> None:
@@ -99,12 +102,12 @@ def _require_kernels(device: torch.device, place: RankPlace) -> None:
         (int(one), int(two)) <= (major, minor) and (kind == "compute" or int(one) == major) for kind, one, two in names
     ]
     if names and not any(fits):
-        built, base = ", ".join(f"{one}.{two}" for _, one, two in names), torch.__version__.partition("+")[0]
+        built = ", ".join(dict.fromkeys(f"{one}.{two}" for _, one, two in names))
         is_new = all((int(one), int(two)) < (major, minor) for _, one, two in names)
         raise EnvironmentLacksError(
             f"{place.host}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} (compute "
             f"capability {major}.{minor}; it has {built}): "
-            f"{'install a newer torch' if is_new else WHEEL_OF.format(base=base, wheel='cu126')}, or {HIDES}"
+            f"{'install a newer torch' if is_new else wheel_for(torch.__version__)}, or {HIDES}"
         )
 
 
@@ -114,11 +117,16 @@ _SLICE = " MIG "  # In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB 
 
 
 def rank_gpu(
-    device: torch.device, by_nvml: Gpu | None = None, environment: Mapping[str, str] = os.environ
+    device: torch.device,
+    by_nvml: Gpu | None = None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    by_mask: bool = False,
 ) -> RankGpu | None:
     """The GPU of this rank as CUDA has it; None on a CPU.
 
-    `by_nvml`: what NVML said before torch was imported; believed where CUDA says nothing against it.
+    `by_nvml`: what NVML said before torch was imported; believed where CUDA says nothing against it. `by_mask`: whether
+    the launcher's core masks chose it.
     """
     if device.type != "cuda":
         return None
@@ -140,6 +148,7 @@ def rank_gpu(
         is_slice=is_slice or uuid.startswith("MIG-"),
         visible=torch.cuda.device_count(),
         no_peer_access=_unreachable(device),
+        by_mask=by_mask,
     )
 
 

@@ -23,6 +23,7 @@ import dlbench
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, RunError, UserError
 from dlbench.machine.clock_offset import estimate
+from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.machine.gpus import gpus_of_node
 from dlbench.machine.storage import file_system_of
 from dlbench.node.cores import CoreBinding, bind
@@ -228,6 +229,7 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
         node_gpus=node_gpus,
         gpu=gpu,
         beside_gpu=_beside(binding),
+        compiler="; ".join(compiler_lacks(on_gpu=True) or ()) if gpu is not None else "",
         problems=tuple(problem for problem in problems if problem),
         scratch=places,
         clock=clock,
@@ -256,7 +258,7 @@ def _gpu(plan: CommPlan, place: RankPlace, binding: CoreBinding) -> tuple[str | 
     from dlbench.node.devices import device_for, rank_gpu
 
     try:
-        found = rank_gpu(device_for(plan, place), binding.gpu)
+        found = rank_gpu(device_for(plan, place, chosen=binding.gpu_by_mask), binding.gpu)
     except DlbenchError as error:
         return None, str(error)
     except Exception as error:  # of the driver, by way of torch

@@ -54,6 +54,12 @@ class CommPoint(Spec):
         description="host clock, after a barrier of the carrier; in-stream: events of the GPU's stream, after a "
         "barrier in it.",
     )
+    launch_bound: CountOrZero | None = Field(
+        None,
+        description="In-stream: timed iterations in which the GPU came to the operations before the host had queued "
+        "all of them, so that waits for the host's calls may be in the time. Null: the stream was not held back, as "
+        "each call waits for its operation (Horovod), or the host's clock timed it.",
+    )
     single_call_s: tuple[NonNegative, ...] = Field(
         (), description="In-stream: one operation alone in each iteration, by the host's clock, seconds."
     )

@@ -24,6 +24,11 @@ class RankMemory(Spec):
         "steps, plus parameters and optimizer state (CPU); null where freed memory stays with the process (a CPU, and "
         "a plan that keeps all)."
     )
+    device_reserved_bytes: CountOrZero | None = Field(
+        None,
+        description="What torch's allocator took from the GPU at most, what lies free between tensors included, since "
+        "peaks began; null on a CPU.",
+    )
     swapped_out_bytes: CountOrZero = Field(description="Bytes that left the device, all measured steps.")
     swapped_in_bytes: CountOrZero = Field(description="Bytes that came back.")
     room_wait_s: NonNegative = Field(description="Forward passes waited for room, all measured steps, seconds.")

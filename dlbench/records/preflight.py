@@ -68,6 +68,7 @@ class SeenRank(Spec):
     beside_gpu: Flag | None = Field(
         None, description="Whether all its cores are of its GPU's NUMA node; null: not known, or no GPU."
     )
+    compiler: str = Field("", description="What torch.compile would lack on its GPU; empty: nothing, or no GPU.")
     problems: tuple[str, ...] = Field((), description="What a run of this rank would end with, each a sentence.")
     scratch: tuple[SeenScratch, ...] = Field((), description="Of a node's first rank: the system's places.")
     clock: SeenClock | None = Field(None, description="Of a node's first rank; null: the first node, or not compared.")

@@ -56,6 +56,11 @@ class RankGpu(Spec):
     no_peer_access: tuple[int, ...] = Field(
         (), description="GPUs it sees whose memory its own cannot reach, by CUDA's numbers."
     )
+    by_mask: Flag = Field(
+        False,
+        description="Whether it was chosen as the nearest to the cores that the launcher bound the rank to, and not by "
+        "the rank's place on its node.",
+    )
 
 
 class RankResult(Spec):
@@ -201,6 +206,26 @@ class LayerMacs(Spec):
     macs: CountOrZero = Field(description="Multiply-accumulates of one sample's forward pass.")
 
 
+class CheckpointWrite(Spec):
+    """One checkpoint that was written: training stood still for `snapshot_s` and `waited_s`."""
+
+    step: CountOrZero = Field(description="Optimizer steps done, as in its name.")
+    bytes: CountOrZero = Field(description="Bytes of its tensors.")
+    memory: str = Field(description="Where the state was copied to on the host: page-locked, or pageable: why.")
+    snapshot_s: NonNegative = Field(description="What copying the state to the host took, seconds.")
+    waited_s: NonNegative = Field(
+        description="How long training waited until it was written, seconds: before the next one, and at the end."
+    )
+    write_s: NonNegative = Field(
+        description="What digesting and writing took in a thread, seconds; what exceeds waited_s overlapped training."
+    )
+
+    @property
+    def overlapped_s(self) -> float:
+        """Of the writing, while training went on, seconds."""
+        return max(0.0, self.write_s - self.waited_s)
+
+
 class Record(Spec):
     """`record.json`."""
 
@@ -230,6 +255,7 @@ class Record(Spec):
     resumed_from: str | None = Field(None, description="The checkpoint it went on from.")
     attempt: Count = Field(1, description="Which attempt at the run this is, from 1: others were interrupted.")
     checkpoints: tuple[str, ...] = Field((), description="Checkpoints in the run's folder when it ended.")
+    checkpoint_writes: tuple[CheckpointWrite, ...] = Field((), description="Every checkpoint that it wrote, in order.")
     precision: str | None = Field(None, description="The precision in force, in words; null where not known.")
     emulates_precision: Flag = Field(
         False, description="Whether a rank's device lacks that arithmetic and emulated it; its speed says nothing then."

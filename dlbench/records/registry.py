@@ -134,8 +134,11 @@ def _cuda_graphs(run: Run) -> str:
 
 
 def _memory_format(run: Run) -> str:
-    found = getattr(run.plan.workload.model, "memory_format", "contiguous")
-    return "" if found == "contiguous" else str(found)
+    """As planned, and that of the weights where the record has another one (`dlbench.node.models.kernels`)."""
+    found = str(getattr(run.plan.workload.model, "memory_format", "contiguous"))
+    settings = run.record.settings if run.record is not None else ()
+    weights = {str(one.effective) for one in settings if one.key == "model.memory_format.weights"} - {found}
+    return "" if found == "contiguous" else ", weights ".join([found, *sorted(weights)])
 
 
 def _checkpoints(run: Run) -> str:

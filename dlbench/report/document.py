@@ -124,6 +124,7 @@ class Section:
     charts_per_row: Literal[1, 2, 3] = 2
     sheets: tuple[Sheet[Any], ...] = ()
     notes: tuple[str, ...] = ()  # Small print behind the tables.
+    log: tuple[str, ...] = ()  # Lines that a program printed, with their indentation.
     sections: tuple[Section, ...] = ()
     missing: tuple[Missing, ...] = ()
     missing_title: str = "Not measured by these runs"
@@ -136,7 +137,7 @@ class Section:
     in_contents: bool = True
 
     def __post_init__(self) -> None:
-        _clean(self, "title", "short_title", "headline", "caption", "next_step", "about", "words", "notes")
+        _clean(self, "title", "short_title", "headline", "caption", "next_step", "about", "words", "notes", "log")
         _clean(self, "facts", "overview", "brief")
         for name in ("about", "words", "notes", "brief"):
             if (texts := getattr(self, name)) is not None:

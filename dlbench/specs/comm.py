@@ -201,6 +201,9 @@ class LineCost(Spec):
     half_width: NonNegative | None = Field(
         None, description="95 % interval of its times over runs, plus or minus a share of them; none: single runs."
     )
+    launch_bound: tuple[Count, ...] = Field(
+        (), description="Sizes, bytes, whose times on a GPU may hold waits for the host's calls."
+    )
 
     def time(self, num_bytes: float) -> float:
         """Seconds for a vector of this many bytes."""

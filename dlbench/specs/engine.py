@@ -117,7 +117,7 @@ class DdpSettings(Spec):
     gradient_as_bucket_view: Literal["auto"] | Flag = Field(
         "auto",
         description="Gradients are views of the buckets, which saves copying them back and a second set of them; auto: "
-        "on on GPUs.",
+        "true on GPUs.",
     )
     static_graph: Flag = Field(False, description="Every step uses the same parameters, in the same order.")
 

@@ -162,6 +162,11 @@ class Chain(Spec):
     state_bytes: CountOrZero = Field(
         0, description="Parameters, buffers, optimizer state, and gradients that outlast a pass, on the device."
     )
+    exchange_bytes: CountOrZero = Field(
+        0,
+        description="Buffers of the gradients' exchange on the device: DDP's buckets, Horovod's fusion buffer, or the "
+        "messages of dlbench's own exchange.",
+    )
     outside_bytes: CountOrZero = Field(0, description="Batch, and what modules before the chain keep, bytes.")
     turn_bytes: CountOrZero = Field(
         0, description="The most that head and loss hold besides the chain's output, in both passes."
@@ -176,7 +181,7 @@ class Chain(Spec):
     @property
     def fixed_bytes(self) -> int:
         """What is held all the time: a capacity must hold this before anything of a pass."""
-        return self.state_bytes + self.outside_bytes
+        return self.state_bytes + self.exchange_bytes + self.outside_bytes
 
     @property
     def useful_s(self) -> float:

@@ -64,6 +64,7 @@ class Model(Spec):
     formats: ClassVar[tuple[str, ...]]  # Formats of data that it trains on.
     takes_label_smoothing: ClassVar[bool] = False
     has_convolutions: ClassVar[bool] = True
+    is_3d: ClassVar[bool] = False  # Whether its convolutions are of volumes.
     has_share: ClassVar[bool] = True  # Whether its quality is a share, at most 1.
     mlperf: ClassVar[MlperfRules | None] = None
     epoch_samples: ClassVar[tuple[int, str] | None] = None
@@ -259,6 +260,7 @@ class CosmoFlowModel(Model):
     network = "dlbench.node.models.cosmoflow"
     sample_unit = "volumes"
     formats = ("density", "hdf5-density")
+    is_3d = True
     has_share = False
     mlperf = MlperfRules(
         usage="hpc", ruleset="3.0.0", benchmark="cosmoflow", quality_key="eval_error", init_min=30, most_error=0.124

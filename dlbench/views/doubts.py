@@ -18,7 +18,7 @@ from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
 from dlbench.stats.estimates import MIN_RUNS, between_and_within
 from dlbench.units import format_seconds, seconds_between
 from dlbench.views.quality.numbers import fit, group_quality, is_resumed, meets_target, until_target
-from dlbench.views.systems import place_doubts
+from dlbench.views.systems import convolution_doubts, place_doubts
 from dlbench.views.utilisation import utilisation
 
 NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.
@@ -57,6 +57,7 @@ def _found(run: Run, record: Record) -> Found:
     for code, text in environment_doubts(plan, record.environment, on_gpu=on_gpu):
         yield code, "serious", text
     yield from place_doubts(record)
+    yield from convolution_doubts(plan, record.environment if on_gpu else {})
     if crowded := _crowded_hosts(record):
         text = f"more compute threads than cores ({'; '.join(crowded)}): use fewer ranks per node"
         yield "oversubscribed", "serious", text

@@ -18,6 +18,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet
 from dlbench.report.wording import runs_text
 from dlbench.specs.container import ContainerSpec
+from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
@@ -40,6 +41,34 @@ def place_doubts(record: Record) -> Iterator[tuple[str, Severity, str]]:
         yield "no-peer-access", "serious", why
     if record.nccl is not None:
         yield from _network_doubts(record.nccl, record.environment)
+
+
+_BROKEN_CUDNN = (90800, 91500)
+"""The first version of cuDNN whose 3-D convolutions in 16 bits are wrong, and the first where they are not
+(pytorch#163539; `use_cudnn` in torch's Convolution.cpp). There torch 2.9 goes by its own kernels, four times slower and
+more (pytorch#166122, #166643), and a later one where memory is contiguous."""
+
+
+def convolution_doubts(plan: RunPlan, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:
+    """That 3-D convolutions in 16 bits were wrong, or left to slow kernels, by the versions of torch and cuDNN."""
+    cudnn, torch = environment.get("torch.cudnn", ""), environment.get("package.torch", "")
+    known = re.match(r"(\d+)\.(\d+)", torch)
+    is_16_bits = plan.workload.train.precision in ("bf16", "fp16")
+    if not (plan.workload.model.is_3d and is_16_bits and known and cudnn.isdecimal()):
+        return
+    release, version = (int(known[1]), int(known[2])), int(cudnn)
+    if not _BROKEN_CUDNN[0] <= version < _BROKEN_CUDNN[1]:
+        return
+    what = f"cuDNN {version // 10000}.{version // 100 % 100} and torch {torch}: 3-D convolutions in 16 bits"
+    remedy = "install cuDNN 9.15 or newer, with torch 2.10 or newer"
+    if release < (2, 9):
+        yield "conv3d", "serious", f"{what} give wrong results for large volumes (pytorch#163539): {remedy}"
+    elif release == (2, 9) or plan.workload.model.order == "contiguous":
+        yield (
+            "conv3d",
+            "serious",
+            f"{what} are left to torch's own, slower kernels (pytorch#166122): {remedy}",
+        )
 
 
 _TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
@@ -248,6 +277,7 @@ def _placement(run: Run) -> str:
         return ""
     slices = sum(gpu.is_slice for gpu, _ in gpus)
     text = f"{slices} ranks on MIG slices, which are no whole GPUs" if slices else "a whole GPU for each rank"
+    text += ", chosen by the launcher's core masks" * any(gpu.by_mask for gpu, _ in gpus)
     return text + (f", {sum(known)} of {len(known)} ranks on cores of their GPU's NUMA node alone" if known else "")
 
 

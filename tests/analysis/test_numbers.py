@@ -455,6 +455,37 @@ def test_where_gpus_stand_is_told_where_it_costs(
     assert {(doubt.code, doubt.severity) for doubt in run_doubts(run)} == {("synthetic-data", "note"), *expected}
 
 
+@pytest.mark.parametrize(
+    ("torch", "cudnn", "asked", "expected"),
+    [
+        ("2.8.0", "91002", {}, "wrong results for large volumes"),
+        ("2.9.0+cu128", "91002", {"model.memory_format": "channels-last"}, "are left to torch's own, slower kernels"),
+        ("2.9.0", "91002", {"train.precision": "fp32"}, None),
+        ("2.10.0", "91400", {}, "are left to torch's own, slower kernels"),
+        ("2.10.0", "91400", {"model.memory_format": "channels-last"}, None),
+        ("2.10.0", "91501", {}, None),
+        ("2.8.0", "90701", {}, None),
+    ],
+)
+def test_versions_of_cudnn_with_broken_3_d_convolutions_are_a_serious_warning(
+    tmp_path: Path, torch: str, cudnn: str, asked: dict[str, Any], expected: str | None
+) -> None:
+    wanted = {"train.precision": "bf16", **asked}
+    plans = {name: one_plan(1, workload=name, overrides=wanted) for name in ("cosmoflow", "resnet50")}
+    versions = {"package.torch": torch, "torch.cudnn": cudnn}
+    for name, plan in plans.items():
+        for device in ("cpu", "cuda:0 (A100)"):
+            story = Story(device=device, environment=versions)
+            run = read_run(write_run(tmp_path / name / device[:3], plan, constant(PHASES), story).path)
+            found = {doubt.text for doubt in run_doubts(run) if doubt.code == "conv3d"}
+            if name == "cosmoflow" and device != "cpu" and expected:
+                (text,) = found
+                assert expected in text
+                assert text.startswith(f"cuDNN 9.{cudnn[1:3].lstrip('0')} and torch {torch}: 3-D convolutions")
+            else:
+                assert found == set()
+
+
 def doubts_of_network(
     folder: Path, channels: dict[str, int], adapters: dict[str, str], variables: dict[str, str] | None = None
 ) -> dict[str, tuple[str, str]]:
@@ -525,16 +556,19 @@ def test_one_rank_of_a_node_reaches_nobody_and_needs_not(tmp_path: Path) -> None
 
 def test_what_nccl_chose_stands_in_the_table_of_systems(tmp_path: Path) -> None:
     channels = {"channels": {"NET/IB/GDRDMA": 2, "P2P/CUMEM": 30}, "collective_channels": 16, "nvls_channels": 12}
-    nccl = {"version": "2.27.3", "network": "IB", **channels, "rings": 16, "trees": 2}
-    near = {"device": "cuda:0 (A100)", "gpu": {"numa_node": 0}, "numa_nodes": (0,)}
+    nccl = {"version": "2.27.3", "network": "IB", **channels, "rings": 16, "trees": 2, "adapters": MLX}
+    near = {"device": "cuda:0 (A100)", "gpu": {"numa_node": 0, "by_mask": True}, "numa_nodes": (0,)}
     write_run(tmp_path, one_plan(2), constant(PHASES), Story(record={"nccl": nccl}, **near))
     (system,) = systems(tabulate(scan(tmp_path)))
     told = dict(system.fields)
     assert told["NCCL"] == (
-        "2.27.3; network IB; connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 channels of NVLink SHARP; "
-        "16 rings, 2 trees"
+        "2.27.3; network IB; adapters InfiniBand (2); connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 "
+        "channels of NVLink SHARP; 16 rings, 2 trees"
     )
-    assert told["GPU placement"] == ("a whole GPU for each rank, 2 of 2 ranks on cores of their GPU's NUMA node alone")
+    assert told["GPU placement"] == (
+        "a whole GPU for each rank, chosen by the launcher's core masks, 2 of 2 ranks on cores of their GPU's NUMA "
+        "node alone"
+    )
 
 
 @pytest.mark.parametrize(

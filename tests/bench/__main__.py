@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from tests.bench import (
+    checkpoint,
     communication,
     faults,
     gate,
     gpu,
+    gpu_losses,
     history,
     hook_cost,
     host_work,
@@ -36,12 +38,14 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "spine": spine.measure,
     "workloads": workloads.figures,
     "communication": communication.figures,
+    "checkpoint": checkpoint.figures,
     "watching": watching.figures,
     "reading": reading.figures,
     "reader_rate": reader_rate.figures,
     "input": input_rate.figures,
     "gate": gate.figures,
     "gpu": gpu.figures,
+    "gpu-losses": gpu_losses.figures,
     "history": history.figures,
     "faults": faults.figures,
     "shuffling": shuffling.figures,

@@ -89,7 +89,8 @@ def _along(workload: str, axis: Axis, out: Path) -> Iterator[Figure]:
         check=False,
         timeout=RUN_S * REPEATS * len(axis.values),
     )
-    rates, reasons = _rates(scan(out).runs if out.exists() else [], axis)
+    runs = scan(out).runs if out.exists() else []
+    rates, reasons = _rates(runs, axis)
     print("  " + "; ".join(f"{value}: {_rounded(found)}" for value, found in rates.items()), flush=True)
     last = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "")
     for value in axis.values[1:]:
@@ -100,7 +101,7 @@ def _along(workload: str, axis: Axis, out: Path) -> Iterator[Figure]:
         ratio, low, high = median_interval([one / base for one, base in pairs])
         yield Figure(
             name=_name(workload, axis, value), value=ratio, low=low, high=high, n=len(pairs),
-            unit="ratio of throughputs", goal="measured",
+            unit="ratio of throughputs", goal="measured", reason=_batch_norm(runs, axis),
         )  # fmt: skip
 
 
@@ -116,6 +117,18 @@ def _rates(runs: list[Run], axis: Axis) -> tuple[dict[str, dict[int, float]], di
         else:
             reasons[value] = why
     return rates, reasons
+
+
+def _batch_norm(runs: list[Run], axis: Axis) -> str:
+    """Whose kernels computed batch norm, by value: torch leaves bf16 to its own, and fp16 and fp32 to cuDNN."""
+    found = {
+        str(run.plan.series.axes.get(axis.key)): setting.effective
+        for run in runs
+        for setting in (run.record.settings if run.record else ())
+        if setting.key == "model.batch_norm"
+    }
+    how = ", ".join(f"{value}: {kernels}" for value, kernels in found.items())
+    return f"batch norm by {how}" if len(set(found.values())) > 1 else ""
 
 
 def _rounded(found: dict[int, float]) -> str:

@@ -33,6 +33,7 @@ from dlbench.node.ranks import detect
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.scan import scan
 from dlbench.specs.expand import expand
+from dlbench.specs.plan import value_text
 from dlbench.specs.requests import Request, parse_set
 from tests.bench.figures import Figure, median_interval
 
@@ -159,22 +160,44 @@ def axes() -> Iterator[Figure]:
     """What each axis does to each workload on this CPU, in turns: throughput over that of the plain run."""
     for workload, (setting, *others) in ((name, axis) for name in STEPS for axis in AXES[name]):
         key, _, value = setting.partition("=")
-        yield _axis(workload, key, value, tuple(others))
+        yield axis(workload, key, value, tuple(others))
 
 
 def compiled() -> Iterator[Figure]:
     """What torch.compile does to each workload on this CPU: the ratio compile default to none."""
     for workload in STEPS:
-        yield _axis(workload, "train.compile", "default", ())
+        yield axis(workload, "train.compile", "default", ())
 
 
-def _axis(workload: str, key: str, value: str, others: tuple[str, ...]) -> Figure:
+PLAIN = {
+    "train.compile": "none",
+    "train.precision": "fp32",
+    "model.memory_format": "contiguous",
+    "engine.ddp.gradient_as_bucket_view": "false",
+}
+
+
+def axis(
+    workload: str, key: str, value: str, others: tuple[str, ...], *, engine: str = "single", ranks: int = 1
+) -> Figure:
     """Two values of one key as a series of runs whose order takes turns; a ratio is of runs of the same repeat."""
-    plain = {"train.compile": "none", "train.precision": "fp32", "model.memory_format": "contiguous"}[key]
-    name = f"{workload} ci, {key} {value} over {plain}{''.join(f', {one}' for one in others)}"
+    plain = PLAIN[key]
+    many = f", {ranks} ranks" if ranks > 1 else ""
+    name = f"{workload} ci{many}, {key} {value} over {plain}{''.join(f', {one}' for one in others)}"
     about = {"name": name, "unit": "ratio of throughputs", "goal": "measured"}
     with tempfile.TemporaryDirectory() as out:
-        words = ["run", workload, "--preset", "ci", "--engine", "single", "--ranks", "1", "--repeats", str(REPEATS)]
+        words = [
+            "run",
+            workload,
+            "--preset",
+            "ci",
+            "--engine",
+            engine,
+            "--ranks",
+            str(ranks),
+            "--repeats",
+            str(REPEATS),
+        ]
         words += ["--sweep", f"{key}={plain},{value}", "--out", out, "--no-progress"]
         words += [word for setting in others for word in ("--set", setting)]
         done = subprocess.run(
@@ -189,7 +212,7 @@ def _axis(workload: str, key: str, value: str, others: tuple[str, ...]) -> Figur
         for run in scan(Path(out)).runs:
             measures, _ = measured_or_why(run)
             if measures is not None:
-                rates[str(run.plan.series.axes[key]), run.plan.series.repeat] = measures.throughput
+                rates[value_text(key, run.plan.series.axes[key]), run.plan.series.repeat] = measures.throughput
     ratios = [rates[value, k] / rates[plain, k] for k in range(REPEATS) if {(value, k), (plain, k)} <= rates.keys()]
     if not ratios:
         return Figure(**about, value=None, reason=(done.stderr or done.stdout)[-300:])

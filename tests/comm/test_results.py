@@ -224,6 +224,16 @@ def test_unchecked_results_other_environments_and_warnings_are_doubts(tmp_path: 
     assert found["pretended-groups"].startswith("all groups are on one host")
 
 
+def test_times_in_which_the_gpu_may_have_waited_for_calls_are_a_serious_warning(tmp_path: Path) -> None:
+    late = {4096: 3, 8192: 0, 16384: None}  # None: the stream was not held back
+    for plan in factory.comm_plans(algorithms="none", backends="gloo", sizes="4KiB,8KiB,16KiB"):
+        found = factory.Story(change=lambda point: {"timing": "in-stream", "launch_bound": late[point["num_bytes"]]})
+        factory.write_comm_run(tmp_path, plan, found)
+    (one,) = [one for one in group_doubts(only(tmp_path)) if one.code == "launch-bound"]
+    assert (one.severity, len(one.runs)) == ("serious", 5)
+    assert one.text.startswith("library of torch-gloo, 4 KiB: in 3 of 10 iterations the GPU came to the operations")
+
+
 def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path) -> None:
     for modules in ("openmpi/4.1", "openmpi/5.0"):
         asked = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "overrides": {"system.modules": modules}}

@@ -1,183 +1,243 @@
-"""``python -m tests.gpu [--figures]``: the first check of dlbench on a machine with a GPU, ``make gpu-check``.
+"""``python -m tests.gpu [--figures]``: the first check of dlbench on a machine with GPUs, ``make gpu-check``.
 
-It goes on after a step that fails, and writes ``build/gpu-check.json`` after each: what was run, how it ended and how
-long it took, the outcome of every test marked `gpu`, and what one machine cannot show. Ends with 0 if everything
-passed, 3 if something failed, 5 without a GPU.
+It goes on after a step that fails, and writes ``build/gpu-check.html`` and the same as JSON after each: one page that a
+person can send back. Ends with 0 if everything passed, 3 if something failed, 5 without a GPU. This process itself
+never begins with CUDA: in exclusive-process mode a GPU takes one process at a time.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dlbench.errors import ExitCode
-from dlbench.machine.environment import capture
-from dlbench.node.torch_facts import torch_facts
-from tests.bench.gpu import AXES, SECONDS, lacking
+from dlbench.records.scan import scan
+from dlbench.report.formats.html import to_html
+from dlbench.report.formats.json import to_json
+from tests.gpu import figures
+from tests.gpu.outcomes import FILE
+from tests.gpu.page import FAILED, NOT_MEASURED, PASSED, GpuCheck, Outcome, Warned, document_of
+from tests.gpu.steps import DLBENCH, GIB, PYTHON, ROOT, Machine, Step, seconds, steps
+from tests.support.gpus import gpu_facts
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "build" / "gpu-check.json"
-TAIL = 4000
-"""Characters kept of the end of what a step printed."""
-
-SEVERAL = (
-    "NCCL between GPUs: exchange, tensor fusion and its timeline, peer access, NUMA binding of several ranks",
-    "NCCL between nodes: transports, hierarchical exchange, rendezvous of many nodes",
-)
-"""What needs more than one GPU or node."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One command of the check."""
-
-    name: str
-    words: tuple[str, ...]
-    """Arguments of Python."""
-    limit_s: float = 1200.0
-    """After which it is given up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a step or a test ended."""
-
-    name: str
-    outcome: str
-    """passed, failed or not measured."""
-    seconds: float | None = None
-    why: str = ""
-    """The end of what it printed, where it did not pass; or why it was not run."""
-
-
-def steps(folder: Path, *, figures: bool) -> Iterator[Step]:
-    """What is run, in order: what breaks first stands first."""
-    dlbench = ("-P", "-m", "dlbench")
-    yield Step(name="doctor", words=(*dlbench, "doctor"))
-    for workload in AXES:
-        for engine in ("single", "ddp", "horovod"):
-            out = ("--out", str(folder / "ci"), "--no-progress")
-            words = (*dlbench, "run", workload, "--preset", "ci", "--engine", engine, *out)
-            yield Step(name=f"{workload}, preset ci, {engine}", words=words)
-    for workload in AXES:
-        settings = [word for setting in SECONDS for word in ("--set", setting)]
-        words = (*dlbench, "run", workload, "--preset", "gpu", "--engine", "single", "--repeats", "3", "--no-progress")
-        words = (*words, *settings, "--out", str(folder / "gpu"))
-        yield Step(name=f"{workload}, preset gpu, 3 runs", words=words)
-    yield Step(name="report", words=(*dlbench, "report", str(folder / "gpu"), "-o", str(RESULT.with_suffix(".html"))))
-    yield Step(
-        name="tests",
-        words=(
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "gpu",
-            "tests/gpu",
-            "-p",
-            "no:cacheprovider",
-            f"--junit-xml={_junit(folder)}",
-        ),
-        # All outcomes are written at the end: given up earlier, none would be known.
-        limit_s=3600.0,
-    )
-    if figures:
-        yield Step(name="figures", words=("-m", "tests.bench", "gpu"), limit_s=6 * 3600.0)
+RESULT = ROOT / "build" / "gpu-check.html"
+"""The page; the JSON is next to it, and so is the folder of the runs, which the next check begins anew."""
+TAIL = 400
+"""Lines kept of the end of what a step or a test printed."""
+LOG_LINES = "80"
+"""Of each log of a run that failed."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs everything that this machine can; returns the exit code."""
-    why = lacking()
+    if list(arguments) == ["--environment"]:
+        print(json.dumps(_environment()))
+        return 0
+    folder = RESULT.with_suffix("")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    machine = machine_here()
+    todo = steps(machine, folder, figures="--figures" in arguments)
+    print(f"gpu-check: {in_words(machine)}; about {seconds(todo) / 60:.0f} minutes", flush=True)
+    environment = _asked()
     done: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for step in steps(Path(temporary), figures="--figures" in arguments):
-            if why:
-                outcome = Outcome(name=step.name, outcome="not measured", why=why)
-            else:
-                print(f"gpu-check: {step.name}", flush=True)
-                outcome = _run(step)
-            done.append(outcome)
-            if not why:
-                print(f"gpu-check: {outcome.name}: {outcome.outcome}, {outcome.seconds:g} s", flush=True)
-            _write(done, _tests(Path(temporary)), why)
-        failed = [one for one in (*done, *_tests(Path(temporary))) if one.outcome == "failed"]
-    for one in failed:
-        print(f"gpu-check: FAILED {one.name}\n{one.why}")
-    if why:
-        print(f"gpu-check: not measured here: {why}")
-    print(f"gpu-check: written to {RESULT}")
-    return int(ExitCode.ENVIRONMENT) if why else int(ExitCode.RUN_FAILED) if failed else 0
+    try:
+        for number, step in enumerate(todo):
+            done.append(_run(step, folder))
+            if done[-1].seconds is not None:
+                print(f"gpu-check: {step.name}: {done[-1].outcome}, {done[-1].seconds:g} s", flush=True)
+            rest = [
+                Outcome(name=one.name, outcome=NOT_MEASURED, why=one.why or "not reached") for one in todo[number + 1 :]
+            ]
+            if done[-1].seconds is not None or not rest:
+                check = _check(machine, [*done, *rest], todo, environment, folder)
+                write(check)
+    finally:
+        print(f"gpu-check: written to {RESULT}", flush=True)
+    for failure in check.failed:
+        print(f"gpu-check: FAILED {failure.name}: {failure.why}")
+    if machine.why:
+        print(f"gpu-check: not measured here: {machine.why}")
+    return int(ExitCode.ENVIRONMENT) if machine.why else int(ExitCode.RUN_FAILED) if check.failed else 0
 
 
-def _run(step: Step) -> Outcome:
+def machine_here() -> Machine:
+    """What torch sees, asked in a process of its own."""
+    facts = gpu_facts()
+    if facts["why"]:
+        return Machine(why=facts["why"])
+    return Machine(
+        gpus=facts["gpus"],
+        name=facts["name"],
+        uuids=tuple(facts["uuids"]) if len(facts["uuids"]) == facts["gpus"] else (),
+        memory_bytes=facts["memory_bytes"],
+        capability=(facts["capability"][0], facts["capability"][1]),
+        nccl_tests=shutil.which("all_reduce_perf") or "",
+    )
+
+
+def in_words(machine: Machine) -> str:
+    """``2 x NVIDIA L40S with 44 GiB, compute capability 8.9``."""
+    if machine.why:
+        return "no GPU"
+    major, minor = machine.capability
+    memory = f"{machine.memory_bytes / GIB:.0f} GiB"
+    return f"{machine.gpus} x {machine.name} with {memory}, compute capability {major}.{minor}"
+
+
+def _run(step: Step, folder: Path) -> Outcome:
+    """A step in a session of its own, so that nothing of it is left on the GPU where it is given up."""
+    if step.why:
+        return Outcome(name=step.name, outcome=NOT_MEASURED, why=step.why)
+    if step.needs is not None and not step.needs.exists():
+        return Outcome(name=step.name, outcome=NOT_MEASURED, why=f"a step before it has not made {step.needs.name}")
+    print(f"gpu-check: {step.name} ...", flush=True)
     began = time.monotonic()
+    environment = {**os.environ, FILE: str(folder / "tests.jsonl"), **step.environment}
     with tempfile.TemporaryFile() as printed:
-        # A session of its own, so that nothing of it is left on the GPU where it is given up.
-        process = subprocess.Popen(
-            [sys.executable, *step.words], cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        try:
+            process = subprocess.Popen(
+                step.words, cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+            )
+        except OSError as error:
+            return Outcome(name=step.name, outcome=FAILED, seconds=0.0, why=f"{step.words[0]}: {error.strerror}")
         try:
             end = f"exit code {process.wait(timeout=step.limit_s)}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             end = f"given up after {step.limit_s:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         printed.seek(0)
-        text = printed.read().decode("utf-8", "replace")[-TAIL:]
-    seconds = round(time.monotonic() - began, 1)
-    if process.returncode == 0:
-        return Outcome(name=step.name, outcome="passed", seconds=seconds)
-    lacks = process.returncode == ExitCode.ENVIRONMENT
-    return Outcome(name=step.name, outcome="not measured" if lacks else "failed", seconds=seconds, why=f"{end}\n{text}")
+        text = printed.read().decode("utf-8", "replace")
+    took = round(time.monotonic() - began, 1)
+    if process.returncode in step.passes_with and not end.startswith("given up"):
+        if not (elsewhere := _not_on_gpu(step)):
+            return Outcome(name=step.name, outcome=PASSED, seconds=took, log=_tail(text) if step.is_told else ())
+        return Outcome(name=step.name, outcome=FAILED, seconds=took, why=elsewhere, log=_tail(text))
+    lacks = process.returncode == ExitCode.ENVIRONMENT and bool(step.may_lack)
+    last = next((line.strip() for line in reversed(text.splitlines()) if _says_something(line)), "")
+    return Outcome(
+        name=step.name,
+        outcome=NOT_MEASURED if lacks else FAILED,
+        seconds=took,
+        why=f"{end}: {last}" if last else end,
+        log=(*_tail(text), *_logs_of_runs(step)),
+    )
 
 
-def _junit(folder: Path) -> Path:
-    return folder / "tests.xml"
+def _says_something(line: str) -> bool:
+    """The line of an error: not the count of valid runs that dlbench ends with, and no rule of pytest's."""
+    return bool(line.strip(" =-")) and " runs valid, in " not in line
 
 
-def _tests(folder: Path) -> list[Outcome]:
-    """Every test that pytest reported; none before it ran."""
-    if not _junit(folder).is_file():
+def _folders(step: Step) -> list[Path]:
+    """Of the runs of a step that trains or measures collectives."""
+    if "--series" not in step.words:
         return []
-    found = []
-    for case in ElementTree.parse(_junit(folder)).iter("testcase"):
-        why = [child for child in case if child.tag in ("failure", "error", "skipped")]
-        outcome = "passed" if not why else "not measured" if why[0].tag == "skipped" else "failed"
-        text = "\n".join(f"{child.get('message', '')}\n{child.text or ''}".strip()[-TAIL:] for child in why)
-        name = f"{case.get('classname')}::{case.get('name')}"
-        found.append(Outcome(name=name, outcome=outcome, seconds=float(case.get("time", "0")), why=text))
+    series, out = (step.words[step.words.index(key) + 1] for key in ("--series", "--out"))
+    return sorted(Path(out).glob(f"{series}-*/"))
+
+
+def _not_on_gpu(step: Step) -> str:
+    """Which ranks of a step trained on another device than a GPU; empty where none did, or it does not train."""
+    found = [run for run in scan(*_folders(step)).runs if run.record] if "run" in step.words and _folders(step) else []
+    devices = {rank.device for run in found for rank in (run.record.ranks if run.record else ())}
+    return ", ".join(f"ran on {device}" for device in sorted(devices) if not device.startswith("cuda"))
+
+
+def _tail(text: str) -> tuple[str, ...]:
+    return tuple(text.splitlines()[-TAIL:])
+
+
+def _logs_of_runs(step: Step) -> tuple[str, ...]:
+    """What the runs of a step that failed have said themselves."""
+    lines: list[str] = []
+    for run in _folders(step):
+        words = (*DLBENCH, "logs", str(run), "--lines", LOG_LINES)
+        said = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+        lines += ["", f"-- dlbench logs {run.name}", *(said.stdout + said.stderr).splitlines()]
+    return tuple(lines[-TAIL:])
+
+
+def _check(
+    machine: Machine, outcomes: Sequence[Outcome], todo: Sequence[Step], environment: dict[str, str], folder: Path
+) -> GpuCheck:
+    tests, warned = told(folder / "tests.jsonl")
+    printed = "\n".join(next((one.log for one in outcomes if one.name.startswith("nccl-tests")), ()))
+    reports = list(figures.reports(folder))
+    return GpuCheck(
+        created=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        machine=in_words(machine),
+        not_measured=machine.why,
+        about_s=seconds(todo),
+        steps=tuple(outcomes),
+        tests=tests,
+        warnings=warned,
+        rates=tuple(one for found in reports for one in figures.rates(found, machine.name)),
+        messages=tuple(figures.messages(folder / "comm", printed)),
+        axes=tuple(figures.axes()) if any("tests.bench" in step.words for step in todo) and not machine.why else (),
+        runs=tuple(one for found in reports for one in figures.runs(found)),
+        environment=environment,
+    )
+
+
+def told(file: Path) -> tuple[tuple[Outcome, ...], tuple[Warned, ...]]:
+    """What pytest has written of tests and warnings; a test that began and did not end has failed."""
+    tests: dict[str, Outcome] = {}
+    warned: dict[str, list[str]] = {}
+    lines: Iterable[dict[str, Any]] = (
+        map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.exists() else ()
+    )
+    for line in lines:
+        if "warning" in line:
+            warned.setdefault(line["warning"], []).append(line["name"])
+        elif line["outcome"] == "running":
+            tests[line["name"]] = Outcome(name=line["name"], outcome=FAILED, why="did not end")
+        else:
+            tests[line["name"]] = Outcome(**{**line, "log": _tail(line["log"])})
+    return tuple(tests.values()), tuple(Warned(text=text, tests=tuple(of)) for text, of in warned.items())
+
+
+def write(check: GpuCheck) -> None:
+    """The page and the JSON; what is there is replaced at once, so that a check that is stopped leaves whole files."""
+    document = document_of(check)
+    for path, text in ((RESULT, to_html(document)), (RESULT.with_suffix(".json"), to_json(document))):
+        new = path.with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+
+
+def _asked() -> dict[str, str]:
+    """The environment, by a process of its own: it begins with CUDA."""
+    words = (PYTHON, "-m", "tests.gpu", "--environment")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        return {"problems": (done.stderr.strip().splitlines() or ["nothing was said"])[-1]}
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def _write(done: Sequence[Outcome], tests: Sequence[Outcome], why: str) -> None:
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "format": "dlbench.gpu-check",
-        "version": 1,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "not_measured": why,
-        "environment": _environment("cpu" if why else "cuda"),
-        "steps": [asdict(one) for one in done],
-        "tests": [asdict(one) for one in tests],
-        "needs_more_than_one_gpu": SEVERAL,
-    }
-    RESULT.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _environment(device_type: str) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     import torch
 
+    from dlbench.machine.environment import capture
+    from dlbench.node.torch_facts import torch_facts
+
     problems: list[str] = []
-    return {**capture(problems), **torch_facts(problems, torch.device(device_type)), "problems": "; ".join(problems)}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = {**capture(problems), **torch_facts(problems, device)}
+    return {**found, "problems": "; ".join(problems)} if problems else found
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ import torch
 
 from dlbench.node.sync.horovod.timeline import parse_timeline
 from dlbench.setup.horovod import toolchain
+from tests.support.gpus import gpu_facts
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu_process]
 
 _LIMIT_S = 120
 """For a process that imports torch, begins with CUDA and starts Horovod; most of it is reading files."""
@@ -153,7 +154,7 @@ def test_the_build_finds_nccl_and_builds_for_this_gpu() -> None:
         assert "nccl.h" not in lacks or not own.is_file()
         pytest.skip(lacks)
     assert facts["architectures"] is not None
-    assert "".join(map(str, torch.cuda.get_device_capability())) in facts["architectures"].split(",")
+    assert "".join(map(str, gpu_facts()["capability"])) in facts["architectures"].split(",")
 
 
 def test_horovod_shares_one_nccl_with_torch_and_is_patched(with_nccl: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from dlbench.machine.nvml import METRICS, open_nvml
 from dlbench.node.comm.contestants import HostSampleClock, StreamSampleClock
 from dlbench.node.models.resnet import MEAN, STD, normalised
 from dlbench.node.sync.own import buckets
-from dlbench.node.sync.timing import CudaClock
+from dlbench.node.sync.timing import MOST_QUEUED, CudaClock
 from dlbench.node.sync.wire import OverflowCount, magnitudes
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,7 @@ def test_one_bad_entry_among_many_is_found_wherever_it_is(place: int, device: to
         good = torch.ones(7, device=device)
         count.end(count.begin(good), good.half(), list)
         assert count.total == counted
-        count.count_all(magnitudes(list(own.split(1000))), magnitudes(list(result.float().split(1000))))
+        count.count_all(magnitudes(list(torch.split(own, 1000))), magnitudes(list(torch.split(result.float(), 1000))))
         assert count.total == 2 * counted
 
 
@@ -94,6 +94,8 @@ class Kernel:
     def __init__(self, device: torch.device) -> None:
         self._values = torch.zeros(1 << 20, device=device)
 
+    waits = False
+
     def line_up(self) -> None: ...
 
     def run(self, times: int) -> None:
@@ -104,11 +106,15 @@ class Kernel:
 def test_a_time_in_the_stream_leaves_out_what_the_host_adds(device: torch.device) -> None:
     kernel = cast(Any, Kernel(device))
     flag = torch.zeros(1, device=device)
-    stream, host = StreamSampleClock(lambda: cast(None, flag.add_(0.0))), HostSampleClock(device)
+    stream = StreamSampleClock(lambda: cast(None, flag.add_(0.0)), CudaClock(device))
+    host = HostSampleClock(device)
     for clock in (stream, host):
         clock.time(kernel, 1, 10)
-    many = statistics.median(stream.time(kernel, 1, 1000)[1] / 1000 for _ in range(5))
-    alone = statistics.median(host.time(kernel, 1, 1)[1] for _ in range(20))
+    stream.time(kernel, 1, MOST_QUEUED)  # learns how long this host takes to queue them
+    samples = [stream.time(kernel, 1, MOST_QUEUED) for _ in range(5)]
+    many = statistics.median(sample.duration_ns / MOST_QUEUED for sample in samples)
+    alone = statistics.median(host.time(kernel, 1, 1).duration_ns for _ in range(20))
+    assert sum(bool(sample.is_late) for sample in samples) < len(samples), "the stream was never held long enough"
     assert 500 < many < 100_000  # 4 MiB read and written: some microseconds
     assert alone > many
 

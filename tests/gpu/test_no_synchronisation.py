@@ -42,7 +42,7 @@ def waits_are_allowed_again() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def plan_of(workload: str, engine: str, ranks: int = 1, **overrides: Any) -> RunPlan:
+def plan_of(workload: str, engine: str, ranks: int = 1, /, **overrides: Any) -> RunPlan:
     settings = {
         "measure.warmup_steps": WARMUP,
         "measure.measured_steps": MEASURED,
@@ -83,17 +83,17 @@ def _forbid_waits(loop: TrainingLoop) -> None:
     timer = loop._timer
     finish = timer.finish
 
-    def step(number: int) -> tuple[int, torch.Tensor]:
+    def watched(step: int) -> tuple[int, torch.Tensor]:
         done[0] += 1
         if done[0] > WARMUP:
             torch.cuda.set_sync_debug_mode("error")
-        return plain(number)
+        return plain(step)
 
     def finished(samples: int, loss: torch.Tensor) -> None:
         finish(samples, loss)
         torch.cuda.set_sync_debug_mode("default")
 
-    loop._step = step  # type: ignore[method-assign]
+    loop._step = watched  # type: ignore[method-assign]
     timer.finish = finished  # type: ignore[method-assign]
 
 

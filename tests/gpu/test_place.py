@@ -17,6 +17,7 @@ from dlbench.node.memory.device_memory import fits_in_memory, largest_batch
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.gpu_process
 def test_nvml_and_cuda_name_the_same_gpus_in_the_same_order() -> None:
     """In a process of its own: the order must be set before CUDA starts."""
     code = (
@@ -70,6 +71,7 @@ log.close()
 """
 
 
+@pytest.mark.gpu_process
 def test_nccl_tells_its_version_in_its_log() -> None:
     """One rank has no ways to others; several GPUs are needed for those."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("NCCL_")}
@@ -86,7 +88,8 @@ def test_the_batch_that_fits_is_found_on_the_device() -> None:
     model = torch.nn.Linear(1, 1).to(device)
 
     def loss_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return model(batch["x"][:1, :1]).sum()
+        found: torch.Tensor = model(batch["x"][:1, :1]).sum()
+        return found
 
     def batch_of(rows: int) -> dict[str, torch.Tensor]:
         return {"x": torch.zeros(rows, row_bytes // 4, device=device)}

@@ -381,11 +381,13 @@ def test_gpus_are_counted_and_not_shared(tmp_path: Path) -> None:
         own = uuids[rank % 4] if rank < 4 else uuids[min(rank % 4, 2)]
         content = seen(rank, f"n{rank // 4 + 1}", local_rank=rank % 4, node_gpus=uuids, gpu=own, cores=(rank % 4,))
         content["beside_gpu"] = rank != 2
+        content["compiler"] = "" if rank < 4 else "there is no gcc; install it"
         write_json(folder.rank(rank), content)
     first, second = judge(one, folder, [])
     assert first.problems == ()
     assert first.doubts[-1] == "cores of local rank 2 are not next to the GPU: see slurm.cpu_bind"
     assert second.problems == ("2 ranks share GPU GPU-1-2", "3 of 4 GPUs")
+    assert second.doubts[-1] == "train.compile and fused LAMB and LARS fail there: there is no gcc; install it"
 
 
 def test_one_rank_has_nobody_to_exchange_with(tmp_path: Path) -> None:

@@ -97,6 +97,13 @@ def test_the_kernel_module_says_which_driver_it_is(tmp_path: Path, line: str, ve
             "pip install torch==2.13.0+cu130 with PIP_EXTRA_INDEX_URL set to PyTorch's index for cu130, or load the "
             "site's torch",
         ),
+        # PyTorch makes no wheels for CUDA 12 of it any more.
+        (
+            *("2.15.0", "13.2", "570.86.15"),
+            "torch 2.15.0 is built for CUDA 13.2, which needs driver 580 or newer, and the driver is 570.86.15",
+            "pip install torch==2.14.0+cu126 with PIP_EXTRA_INDEX_URL set to PyTorch's index for cu126, or load the "
+            "site's torch",
+        ),
         # No wheel of a torch that dlbench takes is for CUDA 11.
         (
             *("2.10.0+cu126", "12.6", "470.1"),

@@ -56,14 +56,15 @@ def place(local_rank: int, local_size: int = 4) -> RankPlace:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A torch that sees GPUs: their number, properties, and which cannot reach each other."""
-    seen = SimpleNamespace(count=4, name="NVIDIA A100", uuid=NAMED, apart=set(), set=[], capability=(8, 0))
+    seen = SimpleNamespace(count=4, name="NVIDIA A100", uuid=NAMED, apart=set(), set=[], capability=(8, 0), boards=0)
     seen.built_for = ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"]
     properties = lambda device: SimpleNamespace(  # noqa: E731
         name=seen.name, uuid=seen.uuid, pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0
     )
     for name, stand_in in {
         "is_available": lambda: seen.count > 0,
-        "device_count": lambda: seen.count,
+        "init": lambda: seen.set.append("init"),
+        "device_count": lambda: seen.count if "init" in seen.set else seen.boards or seen.count,
         "set_device": seen.set.append,
         "get_arch_list": lambda: seen.built_for,
         "get_device_capability": lambda device: seen.capability,
@@ -82,9 +83,16 @@ def test_the_only_gpu_that_a_rank_sees_is_its_own(cuda: SimpleNamespace, request
     assert [device_for(plan_of(request_, launcher), place(rank)).index for rank in range(4)] == [0, 0, 0, 0]
 
 
+def test_what_cuda_shows_counts_not_what_nvml_counts(cuda: SimpleNamespace) -> None:
+    """Of boards in MIG mode CUDA shows the first slice alone, and torch's own count asks NVML until CUDA begins."""
+    cuda.count, cuda.boards = 1, 8
+    assert [device_for(plan_of("none"), place(rank, 2)).index for rank in range(2)] == [0, 0]
+
+
 def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace) -> None:
     assert [device_for(plan_of("gres"), place(rank)).index for rank in range(4)] == [0, 1, 2, 3]
-    assert cuda.set == [0, 1, 2, 3]
+    assert cuda.set == ["init", 0, "init", 1, "init", 2, "init", 3]
+    assert [device_for(plan_of("gres"), place(rank), chosen=3 - rank).index for rank in range(4)] == [3, 2, 1, 0]
     cuda.count = 3
     with pytest.raises(EnvironmentLacksError, match="4 ranks per node, but 3 GPUs on n0: ranks must not share one"):
         device_for(plan_of("gres"), place(0))
@@ -158,7 +166,7 @@ def test_devices_of_other_jobs_make_no_gpu_of_this_one(
 @pytest.mark.parametrize(
     ("capability", "built_for", "said"),
     [
-        ((7, 0), None, "it has 7.5, 8.0, 9.0, 12.0, 12.0): pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL"),
+        ((7, 0), None, "it has 7.5, 8.0, 9.0, 12.0): pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL"),
         ((10, 0), ["sm_80", "sm_90"], "it has 8.0, 9.0): install a newer torch, or hide the GPU"),
         ((8, 6), None, ""),  # what sm_80 is built for runs on it
         ((12, 1), ["compute_120"], ""),  # the driver compiles for it

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from dlbench.jobs.preflight.check import plan_of
 from dlbench.machine.storage import file_system_of
 from dlbench.node import site_check as libraries_of
+from dlbench.node.cores import CoreBinding
 from dlbench.node.site_check import answer, ask, libraries, scratch
+from dlbench.records.preflight import PreflightFolder
+from dlbench.specs.choices import choose_system
 from dlbench.specs.system import StorageSpec, TierSpec
+from tests.support.rank_places import rank_place
+from tests.support.run_factory import NOW
 
 
 def test_a_place_is_written_and_left_as_it_was(tmp_path: Path) -> None:
@@ -65,3 +71,19 @@ def test_a_library_that_does_not_import_is_told_from_one_that_is_missing(
     assert set(versions) == {"python", "dlbench", "numpy"}
     assert set(broken) == {"brokenlib"}
     assert broken["brokenlib"] == "ImportError: libnothing.so: cannot open"
+
+
+def test_what_compiling_lacks_is_asked_for_where_there_is_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(choose_system("local", {}), 1, machine_cores=1, now=NOW)
+    monkeypatch.setattr(libraries_of, "_load", lambda looked: None)
+    monkeypatch.setattr(libraries_of, "libraries", lambda: ({"torch": "2.13.0"}, {}))
+    monkeypatch.setattr(
+        libraries_of, "bind", lambda plan, place: CoreBinding(cores=(0,), pinned=True, threads=1, warnings=())
+    )
+    monkeypatch.setattr(libraries_of, "compiler_lacks", lambda *, on_gpu: ("no gcc", "install it"))
+    folder, place = PreflightFolder(tmp_path), rank_place(0, 1)
+    for gpu, said in ((None, ""), ("GPU-0", "no gcc; install it")):
+        monkeypatch.setattr(libraries_of, "_gpu", lambda *given, gpu=gpu: (gpu, ""))
+        assert libraries_of.look(plan, folder, place).compiler == said

@@ -13,6 +13,7 @@ from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
 from dlbench.records.scan import Run
+from dlbench.specs.comm import LineCost
 from dlbench.specs.sync import fusion_bytes
 from tests.support.forked_runs import run_forked
 from tests.support.forks import call_dlbench
@@ -319,3 +320,10 @@ def test_an_overflow_on_the_wire_fails_the_run_unless_its_step_was_left_out() ->
     assert run_record.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
     assert run_record.wire_check(None, is_scaled=False) is None
     assert run_record.exchange_warnings(None, is_scaled=True) == []
+
+
+def test_costs_that_may_be_the_host_s_rate_of_calls_are_a_warning() -> None:
+    line = LineCost(name="nccl flat", startup_s=1e-5, per_byte_s=1e-9, ranks=2, launch_bound=(4096, 16384))
+    found = exchanged(0).model_copy(update={"costs": (line,)})
+    (said,) = run_record.exchange_warnings(found, is_scaled=False)
+    assert said.startswith("calibration of nccl flat: at 4 KiB, 16 KiB the GPU came to messages before the host had")

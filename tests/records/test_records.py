@@ -755,6 +755,21 @@ def test_emulated_arithmetic_is_compared_with_native_nowhere(tmp_path: Path) -> 
     assert planned_id(one) == planned_id(emulated)  # where runs that died belong is known without a record
 
 
+def test_runs_whose_weights_lay_otherwise_are_no_group(tmp_path: Path) -> None:
+    """As those of Horovod at one rank and at several would, were they placed by unlike rules."""
+    asked = {"model.memory_format": "channels-last"}
+    one, other = (run_of(tmp_path, name, overrides=asked) for name in ("one", "other"))
+    assert differences(one, other) == []
+    weights = {"key": "model.memory_format.weights", "requested": None, "evidence": "read back"}
+    placed = []
+    for run, order in ((one, "channels-last"), (other, "contiguous")):
+        edit_json(run.folder.record, settings=[{**weights, "effective": order}])
+        placed.append(read_run(run.folder.path))
+    assert differences(*placed) == ["Memory format: channels-last against channels-last, weights contiguous"]
+    assert group_id(placed[0]) != group_id(placed[1])
+    assert planned_id(placed[0]) == planned_id(placed[1])
+
+
 # Saved formats
 
 SAVED = {

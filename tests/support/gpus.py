@@ -7,16 +7,37 @@ process that has begun with CUDA can neither hide a GPU any more nor fork, as te
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlbench.machine.arithmetic import has_gpu
+from dlbench.machine.gpus import VISIBLE, hidden_gpus, unusable
 
-_ASK = "import torch; print(torch.__version__, torch.cuda.is_available())"
+_ASK = """
+import json, os
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+import torch
+# NVML counts GPUs, too, that CUDA does not begin on.
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+found = [torch.cuda.get_device_properties(number) for number in range(count)]
+uuids = [str(getattr(one, "uuid", "")) for one in found]
+print(json.dumps({
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "hip": torch.version.hip,
+    "gpus": len(found),
+    "name": found[0].name if found else "",
+    "uuids": [f"MIG-{one}" if "MIG" in found[0].name else f"GPU-{one}" for one in uuids if one],
+    "memory_bytes": min((one.total_memory for one in found), default=0),
+    "capability": min(((one.major, one.minor) for one in found), default=(0, 0)),
+}))
+"""
 
 
 def is_for_gpus(config: pytest.Config) -> bool:
@@ -33,19 +54,32 @@ def why_without_gpu(config: pytest.Config) -> str:
     # Whether this run hides GPUs is no matter here, nor whether the one that started it did.
     if not has_gpu(environment={}):
         return "no GPU here: no device file of its driver"
-    return _why_torch_sees_none() if is_for_gpus(config) else "GPUs are hidden from this run: pytest -m gpu shows them"
+    return gpu_facts()["why"] if is_for_gpus(config) else "GPUs are hidden from this run: pytest -m gpu shows them"
 
 
 @functools.cache
-def _why_torch_sees_none() -> str:
-    """Empty where torch sees a GPU; asked in a process of its own, as whoever asks has begun with CUDA."""
+def gpu_facts() -> dict[str, Any]:
+    """What torch says of the GPUs here, the smallest of them where they differ; `why` it sees none, else empty.
+
+    Asked in a process of its own, as whoever asks has begun with CUDA.
+    """
     done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
-        return "torch does not import: " + (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-    version, sees = done.stdout.split()
-    if sees == "True":
-        return ""
-    return f"torch {version} sees no GPU: built for CPUs, too new for the driver, or hidden by CUDA_VISIBLE_DEVICES"
+        last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+        return {"gpus": 0, "why": f"torch does not answer: {last}"}
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts | {"why": "" if facts["gpus"] else _why_none(facts)}
+
+
+def _why_none(facts: dict[str, Any]) -> str:
+    known = hidden_gpus()
+    if known is None and has_gpu():
+        known = unusable(facts["torch"], facts["cuda"], facts["hip"])
+    if known is not None:
+        return f"{known.reason}; {known.remedy}"
+    hidden = os.environ.get(VISIBLE) if has_gpu(environment={}) else None
+    why = f"{VISIBLE}={hidden} hides it" if hidden is not None else "there is no device file of a driver"
+    return f"torch {facts['torch']} sees no GPU: {why}"
 
 
 def gpu_files(root: Path, boards: int = 1, driver: str = "NVIDIA UNIX x86_64 Kernel Module  535.183.01  x") -> Path:

@@ -21,18 +21,31 @@ from dlbench.records.scan import Run, read_run
 from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import plans
 
+CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}
 
 
-def trained(out: Path, steps: int, engine: str = "single", **more: object) -> Run:
-    """A run of one rank in this process; `more` are settings of the plan, with two underscores for each point."""
+def trained(
+    out: Path,
+    steps: int,
+    engine: str = "single",
+    *,
+    workload: str = "cosmoflow",
+    device: torch.device = CPU,
+    **more: object,
+) -> Run:
+    """A run of one rank in this process, on a CPU of a smaller cosmoflow.
+
+    `more`: settings of the plan, with two underscores for each point.
+    """
     settings: dict[str, Any] = {"measure.warmup_steps": 4, "measure.measured_steps": steps, "watch.sampler": False}
     settings |= {key.replace("__", "."): value for key, value in more.items()}
-    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1, engine=engine, overrides=settings)
-    model = {"model": plan.workload.model.model_copy(update=SMALL)}
-    plan = plan.model_copy(update={"workload": plan.workload.model_copy(update=model)})
+    (plan,) = plans(workload=workload, preset="ci", points=(1,), repeats=1, engine=engine, overrides=settings)
+    if workload == "cosmoflow" and device == CPU:
+        model = {"model": plan.workload.model.model_copy(update=SMALL)}
+        plan = plan.model_copy(update={"workload": plan.workload.model_copy(update=model)})
     folder = create(out, plan)
-    context = context_of(plan, folder, engine=build_engine(plan, folder, PLACE, torch.device("cpu")))
+    context = context_of(plan, folder, engine=build_engine(plan, folder, PLACE, device), device=device)
     try:
         train(context)
     finally:

@@ -108,8 +108,8 @@ def test_waits_and_bytes_are_per_step_and_rank(found: OutOfCore) -> None:
     recomputed = point(found, "all recomputed", 32)
     assert recomputed.recompute_share.value == pytest.approx(0.032 / recomputed.step.value, rel=0.02)
     streamed = point(found, "all streamed", 32)
-    # 32 samples of 1 MiB, and their seven inputs of 1/8 of an eighth.
-    assert streamed.swapped_bytes.value == pytest.approx((32 + 7 / 8 * 4) * MIB)
+    # Seven of eight units of 4 MiB, and their six inputs of an eighth of that: the last one does not leave.
+    assert streamed.swapped_bytes.value == pytest.approx((7 * 4 + 6 * 0.5) * MIB)
     assert streamed.tier == "a file on node-local disk"
     assert point(found, "in core", 8).swapped_bytes is None
 

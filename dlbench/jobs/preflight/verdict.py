@@ -145,6 +145,8 @@ def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
             MUCH_LOAD * one.load.cores * one.load.window_s
         ):
             yield f"others use {100 * one.load.others_s / (one.load.cores * one.load.window_s):.0f} % of its cores"
+        if one.compiler:
+            yield f"train.compile and fused LAMB and LARS fail there: {one.compiler}"
         if one.clock_problem:
             yield one.clock_problem
         if one.clock is not None and abs(one.clock.offset_s) - one.clock.bound_s > FAR_CLOCK_S:

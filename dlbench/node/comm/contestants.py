@@ -2,8 +2,8 @@
 
 A sample of back-to-back operations is timed by the host's clock, or in the stream of a GPU. On a GPU the host only
 orders work. Timed by its clock, a short collective is mostly the host's: the way out of a barrier over TCP, launches,
-and two waits for the device. In the stream, ranks meet by a tiny all-reduce of their own, and events before and after
-the operations report what passed between them, as a training step would see it.
+and two waits for the device. In the stream, which is held back until all is queued, ranks meet by a tiny all-reduce of
+their own, and events before and after the operations report what passed between them, as a training step would see it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from dlbench.node.comm.control import first_line
 from dlbench.node.comm.transport import Counters, Execution, Transport, gloo_barrier, mpi_barrier
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.timing import MOST_OPERATIONS, MOST_QUEUED, Clock, StreamTimer
 from dlbench.perfmodels.schedules import all_to_all_block, block, schedule
 from dlbench.specs.comm import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective, CommSpec
 
@@ -39,6 +40,7 @@ class Contestant:
     carrier: str
     counters: Counters | None = None  # What it sent; None for libraries, which do not say.
     is_in_place: bool  # Whether it works on what the operation before left, in `Vectors.data`, not on `Vectors.given`.
+    waits = False  # Whether a call on a GPU returns only when its operation is done: the next cannot be queued before.
 
     def bind(self, vectors: Vectors) -> str:
         """Prepares for vectors of one size; why it cannot do this one, or nothing. Raises `DlbenchError`: the algorithm
@@ -243,6 +245,8 @@ class MpiReference(Reference):
 class HorovodReference(Reference):
     """Horovod's operations: its background thread negotiates and executes them."""
 
+    waits = True
+
     def __init__(self, collective: Collective, place: RankPlace, hvd: Any, library: str) -> None:
         """`hvd` is the started module; `library` moves the bytes: gloo, mpi or nccl."""
         super().__init__(collective, place, f"horovod-{library}")
@@ -294,17 +298,28 @@ def _newest(name: str, older: str) -> Any:
 Timing = Literal["host clock", "in-stream"]
 
 
+class Sample(NamedTuple):
+    """What one rank notes of some operations back to back."""
+
+    start_ns: int  # When the first began, by the host's clock.
+    duration_ns: int  # Of all.
+    is_late: bool | None = None
+    """Whether the device came to them before the host had queued all: it may have waited for calls. None: it was not
+    held back."""
+
+
 class HostSampleClock:
     """The host's clock, from a device that is idle to one that is idle again."""
 
     timing: Timing = "host clock"
     shares_starts = True  # Whether starts are readings of the host's clock at which operations really began.
+    most_operations = MOST_OPERATIONS  # Of a sample.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def time(self, contestant: Contestant, runs: int, each: int) -> tuple[int, int]:
-        """`runs` times `each` operations back to back: when the first began, and how long all took, nanoseconds. Raises
+    def time(self, contestant: Contestant, runs: int, each: int, what: object = None) -> Sample:
+        """`runs` times `each` operations back to back; `what`: the same for operations that are alike. Raises
         `RunError`: an operation failed.
         """
         first, duration = 0, 0
@@ -316,33 +331,26 @@ class HostSampleClock:
                 torch.cuda.synchronize(self._device)
             duration += time.perf_counter_ns() - begin
             first = first or begin
-        return first, duration
-
-
-def _timing_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return Sample(first, duration)
 
 
 class StreamSampleClock(HostSampleClock):
-    """Events of the stream in which the operations are ordered."""
+    """Events of the stream in which the operations are ordered, behind a meeting of all ranks in it."""
 
     timing: Timing = "in-stream"
     shares_starts = False
+    most_operations = MOST_QUEUED
 
-    def __init__(self, meet: Callable[[], None], new_event: Callable[[], Any] = _timing_event) -> None:
+    def __init__(self, meet: Callable[[], None], clock: Clock) -> None:
         """`meet` orders a barrier of all ranks in the stream; nobody waits for it on the host."""
-        self._meet = meet
-        self._begin, self._end = new_event(), new_event()
+        self._timer = StreamTimer(clock, meet)
 
-    def time(self, contestant: Contestant, runs: int, each: int) -> tuple[int, int]:
-        first, milliseconds = 0, 0.0
+    def time(self, contestant: Contestant, runs: int, each: int, what: object = None) -> Sample:
+        first, seconds, is_late = 0, 0.0, False
         for _ in range(runs):
             contestant.line_up()
-            self._meet()
             first = first or time.perf_counter_ns()
-            self._begin.record()
-            contestant.run(each)
-            self._end.record()
-            self._end.synchronize()
-            milliseconds += self._begin.elapsed_time(self._end)
-        return first, round(milliseconds * 1e6)
+            found = self._timer.time(lambda: contestant.run(each), each, what, holds=not contestant.waits)
+            seconds += found.seconds
+            is_late |= found.is_late
+        return Sample(first, round(seconds * 1e9), None if contestant.waits else is_late)

@@ -34,6 +34,7 @@ from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
 from dlbench.node.sync.horovod.report import refusal
+from dlbench.node.sync.timing import CudaClock
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import HorovodSettings
@@ -117,7 +118,7 @@ class Lineup:
         if group is None:
             return None
         flag = torch.zeros(1, device=self._device)
-        return StreamSampleClock(lambda: _meet(flag, group))
+        return StreamSampleClock(lambda: _meet(flag, group), CudaClock(self._device))
 
     def stop(self) -> None:
         """Ends the libraries; only after success, since they wait for all ranks."""

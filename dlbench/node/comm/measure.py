@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from dlbench.errors import RunError
-from dlbench.node.comm.contestants import Contestant, HostSampleClock, Vectors
+from dlbench.node.comm.contestants import Contestant, HostSampleClock, Sample, Vectors
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_OPERATIONS, Timed, enough_operations, over_ranks
+from dlbench.node.sync.timing import LEAST_SAMPLE_S, Timed, enough_operations, over_ranks
 from dlbench.records.comm import CommPoint
 from dlbench.specs.comm import ELEMENT_BYTES, CommSpec
 from dlbench.units import format_bytes
@@ -29,10 +29,9 @@ class _Taken:
     """What one rank noted of one contestant."""
 
     operations: int = 1  # Of each sample; the same on all ranks.
-    starts_ns: list[int] = field(default_factory=list)
-    durations_ns: list[int] = field(default_factory=list)
-    single: list[tuple[int, int]] = field(default_factory=list)
-    """Start and duration of one operation alone by the host's clock, where the samples are timed otherwise."""
+    samples: list[Sample] = field(default_factory=list)
+    single: list[Sample] = field(default_factory=list)
+    """One operation alone by the host's clock, where the samples are timed otherwise."""
     counters: dict[str, int] | None = None  # Of one operation.
     max_error: float | None = None
     problem: str = ""
@@ -128,16 +127,20 @@ class Measurement:
         """How many operations make a sample: the same on all ranks, found by trials."""
         what = self._what(contestant, size, "trial")
         chain = size.inputs.longest_chain if contestant.is_in_place else None
-        most = min(MOST_OPERATIONS, chain or MOST_OPERATIONS)
-        operations, trials = 1, 1
+        most = min(self._clock.most_operations, chain or self._clock.most_operations)
+        operations, trials, queued = 1, 1, 1
         while True:
             own = [self._sample(contestant, size, operations, what) for _ in range(trials)]
-            samples = self._over_ranks(self._control.gather(what, own), operations)
+            everyone = self._control.gather(what, own)
+            samples = self._over_ranks(everyone, operations)
             # The shortest of a few: a rank that lost its core in between says nothing on the operation.
             shortest = min(one.seconds * operations for one in samples)
             if trials == 1 and shortest < _COLD * LEAST_SAMPLE_S:
                 trials = _TRIALS  # the first one was cold: buffers, connections
                 continue
+            if all(any(late for _, _, late in ranks) for ranks in zip(*everyone, strict=True)):
+                return queued  # so many are more than the launch queue takes, or than the host queues in time
+            queued = operations
             wanted = enough_operations(shortest, operations, most)
             if wanted == operations:
                 return operations
@@ -149,19 +152,18 @@ class Measurement:
         alone = None
         if self._clock.timing == "in-stream":
             alone = self._sample(contestant, size, 1, what, self._host_clock)
-        start, duration = self._sample(contestant, size, taken.operations, what)
+        sample = self._sample(contestant, size, taken.operations, what)
         if iteration >= comm.warmup:
             if alone is not None:
                 taken.single.append(alone)
-            taken.starts_ns.append(start)
-            taken.durations_ns.append(duration)
+            taken.samples.append(sample)
         if iteration == comm.warmup + comm.iterations - 1:
             self._conclude(contestant, size, taken, what)
 
     def _sample(
         self, contestant: Contestant, size: _Size, operations: int, what: str, clock: HostSampleClock | None = None
-    ) -> tuple[int, int]:
-        """This many operations from fresh inputs: this rank's start, and its time for all of them, nanoseconds."""
+    ) -> Sample:
+        """This many operations from fresh inputs, on this rank."""
         self._beat(what)
         size.inputs.reset(size.vectors.data, size.vectors.given)
         if contestant.counters is not None:
@@ -171,7 +173,7 @@ class Measurement:
         self._deadline.begin(what)
         runs, each = (operations, 1) if self._is_apart else (1, operations)
         try:
-            found = (clock or self._clock).time(contestant, runs, each)
+            found = (clock or self._clock).time(contestant, runs, each, (contestant, size.text))
         except RunError as error:
             raise type(error)(f"rank {self._place.rank}, {what}: {error}") from None
         self._deadline.end()
@@ -219,14 +221,14 @@ class Measurement:
             torch.cuda.synchronize(self._device)
 
     def _over_ranks(
-        self, noted: Sequence[Sequence[Sequence[int]]], operations: int, clock: HostSampleClock | None = None
+        self, noted: Sequence[Sequence[Sample]], operations: int, clock: HostSampleClock | None = None
     ) -> list[Timed]:
-        """Each sample over all ranks; `noted` has start and duration of every sample, by rank."""
+        """Each sample over all ranks; `noted` has every sample, by rank."""
         shares_starts = (clock or self._clock).shares_starts
         return [
             over_ranks(
-                [start for start, _ in rows],
-                [duration for _, duration in rows],
+                [start for start, _, _ in rows],
+                [duration for _, duration, _ in rows],
                 operations,
                 from_last_start=not self._is_apart,
                 one_clock=self._one_clock and shares_starts,
@@ -238,10 +240,10 @@ class Measurement:
         comm = self._comm
         what = f"results of {contestant.algorithm} ({contestant.carrier})"
         everyone = [_Taken(**item) for item in self._control.gather(what, asdict(taken))]
-        noted = [list(zip(item.starts_ns, item.durations_ns, strict=True)) for item in everyone]
-        samples = self._over_ranks(noted, taken.operations)
+        samples = self._over_ranks([item.samples for item in everyone], taken.operations)
+        late = [[late for _, _, late in ranks] for ranks in zip(*(item.samples for item in everyone), strict=True)]
         alone = self._over_ranks([item.single for item in everyone], 1, self._host_clock)
-        was_run = bool(everyone[0].durations_ns)
+        was_run = bool(everyone[0].samples)
         wrong = [f"rank {rank}: {item.problem}" for rank, item in enumerate(everyone) if item.problem]
         errors = [item.max_error for item in everyone]
         counted = [item.counters for item in everyone if item.counters is not None]
@@ -254,6 +256,7 @@ class Measurement:
             operations=taken.operations,
             timing=self._clock.timing,
             times_s=tuple(one.seconds for one in samples),
+            launch_bound=None if not late or None in late[0] else sum(map(any, late)),
             single_call_s=tuple(one.seconds for one in alone),
             skew_s=tuple(one.skew_s for one in samples),
             correct=not wrong if comm.check and was_run else None,

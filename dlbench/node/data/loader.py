@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
+from dlbench.node.cores import by_physical_core
 from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, NoRoomError, Slots, no_room
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
@@ -191,12 +192,13 @@ class RankCores:
 
     On a CPU training computes on all of them. A GPU's training process needs few, but needs them at once: with more
     cores than loader processes each process has one of its own, from the last core down, and training the others.
+    Hyper-threads of one physical core are next to each other, so that a process shares it with training at most once.
     """
 
     _shared_out: ClassVar[list[int] | None] = None  # All of the rank, while its training process keeps to some of them.
 
     def __init__(self) -> None:
-        self.all = RankCores._shared_out or sorted(os.sched_getaffinity(0))
+        self.all = RankCores._shared_out or by_physical_core(os.sched_getaffinity(0))
 
     def of_worker(self, worker: int, *, spares_first: bool) -> int:
         """The core of a loader process; `spares_first`: never the first, if there is another."""

@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.reader import Fetched, Forms
+from dlbench.node.page_locked import page_lock, page_unlock
 from dlbench.node.rank_checks import SHARED_MEMORY
 from dlbench.units import format_bytes
 
@@ -268,8 +269,7 @@ class Slots:
     def _lock(self, batch: Batch) -> list[int]:
         locked: list[int] = []
         for tensor in batch.values() if self._pins else ():
-            # 1 is cudaHostRegisterPortable: page-locked for every context of this process, as torch's own.
-            error = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 1))  # type: ignore[no-untyped-call]
+            error = page_lock(tensor.data_ptr(), tensor.nbytes)
             if error:
                 raise EnvironmentLacksError(
                     f"{format_bytes(tensor.nbytes)} of shared memory cannot be page-locked for the GPU (CUDA error "
@@ -280,7 +280,7 @@ class Slots:
 
     def _forget(self, slot: _Slot) -> None:
         for address in slot.locked:
-            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+            page_unlock(address)
         slot.locked.clear()
 
     def close(self) -> None:

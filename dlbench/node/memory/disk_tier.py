@@ -52,6 +52,8 @@ class DiskTier:
     Raises EnvironmentLacksError: the folder is missing, cannot be written to, or has too little room.
     """
 
+    takes_back = True
+
     def __init__(self, folder: Path, reserve_bytes: int, rank: int = 0) -> None:
         self._folder = folder
         self._rank = rank
@@ -121,7 +123,6 @@ class DiskTier:
                 return None
             ticket.recalled = True
             storage, ticket.storage = ticket.storage, None
-        self.discard(ticket)
         return storage
 
     def swap_in(self, ticket: DiskTicket, block: int) -> None:

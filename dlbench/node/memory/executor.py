@@ -3,11 +3,16 @@
 Recomputing is `torch.utils.checkpoint` (not reentrant), with the random numbers and the autocast of the first time;
 around it stand only the room for what it computes again, and buffers, which a second forward pass must not change.
 Swapping is `torch.autograd.graph.saved_tensors_hooks`: autograd holds a handle in place of every activation.
+
+What leaves is the plan's to say: a block that by the simulator has not left when it is wanted back is not sent at all.
+Of the others some may not have left even so (`Tier.is_out`); those stay, and need no way back. On a CPU that is what
+has really not left, whose transfer is dropped; on a GPU, whose host is far ahead and cannot know, what computing has
+not waited for because nothing needed its room: the copy that was ordered runs, and its memory goes back behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +68,8 @@ class OutOfCore:
     on a GPU, which is then torch's own `save_on_cpu` with page-locked memory, uncounted. `budget_bytes`: what
     activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit. `costs`: of each block
     (`BlockCosts.of_plan`); needed with a budget. Without, bytes are those that were last seen. `prefetch`: when swapped
-    blocks come back. `moments`: of the device; None: the host's clock. `turn_bytes`: room for head and loss,
+    blocks come back. `leaving`: numbers of the blocks that leave, as the plan's schedule has them; None: all that move
+    something. `moments`: of the device; None: the host's clock. `turn_bytes`: room for head and loss,
     `Setting.turn_bytes`. `wrap_block`: applied to the function of every block, e.g. torch.compile. `count`: note the
     bytes of every block in every pass; without it the first pass after `install` does.
     Raises UserError: a block spans a unit that must begin one.
@@ -80,6 +86,7 @@ class OutOfCore:
         costs: Sequence[BlockCost] | None = None,
         turn_bytes: int = 0,
         prefetch: Prefetch = "room",
+        leaving: Collection[int] | None = None,
         verify: bool = False,
         rank: int = 0,
         moments: Moments | None = None,
@@ -99,6 +106,7 @@ class OutOfCore:
         self._is_wrapped = wrap_block is not None
         self._tier = tier
         self._prefetch: Prefetch = prefetch
+        self._leaving = range(len(blocks)) if leaving is None else leaving
         self._verifies = verify
         self._rank = rank
         self._others = HeldByOthers(model)
@@ -334,7 +342,7 @@ class OutOfCore:
         self._settle(running, number)
         if tensor.requires_grad:
             _on_gradient(tensor, partial(self._reached, running, number))
-        if self._tier is not None and self._prefetch != "blocking":
+        if self._tier is not None and self._prefetch != "blocking" and number in self._leaving:
             for handle in self._moving(running, number):
                 if handle.storage is not None:
                     self._send(running, handle)
@@ -344,7 +352,7 @@ class OutOfCore:
             self._note_peak(running)
 
     def _moving(self, running: Pass, number: int) -> list[Handle]:
-        """What leaves with a block, in the order of saving."""
+        """What leaves with a block if that leaves, in the order of saving."""
         inputs = running.inputs[number]
         own = running.owned[number] if self._decisions[number] == "swap" else []
         return [*([inputs] if inputs is not None and self._room.moves(number) else []), *own]
@@ -470,9 +478,11 @@ class OutOfCore:
 
     def _issue(self, running: Pass, number: int, *, forced: bool) -> bool:
         """Begins the way back of a block, the next one in backward order; False: it has no room."""
-        moved = [handle for handle in self._moving(running, number) if handle.ticket is not None and not handle.coming]
+        moving = self._moving(running, number)
+        moved = [handle for handle in moving if handle.ticket is not None and not handle.coming]
         away = sum(handle.num_bytes for handle in moved if handle not in running.leaving)
-        total = sum(handle.num_bytes for handle in moved)
+        # What is owed room counts whether it has left or not.
+        total = sum(handle.num_bytes for handle in (moved if number in self._leaving else moving))
         fits = self._room.leaves_enough(total) and running.resident + away <= self._room.budget
         if total and not fits and not forced:
             return False
@@ -488,13 +498,14 @@ class OutOfCore:
         return True
 
     def _recall(self, running: Pass, handle: Handle) -> bool:
-        """Keeps what has not left yet; False where it is away."""
+        """Keeps what is not out; False where it is away."""
         assert self._tier is not None
         handle.storage = self._tier.recall(handle.ticket)
         if handle.storage is None:
             return False
-        handle.ticket = handle.check = None
-        self._counts.out -= handle.num_bytes
+        handle.ticket, handle.kept, handle.check = None, handle.ticket, None
+        if self._tier.takes_back:
+            self._counts.out -= handle.num_bytes
         if handle in running.leaving:
             running.leaving.remove(handle)
         return True
@@ -521,6 +532,9 @@ class OutOfCore:
                 "what is swapped serves one backward pass"
             )
         if not handle.coming:
+            if self._recall(running, handle):
+                assert handle.storage is not None
+                return handle.storage
             self._start_back(running, handle, handle.block)
             self._note_peak(running)
         if tier.is_in(handle.ticket):

@@ -24,12 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dlbench.node.memory.planning import optimizer_copies
 from dlbench.node.models.optimizers import optimizer_of
+from dlbench.node.page_locked import PIECE_BYTES, locked_memory
 from dlbench.records.memory import HostUpdate as HostUpdateResult
 from dlbench.records.record import Setting
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_seconds
 
+SETTING = "train.optimizer_state host"
 GROUPS = 16  # Groups of parameters at most, by bytes: each costs some fixed time, the last one's update hides nothing.
 
 
@@ -147,10 +150,13 @@ class HostParameters:
 
 
 class CudaLanes:
-    """Two streams of a GPU, one a direction, where copies run alongside the computation."""
+    """Two streams of a GPU, one a direction, where copies run alongside the computation.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    `beat`: called while memory is page-locked.
+    """
+
+    def __init__(self, device: torch.device, beat: Callable[[str], None] = lambda _what: None) -> None:
+        self._device, self._beat = device, beat
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._back = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -178,26 +184,26 @@ class CudaLanes:
         torch.cuda.current_stream(self._device).wait_event(moment)
 
     def host_buffer(self, num: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(num, dtype=dtype, pin_memory=True)
+        size = num * dtype.itemsize
+        return locked_memory(size, SETTING, piece_bytes=max(1, size), beat=self._beat).view(dtype)
 
 
 class HostCopies(HostParameters):
-    """Copies of all parameters and room for their gradients, on the host; each in one piece of memory per type.
+    """Copies of all parameters and room for their gradients, on the host; each in few pieces of memory.
 
-    A piece each, because locking pages takes milliseconds a call however few they are.
+    Not one a parameter, because locking pages takes milliseconds a call however few they are. `piece_bytes`: of a
+    piece at most; a parameter that is larger has one of its own, as no copy may cross from one into the next.
     """
 
     text = "gradients were copied to page-locked memory and parameters back, each on a stream of its own"
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lanes: CudaLanes) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], lanes: CudaLanes, piece_bytes: int = PIECE_BYTES) -> None:
         self._lanes = lanes
         self.tensors = {}
         self._gradients: dict[nn.Parameter, Tensor] = {}
         self.num_bytes = 0
-        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in parameters:
-            by_type.setdefault(parameter.dtype, []).append(parameter)
-        for dtype, members in by_type.items():
+        for members in _pieces(parameters, piece_bytes):
+            dtype = members[0].dtype
             room = sum(p.numel() for p in members)
             values, gradients = lanes.host_buffer(room, dtype), lanes.host_buffer(room, dtype)
             self.num_bytes += 2 * room * values.element_size()
@@ -240,6 +246,18 @@ class HostCopies(HostParameters):
         self._lanes.join(given)
 
 
+def _pieces(parameters: Iterable[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
+    """Parameters of one type that lie in one piece of memory of at most so many bytes, or one that is larger."""
+    open_ones: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+    for parameter in parameters:
+        members, size = open_ones.get(parameter.dtype, ([], 0))
+        if members and size + parameter.nbytes > most:
+            yield members
+            members, size = [], 0
+        open_ones[parameter.dtype] = ([*members, parameter], size + parameter.nbytes)
+    yield from (members for members, _ in open_ones.values())
+
+
 def _like(flat: Tensor, tensor: Tensor) -> Tensor:
     """A piece of memory in the shape of a tensor, and in its order where that has no gaps: copies are then plain."""
     if torch.empty_like(tensor, device="meta").stride() == tensor.stride():
@@ -247,11 +265,25 @@ def _like(flat: Tensor, tensor: Tensor) -> Tensor:
     return flat.view(tensor.shape)
 
 
-def host_parameters(parameters: Iterable[nn.Parameter], device: torch.device) -> HostParameters:
-    """Parameters as the host updates them next to a device."""
-    if device.type == "cuda":
-        return HostCopies(parameters, CudaLanes(device))
-    return HostParameters(parameters)
+def host_parameters(
+    parameters: Iterable[nn.Parameter],
+    device: torch.device,
+    spec: OptimizerSpec,
+    *,
+    check_room: Callable[[int], None] = lambda _num_bytes: None,
+    beat: Callable[[str], None] = lambda _what: None,
+) -> HostParameters:
+    """Parameters as the host updates them next to a device.
+
+    `spec`: the optimizer, whose state the host will hold as well. `check_room`: asked before anything is page-locked
+    whether the node has that many bytes for every rank. `beat`: called while memory is page-locked.
+    """
+    if device.type != "cuda":
+        return HostParameters(parameters)
+    known = list(parameters)
+    size = sum(parameter.nbytes for parameter in known)
+    check_room((2 + optimizer_copies(spec)) * size)
+    return HostCopies(known, CudaLanes(device, beat))
 
 
 class _Group:

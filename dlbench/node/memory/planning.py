@@ -19,7 +19,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.cut import Cut, find_units
 from dlbench.node.memory.disk_tier import DiskTier
 from dlbench.node.memory.profile import ChainProfile, undisturbed, update_growth
-from dlbench.node.memory.tiers import Tier
+from dlbench.node.memory.tiers import ALIGNMENT, Calls, PinnedTier, Tier, aligned
 from dlbench.perfmodels.memory.blocks import block_starts
 from dlbench.perfmodels.memory.planner import fixed_plan, in_core_bytes, plan_blocks, scaled
 from dlbench.perfmodels.memory.search import DoesNotFitError
@@ -43,20 +43,31 @@ def sizes_of(chain: Chain) -> tuple[int, int]:
     return small, large
 
 
+def trial_bytes(chain: Chain) -> int:
+    """What `measure_rates` has in a tier at most, bytes: one transfer of each size, and those alongside computation."""
+    small, large = sizes_of(chain)
+    return aligned(small) + aligned(large) + 2 * min(MOST_BYTES, 2 * large)
+
+
 def measure_rates(
-    tier: Tier, device: torch.device, chain: Chain, compute: Callable[[], object], beat: Callable[[str], None]
+    tier: Tier,
+    device: torch.device,
+    chain: Chain,
+    compute: Callable[[], object],
+    beat: Callable[[str], None],
+    calls: Calls | None = None,
 ) -> TransferRates:
     """Rates of a tier, both ways.
 
     A transfer takes a fixed time and one for each byte: both come from two sizes. How much transfers slow computing
     down comes from `compute` with and without transfers alongside it.
-    `tier`: nothing else uses it meanwhile. `chain`: says which sizes will be moved. `compute`: something that training
-    computes, e.g. a forward pass.
-    Raises RunError: the tier cannot be used.
+    `tier`: nothing else uses it meanwhile; with room for `trial_bytes`. `chain`: says which sizes will be moved.
+    `compute`: something that training computes, e.g. a forward pass. `calls`: torch's CUDA interface, where the device
+    is a GPU. Raises RunError: the tier cannot be used.
     """
     beat("the measurement of transfers")
     small, large = sizes_of(chain)
-    trials = _Trials(tier, device)
+    trials = _Trials(tier, device, calls or (Calls() if device.type == "cuda" else None))
     trials.both_ways(large)  # the first transfer sets things up
     few = [trials.both_ways(small) for _ in range(REPEATS)]
     many = [trials.both_ways(large) for _ in range(REPEATS)]
@@ -76,8 +87,8 @@ def measure_rates(
 class _Trials:
     """Transfers of a storage of the device's, timed on the host with the device idle before and after."""
 
-    def __init__(self, tier: Tier, device: torch.device) -> None:
-        self._tier, self._device = tier, device
+    def __init__(self, tier: Tier, device: torch.device, calls: Calls | None) -> None:
+        self._tier, self._device, self._calls = tier, device, calls
 
     def both_ways(self, num_bytes: int) -> tuple[float, float]:
         storage = self._storage(num_bytes)
@@ -96,30 +107,39 @@ class _Trials:
     def drag(self, num_bytes: int, pair_s: float, compute: Callable[[], object]) -> float:
         """Seconds by which a second of transfers alongside it lengthens computing."""
         once = self._timed(compute)
-        times = max(1, min(1000, round(_ALONGSIDE_S / max(once, 1e-6))))
+        lasts = max(once, _ALONGSIDE_S)
         # Enough to last, but no more memory than two of the largest units take, which training holds as well.
         most = min(MOST_BYTES, 2 * num_bytes)
-        num_bytes, pair_s = min(num_bytes, _PART_BYTES), pair_s * min(1.0, _PART_BYTES / num_bytes)
-        pairs = max(1, min(most // num_bytes, round(once * times / max(pair_s, 1e-6))))
-        return statistics.median(self._one_drag(num_bytes, pairs, compute, times) for _ in range(REPEATS))
+        part = min(num_bytes, _PART_BYTES) // ALIGNMENT * ALIGNMENT
+        pair_s *= part / num_bytes
+        pairs = max(1, min(most // part, round(lasts / max(pair_s, 1e-6))))
+        # As long as the transfers, where these cannot last: what computing scatters by would hide what they do to it.
+        times = max(1, min(1000, round(min(lasts, pairs * pair_s) / max(once, 1e-6))))
+        return statistics.median(self._one_drag(part, pairs, compute, times) for _ in range(REPEATS))
 
     def _one_drag(self, num_bytes: int, pairs: int, compute: Callable[[], object], times: int) -> float:
+        storage = self._storage(num_bytes)
+        # What comes back has left before, and what leaves does not come back: else computing would wait for copies.
+        away = [self._tier.swap_out(storage, 0) for _ in range(pairs)]
+        for ticket in away:
+            self._tier.wait_out(ticket)
         begin = self._now()
         for _ in range(times):
             compute()
         alone = self._now_of_compute() - begin
         self._tier.watch(True)
-        begin, begin_ns, tickets = self._now(), time.monotonic_ns(), []
-        for _ in range(pairs):
-            ticket = self._tier.swap_out(self._storage(num_bytes), 0)
+        begin, begin_ns, leaving = self._now(), time.monotonic_ns(), []
+        for ticket in away:
+            leaving.append(self._tier.swap_out(storage, 0))
             self._tier.swap_in(ticket, 0)
-            tickets.append(ticket)
         for _ in range(times):
             compute()
         together = self._now_of_compute() - begin
         end_ns = time.monotonic_ns()
-        for ticket in tickets:
+        for ticket in away:
             self._tier.take(ticket)
+        for ticket in (*leaving, *away):
+            self._tier.wait_out(ticket)
             self._tier.discard(ticket)
         self._now()
         self._tier.watch(False)
@@ -137,14 +157,14 @@ class _Trials:
         return self._now_of_compute() - begin
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self._calls is not None:
+            self._calls.synchronize(self._device)
         return time.perf_counter()
 
     def _now_of_compute(self) -> float:
         """When what was computed is done, whatever the transfers' streams still do."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self._calls is not None:
+            self._calls.current_stream(self._device).synchronize()
         return time.perf_counter()
 
 
@@ -203,7 +223,8 @@ class Workbench:
 
     `model`: in training mode, on its device. `loss_of`: a forward pass over a batch in the precision of training, and
     its loss. `batch_of`: makes samples of the shapes that training will have, on the device. `open_tier`: the far
-    tier with room for a number of bytes. `gather`: of all ranks; alone by default.
+    tier with room for a number of bytes. `gather`: of all ranks; alone by default. `exchange_bytes`, `gradients_stay`:
+    as `exchange_memory` has them of a plan.
     """
 
     model: nn.Module
@@ -214,6 +235,8 @@ class Workbench:
     open_tier: Callable[[int], Tier]
     beat: Callable[[str], None]
     gather: Gather = alone
+    exchange_bytes: int = 0
+    gradients_stay: bool = False
 
     def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
         """Units, chain and transfer rates, and what a person should know of them.
@@ -235,11 +258,13 @@ class Workbench:
 
     def _chain(self, cut: Cut) -> tuple[Chain, list[str]]:
         wanted = self.train.batch_per_rank // self.train.gradient_accumulation
+        # Gradients to which several passes add outlast each of them.
+        keeps = self.train.gradient_accumulation > 1 or self.gradients_stay
         profile = ChainProfile(
             model=self.model,
             units=cut.units,
             device=self.device,
-            parts=self.train.gradient_accumulation,
+            keeps_gradients=keeps,
             beat=self.beat,
         )
         samples, update, warnings = wanted, 0, list[str]()
@@ -254,12 +279,12 @@ class Workbench:
                     "what the optimizer's update works with was not measured, as no copy of the parameters fits next "
                     "to them: the plan leaves no room for it"
                 )
-        # Gradients to which several passes add outlast each of them.
-        state = state_bytes(self.model, self.train, gradients=self.train.gradient_accumulation > 1)
+        state = state_bytes(self.model, self.train, gradients=keeps)
         while True:
             try:
                 batch = self.batch_of(samples)
                 chain = profile.measure(self.loss_of, batch, state_bytes=state, update_bytes=update)
+                chain = chain.model_copy(update={"exchange_bytes": self.exchange_bytes})
                 break
             except torch.OutOfMemoryError:
                 if samples == 1:
@@ -282,7 +307,7 @@ class Workbench:
             with torch.no_grad():
                 self.loss_of(batch)
 
-        tier = self.open_tier(2 * max(sizes_of(chain)))
+        tier = self.open_tier(trial_bytes(chain))
         try:
             with undisturbed(self.model, self.device):
                 rates = measure_rates(tier, self.device, chain, compute, self.beat)
@@ -311,11 +336,19 @@ def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tupl
 
 
 def far_tier(
-    train: TrainSpec, storage: StorageSpec, device: torch.device, *, host: str, rank: int, variables: Mapping[str, str]
+    train: TrainSpec,
+    storage: StorageSpec,
+    device: torch.device,
+    *,
+    host: str,
+    rank: int,
+    variables: Mapping[str, str],
+    beat: Callable[[str], None] = lambda _what: None,
 ) -> Callable[[int], Tier]:
     """Opens the far tier of a rank, with room for a number of bytes.
 
-    `train`: names the folder of the swap file. `storage`: or the system's, where it does not.
+    `train`: names the folder of the swap file. `storage`: or the system's, where it does not. `beat`: called while
+    memory is page-locked.
     """
 
     def on_cpu(reserve_bytes: int) -> Tier:
@@ -327,9 +360,7 @@ def far_tier(
         return DiskTier(folder, reserve_bytes, rank)
 
     def on_gpu(reserve_bytes: int) -> Tier:
-        from dlbench.node.memory.tiers import PinnedTier
-
-        return PinnedTier(device, reserve_bytes, rank)
+        return PinnedTier(device, reserve_bytes, rank, beat=beat)
 
     return on_gpu if device.type == "cuda" else on_cpu
 

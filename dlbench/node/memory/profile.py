@@ -38,8 +38,8 @@ from dlbench.specs.memory import Chain, Unit
 from dlbench.specs.training import OptimizerSpec
 
 WARM_PASSES, TIMED_PASSES = 3, 9
-"""Passes after the one that counts bytes, whose times do not count yet (tried: the first ones of a process take 1.3 to
-1.6 times as long); and those whose medians are taken."""
+"""First passes, of which nothing counts yet (tried: the first ones of a process take 1.3 to 1.6 times as long); and,
+behind the one that counts bytes, those whose medians of times are taken."""
 LEAST_PASSES, LONG_S = 2, 4.0  # of each: as few are enough once they have taken so long, seconds
 
 Batch = dict[str, Tensor]
@@ -311,13 +311,14 @@ def undisturbed(model: nn.Module, device: torch.device, *, holds_gradients: bool
 class ChainProfile:
     """Passes over a network whose units are known.
 
-    `model`: in training mode, on its device. `units`: in the order of the forward pass. `parts`: passes of a step.
+    `model`: in training mode, on its device. `units`: in the order of the forward pass. `keeps_gradients`: whether
+    they outlast a pass, as where several passes add to them.
     """
 
     model: nn.Module
     units: Sequence[UnitModule]
     device: torch.device
-    parts: int
+    keeps_gradients: bool
     beat: Callable[[str], None]
 
     def measure(
@@ -332,9 +333,10 @@ class ChainProfile:
         cannot be measured with this torch.
         """
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
-        with undisturbed(self.model, self.device, holds_gradients=self.parts > 1):
-            counted = self._pass(links, loss_of, batch, peaks_on(self.device), counts=True)
+        with undisturbed(self.model, self.device, holds_gradients=self.keeps_gradients):
+            # Before bytes are counted, too: the first pass over such a batch also holds what cuDNN tries algorithms in.
             self._timed(links, loss_of, batch, WARM_PASSES)
+            counted = self._pass(links, loss_of, batch, peaks_on(self.device), counts=True)
             for link in links:
                 link.forward_s.clear()
                 link.backward_s.clear()
@@ -375,10 +377,12 @@ class ChainProfile:
         self, links: list[_Link], loss_of: Callable[[Batch], Tensor], batch: Batch, meter: PeakMeter, *, counts: bool
     ) -> _MeasuredPass:
         self.beat("a pass that measures memory")
-        if self.parts == 1:
+        if not self.keeps_gradients:
             for parameter in self.model.parameters():
                 parameter.grad = None
-        passage = _MeasuredPass(self.model, links, self.device, meter, counts=counts, keeps_gradients=self.parts > 1)
+        passage = _MeasuredPass(
+            self.model, links, self.device, meter, counts=counts, keeps_gradients=self.keeps_gradients
+        )
         try:
             for link in links:
                 whole = partial(_run_all, [module.forward for module in link.unit.modules])

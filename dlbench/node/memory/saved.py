@@ -105,6 +105,7 @@ class Handle:
         "discard",
         "dtype",
         "is_input",
+        "kept",
         "num_bytes",
         "shape",
         "storage",
@@ -121,6 +122,7 @@ class Handle:
         self.is_input = False
         self.coming = False  # whether its way back has begun
         self.ticket: Any = None  # of the tier, from the start of the way out until it is taken back
+        self.kept: Any = None  # the ticket of what was recalled: a copy may still read the storage
         self.check: Checksum | None = None
         self.discard: Callable[[Any], None] | None = None
         self.users = 0  # how often autograd holds it
@@ -133,14 +135,14 @@ class Handle:
     def drop(self) -> None:
         """It is no longer needed: neither its memory nor its place in the tier."""
         self.storage = None
-        ticket, self.ticket = self.ticket, None
-        if ticket is not None and self.discard is not None:
-            self.discard(ticket)
+        tickets, self.ticket, self.kept = (self.ticket, self.kept), None, None
+        for ticket in tickets:
+            if ticket is not None and self.discard is not None:
+                self.discard(ticket)
 
     def __del__(self) -> None:
         # A pass that no backward pass followed leaves its tickets with its graph.
-        if self.ticket is not None:
-            self.drop()
+        self.drop()
 
 
 class Packed:
@@ -160,7 +162,7 @@ class Packed:
         # Autograd lets go of it when its operation's backward pass is done: so goes what has come back, as in core.
         self.handle.users -= 1
         if not self.handle.users and self.handle.ticket is None:
-            self.handle.storage = None
+            self.handle.drop()
 
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The saved tensor, in the storage that holds its bytes now."""

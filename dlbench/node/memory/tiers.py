@@ -3,24 +3,25 @@
 Transfers out run one after the other in the order in which they were asked for, and so do transfers in; both alongside
 the computation, on a thread (file) or a stream (GPU) of their own.
 
-That of a rank that trains on a GPU is page-locked memory of the host. Nothing waits on the host: streams wait for
-events. Memory of the device that leaves was made on the stream that computes, and goes back to it when that stream is
-past the end of the copy; memory for what comes back is made there as well, and the copy waits for it. Page-locked
-memory is taken from one pool: to lock a page costs far more than to copy it. Not measured on a GPU; its order of waits
-is tested with streams and events that only note calls.
+That of a rank that trains on a GPU is page-locked memory of the host. Nothing waits on the host, which is far ahead of
+what it orders: streams wait for events, and what a stream has come to is never asked. So *away* is there a matter of
+order, not of time: bytes are away once the stream that computes waits for the copy out, from where on their memory is
+free for what is ordered next. Memory for what comes back is made on that stream as well, and the copy waits for it.
+Page-locked memory is taken from one pool: to lock a page costs far more than to copy it. Not measured on a GPU; tested
+with a stand-in whose copies run as late as streams allow.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
 
-from dlbench.errors import EnvironmentLacksError
-from dlbench.units import format_bytes
+from dlbench.node.page_locked import locked_memory, page_lock, page_unlock, pieces
 
 
 @dataclass(slots=True)
@@ -39,7 +40,10 @@ class Tier(Protocol):
 
     A ticket stands for the bytes of one storage from `swap_out` to `discard`; what it is, only the tier knows. After a
     transfer failed, every call raises the same `RunError`; nothing waits for a transfer that cannot end.
+    `takes_back`: whether what is recalled is not moved; otherwise the copy that was ordered runs all the same.
     """
+
+    takes_back: bool
 
     @property
     def words(self) -> str:
@@ -56,16 +60,16 @@ class Tier(Protocol):
         """
 
     def is_out(self, ticket: Any) -> bool:
-        """Whether the bytes are away and the memory is free; never waits."""
+        """Whether the bytes are away and the memory is free (on a GPU: for what is ordered next); never waits."""
 
     def wait_out(self, ticket: Any) -> None:
         """What is ordered from now on has the memory: waits for the transfer (a GPU's stream waits, not the host)."""
 
     def recall(self, ticket: Any) -> torch.UntypedStorage | None:
-        """The storage, if its bytes have not left yet: they stay, and the ticket is done with. None: they are away."""
+        """The storage, if it is not out: it stays. None: it is out. Its memory may be used until `discard`."""
 
     def swap_in(self, ticket: Any, block: int) -> None:
-        """Starts to bring the bytes back, after they are away."""
+        """Starts to bring the bytes back, after they are away; the computing stream waits for neither."""
 
     def take(self, ticket: Any) -> torch.UntypedStorage:
         """The storage that came back; waits for it as `wait_out` does. After `swap_in`."""
@@ -74,7 +78,7 @@ class Tier(Protocol):
         """Whether `take` would not wait."""
 
     def discard(self, ticket: Any) -> None:
-        """The ticket's place in the tier is free again; at any time, once."""
+        """The ticket is done with, its memory and its place in the tier are free again; at any time, once."""
 
     def watch(self, watching: bool) -> None:
         """Begins or ends noting each transfer's time."""
@@ -142,20 +146,28 @@ class Calls:
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
-    def pinned(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    def page_lock(self, address: int, num_bytes: int) -> int:
+        return page_lock(address, num_bytes)
+
+    def page_unlock(self, address: int) -> None:
+        page_unlock(address)
 
     def on_device(self, num_bytes: int, device: torch.device) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Ordered on the stream in force."""
+        target.copy_(source, non_blocking=True)
 
 
 class PinnedTicket:
     """Bytes of one storage in the pool; changed by the tier alone."""
 
-    __slots__ = ("came", "coming", "left", "num_bytes", "offset", "place", "pool", "storage")
+    __slots__ = ("came", "coming", "left", "num_bytes", "offset", "place", "pool", "storage", "stream")
 
-    def __init__(self, storage: torch.UntypedStorage, pool: int, offset: int, place: int) -> None:
+    def __init__(self, storage: torch.UntypedStorage, stream: Any, pool: int, offset: int, place: int) -> None:
         self.storage: torch.UntypedStorage | None = storage  # until its bytes are away
+        self.stream = stream  # which computes, and whose memory the storage is
         self.num_bytes = storage.nbytes()
         self.pool, self.offset, self.place = pool, offset, place
         self.left: Any = None  # Event at the end of the copy out
@@ -167,20 +179,32 @@ class PinnedTier:
     """Page-locked host memory; a `Tier`.
 
     `reserve_bytes`: what will be in it at a time; it grows where that is too little. `calls`: torch's CUDA interface.
-    Raises EnvironmentLacksError: so much memory cannot be page-locked.
+    `beat`: called while memory is locked. Raises EnvironmentLacksError: so much memory cannot be page-locked.
     """
 
-    def __init__(self, device: torch.device, reserve_bytes: int, rank: int = 0, calls: Calls | None = None) -> None:
+    takes_back = False
+
+    def __init__(
+        self,
+        device: torch.device,
+        reserve_bytes: int,
+        rank: int = 0,
+        calls: Calls | None = None,
+        beat: Callable[[str], None] = lambda _what: None,
+    ) -> None:
         self._device = device
         self._rank = rank
         self._calls = calls or Calls()
+        self._beat = beat
         self._out, self._in = self._calls.new_stream(device), self._calls.new_stream(device)
+        self._edge = self._calls.new_event(False)
+        """Recorded and waited for at once, so that one serves for all."""
+        self._spare: list[Any] = []
+        """Events that nothing will wait for any more."""
         self._pools: list[tuple[torch.Tensor, Slots]] = []
         self._read: dict[tuple[int, int], Any] = {}
         """Event after which a place may be written to again, by pool and offset."""
-        self._being_read: list[tuple[Any, torch.UntypedStorage]] = []
-        """What is no longer to leave while a copy out runs, with the event at its end."""
-        self._timed: list[tuple[bool, int, int, Any, Any]] = []
+        self._timed: list[tuple[Any, bool, int, int, Any, Any]] = []
         self._anchor: tuple[Any, int] | None = None
         self._grow(reserve_bytes)
 
@@ -195,48 +219,34 @@ class PinnedTier:
         return (f"the pool of page-locked memory grew {len(self._pools) - 1} times: more was swapped than planned",)
 
     def swap_out(self, storage: torch.UntypedStorage, block: int) -> PinnedTicket:
-        pool, offset, place = self._place(storage.nbytes())
-        ticket = PinnedTicket(storage, pool, offset, place)
-        self._being_read = [one for one in self._being_read if not one[0].query()]
-        made = self._mark(self._calls.current_stream(self._device))
-        self._out.wait_event(made)
-        free = self._read.pop((pool, offset), None)
+        stream = self._calls.current_stream(self._device)
+        ticket = PinnedTicket(storage, stream, *self._place(storage.nbytes()))
+        self._follow(self._out, stream)
+        free = self._read.pop((ticket.pool, ticket.offset), None)
         if free is not None:
             self._out.wait_event(free)
-        with self._calls.on(self._out):
-            start = self._start(self._out)
-            self._pinned(ticket).copy_(_as_bytes(storage), non_blocking=True)
-            ticket.left = self._finish(self._out, start, ticket, block, is_out=True)
+            self._spare.append(free)
+        ticket.left = self._copy(self._out, ticket, _as_bytes(storage), block, is_out=True)
         return ticket
 
     def is_out(self, ticket: PinnedTicket) -> bool:
-        if ticket.storage is not None and ticket.left.query():
-            ticket.storage = None
         return ticket.storage is None
 
     def wait_out(self, ticket: PinnedTicket) -> None:
         if ticket.storage is not None:
             # What is computed from now on, in the memory that is freed here, comes after the copy.
-            self._calls.current_stream(self._device).wait_event(ticket.left)
+            ticket.stream.wait_event(ticket.left)
             ticket.storage = None
 
     def recall(self, ticket: PinnedTicket) -> torch.UntypedStorage | None:
-        if self.is_out(ticket):
-            return None
-        storage = ticket.storage
-        self.discard(ticket)
-        return storage
+        return ticket.storage
 
     def swap_in(self, ticket: PinnedTicket, block: int) -> None:
-        self.wait_out(ticket)
         coming = self._calls.on_device(ticket.num_bytes, self._device)
         # What used this memory before was ordered on the stream that computes.
-        self._in.wait_event(self._mark(self._calls.current_stream(self._device)))
+        self._follow(self._in, self._calls.current_stream(self._device))
         self._in.wait_event(ticket.left)
-        with self._calls.on(self._in):
-            start = self._start(self._in)
-            coming.copy_(self._pinned(ticket), non_blocking=True)
-            ticket.came = self._finish(self._in, start, ticket, block, is_out=False)
+        ticket.came = self._copy(self._in, ticket, coming, block, is_out=False)
         ticket.coming = coming
 
     def take(self, ticket: PinnedTicket) -> torch.UntypedStorage:
@@ -252,14 +262,15 @@ class PinnedTier:
     def discard(self, ticket: PinnedTicket) -> None:
         if not self._pools:
             return
-        stream = self._calls.current_stream(self._device)
-        if ticket.coming is not None:  # nobody took it: its memory goes back to the stream that computes
-            stream.wait_event(ticket.came)
+        # Whatever memory of the device is left of it goes back to the stream that computes, behind the copies.
+        self.wait_out(ticket)
+        if ticket.coming is not None:
+            ticket.stream.wait_event(ticket.came)
             ticket.coming = None
-        if ticket.storage is not None:  # the copy still reads it, so its memory must not be given to another
-            self._being_read.append((ticket.left, ticket.storage))
-            ticket.storage = None
-        last = ticket.came or ticket.left
+        last = ticket.left
+        if ticket.came is not None:
+            self._spare.append(ticket.left)
+            last = ticket.came
         self._read[ticket.pool, ticket.offset] = last
         self._pools[ticket.pool][1].give_back(ticket.offset, ticket.place)
 
@@ -267,7 +278,8 @@ class PinnedTier:
         self._anchor = None
         if watching:
             self._calls.synchronize(self._device)
-            event = self._mark(self._calls.current_stream(self._device), timing=True)
+            event = self._calls.new_event(True)
+            event.record(self._calls.current_stream(self._device))
             event.synchronize()
             self._anchor = (event, time.monotonic_ns())
         elif self._timed:
@@ -283,7 +295,6 @@ class PinnedTier:
         if self._pools:
             self._calls.synchronize(self._device)
         self._pools.clear()
-        self._being_read.clear()
         self._read.clear()
 
     def _place(self, num_bytes: int) -> tuple[int, int, int]:
@@ -298,35 +309,46 @@ class PinnedTier:
         return len(self._pools) - 1, *slots.find(num_bytes)
 
     def _grow(self, num_bytes: int) -> None:
-        try:
-            self._pools.append((self._calls.pinned(aligned(max(1, num_bytes))), Slots()))
-        except RuntimeError as error:
-            why = str(error).splitlines()[0]
-            raise EnvironmentLacksError(
-                f"rank {self._rank}: cannot lock {format_bytes(num_bytes)} of host memory for swapping: {why}"
-            ) from error
+        memory = locked_memory(
+            aligned(max(1, num_bytes)),
+            f"rank {self._rank}: swapping",
+            beat=self._beat,
+            lock=self._calls.page_lock,
+            unlock=self._calls.page_unlock,
+        )
+        self._pools.append((memory, Slots()))
 
-    def _pinned(self, ticket: PinnedTicket) -> torch.Tensor:
-        return self._pools[ticket.pool][0][ticket.offset : ticket.offset + ticket.num_bytes]
+    def _follow(self, stream: Any, other: Any) -> None:
+        """What is ordered next on a stream comes after what is ordered on another."""
+        self._edge.record(other)
+        stream.wait_event(self._edge)
 
-    def _mark(self, stream: Any, *, timing: bool = False) -> Any:
-        event = self._calls.new_event(timing)
+    def _copy(self, stream: Any, ticket: PinnedTicket, device: torch.Tensor, block: int, *, is_out: bool) -> Any:
+        """Orders a copy between the device and the ticket's place; the event at its end."""
+        memory, begin = self._pools[ticket.pool][0], ticket.offset
+        start = self._timing(stream)
+        with self._calls.on(stream):
+            for first, last in pieces(begin, ticket.num_bytes):
+                host, there = memory[first:last], device[first - begin : last - begin]
+                self._calls.copy(*((host, there) if is_out else (there, host)))
+        if start is not None:
+            self._timed.append((self._anchor, is_out, block, ticket.num_bytes, start, self._timing(stream)))
+        end = self._spare.pop() if self._spare else self._calls.new_event(False)
+        end.record(stream)
+        return end
+
+    def _timing(self, stream: Any) -> Any:
+        """Where a stream is now, to be read later; None where nobody watches."""
+        if self._anchor is None:
+            return None
+        event = self._calls.new_event(True)
         event.record(stream)
         return event
 
-    def _start(self, stream: Any) -> Any:
-        return self._mark(stream, timing=True) if self._anchor is not None else None
-
-    def _finish(self, stream: Any, start: Any, ticket: PinnedTicket, block: int, *, is_out: bool) -> Any:
-        end = self._mark(stream, timing=start is not None)
-        if start is not None:
-            assert self._anchor is not None
-            self._timed.append((is_out, block, ticket.num_bytes, (self._anchor, start), end))
-        return end
-
-    def _transfer(self, is_out: bool, block: int, num_bytes: int, begun: Any, end: Any) -> Transfer:
-        (anchor, anchor_ns), start = begun
-        first, last = (anchor_ns + round(anchor.elapsed_time(event) * 1e6) for event in (start, end))
+    def _transfer(
+        self, anchor: tuple[Any, int], is_out: bool, block: int, num_bytes: int, start: Any, end: Any
+    ) -> Transfer:
+        first, last = (anchor[1] + round(anchor[0].elapsed_time(event) * 1e6) for event in (start, end))
         return Transfer(is_out, block, num_bytes, first, last)
 
 

@@ -45,8 +45,8 @@ class Kernels:
 
     @property
     def _is_kept(self) -> bool:
-        """As the engine takes contiguous tensors alone."""
-        return self._plan.engine.kind.contiguous_only and self._plan.layout.ranks > 1
+        """As the engine takes contiguous tensors alone; at one rank too, which more ranks are compared with."""
+        return self._plan.engine.kind.contiguous_only
 
     def counted(self, loss: Loss) -> Loss:
         """The same loss, whose calls are looked at where the network has something to show."""

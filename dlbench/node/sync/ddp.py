@@ -209,6 +209,9 @@ class DdpEngine(Engine):
             dist.all_reduce(tensor)
             tensor /= self._place.size
 
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        dist.broadcast(tensor, src=0)
+
     def gather(self, value: Any) -> list[Any]:
         return gather_over_torch(value, self._place.size, self._device if self._backend == "nccl" else None)
 

@@ -109,6 +109,9 @@ class Engine:
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replaces floating-point tensors (outside of training steps) by their means over ranks, in place."""
 
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """A contiguous tensor on the rank's device (outside of training steps) becomes that of rank 0, in place."""
+
     def gather(self, value: Any) -> list[Any]:
         """`value` (what JSON can hold) of every rank, by rank, on every rank; tuples come back as lists."""
         return [value]
@@ -146,6 +149,9 @@ class EngineOverLibrary(Engine):
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         self._library.average(tensors)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self._library.broadcast(tensor)
 
     def gather(self, value: Any) -> list[Any]:
         return self._library.gather(value)

@@ -8,6 +8,9 @@ Hooks on the parameters exist only while that window is open, so that measured s
 
 A barrier does not release all ranks at once: over TCP they wake some 10 us apart. Where one operation is as short as
 that, several are timed back to back, as nccl-tests does, and a rank that is early waits in the first of them only.
+
+On a GPU a short operation takes less than the host's call of it, so that back to back they would show the host's rate.
+The stream is held back until the host has queued all that is timed: see `StreamTimer`.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -60,6 +63,24 @@ def anchored() -> Anchor:
     return found
 
 
+_SLEEP_CYCLES = 1_000_000
+"""Of the sleep that is timed to learn how long a cycle is; half a millisecond and more, so that events resolve it."""
+
+
+def sleep_ns_per_cycle() -> float:
+    """How long a cycle of `torch.cuda._sleep` is, nanoseconds; waits for the stream in force."""
+    found = 0.0
+    # CUDA loads a kernel when it is launched first (CUDA_MODULE_LOADING): the first time is not that of the sleep.
+    for cycles in (1, _SLEEP_CYCLES):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        first.record()
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        last.record()
+        last.synchronize()
+        found = first.elapsed_time(last) * 1e6 / cycles
+    return found
+
+
 class Clock:
     """Moments, and the order between computing and exchanging: of a CPU, where a call returns when its work is done."""
 
@@ -84,6 +105,13 @@ class Clock:
 
     def settle(self) -> None:
         """Returns when all that was ordered is done, so that moments can be read."""
+
+    def sleep(self, seconds: float) -> None:
+        """The stream in force stands still for about so long, while the host goes on; nothing on a CPU."""
+
+    def has_passed(self, moment: Any) -> bool:
+        """Whether the device has come to it."""
+        return True
 
     def between(self, first: Any, last: Any) -> float:
         """Seconds from one moment to another."""
@@ -114,6 +142,7 @@ class CudaClock(Clock):
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._anchors: list[Anchor] = []
         self._spare: list[torch.cuda.Event] = []
+        self._ns_per_cycle: float | None = None
 
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._device)
@@ -138,6 +167,14 @@ class CudaClock(Clock):
 
     def settle(self) -> None:
         torch.cuda.synchronize(self._device)
+
+    def sleep(self, seconds: float) -> None:
+        if self._ns_per_cycle is None:
+            self._ns_per_cycle = sleep_ns_per_cycle()
+        torch.cuda._sleep(round(seconds * 1e9 / self._ns_per_cycle))  # type: ignore[no-untyped-call]
+
+    def has_passed(self, moment: torch.cuda.Event) -> bool:
+        return bool(moment.query())  # type: ignore[no-untyped-call]
 
     def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         return float(first.elapsed_time(last)) / 1e3
@@ -374,3 +411,59 @@ def enough_operations(seconds: float, operations: int, most: int) -> int:
         return operations
     wanted = math.ceil(operations * LEAST_SAMPLE_S / seconds) if seconds > 0 else math.inf
     return int(min(most, _GROWTH * operations, max(wanted, 2 * operations)))
+
+
+MOST_QUEUED = 500  # Calls of a sample that is held back: CUDA's launch queue takes about 1,024 before launching waits.
+_HOLD_FACTOR = 2.0  # Sleep by what queueing took before; calls do not always take as long.
+_FIRST_CALL_S = 50e-6  # Queueing a call, where it was not seen yet: some times what torch and NCCL need.
+_MEETING_S = 100e-6  # Ordering the sleep and the meeting.
+_LONGEST_HOLD_S = 0.1  # `MOST_QUEUED` calls of 100 us, twice.
+
+
+class InStream(NamedTuple):
+    """A sample timed in the stream of a GPU."""
+
+    seconds: float
+    is_late: bool  # Whether the device was there before the host had queued everything, so that it may have waited.
+
+
+class StreamTimer:
+    """Times operations in the stream in force, without the host's calls between them.
+
+    The device sleeps, then meets the other ranks, and then begins; meanwhile the host queues. Where the device has not
+    passed the first event when the last one is queued, none of it waited for the host. How long to sleep is learnt
+    from what queueing took before; and what a sleep lasts from the sleep before, for a device's clock may change.
+    """
+
+    def __init__(self, clock: Clock, meet: Callable[[], object]) -> None:
+        """`meet` orders a barrier of all ranks in the stream; nobody waits for it on the host."""
+        self._clock = clock
+        self._meet = meet
+        self._call_s: dict[Hashable, float] = {}
+        self._stretch = 1.0  # Of what is asked for, so that the sleep lasts as long as it should.
+
+    def time(self, run: Callable[[], object], calls: int, what: Hashable, *, holds: bool = True) -> InStream:
+        """`run` orders so many calls of a kind: `what`. Returns when the device is through. Without `holds` the stream
+        is not held back, for calls that wait for the device themselves.
+        """
+        clock = self._clock
+        call_s = self._call_s.get(what, _FIRST_CALL_S)
+        moments = [clock.mark()]
+        asked_s = min(_MEETING_S + _HOLD_FACTOR * calls * call_s, _LONGEST_HOLD_S) if holds else 0.0
+        if holds:
+            clock.sleep(asked_s * self._stretch)
+        moments.append(clock.mark())
+        before = time.perf_counter()
+        self._meet()
+        moments.append(clock.mark())
+        run()
+        moments.append(clock.mark())
+        is_late = clock.has_passed(moments[2])
+        queueing_s = (time.perf_counter() - before) / calls
+        self._call_s[what] = max(2 * call_s, queueing_s) if is_late else queueing_s
+        clock.settle()
+        if holds and (slept_s := clock.between(*moments[:2])) > 0:
+            self._stretch *= asked_s / slept_s
+        seconds = clock.between(*moments[2:])
+        clock.give_back(moments)
+        return InStream(seconds, is_late)

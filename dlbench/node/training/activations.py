@@ -19,13 +19,16 @@ from dlbench.node.memory.planning import Batch, Gather, MemoryPlan, Workbench, a
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers import Tier
 from dlbench.node.models.build import Loss
+from dlbench.node.page_locked import require_room
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.perfmodels.memory.blocks import BlockCosts
 from dlbench.perfmodels.memory.planner import PREFETCH, saves_nothing
+from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
@@ -69,15 +72,24 @@ def workbench(
 ) -> Workbench:
     """What the memory of a plan's network is measured with; arguments as of `activation_memory`."""
     train = plan.workload.train
+    exchange_bytes, gradients_stay = exchange_memory(plan, model, device)
     return Workbench(
         model=model,
         train=train,
         device=device,
         loss_of=sample_loss(model, loss, precision),
         batch_of=sample_batches(plan, device),
-        open_tier=far_tier(train, plan.system.storage, device, host=place.host, rank=place.rank, variables=os.environ),
+        open_tier=far_tier(
+            *(train, plan.system.storage, device),
+            host=place.host,
+            rank=place.rank,
+            variables=os.environ,
+            beat=beat,
+        ),
         beat=beat,
         gather=gather,
+        exchange_bytes=exchange_bytes,
+        gradients_stay=gradients_stay,
     )
 
 
@@ -92,7 +104,8 @@ def activation_memory(
 
     `model`: nothing is hooked to it yet. `wrap_block`: applied to the function of every block, e.g. torch.compile;
     None: nothing. Raises UserError: the network is no chain, or train.memory.blocks names what is none of its units.
-    EnvironmentLacksError: no plan fits, memory cannot be measured, or nothing can be swapped to.
+    EnvironmentLacksError: no plan fits, memory cannot be measured, nothing can be swapped to, or the node has not the
+    memory that its ranks together would page-lock.
     """
     plan, place, device = context.plan, context.place, context.device
     context.watch.stage("profiling memory")
@@ -102,9 +115,13 @@ def activation_memory(
     found = plan_memory(bench)
     if allocator is not None and all(block.decision == "keep" for block in found.plan.blocks):
         allocator = give_back_freed(False)
+    if context.on_gpu:
+        locked = found.plan.predicted.swapped_bytes
+        require_room(locked, f"train.swap {plan.workload.train.swap}", place, context.engine.gather)
     context.watch.stage("building")
     return ActivationMemory(
         *(plan.workload.train, found, model, device, place.rank, bench.open_tier),
+        gradients_stay=bench.gradients_stay,
         allocator=allocator,
         wrap_block=wrap_block,
     )
@@ -113,9 +130,9 @@ def activation_memory(
 class ActivationMemory:
     """A plan at work.
 
-    `open_tier`: the far tier with room for N bytes. `allocator`: how freed memory is treated, in words; None: as the C
-    library does. `wrap_block`: applied to every block's function; None: nothing. Raises EnvironmentLacksError: what
-    will be swapped has no room in the far tier.
+    `open_tier`: the far tier with room for N bytes. `gradients_stay`: between steps too. `allocator`: how freed
+    memory is treated, in words; None: as the C library does. `wrap_block`: applied to every block's function; None:
+    nothing. Raises EnvironmentLacksError: what will be swapped has no room in the far tier.
     """
 
     def __init__(
@@ -127,12 +144,14 @@ class ActivationMemory:
         rank: int,
         open_tier: Callable[[int], Tier],
         *,
+        gradients_stay: bool = False,
         allocator: str | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     ) -> None:
         self._allocator = allocator
-        self._train, self._found, self._device, self._rank = train, found, device, rank
-        self._held_between_steps = state_bytes(model, train, gradients=False)
+        self._train, self._device, self._rank = train, device, rank
+        self.found = found
+        self._held_between_steps = state_bytes(model, train, gradients=gradients_stay) + found.chain.exchange_bytes
         self._resident_between: int | None = None
         plan, chain = found.plan, found.chain
         moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)
@@ -142,6 +161,7 @@ class ActivationMemory:
         self._tier_words = self._tier.words if self._tier is not None else None
         capacity = plan.capacity_bytes
         prefetch = PREFETCH[train.swap]
+        leaving = simulate(chain, plan.blocks, found.rates, capacity, prefetch=prefetch).leaving if moves else ()
         self._blocks = OutOfCore(
             model,
             found.cut.units,
@@ -151,6 +171,7 @@ class ActivationMemory:
             costs=BlockCosts(chain, blocking=prefetch == "blocking").of_plan(plan.blocks),
             turn_bytes=chain.turn_bytes,
             prefetch=prefetch,
+            leaving=leaving,
             verify=train.memory.verify,
             rank=rank,
             moments=clock_for(device),
@@ -188,13 +209,20 @@ class ActivationMemory:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know, each as one sentence."""
-        found = [*self._found.warnings, *self._blocks.warnings]
+        found = [*self.found.warnings, *self._blocks.warnings]
         if self._tier is not None:
             found += [text for text in self._tier.warnings if text not in found]
-        if all(block.decision == "keep" for block in self._found.plan.blocks):
+        if all(block.decision == "keep" for block in self.found.plan.blocks):
             found.append("fits in core: nothing swapped or recomputed")
             return tuple(found)
-        peak, in_core = self._found.plan.predicted.peak_bytes, self._found.in_core_bytes
+        capacity, reserved = self.found.plan.capacity_bytes, self._reserved_bytes
+        if capacity is not None and reserved is not None and reserved > capacity:
+            found.append(
+                f"torch's allocator took {format_bytes(reserved)} from the GPU for tensors of at most "
+                f"{format_bytes(self._device_peak_bytes() or 0)}: a GPU with no more than train.memory.capacity would "
+                "not do, or only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            )
+        peak, in_core = self.found.plan.predicted.peak_bytes, self.found.in_core_bytes
         if saves_nothing(peak, in_core):
             found.append(
                 f"recomputing and swapping save no memory here: {format_bytes(peak)} at most, {format_bytes(in_core)} "
@@ -219,8 +247,14 @@ class ActivationMemory:
             "rank": self._rank,
             "steps": passes // self._train.gradient_accumulation,
             "device_peak_bytes": self._device_peak_bytes(),
+            "device_reserved_bytes": self._reserved_bytes,
             **counts,
         }
+
+    @property
+    def _reserved_bytes(self) -> int | None:
+        """What torch's allocator took from the GPU at most."""
+        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
 
     def _device_peak_bytes(self) -> int | None:
         """What training took at most of its device; None where that is not known.
@@ -238,7 +272,7 @@ class ActivationMemory:
 
     def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
         """What the record says, from the summaries of all ranks; on rank 0."""
-        found, train = self._found, self._train
+        found, train = self.found, self._train
         return MemoryResult(
             recompute=train.recompute,
             swap=train.swap,
@@ -256,7 +290,7 @@ class ActivationMemory:
 
     def settings(self) -> list[Setting]:
         """What was asked for and what is in force."""
-        plan = self._found.plan
+        plan = self.found.plan
         count = {name: sum(block.decision == name for block in plan.blocks) for name in _DECIDED}
         decided = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
         blocks = f"{len(plan.blocks)} blocks: {decided}"
@@ -282,7 +316,7 @@ class ActivationMemory:
                     requested=self._train.memory.capacity,
                     effective=self._train.memory.capacity,
                     evidence=f"{plan.capacity_bytes} bytes; planned {plan.predicted.peak_bytes}, in core "
-                    f"{self._found.in_core_bytes}",
+                    f"{self.found.in_core_bytes}",
                 )
             )
         return found

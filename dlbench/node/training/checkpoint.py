@@ -5,6 +5,11 @@ before. It holds nothing of a rank: parameters, optimizer and averaged batch-nor
 them, the sample order goes on from a place that all ranks share, and dropout is seeded by step and rank. So a run may
 go on with another number of ranks, nodes or another engine; with the same ones it goes on bit for bit.
 
+Training stands still for a copy of the state on the host alone. A thread digests and writes it, and pickles nothing:
+hashing and writing release Python's lock (hashlib from 2,048 bytes on, and pwrite(2)), so that it takes a core and
+bandwidth from training, and its lock for the few microseconds between two pieces. When a run resumes, rank 0 reads and
+digests the file, and the engine gives the content to the others.
+
 Weights to begin with come from dlbench's own checkpoint or a file in BERT's public layout, without an optimizer: rank 0
 reads, and the engine gives its weights to all ranks. Only safetensors are read, which hold numbers and names: a pickle
 runs what its author wrote.
@@ -13,27 +18,32 @@ runs what its author wrote.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-import re
-import stat
-from collections.abc import Mapping
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dlbench.errors import IncompleteDataError, UserError, refused
+from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, UserError, refused
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
+from dlbench.node.page_locked import locked_memory
 from dlbench.opening import file_sha256, parse_json, require_file, why_unreadable
+from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import CHECKPOINT_SUFFIX
-from dlbench.records.record import Evaluation, Setting
+from dlbench.records.record import CheckpointWrite, Evaluation, Setting
 from dlbench.specs.base import NonNegative, Spec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
@@ -42,6 +52,10 @@ from dlbench.specs.workload import ModelSpec
 
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
+_ALIGNMENT = 8  # Bytes that the header's length is a multiple of, as safetensors recommends.
+_APART = 64  # Bytes between tensors' beginnings on the host, or a multiple, as torch aligns its own.
+_PIECE = 4 << 20  # Bytes that are digested and written at a time.
+_BUCKET = 64 << 20  # Bytes that ranks give each other at a time.
 
 # What a 64-bit integer holds: nothing was ever counted further.
 SHARED_BY = "data.ranks"
@@ -64,18 +78,41 @@ class Progress:
     evaluations: tuple[Evaluation, ...]
 
 
-def write_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, trained: Mapping[str, Any]
-) -> None:
-    """Writes one checkpoint as a whole, or nothing.
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The state of training after some step, on the host; nothing of it changes any more."""
+
+    header: dict[str, Any]  # What the file's header holds, but for the digest.
+    tensors: dict[str, Tensor]  # On the CPU, contiguous, each with memory of its own.
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def snapshot(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    trained: Mapping[str, Any],
+    room_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
+) -> Snapshot:
+    """A copy of the state, in the order of the current stream: what is queued on it before is in, what follows is not.
 
     `model`: the network without an engine's wrapper. `trained`: what is trained, by dotted key; compared when a run
-    resumes. Raises RunError: the file system refuses.
+    resumes. `room_for`: gives the memory on the host that tensors go to; None: new memory. Returns when the copy is
+    there.
     """
-    tensors = {_MODEL + name: _own(tensor) for name, tensor in model.state_dict().items()}
+    found = {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
     content = optimizer.state_dict()
     for index, state in content["state"].items():
-        tensors |= {f"{_OPTIMIZER}{index}/{name}": _own(t) for name, t in state.items() if isinstance(t, Tensor)}
+        found |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
+    # A copy each: tied weights share memory, which safetensors refuses.
+    tensors = dict(room_for(found)) if room_for else {n: torch.empty(t.shape, dtype=t.dtype) for n, t in found.items()}
+    for name, tensor in found.items():
+        tensors[name].copy_(tensor.detach(), non_blocking=True)
+    for device in {tensor.device for tensor in found.values() if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
     header: dict[str, Any] = {
         **FORMAT,
         "trained": dict(trained),
@@ -89,25 +126,161 @@ def write_checkpoint(
         "loss_scaling": progress.loss_scaling,
         "evaluations": [evaluation.model_dump(mode="json") for evaluation in progress.evaluations],
     }
-    header["sha256"] = _digest(header, tensors)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    return Snapshot(header=header, tensors=tensors)
+
+
+def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] = lambda: None) -> None:
+    """Writes one checkpoint as a whole, or nothing; what killed jobs left of theirs goes.
+
+    The digest is made of the pieces as they are written, and put into the header last. `on_piece`: called after each.
+    Raises RunError: the file system refuses.
+    """
+    tensors, entries, end = taken.tensors, dict[str, Any](), 0
+    # Larger elements first, so that each lies at a multiple of its size: readers map the file.
+    for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
+        tensor, begin = tensors[name], end
+        end += tensor.nbytes
+        # As safetensors has it: F32 for torch.float32, BF16, I64, U8, BOOL.
+        kind = str(tensor.dtype).removeprefix("torch.").replace("float", "f").replace("int", "i").replace("ui", "u")
+        entries[name] = {"dtype": kind.upper(), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+
+    def head(digest: str) -> bytes:
+        about = json.dumps({**taken.header, "sha256": digest}, sort_keys=True)
+        text = json.dumps({"__metadata__": {"dlbench": about}, **entries}).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        return len(text).to_bytes(8, "little") + text
+
+    first = len(head("0" * 64))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(exist_ok=True)
-        # As the umask says, like every file of a run: safetensors makes files that nobody else can resume from (0600).
-        temporary.touch(mode=0o666, exist_ok=False)
-        mode = stat.S_IMODE(temporary.stat().st_mode)
-        save_file(tensors, temporary, metadata={"dlbench": json.dumps(header, sort_keys=True)})
-        temporary.chmod(mode)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        # safetensors gives the operating system's reason in words alone: "... (os error 28)".
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        reason = OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
-        words = f"{path}: the checkpoint cannot be written: {why_unreadable(reason)}"
-        raise refused(reason, words) from None
+        for left in path.parent.glob(f".*{CHECKPOINT_SUFFIX}.*{TEMPORARY_SUFFIX}"):
+            left.unlink(missing_ok=True)
+        opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+
+            def put(name: str, place: int, piece: memoryview) -> None:
+                _write_at(opened, piece, first + entries[name]["data_offsets"][0] + place)
+                on_piece()
+
+            digest = _digest(taken.header, tensors, put)
+            _write_at(opened, memoryview(head(digest)), 0)
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+        temporary.rename(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise refused(error, f"{path}: the checkpoint cannot be written: {why_unreadable(error)}") from None
+
+
+def _write_at(opened: int, content: memoryview, place: int) -> None:
+    while content:
+        num = os.pwrite(opened, content, place)
+        content, place = content[num:], place + num
+
+
+_NICENESS = 10
+"""Of the thread that writes: on a CPU training computes on all cores of the rank, and its threads wait for each other.
+Linux has a nice value for each thread (sched(7))."""
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of a run in a thread, one at a time. `keep`: how many of the newest stay."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._rooms: dict[str, Tensor] = {}
+        self._memory = ""  # What kind the rooms are.
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._wrote_s = self._waited_s = 0.0
+        self._begun: CheckpointWrite | None = None
+        self.pieces = 0  # Pieces of files that were written; grows as long as something moves.
+        self.writes: list[CheckpointWrite] = []
+
+    def begin(
+        self,
+        path: Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Progress,
+        trained: Mapping[str, Any],
+    ) -> None:
+        """Copies the state and begins to write it; the one before has been waited for."""
+        assert self._thread is None
+        start = time.monotonic()
+        taken = snapshot(model, optimizer, progress, trained, self._room_for)
+        self._wrote_s = self._waited_s = 0.0
+        self._begun = CheckpointWrite(
+            step=progress.step,
+            bytes=taken.num_bytes,
+            memory=self._memory,
+            snapshot_s=time.monotonic() - start,
+            waited_s=0.0,
+            write_s=0.0,
+        )
+        self._thread = threading.Thread(target=self._write, args=(path, taken), name="dlbench-checkpoint")
+        self._thread.start()
+
+    def _room_for(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Memory for the state, kept for later checkpoints: new memory costs page faults, or page-locking."""
+        forms, known = ({n: (t.shape, t.dtype) for n, t in one.items()} for one in (found, self._rooms))
+        if forms == known:
+            return self._rooms
+        sizes = [-(-tensor.nbytes // _APART) * _APART for tensor in found.values()]
+        memory, self._memory = None, "pageable: the state lies on the host"
+        if any(tensor.device.type == "cuda" for tensor in found.values()):
+            try:
+                memory = locked_memory(sum(sizes), "the state of a checkpoint", piece_bytes=sum(sizes))
+                self._memory = "page-locked"
+            except EnvironmentLacksError as error:  # recorded, and no reason to end training
+                self._memory = f"pageable: {error}"
+        memory = torch.empty(sum(sizes), dtype=torch.uint8) if memory is None else memory
+        firsts = itertools.accumulate(sizes, initial=0)
+        self._rooms = {
+            name: memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for first, (name, tensor) in zip(firsts, found.items(), strict=False)
+        }
+        return self._rooms
+
+    def _write(self, path: Path, taken: Snapshot) -> None:
+        start = time.monotonic()
+
+        def moved() -> None:
+            self.pieces += 1
+
+        with suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            write_snapshot(path, taken, moved)
+            prune(path.parent, self._keep)
+        except Exception as error:  # the training thread raises it
+            self._error = error
+        self._wrote_s = time.monotonic() - start
+
+    def require_well(self) -> None:
+        """Raises, once, what a checkpoint could not be written for: a RunError."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long at most; whether nothing is being written any more. An error is left to `require_well`."""
+        if self._thread is None:
+            return True
+        start = time.monotonic()
+        self._thread.join(seconds)
+        self._waited_s += time.monotonic() - start
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        assert self._begun is not None
+        if self._error is None:
+            times = {"waited_s": self._waited_s, "write_s": self._wrote_s}
+            self.writes.append(self._begun.model_copy(update=times))
+        return True
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -150,16 +323,18 @@ class Header(Spec):
 class Checkpoint:
     """A checkpoint that has been read and found whole.
 
+    `received`: tensors and header that another rank has read and found whole; None: the file is read.
     Raises UserError: it is missing, or of another form. IncompleteDataError: it is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, received: tuple[dict[str, Tensor], dict[str, Any]] | None = None) -> None:
         self.path = path
-        self._tensors, content = _read(path)
+        self._tensors, content = _read(path) if received is None else received
+        self._content = content
         form = {key: content.get(key) for key in FORMAT}
         if form != FORMAT:
             raise UserError(f"{path}: a checkpoint of another form ({form}); expected {FORMAT}")
-        if content.get("sha256") != _digest(content, self._tensors):
+        if received is None and content.get("sha256") != _digest(content, self._tensors):
             raise IncompleteDataError(f"{path}: damaged: header and tensors do not have the SHA-256 in the header")
         try:
             header = Header.model_validate(content)
@@ -178,6 +353,44 @@ class Checkpoint:
             evaluations=header.evaluations,
         )
 
+    @classmethod
+    def on_all_ranks(
+        cls,
+        place: Path,
+        *,
+        rank: int,
+        gather: Callable[[Any], list[Any]],
+        broadcast: Callable[[Tensor], object],
+        device: torch.device,
+        beat: Callable[[str], object],
+    ) -> Self:
+        """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them.
+
+        `broadcast`: gives a tensor of rank 0 on the device to all. Raises, on rank 0, as `find_checkpoint` and the
+        class; PeerLostError, on the others: rank 0 cannot read it.
+        """
+        own: Self | None = None
+        error: DlbenchError | None = None
+        said: dict[str, Any] | None = None
+        if rank == 0:
+            try:
+                own = cls(find_checkpoint(place))
+                forms = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own._tensors.items()]
+                said = {"path": str(own.path), "header": own._content, "forms": forms}
+            except DlbenchError as failure:  # raised when the others know
+                error = failure
+        everyone = gather(said)
+        if error is not None:
+            raise error
+        if (said := everyone[0]) is None:
+            raise PeerLostError("rank 0 cannot read the checkpoint to go on from")
+        if own is None:
+            tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in said["forms"]}
+            own = cls(Path(said["path"]), (tensors, said["header"]))
+        if len(everyone) > 1:
+            _share(own._tensors, is_source=rank == 0, broadcast=broadcast, device=device, beat=beat)
+        return own
+
     def require(self, trained: Mapping[str, Any]) -> None:
         """Proves that the plan trains the same thing.
 
@@ -195,7 +408,7 @@ class Checkpoint:
         return {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Puts the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay.
+        """Moves the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay.
 
         Raises IncompleteDataError: they are not those of this network and optimizer.
         """
@@ -203,6 +416,7 @@ class Checkpoint:
             self._restore(model, optimizer)
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise IncompleteDataError(f"{self.path}: does not fit what is trained: {why_unreadable(error)}") from None
+        self._tensors = {}  # a run keeps its checkpoint, and they take as much memory as its state
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         model.load_state_dict(self.weights())
@@ -226,6 +440,30 @@ class Checkpoint:
                     mine[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
+def _share(
+    tensors: Mapping[str, Tensor],
+    *,
+    is_source: bool,
+    broadcast: Callable[[Tensor], object],
+    device: torch.device,
+    beat: Callable[[str], object],
+) -> None:
+    """Fills the tensors of all ranks with those of the source, byte for byte, by way of the device."""
+    contents = [tensor.flatten().view(torch.uint8) for tensor in tensors.values()]
+    pieces = deque(one[place : place + _BUCKET] for one in contents for place in range(0, len(one), _BUCKET))
+    while pieces:
+        taken, num = [pieces.popleft()], 0
+        while pieces and sum(map(len, taken)) + len(pieces[0]) <= _BUCKET:
+            taken.append(pieces.popleft())
+        total = sum(map(len, taken))
+        bucket = torch.cat(taken).to(device) if is_source else torch.empty(total, dtype=torch.uint8, device=device)
+        broadcast(bucket)
+        for piece in () if is_source else taken:
+            piece.copy_(bucket[num : num + len(piece)])
+            num += len(piece)
+        beat("handing the checkpoint on to all ranks")
+
+
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a file."""
     try:
@@ -245,19 +483,25 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, content
 
 
-def _own(tensor: Tensor) -> Tensor:
-    # A copy each: tied weights share memory, which safetensors refuses.
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def _digest(
+    header: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    visit: Callable[[str, int, memoryview], object] = lambda _name, _place, _piece: None,
+) -> str:
+    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor.
 
-
-def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor."""
+    `visit`: given each piece of a tensor, and its place in it.
+    """
     rest = {key: value for key, value in header.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        content = tensor.flatten().view(torch.uint8).numpy().data
+        for place in range(0, len(content), _PIECE):
+            piece = content[place : place + _PIECE]
+            digest.update(piece)
+            visit(name, place, piece)
     return digest.hexdigest()
 
 

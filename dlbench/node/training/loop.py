@@ -177,6 +177,8 @@ class TrainingLoop:
     def _ends_after(self, done: int) -> bool:
         """Evaluations, checkpoints, the emptying of caches and the collection of garbage, outside of steps' times."""
         boundary, schedule = self._state.boundary, self._schedule
+        if self._pauses is not None:
+            self._pauses.writer.require_well()
         crosses = boundary is not None and done < schedule.end and boundary.is_due
         pauses = self._pauses is not None and (schedule.stops(done) or schedule.ends_epoch(done))
         collects = (

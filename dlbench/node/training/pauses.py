@@ -1,5 +1,8 @@
 """What happens between steps: quality is evaluated, the state is kept, epochs are noted, and stop requests are heard.
 
+A checkpoint is written by a thread of rank 0 while training goes on, so that steps meanwhile share cores and bandwidth
+with it. One is written at a time: the next waits for it, as do the end of training and a stop request.
+
 A run is asked to stop by SIGUSR1, which Slurm sends before a time limit or a preemption (sbatch(1), --signal). The
 signal is blocked in every rank and all that ranks start (`dlbench.supervisor`), so that it interrupts nothing and ends
 no helper. It stays pending; ranks check for it where training stands still anyway, and where a time limit is warned of,
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,21 +22,23 @@ from typing import Any
 
 import torch
 
+from dlbench.errors import RunError
 from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.garbage import COLLECT_EVERY
 from dlbench.node.models.build import Quality, network_of
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import (
     SHARED_BY,
+    CheckpointWriter,
     Progress,
     data_identity,
-    prune,
     trained_identity,
-    write_checkpoint,
 )
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.state import TrainState
 from dlbench.records.record import Evaluation, QualityResult, meets
+
+_TURN_S = 1.0  # How long ranks wait for a checkpoint before they look whether it grows.
 
 
 def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
@@ -76,6 +82,7 @@ class Pauses:
         self.evaluations: list[Evaluation] = []
         self._trained_before_s = 0.0
         self._predictor_value = math.nan
+        self.writer = CheckpointWriter(self._plan.checkpoint.keep)  # of rank 0; on others it has nothing to do
         self._trained: dict[str, Any] = {
             **trained_identity(context.plan),
             **data_identity(state.source),
@@ -106,6 +113,8 @@ class Pauses:
         if schedule.saves(done) or (ends and schedule.checkpoint_every is not None):
             with self._context.watch.pause("checkpoint"):
                 self._save(done, self._trained_before_s + spent_s)
+                if ends:
+                    self._await_write()
         if ends_epoch and not ends:  # an epoch begins behind the evaluation of the one before, and if it is trained
             self._events.add("epoch_start", epoch=epoch + 1, step=done, samples=samples)
         elif ends and not ends_epoch and schedule.steps_per_epoch is not None:
@@ -121,9 +130,10 @@ class Pauses:
             return
         name = None
         if self._schedule.checkpoint_every is not None or self._source is not None:
-            if not self._schedule.saves(done):
-                with self._context.watch.pause("checkpoint"):
+            with self._context.watch.pause("checkpoint"):
+                if not self._schedule.saves(done):
                     self._save(done, self._trained_before_s + spent_s)
+                self._await_write()
             name = self._context.folder.checkpoint(done).name
         raise StoppedEarlyError(done, name)
 
@@ -163,6 +173,7 @@ class Pauses:
         self._context.beat(f"the checkpoint after step {done}")
         # Afterwards all ranks hold what the file holds, whether training goes on or resumes.
         average_statistics(self._state.model, self._context.engine)
+        self._await_write()
         if self._context.place.rank != 0:
             return
         schedule = self._schedule
@@ -177,8 +188,28 @@ class Pauses:
             evaluations=tuple(self.evaluations),
         )
         path = self._context.folder.checkpoint(done)
-        write_checkpoint(path, self._state.model, self._state.optimizer, progress, self._trained)
-        prune(path.parent, self._plan.checkpoint.keep)
+        self.writer.begin(path, self._state.model, self._state.optimizer, progress, self._trained)
+
+    def _await_write(self, *, alone: bool = False) -> None:
+        """All ranks wait until the checkpoint that is being written is whole, alive as long as something is written.
+
+        `alone`: this rank waits for its own. Raises RunError, on rank 0: it could not be written.
+        """
+        seen, is_done = -1, False
+        while not is_done:
+            own: list[Any] = [self.writer.wait(_TURN_S), self.writer.pieces]
+            is_done, pieces = own if alone else self._context.engine.gather(own)[0]
+            if pieces > seen:
+                self._context.beat("a piece of a checkpoint")
+            seen = pieces
+        self.writer.require_well()
+
+    def close(self) -> None:
+        """Training ended, however it did: what is being written is finished."""
+        try:
+            self._await_write(alone=True)
+        except RunError as error:  # something else ended training already
+            print(f"dlbench: {error}", file=sys.stderr, flush=True)
 
     def checkpoints(self) -> tuple[str, ...]:
         """Names of the checkpoints that are there now."""

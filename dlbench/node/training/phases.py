@@ -36,15 +36,12 @@ from typing import NamedTuple
 
 import torch
 
-from dlbench.node.sync.timing import Anchor, anchored
+from dlbench.node.sync.timing import Anchor, anchored, sleep_ns_per_cycle
 from dlbench.records.rows.steps import LAUNCHED, PHASES
 
 INPUT, H2D, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER = range(len(PHASES))
 _LAUNCHED = tuple(PHASES.index(phase) for phase in LAUNCHED)
 _launches = itemgetter(*_LAUNCHED)
-
-_SLEEP_CYCLES = 1_000_000
-"""Of the sleep that is timed to learn how long a cycle is; half a millisecond and more, so that events resolve it."""
 
 _HOLD_FACTOR = 2
 """How much longer the device sleeps than the host took for the same section before, since calls do not always take as
@@ -188,14 +185,7 @@ class CudaTimer:
         asleep_ns = self._to_sleep_ns() if holds and not self._synchronise else []
         if not any(asleep_ns):
             return
-        # CUDA loads a kernel when it is launched first (CUDA_MODULE_LOADING): the first time is not that of the sleep.
-        for cycles in (1, _SLEEP_CYCLES):
-            first = self._record()
-            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
-            last = self._record()
-            last.synchronize()
-            ns_per_cycle = _nanoseconds(first, last) / cycles
-            self._spare += [first, last]
+        ns_per_cycle = sleep_ns_per_cycle()
         self._sleep_cycles = [round(each / ns_per_cycle) for each in asleep_ns]
 
     def _to_sleep_ns(self) -> list[int]:

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +194,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             if noise is not None:
                 noise.forget()
 
-        resumed = _resumed(plan, resume_from or plan.checkpoint.resume_from, model, optimizer, precision)
+        resumed = _resumed(context, resume_from or plan.checkpoint.resume_from, model, optimizer, precision)
         # Parameters are as training will find them; hashing them is the check's business and in no figure.
         began = time.monotonic()
         context.beat("hashing the parameters")
@@ -277,11 +278,20 @@ def _own_checkpoint(context: RankContext) -> str | None:
 
 
 def _resumed(
-    plan: RunPlan, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
+    context: RankContext, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
 ) -> Checkpoint | None:
+    """What training goes on from, in network and optimizer; every rank has it from rank 0."""
     if where is None:
         return None
-    checkpoint = Checkpoint(find_checkpoint(Path(where)))
+    engine, plan = context.engine, context.plan
+    checkpoint = Checkpoint.on_all_ranks(
+        Path(where),
+        rank=context.place.rank,
+        gather=engine.gather,
+        broadcast=engine.broadcast,
+        device=context.device,
+        beat=context.beat,
+    )
     checkpoint.require(trained_identity(plan))
     require_same_holders(plan, checkpoint)
     checkpoint.restore(model, optimizer)
@@ -429,13 +439,17 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
     plan, train = context.plan, context.plan.workload.train
     if train.optimizer_state == "device":
         return None
-    from dlbench.node.memory.host_update import HostUpdate, host_parameters
+    from dlbench.node.memory.host_update import SETTING, HostUpdate, host_parameters
+    from dlbench.node.page_locked import require_room
 
+    spec = train.at_batch(plan.global_batch).optimizer
+    parameters = host_parameters(
+        *((p for p in model.parameters() if p.requires_grad), context.device, spec),
+        check_room=partial(require_room, what=SETTING, place=context.place, gather=context.engine.gather),
+        beat=context.beat,
+    )
     return HostUpdate(
-        model,
-        optimizer,
-        train.at_batch(plan.global_batch).optimizer,
-        host_parameters((p for p in model.parameters() if p.requires_grad), context.device),
+        *(model, optimizer, spec, parameters),
         overlaps=train.compile == "none",
         # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
         whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
@@ -452,6 +466,8 @@ def _train(
     except torch.OutOfMemoryError as error:
         words = condensed(str(error))
         traceback.clear_frames(error.__traceback__)  # they hold the activations
+    finally:
+        pauses.close()
     raise _out_of_memory(context, state, words, loop.result.startup_peak_bytes)
 
 

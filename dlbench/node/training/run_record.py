@@ -41,7 +41,7 @@ from dlbench.records.data_path import ShuffleResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.memory import MemoryResult
-from dlbench.records.record import Check, RankResult, Record, Setting
+from dlbench.records.record import Check, CheckpointWrite, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import format_bytes, format_seconds, utc_now
@@ -83,7 +83,7 @@ def rank_summary(
         threads=torch.get_num_threads(),
         pinned=context.binding.pinned,
         numa_nodes=numa_nodes_of(context.binding.cores),
-        gpu=rank_gpu(device, context.binding.gpu),
+        gpu=rank_gpu(device, context.binding.gpu, by_mask=context.binding.gpu_by_mask is not None),
         samples=seen.measured_samples,
         measured_s=seen.measured_ns / 1e9,
         first_loss=seen.losses[0] if math.isfinite(seen.losses[0]) else None,
@@ -187,7 +187,11 @@ def make_record(
             "watch": watch_result(plan, state.schedule, watched, ranks),
             "load": node_loads([item["load"] for item in watched], ranks, [rank.node_rank for rank in ranks]),
             "inert": inert(settings, ranks=plan.layout.ranks),
-            "warnings": (*settled.warnings, *_warnings(context, state, ranks, everyone, exchange, memory)),
+            "warnings": (
+                *settled.warnings,
+                *_warnings(context, state, ranks, everyone, exchange, memory),
+                *checkpoint_warnings(pauses.writer.writes, state.schedule.first + seen.steps),
+            ),
             "data": described | data_set(plan.workload.data, described),
             "staging": staging_result(plan, state.staging, everyone),
             "shuffle": shuffle.result,
@@ -199,6 +203,7 @@ def make_record(
             "resumed_from": str(state.resumed.path) if state.resumed else None,
             "attempt": attempt_of(context.folder),
             "checkpoints": pauses.checkpoints(),
+            "checkpoint_writes": pauses.writer.writes,
             "precision": precision.text,
             "emulates_precision": any(item["emulates_precision"] for item in everyone),
             "overflow_steps": precision.overflow_steps if precision.is_scaled else None,
@@ -240,6 +245,20 @@ def _warnings(
         *watch_warnings(plan, state.schedule, [item["watch"] for item in everyone], exchange),
         *(state.reading.warnings() if state.reading is not None else []),
         *memory_warnings(memory),
+    ]
+
+
+def checkpoint_warnings(writes: Sequence[CheckpointWrite], end: int) -> list[str]:
+    """What writing checkpoints cost a training that ended after step `end`; none where none was written before."""
+    beside = [write for write in writes if write.step < end]
+    if not beside:
+        return []
+    blocked_s = sum(write.snapshot_s + write.waited_s for write in writes)
+    spent = format_seconds(sum(write.overlapped_s for write in beside))
+    return [
+        f"a thread of rank 0 wrote {len(beside)} checkpoint{'s' * (len(beside) > 1)} of "
+        f"{format_bytes(max(write.bytes for write in beside))} for {spent} while training went on: those steps shared "
+        f"cores and bandwidth with it; for all checkpoints training stood still for {format_seconds(blocked_s)}"
     ]
 
 
@@ -415,11 +434,20 @@ def wire_check(exchange: ExchangeResult | None, *, is_scaled: bool) -> Check | N
 
 def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> list[str]:
     """Warnings in what was exchanged, a sentence each. `exchange`: None at one rank."""
-    if exchange is None or not exchange.wire_overflows or not is_scaled:
+    if exchange is None:
         return []
+    found = [
+        f"calibration of {line.name}: at {', '.join(map(format_bytes, line.launch_bound))} the GPU came to messages "
+        "before the host had queued them: their times, and what was chosen by them, may be the host's rate of calls"
+        for line in exchange.costs
+        if line.launch_bound
+    ]
+    if not exchange.wire_overflows or not is_scaled:
+        return found
     return [
+        *found,
         f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left those "
-        "steps out; sync.wire fp32 or bf16 would have kept them"
+        "steps out; sync.wire fp32 or bf16 would have kept them",
     ]
 
 

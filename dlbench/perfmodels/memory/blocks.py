@@ -218,6 +218,7 @@ class Schedule:
     swap_wait_s: float  # Backward passes waited for what comes back, or for its room, seconds.
     peak_bytes: int  # The most that is held at a time: `chain.fixed_bytes` and activations.
     swapped_bytes: int  # What leaves the device; as much comes back.
+    leaving: frozenset[int]  # The blocks that it is of.
     over_bytes: int  # By how much the capacity is too small; 0: it fits.
     held: tuple[tuple[float, int], ...]  # What is held (as `peak_bytes`) from each of these times on; times ascend.
 

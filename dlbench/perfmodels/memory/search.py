@@ -181,6 +181,7 @@ def largest_items(chain: Chain, smallest_bytes: int) -> str:
         what = "gradients and what the optimiser's update works with"
     items = [
         (chain.state_bytes, "parameters and optimiser state"),
+        (chain.exchange_bytes, "buffers of the exchange"),
         (chain.outside_bytes, "batch and modules before the chain"),
         (passing, what),
     ]

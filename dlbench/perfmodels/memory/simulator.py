@@ -27,7 +27,8 @@ goes, and the gradients of the head's parameters stay.
    - recompute: nothing is reserved.
    - recompute-swap: as swap.
    - **Still here**: a block whose swap-out is not finished needs no transfer and no more room: its tensors stay as
-     they are, and the end of the swap-out frees nothing. A swap-out that has not begun is dropped.
+     they are. It is among those that never leave (`Schedule.leaving`): training does not send it. What such a swap-out
+     slowed computing down until then is not taken back.
    - **Owed room**: what is issued beyond a block that has not started must leave it the room that it will need: all
      `freed_bytes` issued beyond it, those still here included, may be at most its `spare` = budget - what is held when
      it starts if nothing is issued beyond it - `backward_bytes`.
@@ -92,6 +93,7 @@ def simulate(
         swap_wait_s=done.swap_wait_s,
         peak_bytes=chain.fixed_bytes + done.peak,
         swapped_bytes=sum(costs[out.block].moved_bytes for out in done.outs),
+        leaving=frozenset(out.block for out in done.outs),
         over_bytes=max(0, math.ceil(done.peak - setting.budget)) if math.isfinite(setting.budget) else 0,
         held=trace.curve(chain.fixed_bytes),
     )
@@ -306,7 +308,7 @@ def backward(
     if trace:
         for out in done.outs:
             trace.add("out", "swap out", out.block, out.start, out.end)
-        trace.changes += [(out.end, -out.freed) for out in done.outs[: way.pending]]
+        trace.changes += [(out.end, -out.freed) for out in done.outs]
 
 
 def stretched(seconds: float, transfers_s: float, drag: float) -> float:
@@ -332,7 +334,6 @@ class _WayBack:
         "_ready",
         "_setting",
         "_trace",
-        "pending",
     )
 
     def __init__(self, done: Pass, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None) -> None:
@@ -344,7 +345,6 @@ class _WayBack:
         self._limits: deque[tuple[int, float]] = deque()
         """Blocks that have been passed and have not started, each with what `_issued` may be until it starts;
         those whose limit a later one undercuts are left out, so that the first is the least."""
-        self.pending = len(done.outs)  # Swap-outs from here on stay for the backward pass.
         freed = sum(out.freed for out in done.outs[done.oldest :])
         self._below = done.held - setting.output_bytes - freed  # What blocks up to `_next` hold after their swap-outs.
 
@@ -375,14 +375,14 @@ class _WayBack:
         setting = self._setting
         last = block if setting.blocking else max(0, block - 1) if setting.one_block else 0
         while True:
-            while done.oldest < self.pending and outs[done.oldest].end <= done.clock:
+            while done.oldest < len(outs) and outs[done.oldest].end <= done.clock:
                 done.held -= outs[done.oldest].freed
                 done.oldest += 1
             while self._next >= last and self._issue(setting.budget):
                 pass
             if self._next < block:
                 break
-            if done.oldest < self.pending:
+            if done.oldest < len(outs):
                 done.clock = max(done.clock, outs[done.oldest].end)
             else:
                 self._issue(math.inf)
@@ -394,7 +394,7 @@ class _WayBack:
         cost = self._costs[number]
         if cost.moved_bytes:
             freed = cost.freed_bytes
-            here = done.oldest < self.pending
+            here = done.oldest < len(done.outs)
             if self._limits and self._issued + freed > self._limits[0][1]:
                 return False
             if freed and not here and done.held + freed > budget:
@@ -420,17 +420,15 @@ class _WayBack:
         return True
 
     def _stays(self) -> None:
-        """The newest swap-out has not ended, and frees nothing; it is dropped if it has not begun."""
+        """The newest swap-out has not ended: its block does not leave."""
         done = self._done
-        self.pending -= 1
-        if done.outs[self.pending].start >= done.clock:
-            del done.outs[self.pending]
-            done.out_free = done.outs[-1].end if done.outs else 0.0
+        del done.outs[-1]
+        done.out_free = done.outs[-1].end if done.outs else 0.0
 
     def make_room(self, count: int) -> None:
         """Holds this many bytes more, as soon as swap-outs leave room for them."""
         done = self._done
-        while done.oldest < self.pending and (
+        while done.oldest < len(done.outs) and (
             done.outs[done.oldest].end <= done.clock or done.held + count > self._setting.budget
         ):
             done.held -= done.outs[done.oldest].freed

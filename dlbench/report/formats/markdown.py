@@ -61,6 +61,7 @@ def _section(section: Section, level: int) -> Iterator[str]:
     for sheet in section.sheets:
         yield from _sheet(sheet, level + 1)
     yield from _paragraphs(section.notes)
+    yield from (f"    {line}" for line in (*section.log, *([""] if section.log else [])))
     for inner in section.sections:
         yield from _section(inner, level + 1)
     if section.missing:

@@ -152,6 +152,8 @@ def _full(section: Section, width: int) -> Iterator[Block]:
             yield Block(("", *title, *whole(table, width), *_wrapped(sheet.caption, width)))
     if section.notes:
         yield Block(("", *(line for text in section.notes for line in _wrapped(f"- {text}", width))))
+    if section.log:
+        yield Block(("", *section.log))
 
 
 def _brief(section: Section, width: int, most: int | None = None) -> Iterator[Block]:

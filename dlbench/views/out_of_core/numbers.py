@@ -487,8 +487,8 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
     by_batch = alike(results, lambda one: one.chain.batch)
     sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in by_batch.items()}
     known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
-    batch, held = known[0]
-    other, less = known[1] if len(known) > 1 else (0, results[0].chain.state_bytes)
+    (batch, held), chain = known[0], results[0].chain
+    other, less = known[1] if len(known) > 1 else (0, chain.state_bytes + chain.exchange_bytes)
     per_sample = (held - less) / (batch - other)
     return max(0, math.floor(batch + (capacity - held) / per_sample)) if per_sample > 0 else batch
 

@@ -92,7 +92,7 @@ class Workshop:
         self._samples = self._batch_of(plan.workload.train.batch_per_rank)
         self.host: HostUpdate | None = None
         if host:
-            parameters = host_parameters(self.model.parameters(), self.device)
+            parameters = host_parameters(self.model.parameters(), self.device, plan.workload.train.optimizer)
             self.host = HostUpdate(self.model, self._optimizer, plan.workload.train.optimizer, parameters)
 
     def _expanded(self, more: Mapping[str, AxisValue]) -> RunPlan:

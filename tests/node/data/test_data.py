@@ -530,6 +530,18 @@ def test_loader_processes_and_the_training_process_of_a_gpu_have_cores_of_their_
     assert bound == ([] if training is None else [training, [0, 1, 2, 3]])
 
 
+def test_training_on_a_gpu_keeps_whole_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[list[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3, 64, 65, 66, 67})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cores: bound.append(sorted(cores)))
+    monkeypatch.setattr("dlbench.node.cores._read_siblings", lambda cpu: f"{cpu % 64},{cpu % 64 + 64}")
+    cores = RankCores()
+    assert {cores.of_worker(worker, spares_first=True) for worker in range(4)} == {2, 66, 3, 67}
+    cores.keep_to_rest(4)
+    RankCores.release()
+    assert bound[0] == [0, 1, 64, 65]
+
+
 # Synthetic
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from PIL import Image
 
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data import images as gpu_images
-from dlbench.node.data.images import RegionDecoder, open_images
+from dlbench.node.data.images import RegionDecoder, nvimagecodec, open_images
 from dlbench.node.data.reader import BatchReader
 from dlbench.specs.workload import ImageData, ResNetModel, TextData
+from tests.support.paths import ROOT
 
 MODEL = ResNetModel(family="resnet", image_size=32, num_classes=2)
 KEYS = [(1, index) for index in (3, 0, 2, 1, 4)]
@@ -94,3 +96,15 @@ def test_only_images_that_are_read_can_be_decoded_by_a_gpu() -> None:
         ImageData(format="images", reader="nvimagecodec")
     with pytest.raises(ValueError, match="this format has none"):
         TextData(format="text", source="/x", reader="nvimagecodec")
+
+
+@pytest.mark.parametrize(("cuda", "extra"), [("13.0", "gpu-input"), ("12.6", "gpu-input-cu12")])
+def test_the_package_for_torch_s_cuda_is_named(monkeypatch: pytest.MonkeyPatch, cuda: str, extra: str) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia", None)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    with pytest.raises(
+        EnvironmentLacksError, match=rf"pip install 'dlbench\[{extra}\]', or set data\.reader to dlbench"
+    ):
+        nvimagecodec()
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert declared[extra][0].startswith(f"nvidia-nvimgcodec-cu{cuda[:2]}[nvjpeg]")

@@ -24,7 +24,9 @@ def told_and_live(task: Task, recompute: Recompute) -> tuple[int, int]:
     model, batch = task.model(), task.inputs()
     held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     units = cut(task, model)
-    profile = ChainProfile(model=model, units=units, device=torch.device("cpu"), parts=1, beat=lambda _: None)
+    profile = ChainProfile(
+        model=model, units=units, device=torch.device("cpu"), keeps_gradients=False, beat=lambda _: None
+    )
     named = {str(number): tensor for number, tensor in enumerate(batch)}
     chain = profile.measure(lambda _: task.loss(model), named, state_bytes=held)
     blocks = OutOfCore(model, units, planned(units, "keep" if recompute == "none" else "recompute"))

@@ -17,12 +17,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.sharding import Position
-from dlbench.node.memory.host_update import GROUPS, ForwardOrder, HostCopies, HostParameters, HostUpdate
+from dlbench.node.memory.host_update import (
+    GROUPS,
+    ForwardOrder,
+    HostCopies,
+    HostParameters,
+    HostUpdate,
+    host_parameters,
+)
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.training.checkpoint import Checkpoint, Progress, write_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, Progress
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
+from tests.support.checkpoints import write_checkpoint
 
 OPTIMIZERS = {
     "sgd": OptimizerSpec(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=0.01),
@@ -101,7 +110,10 @@ class PlainLanes:
 
 def host_of(model: nn.Module, kind: str) -> HostParameters:
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return SlowHost(HostCopies(parameters, PlainLanes()) if kind == "copies" else HostParameters(parameters))  # type: ignore[return-value]
+    if kind == "copies":
+        # Some parameters share a piece, some are larger than one.
+        return SlowHost(HostCopies(parameters, PlainLanes(), piece_bytes=4096))  # type: ignore[return-value, arg-type]
+    return SlowHost(HostParameters(parameters))  # type: ignore[return-value]
 
 
 class Training:
@@ -168,6 +180,43 @@ def test_the_host_updates_as_the_device_does(name: str, kind: str) -> None:
     host.steps(0, 5, parts=2)
     assert_same(device, host)
     host.close()
+
+
+@given(st.lists(st.tuples(st.integers(1, 900), st.sampled_from([torch.float32, torch.bfloat16])), max_size=12))
+def test_no_copy_of_a_parameter_crosses_what_is_locked_by_one_call(sizes: list[tuple[int, torch.dtype]]) -> None:
+    made: list[Tensor] = []
+
+    class Noting(PlainLanes):
+        def host_buffer(self, num: int, dtype: torch.dtype) -> Tensor:
+            made.append(super().host_buffer(num, dtype))
+            return made[-1]
+
+    parameters = [nn.Parameter(torch.randn(num).to(dtype)) for num, dtype in sizes]
+    host = HostCopies(parameters, Noting(), piece_bytes=2048)  # type: ignore[arg-type]
+    assert set(host.tensors) == set(parameters)
+    assert all(torch.equal(host.tensors[one], one) for one in parameters)
+    assert host.num_bytes == sum(one.nbytes for one in made) == 2 * sum(one.nbytes for one in parameters)
+    assert all(one.nbytes <= max([2048, *(p.nbytes for p in parameters)]) for one in made)
+    spans = [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in made]
+    for tensor in (*host.tensors.values(), *host._gradients.values()):
+        first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        assert any(begin <= first and last <= end for begin, end in spans)
+
+
+def test_a_node_without_room_for_parameters_and_state_is_told_before_anything_is_locked() -> None:
+    asked: list[int] = []
+
+    def check_room(num_bytes: int) -> None:
+        asked.append(num_bytes)
+        raise EnvironmentLacksError("no room")
+
+    parameters = list(Net().parameters())
+    size = sum(one.nbytes for one in parameters)
+    for name, copies in (("sgd", 1), ("lamb", 2)):
+        with pytest.raises(EnvironmentLacksError):
+            host_parameters(parameters, torch.device("cuda"), OPTIMIZERS[name], check_room=check_room)
+        assert asked.pop() == (2 + copies) * size  # values and gradients, and the optimizer's state
+    assert host_parameters(parameters, torch.device("cpu"), OPTIMIZERS["sgd"], check_room=check_room).num_bytes == 0
 
 
 def test_a_thread_that_is_late_to_end_a_step_does_not_end_the_next() -> None:

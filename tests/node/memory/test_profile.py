@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dlbench.node.memory.cut import find_units
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.planning import Workbench, measure_rates, plan_memory, slowest_chain, slowest_rates
 from dlbench.node.memory.profile import ChainProfile, update_growth
+from dlbench.node.models.build import build_model
+from dlbench.node.sync.build_engine import exchange_memory
+from dlbench.perfmodels.memory.planner import in_core_bytes
 from dlbench.specs.memory import Chain, TransferRates, Unit
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 from tests.node.memory.networks import (
@@ -25,12 +30,15 @@ from tests.node.memory.networks import (
     resnet_task,
     small_chain,
 )
+from tests.support.forked_runs import planned as plans_of
 
 CPU = torch.device("cpu")
 
 
 def profiled(task: Task, model: nn.Module, *, parts: int = 1) -> Chain:
-    profile = ChainProfile(model=model, units=cut(task, model), device=CPU, parts=parts, beat=lambda _: None)
+    profile = ChainProfile(
+        model=model, units=cut(task, model), device=CPU, keeps_gradients=parts > 1, beat=lambda _: None
+    )
     batch = {str(number): tensor for number, tensor in enumerate(task.inputs())}
     return profile.measure(lambda _: task.loss(model), batch, state_bytes=0)
 
@@ -68,6 +76,45 @@ def test_what_a_unit_works_with_is_its_own() -> None:
     assert linear.backward_working_bytes == pytest.approx(
         tensor + weights, abs=few
     )  # nobody wants the gradient of the network's input
+
+
+class _Searching(torch.autograd.Function):
+    """Doubles; a pass over a batch of a size not seen before takes room for trying algorithms, as cuDNN's search."""
+
+    seen: ClassVar[set[tuple[str, int]]] = set()
+
+    @classmethod
+    def try_algorithms(cls, what: str, x: Tensor) -> None:
+        if (what, len(x)) not in cls.seen:
+            cls.seen.add((what, len(x)))
+            torch.empty(64 * x.numel())
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        _Searching.try_algorithms("forward", x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        _Searching.try_algorithms("backward", gradients[0])
+        return 2 * gradients[0]
+
+
+class Searching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Searching.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_what_the_first_pass_over_a_batch_tries_is_not_what_a_unit_works_with() -> None:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
+    model = nn.Sequential(nn.Linear(256, 256), Searching(), nn.Linear(256, 256))
+    units = find_units(model, lambda: model(x[:2]).sum()).units
+    profile = ChainProfile(model=model, units=units, device=CPU, keeps_gradients=False, beat=lambda _: None)
+    _Searching.seen.clear()
+    unit = profile.measure(lambda batch: model(batch["x"]).sum(), {"x": x}, state_bytes=0).units[1]
+    assert _Searching.seen == {("forward", 64), ("backward", 64)}
+    assert [unit.forward_working_bytes, unit.passing_working_bytes] == pytest.approx([0, 0], abs=64)
+    assert [unit.backward_working_bytes, unit.piecemeal_bytes] == pytest.approx([2 * x.nbytes] * 2, abs=64)
 
 
 def test_gradients_that_outlast_a_pass_are_state_and_need_room_to_be_added() -> None:
@@ -189,6 +236,7 @@ def test_all_ranks_plan_alike_whatever_each_measured() -> None:
             open_tier=lambda _: pytest.fail("nothing is swapped"),
             beat=lambda _: None,
             gather=gather,
+            exchange_bytes=12_345,
         )
 
     first, second = plan_memory(bench(0)), plan_memory(bench(1))
@@ -197,3 +245,50 @@ def test_all_ranks_plan_alike_whatever_each_measured() -> None:
     assert first.plan.capacity_bytes == round(0.95 * first.in_core_bytes)
     assert any(block.decision == "recompute" for block in first.plan.blocks)
     assert first.plan.predicted.peak_bytes <= first.plan.capacity_bytes
+    assert first.chain.exchange_bytes == 12_345
+    without = first.chain.model_copy(update={"exchange_bytes": 0})
+    assert first.in_core_bytes == in_core_bytes(without) + 12_345, "they are held all the time"
+
+
+def exchange_of(*words: str, gpu: bool = False) -> tuple[float, bool]:
+    """In gradients, where it is not a whole number of MiB."""
+    plans, _ = plans_of("resnet50", "--preset", "ci", *words)
+    model = build_model(plans[-1].workload.model)
+    size, stays = exchange_memory(plans[-1], model, torch.device("cuda" if gpu else "cpu"))
+    whole = sum(p.numel() * p.element_size() for p in model.parameters())
+    return size if size % 2**20 == 0 else round(size / whole, 2), stays
+
+
+@pytest.mark.parametrize(
+    ("words", "gpu", "expected"),
+    [
+        (("--engine", "single", "--ranks", "1"), True, (0, False)),
+        (("--engine", "ddp", "--ranks", "2"), False, (1.0, False)),  # a second copy, as PyTorch has it by default
+        (("--engine", "ddp", "--ranks", "1"), False, (1.0, False)),  # it makes buckets for one rank too
+        (("--engine", "ddp", "--ranks", "2"), True, (0, True)),  # where gradients are views of the buckets
+        (("--engine", "ddp", "--ranks", "2", "--set", "engine.ddp.gradient_as_bucket_view=false"), True, (1.0, False)),
+        (("--engine", "ddp", "--ranks", "2", "--set", "sync.exchange=none"), True, (0, False)),
+        (("--engine", "horovod", "--ranks", "1"), True, (0, False)),
+        (("--engine", "horovod", "--ranks", "2"), True, (128 * 2**20, False)),
+        (("--engine", "horovod", "--ranks", "2"), False, (1.0, False)),  # pages that are never used are no memory
+        (("--engine", "horovod", "--ranks", "2", "--set", "sync.fusion=2MiB"), True, (2 * 2**20, False)),
+        (("--engine", "horovod", "--ranks", "2", "--set", "sync.fusion=none"), True, (0, False)),
+        (("--engine", "ddp", "--ranks", "2", "--set", "sync.fusion=own:single"), True, (1.0, False)),
+    ],
+)
+def test_the_exchange_s_buffers_are_in_the_account(
+    words: tuple[str, ...], gpu: bool, expected: tuple[float, bool]
+) -> None:
+    assert exchange_of(*words, gpu=gpu) == expected
+
+
+def test_ddp_s_buckets_are_as_large_as_the_account_says() -> None:
+    plans, _ = plans_of("resnet50", "--preset", "ci", "--engine", "ddp", "--ranks", "2")
+    model = build_model(plans[-1].workload.model)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        module = torch.nn.parallel.DistributedDataParallel(model)
+        sizes = module._get_ddp_logging_data()["bucket_sizes"]
+        assert sum(map(int, sizes.split(","))) == exchange_memory(plans[-1], model, CPU)[0]
+    finally:
+        torch.distributed.destroy_process_group()

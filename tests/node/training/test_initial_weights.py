@@ -17,9 +17,10 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.build import build_model
-from dlbench.node.training.checkpoint import Progress, load_initial, write_checkpoint
+from dlbench.node.training.checkpoint import Progress, load_initial
 from dlbench.specs.weights_file import own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
+from tests.support.checkpoints import write_checkpoint
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 90, 16, 2, 4, 32, 12
 Tensors = dict[str, Tensor]

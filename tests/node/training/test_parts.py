@@ -30,13 +30,15 @@ from dlbench.node.models.bert import MaskedLmAccuracy
 from dlbench.node.models.cosmoflow import MeanAbsoluteError
 from dlbench.node.models.optimizers import Lamb, LearningRate
 from dlbench.node.models.resnet import Top1
+from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint, precision
-from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune, write_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.state import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
+from tests.support.checkpoints import write_checkpoint
 from tests.support.paths import DATA
 from tests.support.run_factory import plans
 
@@ -86,6 +88,8 @@ def noted(course: StepSchedule, *, met_after: int | None = None) -> list[str]:
     (plan,) = plans(points=(1,), repeats=1)
     context = SimpleNamespace(
         plan=plan,
+        engine=SingleEngine(),
+        beat=lambda what: None,
         watch=SimpleNamespace(pause=lambda what: nullcontext()),
         events=SimpleNamespace(add=note),
         place=SimpleNamespace(rank=0),
@@ -546,11 +550,13 @@ def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, monkeypatch: 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     write_checkpoint(tmp_path / "step-00000001.safetensors", model, optimizer, PROGRESS, TRAINED)
 
-    def full(tensors: object, path: Path, metadata: object) -> None:
-        path.write_bytes(b"half of it")
-        raise OSError(28, "No space left on device")
+    def full(opened: int, content: memoryview, place: int) -> int:
+        if place > 1000:
+            raise OSError(28, "No space left on device")
+        return write(opened, content[:100], place)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(RunError, match="No space left on device"):
         write_checkpoint(tmp_path / "step-00000002.safetensors", model, optimizer, PROGRESS, TRAINED)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.safetensors"]

@@ -19,12 +19,12 @@ from dlbench.node.training.checkpoint import (
     Progress,
     require_same_holders,
     trained_identity,
-    write_checkpoint,
 )
 from dlbench.node.training.run_record import sample_summary, shuffled
 from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.specs.plan import RunPlan
 from tests.node.data.test_read_audit import Changed, order_of
+from tests.support.checkpoints import write_checkpoint
 from tests.support.run_factory import plans
 from tests.support.sample_readers import NumberReader
 

@@ -232,13 +232,13 @@ def test_checkpoints_alone_need_about_the_root_of_the_units() -> None:
 
 
 def test_the_refusal_names_the_largest_items() -> None:
-    chain = equal_chain(3, state_bytes=5000, outside_bytes=7)
+    chain = equal_chain(3, state_bytes=3000, exchange_bytes=2000, outside_bytes=7)
     with pytest.raises(DoesNotFitError) as caught:
         plan_blocks(chain, link(10), 1000, recompute=True, swap=True)
     assert str(caught.value) == (
-        "training does not fit into 1000 B even so: needs at least 5127 B (5.007 KiB): 4.883 KiB parameters and "
-        "optimiser state, 120 B activations, their gradients and workspace (the largest: layers.1), 7 B batch and "
-        "modules before the chain"
+        "training does not fit into 1000 B even so: needs at least 5127 B (5.007 KiB): 2.93 KiB parameters and "
+        "optimiser state, 1.953 KiB buffers of the exchange, 120 B activations, their gradients and workspace (the "
+        "largest: layers.1)"
     )
 
 

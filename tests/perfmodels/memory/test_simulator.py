@@ -49,24 +49,25 @@ def test_checkpoints_hold_one_block_at_a_time_and_repeat_the_forward_pass() -> N
 def test_a_swapped_block_leaves_after_its_forward_pass_and_is_back_before_its_backward_pass() -> None:
     # 100 bytes at 50 bytes/s out, 25 bytes/s in; 0.5 s start-up.
     rates = TransferRates(tier="test", out_bytes_per_s=50, in_bytes_per_s=25, latency_s=0.5)
-    schedule = simulate(equal_chain(3), blocks("skk"), rates, 10**6)
+    schedule = simulate(equal_chain(4), blocks("skkk"), rates, 10**6)
     assert times(schedule, "out", "swap out") == {0: (1.0, 3.5)}
-    assert times(schedule, "in", "swap in") == {0: (3.5, 8.0)} or times(schedule, "in", "swap in") == {}
-    assert schedule.swapped_bytes == 100
+    assert times(schedule, "in", "swap in") == {0: (4.0, 8.5)}
+    assert (schedule.swapped_bytes, schedule.leaving) == (100, {0})
 
 
 def test_what_has_not_left_when_it_is_wanted_back_stays() -> None:
     schedule = simulate(equal_chain(2), blocks("ks"), link(50), None)
-    # Forward passes end at 2 s, when the transfer has not begun: it is dropped.
+    # Forward passes end at 2 s, when the transfer has not begun.
     assert times(schedule, "out", "swap out") == {}
     assert schedule.makespan == 6
-    assert schedule.swapped_bytes == 0
-    # Of two, the first has begun: it ends, and its tensors stay all the same.
+    assert (schedule.swapped_bytes, schedule.leaving) == (0, set())
+    # Of two, the first would have begun by then: neither is moved, of three the one that ends before.
     schedule = simulate(equal_chain(3), blocks("kss"), link(50), None)
-    assert times(schedule, "out", "swap out") == {1: (2.0, 4.2)}
-    assert times(schedule, "in", "swap in") == {}
-    assert schedule.makespan == 9
-    assert schedule.held[-1] == (9.0, 0)
+    assert (schedule.leaving, schedule.makespan) == (set(), 9)
+    schedule = simulate(equal_chain(4), blocks("ssss"), link(50), None)
+    assert times(schedule, "out", "swap out") == {0: (1.0, 3.0)}
+    assert schedule.leaving == set(times(schedule, "in", "swap in")) == {0}
+    assert schedule.held[-1] == (12.0, 0)
 
 
 def test_a_forward_pass_waits_for_the_oldest_swap_outs() -> None:

@@ -332,6 +332,9 @@ class HorovodEngine(Engine):
         if tensors and self._place.size > 1:
             self._hvd.grouped_allreduce_(list(tensors), op=self._hvd.Average, name="dlbench.average")
 
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self._hvd.broadcast_(tensor, root_rank=0, name=f"dlbench.broadcast.{tensor.numel()}")
+
     def gather(self, value: Any) -> list[Any]:
         return gather_json(value, self._place.size, self._gather_equal)
 

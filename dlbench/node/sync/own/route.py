@@ -30,7 +30,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
 from dlbench.node.sync.own.buckets import arena_elements
 from dlbench.node.sync.shared_memory import SharedMemoryGroup
-from dlbench.node.sync.timing import LEAST_SAMPLE_S, Clock
+from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer
 from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.overlap import hybrid_threshold
@@ -353,6 +353,7 @@ class Hybrid(Method):
 
 
 SMALLEST_BYTES = 4096
+_FEWER = 4  # Times fewer messages where the device came to them before all were queued; some may be tens of calls.
 REPEATS = 5  # Timed samples of a size, after two messages that are not: one is cold, one gives how many make a sample.
 
 ELEMENT_BYTES = 4
@@ -383,8 +384,9 @@ def calibrate(
     """The cost line of an exchange, the same on all ranks.
 
     A time is that of the slowest rank, from a start in step; of the repeats of a size the median. Ranks do not leave
-    that start at once: short messages are timed several back to back, each in a place of the arena of its own. Larger
-    sizes are left out once rank 0 has used the budget; two sizes are always timed.
+    that start at once: short messages are timed several back to back, each in a place of the arena of its own. On a GPU
+    the stream is held back until all are queued; where so many are too many for that, fewer are taken. Larger sizes are
+    left out once rank 0 has used the budget; two sizes are always timed.
 
     `name`: of the line. `exchange`: called with the position of a size and a vector of it. `counts`: elements of the
     vectors, ascending; two or more. `world`: all ranks. `clock`: of the device. `arena`: where vectors lie, as those of
@@ -392,21 +394,39 @@ def calibrate(
     """
     began = time.monotonic()
     timed: list[list[float]] = []
+    late_sizes: list[int] = []
+    flag = torch.zeros(1, device=arena.device)
+    in_stream = None if clock.marks_are_free else StreamTimer(clock, lambda: world.sum(flag))
     for number, count in enumerate(counts):
 
-        def sample(messages: int, number: int = number, count: int = count) -> float:
+        def sample(messages: int, number: int = number, count: int = count) -> tuple[float, bool]:
             vectors = torch.split(arena[: messages * count].normal_(), count)  # sums of sums would overflow
 
             def send() -> None:
                 for vector in vectors:
                     exchange(number, vector)
 
-            return _seconds(send, world, clock, arena.device) / messages
+            _any(world, arena.device, False)
+            clock.settle()
+            if in_stream is not None:
+                seconds, is_late = in_stream.time(send, messages, number)
+                return seconds / messages, is_late
+            start = time.monotonic()
+            send()
+            return (time.monotonic() - start) / messages, False
 
         # The last rank to start waits for nobody: its time is the message's.
-        single = min(gather([sample(1), sample(1)][1]))
-        messages = min(len(arena) // count, max(1, math.ceil(LEAST_SAMPLE_S / max(single, 1e-9))))
-        timed.append([sample(messages) for _ in range(REPEATS)])
+        single = min(gather([sample(1), sample(1)][1][0]))
+        most = min(len(arena) // count, math.inf if in_stream is None else MOST_QUEUED)
+        messages = int(min(most, max(1, math.ceil(LEAST_SAMPLE_S / max(single, 1e-9)))))
+        while True:
+            samples = [sample(messages) for _ in range(REPEATS)]
+            is_late = in_stream is not None and _any(world, arena.device, any(late for _, late in samples))
+            if not is_late or messages == 1:
+                break
+            messages = max(1, messages // _FEWER)
+        timed.append([seconds for seconds, _ in samples])
+        late_sizes += [count * ELEMENT_BYTES] * is_late
         is_over = world.index == 0 and time.monotonic() - began > budget_s
         if _any(world, arena.device, is_over) and number > 0:
             break
@@ -417,28 +437,8 @@ def calibrate(
     ]
     sizes = [count * ELEMENT_BYTES for count in counts[: len(timed)]]
     # Every rank fits the same numbers, and yet rank 0 decides: processors may round differently.
-    line = fit_line(name, len(world.ranks), sizes, slowest)
+    line = fit_line(name, len(world.ranks), sizes, slowest).model_copy(update={"launch_bound": tuple(late_sizes)})
     return LineCost.model_validate(gather(line.model_dump(mode="json"))[0])
-
-
-def _seconds(send: Callable[[], None], world: Group, clock: Clock, device: torch.device) -> float:
-    """Seconds of some messages, from a start in step: by the host's clock, or where it only orders work in the stream.
-
-    There a second meeting is ordered in the stream, so that neither the way out of the first, nor launches, nor waiting
-    for the device are in the time.
-    """
-    _any(world, device, False)
-    clock.settle()
-    if clock.marks_are_free:
-        start = time.monotonic()
-        send()
-        return time.monotonic() - start
-    world.sum(torch.zeros(1, device=device))
-    begin = clock.mark()
-    send()
-    end = clock.mark()
-    clock.settle()
-    return clock.between(begin, end)
 
 
 def _any(world: Group, device: torch.device, here: bool) -> bool:

@@ -1,0 +1,483 @@
+"""Swapping on a GPU, on the stand-in of streams and allocator: what comes back, what is held, and who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlbench.errors import EnvironmentLacksError, ExitCode
+from dlbench.node import page_locked
+from dlbench.node.memory import planning
+from dlbench.node.memory.executor import OutOfCore, Prefetch
+from dlbench.node.memory.planning import measure_rates
+from dlbench.node.memory.tiers import PinnedTier
+from dlbench.node.page_locked import pieces, require_room
+from dlbench.node.ranks import RankPlace
+from dlbench.node.training import activations
+from dlbench.node.training.activations import activation_memory
+from dlbench.perfmodels.memory.blocks import BlockCosts, Schedule
+from dlbench.perfmodels.memory.simulator import simulate
+from dlbench.specs.memory import Chain, PlannedBlock, TransferRates, Unit
+from tests.node.memory.networks import Task, Trained, chain_task, cut, measured_chain, planned, train
+from tests.support.gpu_streams import CPU, StreamsGpu
+from tests.support.out_of_core import METHODS, ChainTraining, Outcome
+from tests.support.run_factory import plans
+
+KIB = 1 << 10
+
+
+def storage_of(value: float, count: int = 2048) -> torch.UntypedStorage:
+    return torch.full((count,), value).untyped_storage()
+
+
+# One ticket
+
+
+def test_streams_wait_in_the_order_that_memory_needs() -> None:
+    gpu = StreamsGpu()
+    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
+    ticket = tier.swap_out(storage_of(1.0), block=0)
+    # The copy out comes after what was computed.
+    assert gpu.log == ["event compute 1", "out waits for compute 1", "copy on out", "event out 1"]
+    gpu.log.clear()
+    assert not tier.is_out(ticket)
+    tier.wait_out(ticket)
+    # What is computed next may use the memory, so it comes after the copy; the host goes on.
+    assert gpu.log == ["compute waits for out 1"]
+    assert tier.is_out(ticket)
+    assert gpu.held() == 0
+    gpu.log.clear()
+    tier.swap_in(ticket, block=0)
+    waits = ["event compute 2", "in waits for compute 2", "in waits for out 1"]
+    assert gpu.log == ["memory on compute", *waits, "copy on in", "event in 1"]
+    gpu.log.clear()
+    back = tier.take(ticket)
+    assert gpu.log == ["compute waits for in 1"]
+    assert bytes(back) == bytes(storage_of(1.0))
+    tier.discard(ticket)
+    gpu.log.clear()
+    # The place is written to again: not before it was read.
+    tier.swap_out(storage_of(2.0), block=1)
+    assert gpu.log[:3] == ["event compute 3", "out waits for compute 3", "out waits for in 1"]
+    assert gpu.locked == [1 << 16]
+
+
+def test_what_is_not_out_stays_and_goes_back_to_the_stream_that_computes_behind_its_copy() -> None:
+    gpu = StreamsGpu()
+    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
+    storage = storage_of(1.0)
+    ticket = tier.swap_out(storage, block=0)
+    kept = tier.recall(ticket)
+    assert kept is not None
+    assert kept.data_ptr() == storage.data_ptr()
+    assert gpu.log[-1] == "event out 1"  # nothing waits for the copy that still reads it
+    del storage, kept
+    assert gpu.held() == 8192
+    tier.discard(ticket)
+    assert gpu.held() == 0
+    assert gpu.log[-1] == "compute waits for out 1"
+    away = tier.swap_out(storage_of(2.0), block=0)
+    tier.wait_out(away)
+    assert tier.recall(away) is None
+    assert gpu.violations == []
+
+
+def test_what_comes_back_before_it_is_out_waits_for_that_on_its_own_stream() -> None:
+    gpu = StreamsGpu()
+    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
+    ticket = tier.swap_out(storage_of(1.0), block=0)
+    tier.swap_in(ticket, block=0)
+    assert [line for line in gpu.log if line.startswith("compute waits")] == []
+    back = tier.take(ticket)
+    assert bytes(back) == bytes(storage_of(1.0))
+    tier.discard(ticket)
+    del back
+    assert (gpu.held(), gpu.violations) == (0, [])
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["out", "wait", "in", "take", "recall", "discard"]), st.integers(0, 5)), max_size=40
+    )
+)
+def test_whatever_is_called_bytes_are_right_and_no_memory_is_given_away_under_a_copy(
+    calls: list[tuple[str, int]],
+) -> None:
+    gpu = StreamsGpu()
+    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
+    tickets: dict[int, tuple[Any, float, set[str]]] = {}
+    for turn, (call, number) in enumerate(calls):
+        ticket, value, done = tickets.get(number, (None, 0.0, set()))
+        if call == "out" and ticket is None:
+            tickets[number] = (tier.swap_out(storage_of(float(turn)), block=0), float(turn), set())
+        elif ticket is None:
+            continue
+        elif call == "wait":
+            tier.wait_out(ticket)
+        elif call == "in" and not done:
+            tier.swap_in(ticket, block=0)
+            done.add("in")
+        elif call == "take" and done == {"in"}:
+            assert bytes(tier.take(ticket)) == bytes(storage_of(value))
+            done.add("take")
+        elif call == "recall":
+            kept = tier.recall(ticket)
+            assert kept is None or bytes(kept) == bytes(storage_of(value))
+            del kept
+        elif call == "discard":
+            tier.discard(ticket)
+            del tickets[number]
+        del ticket
+    for ticket, _, _ in tickets.values():
+        tier.discard(ticket)
+    tickets.clear()
+    assert gpu.held() == 0
+    tier.close()
+    assert gpu.violations == []
+
+
+def test_events_are_used_again() -> None:
+    gpu = StreamsGpu()
+    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
+    for number in range(20):
+        ticket = tier.swap_out(storage_of(float(number)), block=0)
+        tier.wait_out(ticket)
+        tier.swap_in(ticket, block=0)
+        assert bytes(tier.take(ticket)) == bytes(storage_of(float(number)))
+        tier.discard(ticket)
+    assert gpu.events <= 4
+
+
+# Training
+
+RATES = TransferRates(tier="test", out_bytes_per_s=8 * KIB / 0.25, in_bytes_per_s=8 * KIB / 0.25)
+"""A boundary of the chain below in a quarter of a block's forward pass."""
+
+
+def deep_chain() -> Task:
+    return chain_task(["linear", "gelu"] * 6)
+
+
+def plan_of(
+    task: Task, decisions: Any, rates: TransferRates, budget: int | None, prefetch: Prefetch
+) -> tuple[Chain, list[PlannedBlock], Schedule]:
+    model = task.model()
+    units = cut(task, model)
+    counting = OutOfCore(model, units, planned(units, "keep"), count=True)
+    counting.install()
+    task.loss(model).backward()
+    chain = measured_chain(units, list(counting._room.seen))
+    counting.remove()
+    blocks = planned(units, decisions)
+    return chain, blocks, simulate(chain, blocks, rates, budget, prefetch=prefetch)
+
+
+class Run:
+    """Three passes with the host ahead of all copies; what the device held at each weight's gradient."""
+
+    def __init__(self, decisions: Any, budget: int | None, prefetch: Prefetch, rates: TransferRates = RATES) -> None:
+        task = deep_chain()
+        self.task, self.gpu = task, StreamsGpu()
+        chain, blocks, self.schedule = plan_of(task, decisions, rates, budget, prefetch)
+        model = task.model()
+        units = cut(task, model)
+        tier = PinnedTier(CPU, max(1, self.schedule.swapped_bytes), calls=self.gpu)
+        blocks_at_work = OutOfCore(
+            *(model, units, blocks),
+            tier=tier,
+            budget_bytes=budget,
+            costs=BlockCosts(chain).of_plan(blocks),
+            prefetch=prefetch,
+            leaving=self.schedule.leaving,
+        )
+        blocks_at_work.install()
+        self.held: list[tuple[int, int]] = []
+        for number in range(0, len(units), 2):
+            model[number].weight.register_hook(lambda _, at=number: self.held.append((at, self.gpu.held())))  # type: ignore[index, union-attr, operator]
+        self.trained: Trained = train(task, model, steps=3)
+        self.told = blocks_at_work.summary()
+        self.held_after = self.gpu.held()
+        tier.close()
+
+
+@pytest.mark.parametrize(
+    ("budget", "prefetch"), [(None, "one-block"), (3 * 8 * KIB, "room"), (6 * 8 * KIB, "room"), (12 * 8 * KIB, "room")]
+)
+def test_training_is_as_in_core_within_its_budget_and_as_planned(budget: int | None, prefetch: Prefetch) -> None:
+    run = Run("swap", budget, prefetch)
+    assert run.trained.equals(train(run.task, run.task.model()))
+    gpu, told = run.gpu, run.told
+    assert gpu.violations == []
+    assert "host waits" not in gpu.log[: gpu.log.index("host waits")]
+    assert gpu.log.count("host waits") == 1  # closing
+    assert run.held_after == 0
+    # What left is what the plan says, and each copy is in the count.
+    assert told["swapped_out_bytes"] == gpu.copied["out"] == 3 * run.schedule.swapped_bytes
+    assert told["swapped_in_bytes"] == gpu.copied["in"] <= gpu.copied["out"]
+    assert told["over_budget_bytes"] == 0
+    assert gpu.peak <= told["activation_peak_bytes"] <= (budget or 4 * 8 * KIB)
+    assert sum(gpu.locked) == max(1, run.schedule.swapped_bytes)
+    if budget == 3 * 8 * KIB:
+        assert gpu.copied["in"] > 0
+
+
+def test_what_stays_is_given_back_block_by_block() -> None:
+    """A way out that is slower than computing: by the plan little leaves, and what stays does not outlast its block."""
+    slow = RATES.model_copy(update={"out_bytes_per_s": 8 * KIB / 3.0})
+    for budget in (12 * 8 * KIB, 4 * 8 * KIB):
+        run = Run("swap", budget, "room", slow)
+        assert run.trained.equals(train(run.task, run.task.model()))
+        assert run.held
+        # Behind the gradient of a weight there are its own input and those of the blocks before it.
+        assert all(held <= (number + 2) * 8 * KIB for number, held in run.held), run.held
+        assert (run.held_after, run.gpu.violations) == (0, [])
+        assert run.told["swapped_out_bytes"] == run.gpu.copied["out"] == 3 * run.schedule.swapped_bytes
+
+
+def test_what_was_sent_and_stays_all_the_same_is_given_back_block_by_block() -> None:
+    """Without a plan everything is sent, and nothing needs the room: so all of it stays, behind copies that run."""
+    gpu = StreamsGpu()
+    task = deep_chain()
+    model = task.model()
+    units = cut(task, model)
+    tier = PinnedTier(CPU, 20 * 8 * KIB, calls=gpu)
+    out_of_core = OutOfCore(model, units, planned(units, "swap"), tier=tier)
+    out_of_core.install()
+    held: list[tuple[int, int]] = []
+    for number in range(0, len(units), 2):
+        model[number].weight.register_hook(lambda _, at=number: held.append((at, gpu.held())))  # type: ignore[index, union-attr, operator]
+    assert train(task, model).equals(train(task, task.model()))
+    assert all(num_bytes <= (number + 2) * 8 * KIB for number, num_bytes in held), held
+    told = out_of_core.summary()
+    assert told["swapped_out_bytes"] == gpu.copied["out"] == 3 * 11 * 8 * KIB
+    assert told["swapped_in_bytes"] == gpu.copied["in"] == 0
+    assert (gpu.held(), gpu.violations, "host waits" in gpu.log) == (0, [], False)
+    assert gpu.locked == [20 * 8 * KIB]  # the same places in every pass
+    tier.close()
+
+
+@pytest.fixture(scope="module")
+def in_core() -> Outcome:
+    return ChainTraining(CPU, 256, 128, lambda _: pytest.fail("nothing moves")).by(None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_trains_by_every_method_as_in_core(method: str, in_core: Outcome) -> None:
+    gpus: list[StreamsGpu] = []
+
+    def open_tier(num_bytes: int) -> PinnedTier:
+        gpus.append(StreamsGpu())
+        return PinnedTier(CPU, num_bytes, calls=gpus[-1])
+
+    done = ChainTraining(CPU, 256, 128, open_tier).by(method)
+    assert done.is_as(in_core)
+    assert done.told is not None
+    assert done.told["over_budget_bytes"] == 0
+    assert all(gpu.violations == [] for gpu in gpus)
+    assert done.told["swapped_out_bytes"] == 3 * done.predicted_bytes
+    if method != "planned":  # which may recompute all that must go
+        assert (done.predicted_bytes > 0) == (method != "recompute")
+
+
+def test_a_pass_that_nothing_follows_gives_its_memory_back() -> None:
+    gpu = StreamsGpu()
+    task = deep_chain()
+    model = task.model()
+    units = cut(task, model)
+    tier = PinnedTier(CPU, 20 * 8 * KIB, calls=gpu)
+    OutOfCore(model, units, planned(units, "swap"), tier=tier).install()
+    for _ in range(2):
+        task.loss(model)
+    assert train(task, model).equals(train(task, task.model()))
+    tier.close()
+    assert gpu.violations == []
+
+
+# The measurement of transfers
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> StreamsGpu:
+    gpu = StreamsGpu(bytes_per_s=20e9, drag=0.05)
+    monkeypatch.setattr(planning, "time", gpu.clock())
+    monkeypatch.setattr("dlbench.node.memory.tiers.time", gpu.clock())
+    return gpu
+
+
+def large_chain(num_bytes: int = 64 << 20) -> Chain:
+    unit = Unit(
+        name="a", forward_s=0.01, backward_s=0.02, saved_bytes=num_bytes, input_bytes=num_bytes // 8, input_saved=True
+    )
+    return Chain(units=(unit, unit.model_copy(update={"name": "b"})), batch=1, output_bytes=0)
+
+
+@pytest.mark.parametrize("once_ms", [0.2, 30.0])
+def test_drag_is_that_of_copies_and_not_of_waiting_for_them(once_ms: float, clocked: StreamsGpu) -> None:
+    gpu, chain = clocked, large_chain()
+    tier = PinnedTier(CPU, planning.trial_bytes(chain), calls=gpu)
+    alongside: list[str] = []
+
+    def compute() -> None:
+        if any(stream.free_ns > gpu.host_ns for stream in gpu._streams[1:]):
+            alongside.append("compute")
+            since = len(gpu.log) - 1 - gpu.log[::-1].index("host waits")
+            alongside.extend(line for line in gpu.log[since:] if line.startswith("compute waits"))
+        gpu.busy(round(once_ms * 1e6))
+
+    rates = measure_rates(tier, CPU, chain, compute, lambda _: None, calls=gpu)
+    assert set(alongside) == {"compute"}
+    assert rates.drag == pytest.approx(0.05, rel=0.02)
+    assert rates.out_bytes_per_s == pytest.approx(20e9, rel=0.01)
+    assert rates.in_bytes_per_s == pytest.approx(20e9, rel=0.01)
+    # It takes no more memory than two of the largest units.
+    assert gpu.peak <= 2 * (64 << 20) + (32 << 20)
+    assert len(gpu.locked) == 1  # and no page is locked within what is timed
+    tier.close()
+
+
+# Page-locked memory
+
+
+def test_memory_is_locked_in_pieces_that_no_copy_crosses_and_the_watchdog_hears_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_locked, "PIECE_BYTES", 3 * 4096)
+    gpu, beats = StreamsGpu(), list[str]()
+    tier = PinnedTier(CPU, 40_000, calls=gpu, beat=beats.append)
+    assert gpu.locked == [12_288, 12_288, 12_288, 4096]  # as much as was asked for, in pages
+    assert beats == ["page-locking 40 KiB of host memory"] * 4
+    kept = [torch.rand(count) for count in (2048, 5000)]
+    tickets = [tier.swap_out(one.clone().untyped_storage(), block=0) for one in kept]
+    for one, ticket in zip(kept, tickets, strict=True):
+        tier.swap_in(ticket, block=0)
+        assert bytes(tier.take(ticket)) == bytes(one.untyped_storage())
+        tier.discard(ticket)
+    tier.close()
+
+
+@given(st.integers(0, 40), st.integers(1, 40))
+def test_pieces_cover_a_range_and_cross_no_border(first: int, count: int) -> None:
+    size = page_locked.PIECE_BYTES
+    begin, num_bytes = first * (size // 8), count * (size // 8)
+    found = pieces(begin, num_bytes)
+    assert (found[0][0], found[-1][1]) == (begin, begin + num_bytes)
+    assert all(one[1] == other[0] for one, other in pairwise(found))
+    assert all(a < b and a // size == (b - 1) // size for a, b in found)
+
+
+def test_a_pool_that_is_too_small_grows_and_says_so() -> None:
+    gpu = StreamsGpu()
+    tier = PinnedTier(CPU, 8192, calls=gpu)
+    for number in range(3):
+        tier.swap_out(storage_of(float(number)), block=number)
+    assert tier.warnings == ("the pool of page-locked memory grew 2 times: more was swapped than planned",)
+
+
+def test_memory_goes_back_when_the_pool_is_closed() -> None:
+    class Noting(StreamsGpu):
+        def __init__(self) -> None:
+            super().__init__()
+            self.now: set[int] = set()
+
+        def page_lock(self, address: int, num_bytes: int) -> int:
+            self.now.add(address)
+            return super().page_lock(address, num_bytes)
+
+        def page_unlock(self, address: int) -> None:
+            self.now.remove(address)
+
+    gpu = Noting()
+    tier = PinnedTier(CPU, 8192, calls=gpu)
+    assert len(gpu.now) == 1
+    tier.close()
+    assert gpu.now == set()
+
+
+def test_memory_that_cannot_be_locked_is_a_lack_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(StreamsGpu):
+        def page_lock(self, address: int, num_bytes: int) -> int:
+            return 2 if self.locked else super().page_lock(address, num_bytes)
+
+    monkeypatch.setattr(page_locked, "PIECE_BYTES", 4096)
+    told = r"^rank 2: swapping: cannot page-lock 12 KiB of host memory, only 4 KiB \(CUDA error 2\)"
+    with pytest.raises(EnvironmentLacksError, match=told):
+        PinnedTier(CPU, 3 * 4096, rank=2, calls=Refusing())
+    monkeypatch.setattr(page_locked, "memory_room", lambda: 10_000)
+    told = r"^rank 2: swapping: 12 KiB of host memory would be page-locked, 9\.766 KiB are left \(MemAvailable"
+    with pytest.raises(EnvironmentLacksError, match=told) as caught:
+        PinnedTier(CPU, 3 * 4096, rank=2, calls=StreamsGpu())
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("rooms", "refused"),
+    [([40, 40, 40, 40], False), ([40, 40, 39, 40], True), ([None] * 4, False), ([None, None, None, 10], True)],
+)
+def test_ranks_of_a_node_together_must_have_room(rooms: Sequence[int | None], refused: bool) -> None:
+    """Two nodes of two ranks, 20 GiB each."""
+    gib = 1 << 30
+    place = RankPlace(rank=1, size=4, local_rank=1, local_size=2, node_rank=0, num_nodes=2, host="n0", token="t")
+
+    def gather(own: Any) -> list[Any]:
+        assert own[0] == "n0"
+        return [[f"n{rank // 2}", None if room is None else room * gib] for rank, room in enumerate(rooms)]
+
+    if not refused:
+        require_room(20 * gib, "train.swap planned", place, gather)
+        return
+    told = (
+        r"^train.swap planned: 40 GiB of host memory would be page-locked on n1 by 2 ranks together, \d+ GiB are left"
+    )
+    with pytest.raises(EnvironmentLacksError, match=told):
+        require_room(20 * gib, "train.swap planned", place, gather)
+
+
+def test_a_rank_asks_for_room_before_it_locks_what_its_plan_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network and its measurement are a CPU's; that the rank is one of four on a GPU node is a stand-in's word."""
+    training = ChainTraining(CPU, 256, 128, lambda num_bytes: PinnedTier(CPU, num_bytes, calls=StreamsGpu()))
+    model = training.model()
+    memory = training.memory(model, "streamed", 0.5)
+    memory.close()
+    asked: list[Any] = []
+
+    def gather(own: Any) -> list[Any]:
+        asked.append(own)
+        return [["n0", 1 << 20]] * 4
+
+    plan, *_ = plans(points=(1,), overrides={"train.swap": "streamed"})
+    context = SimpleNamespace(
+        plan=plan,
+        place=RankPlace(rank=0, size=4, local_rank=0, local_size=4, node_rank=0, num_nodes=1, host="n0", token="t"),
+        device=torch.device("cuda"),
+        on_gpu=True,
+        watch=SimpleNamespace(stage=lambda _: None),
+        engine=SimpleNamespace(gather=gather),
+        beat=lambda _: None,
+    )
+    monkeypatch.setattr(activations, "plan_memory", lambda _: memory.found)
+    monkeypatch.setattr(activations, "ActivationMemory", lambda *_, **__: pytest.fail("memory is locked"))
+    with pytest.raises(EnvironmentLacksError, match=r"^train\.swap streamed: .* on n0 by 4 ranks together, 1 MiB are"):
+        activation_memory(context, model, None, None, None)  # type: ignore[arg-type]
+    assert len(asked) == 1
+
+
+def test_an_allocator_that_takes_more_than_the_capacity_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = ChainTraining(CPU, 256, 128, lambda num_bytes: PinnedTier(CPU, num_bytes, calls=StreamsGpu()))
+    memory = training.memory(training.model(), "planned swap", 0.5)
+    capacity = memory.found.plan.capacity_bytes
+    assert capacity is not None
+    memory._device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: capacity - 1)
+    for reserved in (capacity, capacity + (1 << 20)):
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _, found=reserved: found)
+        assert memory.summary()["device_reserved_bytes"] == reserved
+        assert any("expandable_segments:True" in text for text in memory.warnings) == (reserved > capacity)
+    memory.close()

@@ -1,0 +1,19 @@
+"""Checkpoints that are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dlbench.node.training.checkpoint import Progress, snapshot, write_snapshot
+
+
+def write_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, trained: Mapping[str, Any]
+) -> None:
+    """Writes one as the thread of a run does."""
+    write_snapshot(path, snapshot(model, optimizer, progress, trained))
