@@ -51,7 +51,7 @@ def losses(run: Run) -> list[float]:
 
 
 def restored_parameters(run: Run, device: torch.device) -> str:
-    """Digest of the parameters that the checkpoint at `AT` holds, of which the device gives back each number exactly."""
+    """Digest of the parameters that the checkpoint at `AT` holds; the device gives all it holds back exactly."""
     workload, path = run.plan.workload, run.folder.checkpoint(AT)
     model = Kernels(run.plan, device).placed(build_model(workload.model))
     optimizer = build_optimizer(model, workload.train.at_batch(run.plan.global_batch).optimizer)
