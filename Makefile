@@ -27,8 +27,8 @@ STAGE := .ci/stage
 QUIET := .ci/stage --log $(VENV)/pip.log
 SERIES = --preset ci --ranks $(DEMO_RANKS) --repeats $(DEMO_REPEATS) --out "$(DEMO_OUT)"
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
-# Device files of the drivers of NVIDIA and AMD: empty without a GPU.
-GPU := $(wildcard /dev/nvidiactl /dev/kfd)
+# Files of the drivers of NVIDIA, on WSL2 too, and AMD: empty without a GPU.
+GPU := $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1 /dev/kfd)
 CPU_ONLY := env CUDA_VISIBLE_DEVICES=
 DEMO_HIDES := demo: it shows the presets for CPUs, so the GPU here is hidden; with it: dlbench run resnet50 --preset gpu
 

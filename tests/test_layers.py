@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"node.watching", "node.devices"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
-    "node.local_sockets": set(),
+    "node.local_sockets": {"errors"},
     "node.page_locked": NODE_FLOOR | {"node.ranks"},
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),

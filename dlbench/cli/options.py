@@ -92,7 +92,7 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
     ]
     missing = [note for plan in plans for note in (_variable_missing(plan.system), _variables_unused(plan.system))]
     if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
-        missing.append(f"ranks compute on the CPU: {hidden.reason}; {hidden.remedy}")
+        missing.append(f"ranks probably compute on the CPU: {hidden.reason}; {hidden.remedy}")
     return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *found) if note))
 
 

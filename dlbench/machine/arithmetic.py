@@ -6,6 +6,7 @@ every AVX-512 CPU. The kernel's flags say whether instructions exist that multip
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import re
@@ -24,11 +25,18 @@ Documentation/arch/arm64/elf_hwcaps.rst (`asimdhp`: FEAT_FP16 for vectors).
 
 TF32_NEEDS = "TF32 is arithmetic of NVIDIA GPUs since Ampere"
 
-_GPU_DEVICES = {
-    "dev/nvidiactl": ("CUDA_VISIBLE_DEVICES",),
+NVIDIA_FILES = ("dev/nvidiactl", "usr/lib/wsl/lib/libcuda.so.1")
+"""What NVIDIA's driver makes; on WSL2 it is Windows' own, and there is its library instead (NVIDIA, "CUDA on WSL")."""
+_GPU_FILES = dict.fromkeys(NVIDIA_FILES, ("CUDA_VISIBLE_DEVICES",)) | {
     "dev/kfd": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
 }
-"""Device files that the drivers of NVIDIA and AMD GPUs make, and what hides GPUs (ROCm, "GPU isolation techniques")."""
+"""Files of the drivers of NVIDIA and AMD GPUs, and what hides GPUs (ROCm, "GPU isolation techniques")."""
+_AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
+_IN_PROCESSORS = frozenset(
+    {0, 70000, 80001, 80100, 90002, 90009, 90012, 100103, 100303, 100305, 100306, 110003, *range(110500, 110600)}
+)
+"""`gfx_target_version` of GPUs that are part of an AMD processor, gfx90c as 90012; 0: a processor. Source: LLVM, User
+Guide for AMDGPU Backend, processors of type APU; MI300A is none of them there."""
 
 _FIRST_CORE = 1 << 16
 """Characters that hold the lines of the first core; those of all cores are megabytes on a large machine."""
@@ -69,7 +77,23 @@ def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ)
         first = environment.get(variable, "0").partition(",")[0].strip()
         return first.isdigit() or first.upper()[:4] in ("GPU-", "MIG-")
 
-    return any((root / device).exists() and all(map(names_one, by)) for device, by in _GPU_DEVICES.items())
+    shown = [file for file, by in _GPU_FILES.items() if (root / file).exists() and all(map(names_one, by))]
+    return any(file != "dev/kfd" or not is_in_processor(root) for file in shown)
+
+
+def is_in_processor(root: Path = Path("/")) -> bool:
+    """Whether AMD's driver shows no GPU but one that is part of the processor, and torch is not built for it.
+
+    Such a GPU computes only where somebody has installed torch for ROCm; any other is meant for it.
+    """
+    nodes = [_start(file) for file in (root / _AMD_NODES).glob("*/properties")]
+    versions = [int(number) for node in nodes for number in re.findall(r"^gfx_target_version (\d+)$", node, re.M)]
+    if any(version not in _IN_PROCESSORS for version in versions):
+        return False
+    try:
+        return "rocm" not in importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return True
 
 
 def no_arithmetic(precision: str) -> str:
@@ -88,10 +112,13 @@ def _flags(root: Path) -> set[str]:
     """Flags of the first core; empty where none are shown, or on another architecture."""
     if not _architecture():
         return set()
-    try:
-        with (root / "proc/cpuinfo").open(encoding="ascii", errors="replace") as file:
-            text = file.read(_FIRST_CORE)
-    except OSError:
-        return set()
-    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", _start(root / "proc/cpuinfo"), re.MULTILINE)
     return set(match[1].split()) if match else set()
+
+
+def _start(path: Path) -> str:
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            return file.read(_FIRST_CORE)
+    except OSError:
+        return ""

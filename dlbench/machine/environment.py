@@ -21,7 +21,7 @@ from pathlib import Path
 import dlbench
 from dlbench import bundled
 from dlbench.confidential import is_secret_name, is_secret_value
-from dlbench.machine.gpus import adapters, nvml_session
+from dlbench.machine.gpus import adapters, hidden_gpus, nvml_session
 from dlbench.opening import read_text
 from dlbench.units import utf8_text
 
@@ -214,10 +214,11 @@ def _mpi_library() -> str:
 
 
 def _gpus() -> dict[str, str]:
-    facts: dict[str, str] = {}
+    hidden = hidden_gpus()
+    facts = {"gpu.unused": hidden.reason} if hidden else {}
     with nvml_session() as nvml:
         if nvml is None:
-            return {}
+            return facts
         try:
             facts["gpu.driver"] = str(nvml.nvmlSystemGetDriverVersion())
             for index in range(nvml.nvmlDeviceGetCount()):

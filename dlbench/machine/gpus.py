@@ -7,6 +7,7 @@ slices CUDA shows a process the first one only.
 
 from __future__ import annotations
 
+import grp
 import os
 import re
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from dlbench.machine.arithmetic import has_gpu
+from dlbench.machine.arithmetic import NVIDIA_FILES, has_gpu, is_in_processor
 from dlbench.machine.sources import ReadingFailedError, read_line
 
 _NVIDIA = "0x10de"
@@ -277,6 +278,7 @@ def _asked(question: Callable[[ModuleType], str], wait_s: float) -> str | None:
 HIDES = "hide the GPU with CUDA_VISIBLE_DEVICES= to train on the CPU"
 
 LOST = "run nvidia-smi, and look for Xid in the kernel's log (dmesg)"
+AMD_LOST = "run rocminfo, and look for amdgpu in the kernel's log (dmesg)"
 
 _OLDEST_DRIVERS = {13: 580, 12: 525, 11: 450}
 """Oldest branch of NVIDIA's driver that runs what a CUDA of this first number built: NVIDIA, CUDA Compatibility, "Minor
@@ -310,26 +312,63 @@ def is_given_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.env
     """Whether ranks started here should compute on a GPU: `has_gpu`, and this process may open one's own device file.
 
     Slurm's control groups (ConstrainDevices) leave the files of other jobs' GPUs in place, and refuse to open them.
+    AMD's file that its user lacks the group for counts: `unusable` says so.
     """
-    files = [*(root / "dev").glob("nvidia[0-9]*"), root / "dev/kfd"]
-    return has_gpu(root, environment) and any(os.access(file, os.R_OK | os.W_OK) for file in files)
+    files = [*(root / "dev").glob("nvidia[0-9]*"), root / "dev/dxg"]
+    if not _has_nvidia_driver(root):
+        files = [root / "dev/kfd"]
+    is_open = any(os.access(file, os.R_OK | os.W_OK) for file in files)
+    return has_gpu(root, environment) and (is_open or _lacking_group(files[-1]) != "")
+
+
+def _has_nvidia_driver(root: Path) -> bool:
+    return any((root / file).exists() for file in NVIDIA_FILES)
+
+
+def _lacking_group(file: Path) -> str:
+    """The group of a file whose mode keeps this user out, who is not in it; empty where that is not so."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ""
+    groups = {os.getegid(), *os.getgroups()}
+    if os.geteuid() in (0, found.st_uid) or found.st_mode & 0o006 == 0o006 or found.st_gid in groups:
+        return ""
+    try:
+        return grp.getgrgid(found.st_gid).gr_name
+    except KeyError:
+        return str(found.st_gid)
+
+
+_MARKS_OF_CONTAINERS = (".dockerenv", "run/.containerenv", ".singularity.d")  # Of Docker, Podman, Apptainer.
 
 
 def hidden_gpus(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Unusable | None:
-    """Why this process is shown none of the machine's NVIDIA GPUs, where no variable hides them; else None.
+    """Why this process computes on none of the machine's GPUs, where no variable hides them; else None.
 
-    A container that was given no devices still sees the PCI bus of its machine.
+    A container that was given no devices still sees the PCI bus of its machine. GPUs that another driver than NVIDIA's
+    has (nouveau, vfio-pci) are not meant for this.
     """
-    buses = nvidia_buses(root)
-    if not buses or is_given_gpu(root, environment) or environment.get(VISIBLE) is not None:
+    if is_given_gpu(root, environment) or environment.get(VISIBLE) is not None:
         return None
+    devices = root / "sys/bus/pci/devices"
+    # Without a driver the link is missing, and the name is that of the link.
+    buses = [bus for bus in nvidia_buses(root) if (devices / bus / "driver").resolve().name in ("nvidia", "driver")]
+    if not buses:
+        if _has_nvidia_driver(root) or not (root / "dev/kfd").exists() or not is_in_processor(root):
+            return None
+        return Unusable(
+            "AMD's driver (/dev/kfd) shows no GPU but one in the processor, and torch is not built for ROCm",
+            "install torch for ROCm, from PyTorch's own index, to try that",
+        )
     many = f"{len(buses)} NVIDIA GPU{'s are' if len(buses) > 1 else ' is'} on the PCI bus"
     if any((root / "dev").glob("nvidia[0-9]*")):
         return Unusable(f"{many}, but this job may not open their device files", "ask for GPUs (slurm.gpu_request)")
-    return Unusable(
-        f"{many}, but /dev has no device file of one",
-        "give the container its devices (container.gpu=nvidia; apptainer --nv; docker --gpus all), or load the driver",
-    )
+    gives = "the container its devices (container.gpu=nvidia; apptainer --nv; docker --gpus all)"
+    remedy = f"load NVIDIA's driver, or run nvidia-smi once; in a container, give {gives}"
+    if any((root / mark).exists() for mark in _MARKS_OF_CONTAINERS):
+        remedy = f"give {gives}, or load the driver"
+    return Unusable(f"{many}, but /dev has no device file of one", remedy)
 
 
 def driver_version(root: Path = Path("/")) -> str:
@@ -350,9 +389,11 @@ def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/
     """
     base, driver = torch.partition("+")[0], driver_version(root)
     branch = int(driver.partition(".")[0] or 0)
-    if not (root / "dev/nvidiactl").exists():
+    if not _has_nvidia_driver(root):
         if hip is not None:
-            return None
+            group = _lacking_group(root / "dev/kfd")
+            join = f"join group {group} (as root: usermod -aG {group} USER) and log in again"
+            return Unusable(f"/dev/kfd is for group {group}, which this user is not in", join) if group else None
         wheel = f"install torch {base} for ROCm, from PyTorch's own index"
         return Unusable(
             f"torch {torch} is built for {f'CUDA {cuda}' if cuda else 'CPUs'}, and the GPU is AMD's (/dev/kfd)", wheel

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.gpus import BY_BUS, ORDER, VISIBLE, Gpu, gpus_of_node, nvidia_buses, place_of, slices_listed
@@ -80,17 +81,17 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
                 cores = list(deal(allowed, wanted, [gpu.cores for gpu in seats])[seat])
             os.sched_setaffinity(0, cores)
             pinned = True
-    chosen, warnings = None, [*_doubts(plan), *_unbound(plan, len(allowed), os.cpu_count() or len(allowed))]
-    if cores is allowed and plan.system.launch.launcher != "local" and _is_free(listed):
-        chosen, why = _nearest(plan, place, allowed, root)
-        warnings += why
+    chosen = None
+    if plan.system.launch.launcher != "local" and place.local_size > 1 and has_gpu(root, {}):
+        # What differs between ranks is part of what each says: one that said nothing would keep the others waiting.
+        chosen = _nearest(plan, place, allowed if cores is allowed and _is_free(listed) else (), root)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(wanted)
     return CoreBinding(
         cores=tuple(cores),
         pinned=pinned,
         threads=wanted,
-        warnings=tuple(warnings),
+        warnings=(*_doubts(plan), *_unbound(plan, len(allowed), os.cpu_count() or len(allowed))),
         gpu=chosen[1] if chosen is not None else None if seat is None else seats[seat],
         gpu_by_mask=None if chosen is None else chosen[0],
     )
@@ -104,25 +105,27 @@ def _is_free(listed: str | None) -> bool:
     return all(map(str.isdecimal, numbers)) and numbers == sorted(numbers, key=int)
 
 
-def _nearest(
-    plan: LaunchPlan, place: RankPlace, cores: Sequence[int], root: Path
-) -> tuple[tuple[int, Gpu] | None, list[str]]:
-    """The GPU that is this rank's by the masks of all ranks of its node, with its number, and what is to be warned of.
+def _nearest(plan: LaunchPlan, place: RankPlace, cores: Sequence[int], root: Path) -> tuple[int, Gpu] | None:
+    """The GPU that is this rank's by the masks of all ranks of its node, with its number; all ranks of it ask at once.
 
-    None where the mask is the whole node's, or nothing is known of several GPUs that this rank sees.
+    `cores`: to which the launcher bound this rank; empty where its GPU is given otherwise. None, on all ranks, where
+    that is so for one of them, a mask is the whole node's, or ranks do not see the same GPUs, one for each or more.
+    Raises PeerLostError: a rank of the node did not ask.
     """
-    seen = gpus_of_node(os.environ, root) if has_gpu(root) else ()
+    seen = gpus_of_node(os.environ, root) if cores and has_gpu(root) else ()
     known = [gpu.cores for gpu in seen]
+    is_open = len(seen) >= place.local_size and all(known) and not any(gpu.is_slice for gpu in seen)
     is_bound = len(cores) < (os.cpu_count() or 0)
-    if not is_bound or len(seen) < max(2, place.local_size) or any(gpu.is_slice for gpu in seen) or not all(known):
-        return None, []
+    own = [[gpu.pci_bus_id for gpu in seen], list(cores)] if is_open and is_bound else None
+
+    def decide(said: list[Any]) -> list[int] | None:
+        if None in said or any(buses != said[0][0] for buses, _ in said):
+            return None
+        return assign([mask for _, mask in said], known)
+
     name = f"GPUs of {plan.run_id}-{place.token}-{place.node_rank}"
-    given = decided(name, place.local_rank, place.local_size, list(cores), lambda masks: assign(masks, known))
-    if given is None:
-        why = "ranks of a node did not all say on which cores they are: GPUs were taken by place, not by nearness"
-        return None, [why]
-    number = given[place.local_rank]
-    return (number, seen[number]), []
+    given = decided(name, place.local_rank, place.local_size, own, decide)
+    return None if given is None else (given[place.local_rank], seen[given[place.local_rank]])
 
 
 def assign(masks: Sequence[Collection[int]], near: Sequence[Collection[int]]) -> list[int]:

@@ -21,6 +21,7 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.gpus import (
+    AMD_LOST,
     HIDES,
     LOST,
     VISIBLE,
@@ -57,7 +58,7 @@ def device_for(
     if not torch.cuda.is_available():
         if is_given_gpu(root):
             found = unusable(torch.__version__, torch.version.cuda, torch.version.hip, root)
-            reason, remedy = found or (_no_cuda(root), LOST)
+            reason, remedy = found or (_no_cuda(root), AMD_LOST if torch.version.hip else LOST)
             raise EnvironmentLacksError(f"{place.host} has a GPU that torch cannot use: {reason}; {remedy}, or {HIDES}")
         if asked != "none":
             reason, remedy = hidden_gpus(root) or ("", "check the driver and CUDA_VISIBLE_DEVICES")

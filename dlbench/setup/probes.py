@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from dlbench.machine.cuda_parts import compiler_lacks, find_cuda_parts
 from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
-from dlbench.machine.gpus import HIDES, LOST, hidden_gpus, is_given_gpu, unusable
+from dlbench.machine.gpus import AMD_LOST, HIDES, LOST, hidden_gpus, is_given_gpu, unusable
 from dlbench.units import format_bytes, utf8_text
 
 State = Literal["ok", "absent", "problem"]
@@ -155,7 +155,8 @@ def _torch() -> Iterable[Finding]:
     if answer["gpus"] or not is_given_gpu():
         yield Finding("PyTorch", "ok", detail)
     else:
-        reason, remedy = unusable(answer["version"], answer["cuda"], answer.get("hip")) or (detail, LOST)
+        lost = AMD_LOST if answer.get("hip") else LOST
+        reason, remedy = unusable(answer["version"], answer["cuda"], answer.get("hip")) or (detail, lost)
         yield Finding("PyTorch", "problem", f"cannot use the GPU of this machine: {reason}", f"{remedy}, or {HIDES}")
     if hidden := hidden_gpus():
         yield Finding("GPUs", "absent", *hidden, "training on GPUs")

@@ -53,6 +53,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def without_devices(root: Path) -> Path:
     for file in (root / "dev").iterdir():
         file.unlink()
+    (root / ".dockerenv").touch()
     return root
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.errors import PeerLostError
 from dlbench.machine.gpus import Gpu
 from dlbench.node import cores
 from dlbench.node.cores import Seat, assign, bind, by_physical_core, deal, settle
@@ -60,6 +61,12 @@ def plan_of(launcher: str, ranks: int, cores_per_rank: int) -> RunPlan:
     )
     (plan,) = expand(request, machine_cores=4)
     return plan
+
+
+@pytest.fixture(autouse=True)
+def one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that bind in turn do not meet, also on a machine with GPUs; `bound_together` has some that do."""
+    monkeypatch.setattr(cores, "decided", lambda *_: None)
 
 
 def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPatch, hosts: int = 1) -> list[Seat]:
@@ -214,7 +221,7 @@ def gpus_at(*nodes: int) -> tuple[Gpu, ...]:
 
 def bound_cores(monkeypatch: pytest.MonkeyPatch, seen: tuple[tuple[Gpu, ...], ...]) -> list[tuple[int, ...]]:
     """Cores of four ranks of two cores on a node of eight, each of which sees these GPUs."""
-    monkeypatch.setattr(cores, "has_gpu", lambda root: True)
+    monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):
@@ -257,14 +264,15 @@ MASKS = [[6, 7], [0, 1], [4, 5], [2, 3]]
 
 
 def bound_together(
-    monkeypatch: pytest.MonkeyPatch, masks: list[list[int]], listed: str | None = None
+    monkeypatch: pytest.MonkeyPatch, masks: list[list[int]], listed: str | None = None, wait_s: float = 30.0
 ) -> list[tuple[int | None, str, tuple[str, ...]]]:
     """The number and UUID of each rank's GPU, and warnings, of ranks that start at once, each with its mask; the first
     two GPUs are beside the first half of the cores.
     """
     order = gpus_at(0, 0, 1, 1)
     mask_of = threading.local()
-    monkeypatch.setattr(cores, "has_gpu", lambda root: True)
+    monkeypatch.setattr(cores, "decided", partial(decided, wait_s=wait_s))
+    monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
     monkeypatch.setattr(cores, "gpus_of_node", lambda environment, root: order)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(mask_of.cores))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
@@ -307,13 +315,37 @@ def test_ranks_that_dlbench_binds_keep_the_gpus_of_their_places(monkeypatch: pyt
     assert [(number, name) for number, name, _ in found] == [(None, f"GPU-{rank}") for rank in range(4)]
 
 
-def test_where_a_rank_of_the_node_says_nothing_gpus_go_by_place_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("odd", [0, 2])
+def test_ranks_with_unequal_masks_take_the_gpus_of_their_places_all_or_none(
+    monkeypatch: pytest.MonkeyPatch, odd: int
 ) -> None:
-    monkeypatch.setattr(cores, "decided", partial(decided, wait_s=0.2))
-    found = bound_together(monkeypatch, MASKS[:3])
-    assert [(number, name) for number, name, _ in found] == [(None, f"GPU-{rank}") for rank in range(3)]
-    assert all("GPUs were taken by place" in "; ".join(warnings) for _, _, warnings in found)
+    """One rank may use the whole node: none waits for it, and no two have one GPU."""
+    masks = [list(range(8)) if rank == odd else mask for rank, mask in enumerate(MASKS)]
+    found = bound_together(monkeypatch, masks)
+    assert [(number, name) for number, name, _ in found] == [(None, f"GPU-{rank}") for rank in range(4)]
+
+
+def test_where_a_rank_of_the_node_does_not_start_no_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PeerLostError, match="rank 0 of the node has no answer from ranks 3 within 0 s"):
+        bound_together(monkeypatch, MASKS[:3], wait_s=0.2)
+
+
+def test_a_rank_that_waited_in_vain_keeps_no_other_from_the_answer() -> None:
+    """Rank 1 is gone when the last one comes: who goes on has the one answer."""
+    name, wait_s = uuid.uuid4().hex, {0: 10.0, 1: 0.1, 2: 10.0}
+
+    def one(rank: int) -> object:
+        try:
+            return decided(name, rank, 3, rank, sum, wait_s[rank])
+        except PeerLostError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(3) as pool:
+        early = [pool.submit(one, rank) for rank in (0, 1)]
+        gone = early[1].result()
+        last = pool.submit(one, 2)
+        assert (early[0].result(), last.result()) == (3, 3)
+    assert str(gone).startswith(f"{name}: rank 1 of the node has no answer from the first rank within 0 s (timed out)")
 
 
 def test_ranks_that_see_one_gpu_each_find_cores_of_their_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +367,7 @@ def test_each_rank_is_shown_its_own_slice(monkeypatch: pytest.MonkeyPatch) -> No
         shown.append(environment["CUDA_VISIBLE_DEVICES"])
         return ()
 
-    monkeypatch.setattr(cores, "has_gpu", lambda root: True)
+    monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
     monkeypatch.setattr(cores, "gpus_of_node", seen)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):

@@ -82,6 +82,17 @@ def _why_none(facts: dict[str, Any]) -> str:
     return f"torch {facts['torch']} sees no GPU: {why}"
 
 
+def amd_files(root: Path, *versions: int) -> Path:
+    """Files of a machine with AMD GPUs of these `gfx_target_version`, and of its processor, in AMD's driver."""
+    for number, version in enumerate((0, *versions)):
+        node = root / f"sys/class/kfd/kfd/topology/nodes/{number}/properties"
+        node.parent.mkdir(parents=True)
+        node.write_text(f"simd_count {64 * bool(version)}\nmem_banks_count 1\ngfx_target_version {version}\n", "ascii")
+    (root / "dev").mkdir(exist_ok=True)
+    (root / "dev/kfd").touch()
+    return root
+
+
 def gpu_files(root: Path, boards: int = 1, driver: str = "NVIDIA UNIX x86_64 Kernel Module  535.183.01  x") -> Path:
     """Files of a machine with NVIDIA GPUs: of its driver's devices, its kernel module and its PCI bus."""
     files = {"dev/nvidiactl": "", "proc/driver/nvidia/version": f"NVRM version: {driver}\nGCC version:  gcc 12.2\n"}
