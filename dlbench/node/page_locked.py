@@ -7,9 +7,10 @@ locked in pieces, and it goes back to the system when nothing uses it any more.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,15 +40,16 @@ def locked_memory(
     num_bytes: int,
     what: str,
     *,
-    piece_bytes: int | None = None,
+    borders: Iterable[int] | None = None,
     beat: Beat = lambda _what: None,
     lock: Callable[[int, int], int] = page_lock,
     unlock: Callable[[int], None] = page_unlock,
 ) -> torch.Tensor:
     """Bytes of page-locked memory, one after the other; given back when no tensor of them is left.
 
-    `what`: what needs it, which begins the error's line. `piece_bytes`: locked by one call, `PIECE_BYTES` by default;
-    no copy may cross from one piece into the next (`pieces`), as each is locked by itself. `beat`: called before each.
+    `what`: what needs it, which begins the error's line. `borders`: where one call's piece ends and the next one's
+    begins, at multiples of a page; every `PIECE_BYTES` by default (`pieces`). No copy may cross them, as each piece is
+    locked by itself. `beat`: called before each.
     Raises EnvironmentLacksError: the node or its cgroup has not so much left, or CUDA does not lock it.
     """
     room = memory_room()
@@ -65,11 +67,10 @@ def locked_memory(
     memory.madvise(mmap.MADV_DONTFORK)
     weakref.finalize(memory, _unlock_all, locked, unlock).atexit = False  # The process's end does that by itself.
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    piece_bytes = piece_bytes or PIECE_BYTES
-    for first in range(0, num_bytes, piece_bytes):
+    borders = range(PIECE_BYTES, num_bytes, PIECE_BYTES) if borders is None else borders
+    for first, last in itertools.pairwise(sorted({0, *borders, num_bytes})):
         beat(f"page-locking {format_bytes(num_bytes)} of host memory")
-        size = min(piece_bytes, num_bytes - first)
-        error_number = lock(tensor.data_ptr() + first, size)
+        error_number = lock(tensor.data_ptr() + first, last - first)
         if error_number:
             raise EnvironmentLacksError(
                 f"{what}: cannot page-lock {format_bytes(num_bytes)} of host memory, only {format_bytes(first)} (CUDA "

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node.models.build import build_model
+from dlbench.node.models.kernels import Kernels
+from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.page_locked import locked_memory
+from dlbench.node.training.checkpoint import Checkpoint, snapshot
+from dlbench.node.training.run_record import parameters_digest
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.support.one_rank import trained
@@ -40,6 +48,30 @@ def _same_kernels() -> object:
 
 def losses(run: Run) -> list[float]:
     return [float(loss) for loss in read_steps(run.folder.steps(0)).steps["loss"]]
+
+
+def restored_parameters(run: Run, device: torch.device) -> str:
+    """Digest of the parameters that the checkpoint at `AT` holds; the device gives all it holds back exactly."""
+    workload, path = run.plan.workload, run.folder.checkpoint(AT)
+    model = Kernels(run.plan, device).placed(build_model(workload.model))
+    optimizer = build_optimizer(model, workload.train.at_batch(run.plan.global_batch).optimizer)
+    kept = Checkpoint(path)
+    kept.restore(model, optimizer)
+    again, held = snapshot(model, optimizer, kept.progress, kept.trained), load_file(path)
+    assert again.tensors.keys() == held.keys()
+    assert any(name.startswith("optimizer/") for name in held)
+    for name, tensor in held.items():
+        assert torch.equal(again.tensors[name], tensor), name
+    return parameters_digest(model)
+
+
+def memory_said(num_bytes: int) -> str:
+    """How the record of a checkpoint's memory begins on this machine."""
+    try:
+        locked_memory(num_bytes, "test")
+    except EnvironmentLacksError:  # a low limit of locked memory: dlbench goes on without, and says why
+        return "pageable: the state of a checkpoint: "
+    return "page-locked"
 
 
 @pytest.mark.gpu_process
@@ -92,14 +124,16 @@ def test_a_gpu_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, workload: s
     record = whole.record
     assert record is not None
     assert [write.step for write in record.checkpoint_writes] == [AT, LAST]
-    assert {write.memory for write in record.checkpoint_writes} == {"page-locked"}
+    for write in record.checkpoint_writes:
+        assert write.memory.startswith(memory_said(write.bytes)), write.memory
     resumed = run("resumed", LAST - AT - 4, checkpoint__resume_from=str(whole.folder.checkpoint(AT)))
     assert resumed.record is not None
     assert resumed.record.first_step == AT
-    if losses(resumed) != losses(whole)[AT:]:
-        again = run("again", LAST - 4)
-        if losses(again) != losses(whole):
-            pytest.skip("not measured here: two uninterrupted runs differ, as some kernel has no order of its sums")
+    assert resumed.record.ranks[0].initial_parameters_sha256 == restored_parameters(whole, device)
+    if losses(resumed) != losses(whole)[AT:] and losses(run("again", LAST - 4)) != losses(whole):
+        # Some kernel has no order of its sums here: last bits differ, and a few steps make them little more.
+        assert losses(resumed) == pytest.approx(losses(whole)[AT:], rel=0.01)
+        return
     assert losses(resumed) == losses(whole)[AT:]
     ends = {one.record.ranks[0].final_parameters_sha256 for one in (whole, resumed) if one.record is not None}
     assert len(ends) == 1

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlbench.machine import gpus
+from dlbench.machine import environment, gpus
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.gpus import driver_version, hidden_gpus, is_given_gpu, unusable
 from tests.support.gpus import amd_files, gpu_files
@@ -118,6 +118,8 @@ def test_a_gpu_in_amd_s_processor_is_none_without_torch_for_rocm(
         "AMD's driver (/dev/kfd) shows no GPU but one in the processor, and torch is not built for ROCm",
         "install torch for ROCm, from PyTorch's own index, to try that",
     )
+    monkeypatch.setattr(environment, "hidden_gpus", lambda: hidden_gpus(tmp_path, {}))
+    assert environment.capture([], {})["gpu.unused"].startswith("AMD's driver (/dev/kfd) shows no GPU but")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+rocm7.0")
     assert is_given_gpu(tmp_path, {})
     assert hidden_gpus(tmp_path, {}) is None

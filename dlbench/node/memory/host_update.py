@@ -185,7 +185,7 @@ class CudaLanes:
 
     def host_buffer(self, num: int, dtype: torch.dtype) -> Tensor:
         size = num * dtype.itemsize
-        return locked_memory(size, SETTING, piece_bytes=max(1, size), beat=self._beat).view(dtype)
+        return locked_memory(size, SETTING, borders=(), beat=self._beat).view(dtype)
 
 
 class HostCopies(HostParameters):

@@ -20,12 +20,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import mmap
 import os
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +38,10 @@ from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, UserError, refused
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostError, UserError, refused
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
-from dlbench.node.page_locked import locked_memory
+from dlbench.node.page_locked import PIECE_BYTES, Beat, locked_memory
 from dlbench.opening import file_sha256, parse_json, require_file, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import CHECKPOINT_SUFFIX
@@ -53,14 +55,21 @@ from dlbench.specs.workload import ModelSpec
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 _ALIGNMENT = 8  # Bytes that the header's length is a multiple of, as safetensors recommends.
-_APART = 64  # Bytes between tensors' beginnings on the host, or a multiple, as torch aligns its own.
+_APART = (
+    mmap.PAGESIZE
+)  # Bytes between tensors' beginnings on the host, or a multiple: page-locking may part them there.
 _PIECE = 4 << 20  # Bytes that are digested and written at a time.
 _BUCKET = 64 << 20  # Bytes that ranks give each other at a time.
 
-# What a 64-bit integer holds: nothing was ever counted further.
+_WRITE_BACK = 64 << 20
+"""Bytes after which the file system is waited for: one fsync(2) behind gigabytes would be minutes in which a slow file
+system looks like one that hangs."""
+TURN_S = 1.0  # How long ranks wait for a file before they look whether something of it moved.
+
 SHARED_BY = "data.ranks"
 """Key of a checkpoint's `trained`: the ranks among which samples were shared out. It may change at an epoch's end."""
 
+# What a 64-bit integer holds: nothing was ever counted further.
 Steps = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
@@ -150,7 +159,7 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
         text += b" " * (-len(text) % _ALIGNMENT)
         return len(text).to_bytes(8, "little") + text
 
-    first = len(head("0" * 64))
+    first, unsafe = len(head("0" * 64)), 0
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -160,7 +169,12 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
         try:
 
             def put(name: str, place: int, piece: memoryview) -> None:
+                nonlocal unsafe
                 _write_at(opened, piece, first + entries[name]["data_offsets"][0] + place)
+                unsafe += len(piece)
+                if unsafe >= _WRITE_BACK:
+                    os.fdatasync(opened)
+                    unsafe = 0
                 on_piece()
 
             digest = _digest(taken.header, tensors, put)
@@ -169,7 +183,7 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
         finally:
             os.close(opened)
         temporary.rename(path)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise refused(error, f"{path}: the checkpoint cannot be written: {why_unreadable(error)}") from None
@@ -187,10 +201,13 @@ Linux has a nice value for each thread (sched(7))."""
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run in a thread, one at a time. `keep`: how many of the newest stay."""
+    """Writes the checkpoints of a run in a thread, one at a time.
 
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
+    `keep`: how many of the newest stay. `beat`: called before each piece of memory is page-locked.
+    """
+
+    def __init__(self, keep: int, beat: Beat = lambda _what: None) -> None:
+        self._keep, self._beat = keep, beat
         self._rooms: dict[str, Tensor] = {}
         self._memory = ""  # What kind the rooms are.
         self._thread: threading.Thread | None = None
@@ -230,15 +247,20 @@ class CheckpointWriter:
         if forms == known:
             return self._rooms
         sizes = [-(-tensor.nbytes // _APART) * _APART for tensor in found.values()]
+        firsts = [0, *itertools.accumulate(sizes)]
         memory, self._memory = None, "pageable: the state lies on the host"
         if any(tensor.device.type == "cuda" for tensor in found.values()):
             try:
-                memory = locked_memory(sum(sizes), "the state of a checkpoint", piece_bytes=sum(sizes))
+                borders = [0]
+                for first, end in itertools.pairwise(firsts):
+                    if end - borders[-1] > PIECE_BYTES:  # a tensor that is larger has a piece of its own
+                        borders.append(first)
+                what = "the state of a checkpoint"
+                memory = locked_memory(firsts[-1], what, borders=borders, beat=self._beat)
                 self._memory = "page-locked"
             except EnvironmentLacksError as error:  # recorded, and no reason to end training
                 self._memory = f"pageable: {error}"
-        memory = torch.empty(sum(sizes), dtype=torch.uint8) if memory is None else memory
-        firsts = itertools.accumulate(sizes, initial=0)
+        memory = torch.empty(firsts[-1], dtype=torch.uint8) if memory is None else memory
         self._rooms = {
             name: memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for first, (name, tensor) in zip(firsts, found.items(), strict=False)
@@ -283,6 +305,21 @@ class CheckpointWriter:
         return True
 
 
+def follow(
+    look: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
+) -> None:
+    """All ranks wait for a file of rank 0, and are alive as long as something of it moves.
+
+    `look`: waits `TURN_S` at most; whether all is done, and how many pieces are; counts on rank 0 alone.
+    """
+    seen, is_done = -1, False
+    while not is_done:
+        is_done, pieces = gather(look())[0]
+        if pieces > seen:
+            beat()
+        seen = pieces
+
+
 def prune(folder: Path, keep: int) -> None:
     """Deletes all but the newest checkpoints of a folder."""
     for path in sorted(folder.glob(f"step-*{CHECKPOINT_SUFFIX}"))[:-keep]:
@@ -323,18 +360,25 @@ class Header(Spec):
 class Checkpoint:
     """A checkpoint that has been read and found whole.
 
-    `received`: tensors and header that another rank has read and found whole; None: the file is read.
-    Raises UserError: it is missing, or of another form. IncompleteDataError: it is damaged.
+    `received`: tensors and header that another rank has read and found whole; None: the file is read. `on_piece`:
+    called after each piece of it. Raises UserError: it is missing, or of another form. IncompleteDataError: it is
+    damaged.
     """
 
-    def __init__(self, path: Path, received: tuple[dict[str, Tensor], dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        received: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
+        on_piece: Callable[[], object] = lambda: None,
+    ) -> None:
         self.path = path
         self._tensors, content = _read(path) if received is None else received
         self._content = content
         form = {key: content.get(key) for key in FORMAT}
         if form != FORMAT:
             raise UserError(f"{path}: a checkpoint of another form ({form}); expected {FORMAT}")
-        if received is None and content.get("sha256") != _digest(content, self._tensors):
+        # The file is mapped: its tensors are read here.
+        if received is None and content.get("sha256") != _digest(content, self._tensors, lambda *_piece: on_piece()):
             raise IncompleteDataError(f"{path}: damaged: header and tensors do not have the SHA-256 in the header")
         try:
             header = Header.model_validate(content)
@@ -367,21 +411,35 @@ class Checkpoint:
         """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them.
 
         `broadcast`: gives a tensor of rank 0 on the device to all. Raises, on rank 0, as `find_checkpoint` and the
-        class; PeerLostError, on the others: rank 0 cannot read it.
+        class, or whatever else ends its reading; PeerLostError, on the others: rank 0 cannot read it.
         """
-        own: Self | None = None
-        error: DlbenchError | None = None
-        said: dict[str, Any] | None = None
-        if rank == 0:
+        reading, pieces = Future[Self](), 0
+
+        def moved() -> None:
+            nonlocal pieces
+            pieces += 1
+
+        def read() -> None:
             try:
-                own = cls(find_checkpoint(place))
-                forms = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own._tensors.items()]
-                said = {"path": str(own.path), "header": own._content, "forms": forms}
-            except DlbenchError as failure:  # raised when the others know
-                error = failure
+                reading.set_result(cls(find_checkpoint(place), on_piece=moved))
+            except Exception as failure:  # raised when the others know
+                reading.set_exception(failure)
+
+        def look() -> tuple[bool, int]:
+            wait([reading] if rank == 0 else [], TURN_S)
+            return reading.done(), pieces
+
+        if rank == 0:
+            threading.Thread(target=read, name="dlbench-resume", daemon=True).start()
+        follow(look, gather, lambda: beat("reading the checkpoint to go on from"))
+        own, said = None, None
+        if rank == 0 and reading.exception() is None:
+            own = reading.result()
+            forms = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own._tensors.items()]
+            said = {"path": str(own.path), "header": own._content, "forms": forms}
         everyone = gather(said)
-        if error is not None:
-            raise error
+        if rank == 0:
+            own = reading.result()
         if (said := everyone[0]) is None:
             raise PeerLostError("rank 0 cannot read the checkpoint to go on from")
         if own is None:

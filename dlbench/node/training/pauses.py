@@ -18,27 +18,28 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
-from dlbench.errors import RunError
 from dlbench.node.data.loader import EvaluationSource
+from dlbench.node.failures import failure_of
 from dlbench.node.garbage import COLLECT_EVERY
 from dlbench.node.models.build import Quality, network_of
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import (
     SHARED_BY,
+    TURN_S,
     CheckpointWriter,
     Progress,
     data_identity,
+    follow,
     trained_identity,
 )
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.state import TrainState
 from dlbench.records.record import Evaluation, QualityResult, meets
-
-_TURN_S = 1.0  # How long ranks wait for a checkpoint before they look whether it grows.
 
 
 def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
@@ -82,7 +83,7 @@ class Pauses:
         self.evaluations: list[Evaluation] = []
         self._trained_before_s = 0.0
         self._predictor_value = math.nan
-        self.writer = CheckpointWriter(self._plan.checkpoint.keep)  # of rank 0; on others it has nothing to do
+        self.writer = CheckpointWriter(self._plan.checkpoint.keep, context.beat)  # of rank 0; others write nothing
         self._trained: dict[str, Any] = {
             **trained_identity(context.plan),
             **data_identity(state.source),
@@ -195,21 +196,17 @@ class Pauses:
 
         `alone`: this rank waits for its own. Raises RunError, on rank 0: it could not be written.
         """
-        seen, is_done = -1, False
-        while not is_done:
-            own: list[Any] = [self.writer.wait(_TURN_S), self.writer.pieces]
-            is_done, pieces = own if alone else self._context.engine.gather(own)[0]
-            if pieces > seen:
-                self._context.beat("a piece of a checkpoint")
-            seen = pieces
+        gather: Callable[[Any], list[Any]] = (lambda own: [own]) if alone else self._context.engine.gather
+        beat = partial(self._context.beat, "a piece of a checkpoint")
+        follow(lambda: (self.writer.wait(TURN_S), self.writer.pieces), gather, beat)
         self.writer.require_well()
 
     def close(self) -> None:
-        """Training ended, however it did: what is being written is finished."""
+        """Training ended, however it did: what is being written is finished. Raises nothing that would hide why."""
         try:
             self._await_write(alone=True)
-        except RunError as error:  # something else ended training already
-            print(f"dlbench: {error}", file=sys.stderr, flush=True)
+        except Exception as error:  # something else ended training already
+            print(f"dlbench: while training ended: {failure_of(error).reason}", file=sys.stderr, flush=True)
 
     def checkpoints(self) -> tuple[str, ...]:
         """Names of the checkpoints that are there now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import signal
@@ -99,9 +100,9 @@ CALLS = ("open", "pwrite", "fsync", "close", "rename", "unlink")
 
 
 def killed_at_each_call(arguments: Sequence[str]) -> int:
-    """One process after the other trains, each killed one call later, until one comes to its end."""
+    """One process after the other trains, each killed `stride` calls later, until one comes to its end."""
     torch.set_num_threads(1)
-    for moment in range(200):
+    for moment in range(0, 200, int(arguments[1])):
         process = os.fork()
         if process == 0:
             train_and_write(Path(arguments[0]) / str(moment), moment)
@@ -146,18 +147,22 @@ def train_and_write(folder: Path, moment: int) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_kill_at_any_call_leaves_the_last_whole_checkpoint_and_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_kill_at_any_call_leaves_the_last_whole_checkpoint_and_training_goes_on_bit_for_bit(
+    tmp_path: Path, stride: int
+) -> None:
     model, optimizer = net()
     expected = steps(model, optimizer, 0, lambda step: None)
     (tmp_path / "logs").mkdir()
     (tmp_path / "runs").mkdir()
-    codes, said = run_ranks(killed_at_each_call, [str(tmp_path / "runs")], [{}], tmp_path / "logs")
+    codes, said = run_ranks(killed_at_each_call, [str(tmp_path / "runs"), str(stride)], [{}], tmp_path / "logs")
     assert codes == [0], said
     found, before = set(), 0
-    moments = len(list((tmp_path / "runs").iterdir()))
+    moments = sorted(int(folder.name) for folder in (tmp_path / "runs").iterdir())
     # Of each of 4 checkpoints: open, 7 tensors and the header, fsync, close, rename, and all but one delete another.
-    assert moments == 4 * 13 - 1 + 1
-    for moment in range(moments):
+    calls = 4 * 13 - 1
+    assert moments == [*range(0, calls, stride), -(-calls // stride) * stride]
+    for moment in moments:
         folder = tmp_path / "runs" / str(moment)
         model, optimizer = net()
         first = 0
@@ -314,18 +319,45 @@ def test_what_ends_training_waits_for_the_checkpoint_and_says_what_became_of_it(
     (path,) = (tmp_path / "1").glob("*/checkpoints/*")
     assert Checkpoint(path).progress.step == 5
     fsync = os.fsync
+    refused: tuple[tuple[Exception, str], ...] = (
+        (OSError(5, os.strerror(5)), f"the checkpoint cannot be written: {os.strerror(5)}"),
+        (MemoryError(), "the checkpoint cannot be written: MemoryError"),
+        (LookupError("a defect of the thread"), "LookupError: a defect of the thread"),
+    )
+    for number, (error, said) in enumerate(refused):
 
-    def slow(opened: int) -> None:
-        if threading.current_thread().name == "dlbench-checkpoint":
-            threading.main_thread().join(0.2)  # the step that fails comes first
-            raise OSError(5, os.strerror(5))
-        fsync(opened)
+        def slow(opened: int, error: Exception = error) -> None:
+            if threading.current_thread().name == "dlbench-checkpoint":
+                threading.main_thread().join(0.2)  # the step that fails comes first
+                raise error
+            fsync(opened)
 
-    monkeypatch.setattr(os, "fsync", slow)
-    with pytest.raises(ValueError, match="a defect"):
-        run_in(tmp_path / "2", 8, checkpoint__every_steps=5)
-    assert f"the checkpoint cannot be written: {os.strerror(5)}" in capsys.readouterr().err
-    assert not list((tmp_path / "2").glob("*/checkpoints/*"))
+        monkeypatch.setattr(os, "fsync", slow)
+        with pytest.raises(ValueError, match="a defect"):
+            run_in(tmp_path / f"refused {number}", 8, checkpoint__every_steps=5)
+        assert said in capsys.readouterr().err
+        assert not list((tmp_path / f"refused {number}").glob("*/checkpoints/step-*"))
+
+
+def test_a_file_system_is_waited_for_again_and_again_and_a_piece_counts_when_it_has_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_PIECE", 16)
+    monkeypatch.setattr(checkpoint, "_WRITE_BACK", 32)
+    order: list[str] = []
+    pwrite = os.pwrite
+
+    def written(file: int, content: memoryview, place: int) -> int:
+        order.append("write")
+        return pwrite(file, content, place)
+
+    monkeypatch.setattr(os, "pwrite", written)
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, lambda _opened, name=name: order.append(name))
+    taken = Snapshot(header={}, tensors={"a": torch.zeros(80, dtype=torch.uint8)})
+    write_snapshot(tmp_path / "step-00000001.safetensors", taken, lambda: order.append("piece"))
+    # Of five pieces every other one waits before it counts; then the header.
+    assert order == [*("write piece write fdatasync piece " * 2 + "write piece").split(), "write", "fsync"]
 
 
 def test_ranks_that_wait_are_alive_as_long_as_something_is_written() -> None:
@@ -380,9 +412,9 @@ def test_the_copy_of_a_gpus_state_is_waited_for_on_the_stream_that_computes(monk
         (
             None,
             2,
-            "pageable: the state of a checkpoint: cannot page-lock 1 MiB of host memory, only 0 B (CUDA error 2)",
+            "pageable: the state of a checkpoint: cannot page-lock 1.004 MiB of host memory, only 0 B (CUDA error 2)",
         ),
-        (1 << 19, 0, "pageable: the state of a checkpoint: 1 MiB of host memory would be page-locked, 512 KiB are"),
+        (1 << 19, 0, "pageable: the state of a checkpoint: 1.004 MiB of host memory would be page-locked, 512 KiB"),
     ],
 )
 def test_a_gpus_state_goes_to_page_locked_memory_or_the_record_says_why_not(
@@ -402,6 +434,32 @@ def test_a_gpus_state_goes_to_page_locked_memory_or_the_record_says_why_not(
         rooms[name].fill_(7)
     assert writer._room_for(state) is rooms
     assert all(bool((one == 7).all()) for one in rooms.values())
+
+
+def test_a_gpus_state_is_locked_piece_by_piece_and_no_tensor_lies_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    most, locked, beats = 1 << 20, list[tuple[int, int]](), list[str]()
+
+    def lock(first: int, size: int) -> int:
+        locked.append((first, first + size))
+        assert len(beats) == len(locked)  # before each piece
+        return 0
+
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", most)
+    locking = partial(page_locked.locked_memory, lock=lock, unlock=lambda _first: None)
+    monkeypatch.setattr(checkpoint, "locked_memory", locking)
+    sizes = [400_000, 700_000, 12, 3 * most, 5, 900_000]
+    with FakeTensorMode():
+        state = {f"t{n}": torch.empty(size, dtype=torch.uint8, device="cuda") for n, size in enumerate(sizes)}
+    writer = CheckpointWriter(keep=1, beat=beats.append)
+    rooms = writer._room_for(state)
+    assert writer._memory == "page-locked"
+    places = [(room.data_ptr(), room.data_ptr() + room.nbytes) for room in rooms.values()]
+    for begin, end in places:
+        assert any(first <= begin and end <= last for first, last in locked)
+    assert all(first % mmap.PAGESIZE == 0 for first, _ in locked)
+    held = [sum(first <= begin < last for begin, _ in places) for first, last in locked]
+    assert held == [1, 2, 1, 2]
+    assert [last - first <= most for first, last in locked] == [True, True, False, True]
 
 
 # Files
@@ -480,14 +538,14 @@ class Ranks:
         self.broadcasts += rank == 0
         tensor.copy_(self.exchange(rank, tensor.clone())[0])
 
-    def resume(self, rank: int, place: Path) -> Checkpoint:
+    def resume(self, rank: int, place: Path, beat: Callable[[str], object] = lambda what: None) -> Checkpoint:
         return Checkpoint.on_all_ranks(
             place if rank == 0 else Path("/nowhere"),
             rank=rank,
             gather=lambda value: self.gather(rank, value),
             broadcast=lambda tensor: self.broadcast(rank, tensor),
             device=CPU,
-            beat=lambda what: None,
+            beat=beat,
         )
 
 
@@ -522,3 +580,41 @@ def test_what_rank_0_cannot_read_ends_all_ranks_and_one_says_why(tmp_path: Path)
     (tmp_path / "step-00000001.safetensors").write_bytes(b"no checkpoint")
     found = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path))
     assert [type(error) for error in found] == [IncompleteDataError, PeerLostError]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("a defect")])
+def test_whatever_ends_rank_0_while_it_reads_ends_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write_checkpoint(tmp_path / "step-00000001.safetensors", *net(), progress(1), {})
+
+    def digest(*_given: object) -> str:
+        raise error
+
+    monkeypatch.setattr(checkpoint, "_digest", digest)
+    ranks = Ranks(2)
+    one, other = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path))
+    assert one is error
+    assert isinstance(other, PeerLostError)
+
+
+def test_ranks_are_alive_while_rank_0_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "TURN_S", 0.01)
+    monkeypatch.setattr(checkpoint, "_PIECE", 8)
+    write_checkpoint(tmp_path / "step-00000001.safetensors", *net(), progress(1), {})
+    digest, heard, waited = checkpoint._digest, [threading.Semaphore(0) for _ in range(2)], list[bool]()
+
+    def slow(header: Any, tensors: Any, visit: Callable[[str, int, memoryview], object]) -> str:
+        def visited(*piece: Any) -> None:
+            visit(*piece)
+            # The next piece comes when every rank has heard of this one.
+            waited.extend(one.acquire(timeout=60) for one in heard)
+
+        return digest(header, tensors, visited)
+
+    monkeypatch.setattr(checkpoint, "_digest", slow)
+    ranks = Ranks(2)
+    found = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path, lambda what: heard[rank].release()))
+    assert [one.progress.step for one in found] == [1, 1]
+    assert len(waited) > 8
+    assert all(waited)
