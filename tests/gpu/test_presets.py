@@ -83,7 +83,7 @@ def test_an_update_of_64_parts_is_that_of_one_and_no_step_sleeps_long(tmp_path: 
     # The same samples in sums of another order.
     assert many.record.ranks[0].last_loss == pytest.approx(one.record.ranks[0].last_loss, rel=1e-2)
     times = read_steps(many.folder.steps(0)).steps["step_ns"]
-    # The first two steps set things up. Of each three in a row, the held ones among them: a host may be interrupted in one.
+    # The first two steps set things up. Of three in a row, held ones too, a host may be interrupted in one.
     longest = max(statistics.median(times[first : first + HELD_STEPS]) for first in range(2, 13 - HELD_STEPS))
     assert longest < 5 * statistics.median(times[12:])
 
