@@ -386,7 +386,8 @@ def checkpoint_bytes(plan: RunPlan, rank: int, model: nn.Module) -> int:
         return 0
     spec = plan.workload.train.at_batch(plan.global_batch).optimizer
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    return sum(tensor.nbytes for tensor in model.state_dict().values()) + trained * optimizer_copies(spec)
+    present: int = sum(tensor.nbytes for tensor in model.state_dict().values())
+    return present + trained * optimizer_copies(spec)
 
 
 def optimizer_copies(spec: OptimizerSpec) -> int:
