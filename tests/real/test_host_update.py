@@ -23,7 +23,9 @@ CASES = {
 
 @pytest.mark.horovod
 @pytest.mark.usefixtures("horovod_installed")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.nightly) if case == "ddp" else case for case in CASES]
+)
 def test_two_ranks_train_the_same_numbers(case: str, tmp_path: Path) -> None:
     found = {}
     for where in ("device", "host"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -64,7 +65,7 @@ def test_measuring_takes_less_than_training_in_core(monkeypatch: pytest.MonkeyPa
 
 
 SIZES = [
-    ("bert", "96", ("in core", "checkpoint")),
+    ("bert", "64", ("checkpoint", "in core")),
     ("cosmoflow", "32", ()),
     ("resnet50", "48", ()),
     ("bert", "128", ()),
@@ -81,9 +82,14 @@ BESIDE = ("streamed", "checkpoint + streamed", "plan")
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_resident_memory_is_what_is_told(workload: str, batch: str, methods: tuple[str, ...]) -> None:
-    """In a process of its own, whose freed memory goes back; swapping has no live figure, but a resident one."""
+    """In a process of its own, whose freed memory goes back; swapping has no live figure, but a resident one.
+
+    One arena of the C library serves all threads, and the method with the least memory comes first: what other arenas
+    and small tensors of a larger step leave in pieces is held again as it happens (2 to 5 % of a step, without that 1).
+    """
     command = [sys.executable, "-m", "tests.bench.memory", "account", workload, batch, *methods]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True)
+    variables = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True, env=variables)
     for method, found in json.loads(done.stdout.splitlines()[-1])["methods"].items():
         assert found["resident"] <= 1.05 * found["told"], method
         if method not in BESIDE:
