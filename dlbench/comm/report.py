@@ -46,6 +46,10 @@ _LAUNCH_BOUND = (
     "in {} of {} iterations the GPU came to the operations before the host had queued all of them: their time may be "
     "the host's rate of calls"
 )
+_CUT = (
+    "samples of {} operations, fewer than usual, as the GPU came to more of them before the host had queued all: their "
+    "time may hold what ranks began apart"
+)
 
 NOISY = 0.5  # Where the middle half of iterations spans more than this share of the median, none is typical.
 
@@ -81,6 +85,9 @@ def run_doubts(run: CommRun) -> list[Doubt]:
         if point.launch_bound:
             text = f"{what}: {_LAUNCH_BOUND.format(point.launch_bound, len(point.times_s))}"
             found.append(Doubt(code="launch-bound", severity="serious", text=text, runs=ids))
+        if point.is_cut:
+            text = f"{what}: {_CUT.format(point.operations)}"
+            found.append(Doubt(code="short-samples", severity="note", text=text, runs=ids))
         problem = counter_problem(run, point)
         if problem:
             found.append(Doubt(code="counters", severity="serious", text=f"{what}: {problem}", runs=ids))

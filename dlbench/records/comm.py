@@ -66,6 +66,11 @@ class CommPoint(Spec):
     operations: Count = Field(
         1, description="Operations of an iteration, back to back: more than one where it is short."
     )
+    is_cut: Flag = Field(
+        False,
+        description="In-stream: whether these are fewer than a sample should have, as the GPU came to more of them "
+        "before the host had queued all.",
+    )
     skew_s: tuple[NonNegative, ...] = Field((), description="How far apart ranks began each timed iteration, seconds.")
     correct: Flag | None = Field(description="Whether all ranks held the right result; null if not checked.")
     max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")

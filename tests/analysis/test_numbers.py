@@ -506,6 +506,9 @@ MLX = {"mlx5_0": "InfiniBand", "mlx5_1": "InfiniBand"}
         ({"NET/Socket": 8}, {}, {}, None),  # a network of Ethernet alone
         ({}, MLX, {}, None),  # one node
         ({"NET/IB/GDRDMA": 8}, MLX, {"NCCL_IB_DISABLE": "0"}, None),
+        # Plugins: aws-ofi-nccl's, and one of NCCL's own interface; they need not say how they go.
+        ({"NET/AWS Libfabric": 8}, {"efa_0": "EFA"}, {}, None),
+        ({"NET/IBext_v9": 4, "NET/IBext_v9/GDRDMA": 4}, MLX, {}, None),
         (
             {"NET/Socket": 6, "NET/Socket/Shared": 2},
             MLX,

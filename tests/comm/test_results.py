@@ -234,6 +234,15 @@ def test_times_in_which_the_gpu_may_have_waited_for_calls_are_a_serious_warning(
     assert one.text.startswith("library of torch-gloo, 4 KiB: in 3 of 10 iterations the GPU came to the operations")
 
 
+def test_how_many_operations_a_sample_had_that_was_cut_short_is_noted(tmp_path: Path) -> None:
+    for plan in factory.comm_plans(algorithms="none", backends="gloo", sizes="4KiB,8KiB"):
+        cut = factory.Story(change=lambda point: {"is_cut": point["num_bytes"] == 4096, "operations": 16})
+        factory.write_comm_run(tmp_path, plan, cut)
+    (one,) = [one for one in group_doubts(only(tmp_path)) if one.code == "short-samples"]
+    assert one.severity == "note"
+    assert one.text.startswith("library of torch-gloo, 4 KiB: samples of 16 operations, fewer than usual")
+
+
 def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path) -> None:
     for modules in ("openmpi/4.1", "openmpi/5.0"):
         asked = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "overrides": {"system.modules": modules}}

@@ -164,9 +164,11 @@ def test_small_kernels_are_bound_by_their_launches_and_large_ones_are_not() -> N
 def test_held_back_steps_show_what_kernels_take_and_do_not_sleep_long(parts: int) -> None:
     told, _ = measured(small(), parts, count=20)
     held, others = told[WARMUP - 3 : WARMUP], told[2 : WARMUP - 3]
-    # The device slept until all was queued, so nothing of a phase was waiting; a host may be interrupted in one step.
-    for place in range(len(LAUNCHED)):
-        assert min(one.launch[place] for one in held) == 0
+    # The device slept until all was queued, so nothing of a phase was waiting; but a host may be interrupted, in one of
+    # the steps, and in any where 64 parts make it long.
+    for place, phase in enumerate(map(PHASES.index, LAUNCHED)):
+        waited = min(one.launch[place] / one.phases[phase] for one in held)
+        assert waited == 0 if parts == 1 else waited < 0.05, PHASES[phase]
     plain_ns = statistics.median(one.step_ns for one in others)
     slept_ns = statistics.median(one.phases[phases.INPUT] for one in held)
     assert 0.5 * plain_ns < slept_ns < 4 * plain_ns

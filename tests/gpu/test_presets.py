@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dlbench.node.training.step_schedule import HELD_STEPS
 from dlbench.perfmodels.utilisation import sheet_of, why_no_sheet
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
@@ -82,8 +83,9 @@ def test_an_update_of_64_parts_is_that_of_one_and_no_step_sleeps_long(tmp_path: 
     # The same samples in sums of another order.
     assert many.record.ranks[0].last_loss == pytest.approx(one.record.ranks[0].last_loss, rel=1e-2)
     times = read_steps(many.folder.steps(0)).steps["step_ns"]
-    # The first two steps set things up.
-    assert max(times[2:12]) < 5 * statistics.median(times[12:])
+    # The first two steps set things up. Of three in a row, held ones too, a host may be interrupted in one.
+    longest = max(statistics.median(times[first : first + HELD_STEPS]) for first in range(2, 13 - HELD_STEPS))
+    assert longest < 5 * statistics.median(times[12:])
 
 
 def test_weights_of_a_checkpoint_are_those_on_the_gpu(tmp_path: Path) -> None:

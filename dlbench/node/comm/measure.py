@@ -29,6 +29,7 @@ class _Taken:
     """What one rank noted of one contestant."""
 
     operations: int = 1  # Of each sample; the same on all ranks.
+    is_cut: bool = False  # Whether more of them would have been more than the host queues in time.
     samples: list[Sample] = field(default_factory=list)
     single: list[Sample] = field(default_factory=list)
     """One operation alone by the host's clock, where the samples are timed otherwise."""
@@ -98,7 +99,7 @@ class Measurement:
         garbage.hold()
         try:
             for contestant in able:
-                taken[contestant].operations = self._enough(contestant, size)
+                taken[contestant].operations, taken[contestant].is_cut = self._enough(contestant, size)
             for iteration in range(comm.warmup + comm.iterations):
                 for contestant in able:
                     self._iterate(contestant, iteration, size, taken[contestant])
@@ -123,8 +124,8 @@ class Measurement:
     def _what(self, contestant: Contestant, size: _Size, which: str) -> str:
         return f"{self._comm.collective} {contestant.algorithm} ({contestant.carrier}) of {size.text}, {which}"
 
-    def _enough(self, contestant: Contestant, size: _Size) -> int:
-        """How many operations make a sample: the same on all ranks, found by trials."""
+    def _enough(self, contestant: Contestant, size: _Size) -> tuple[int, bool]:
+        """How many operations make a sample, and whether that is too few: the same on all ranks, found by trials."""
         what = self._what(contestant, size, "trial")
         chain = size.inputs.longest_chain if contestant.is_in_place else None
         most = min(self._clock.most_operations, chain or self._clock.most_operations)
@@ -139,11 +140,12 @@ class Measurement:
                 trials = _TRIALS  # the first one was cold: buffers, connections
                 continue
             if all(any(late for _, _, late in ranks) for ranks in zip(*everyone, strict=True)):
-                return queued  # so many are more than the launch queue takes, or than the host queues in time
+                # So many are more than the launch queue takes, or than the host queues in time.
+                return queued, operations > 1
             queued = operations
             wanted = enough_operations(shortest, operations, most)
             if wanted == operations:
-                return operations
+                return operations, False
             operations = wanted
 
     def _iterate(self, contestant: Contestant, iteration: int, size: _Size, taken: _Taken) -> None:
@@ -256,6 +258,7 @@ class Measurement:
             operations=taken.operations,
             timing=self._clock.timing,
             times_s=tuple(one.seconds for one in samples),
+            is_cut=taken.is_cut,
             launch_bound=None if not late or None in late[0] else sum(map(any, late)),
             single_call_s=tuple(one.seconds for one in alone),
             skew_s=tuple(one.skew_s for one in samples),

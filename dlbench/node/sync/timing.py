@@ -413,11 +413,13 @@ def enough_operations(seconds: float, operations: int, most: int) -> int:
     return int(min(most, _GROWTH * operations, max(wanted, 2 * operations)))
 
 
-MOST_QUEUED = 500  # Calls of a sample that is held back: CUDA's launch queue takes about 1,024 before launching waits.
+MOST_QUEUED = 150
+"""Calls of a sample that is held back: CUDA's launch queue takes about 1,024 entries before launching waits, and a call
+of torch's NCCL makes some six: its kernel, and records of events and waits for them (ProcessGroupNCCL.cpp)."""
 _HOLD_FACTOR = 2.0  # Sleep by what queueing took before; calls do not always take as long.
 _FIRST_CALL_S = 50e-6  # Queueing a call, where it was not seen yet: some times what torch and NCCL need.
 _MEETING_S = 100e-6  # Ordering the sleep and the meeting.
-_LONGEST_HOLD_S = 0.1  # `MOST_QUEUED` calls of 100 us, twice.
+_LONGEST_HOLD_S = 0.1  # `MOST_QUEUED` calls of 330 us, twice.
 
 
 class InStream(NamedTuple):

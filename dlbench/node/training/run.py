@@ -439,12 +439,14 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
     if train.optimizer_state == "device":
         return None
     from dlbench.node.memory.host_update import SETTING, HostUpdate, host_parameters
+    from dlbench.node.memory.planning import checkpoint_bytes
     from dlbench.node.page_locked import require_room
 
+    check_room = partial(require_room, what=SETTING, place=context.place, gather=context.engine.gather)
     spec = train.at_batch(plan.global_batch).optimizer
     parameters = host_parameters(
         *((p for p in model.parameters() if p.requires_grad), context.device, spec),
-        check_room=partial(require_room, what=SETTING, place=context.place, gather=context.engine.gather),
+        check_room=partial(check_room, checkpoint_bytes=checkpoint_bytes(plan, context.place.rank, model)),
         beat=context.beat,
     )
     return HostUpdate(

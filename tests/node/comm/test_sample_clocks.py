@@ -15,7 +15,7 @@ from dlbench.node.comm.measure import Measurement
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync import timing
 from dlbench.node.sync.own import route
-from dlbench.node.sync.timing import LEAST_SAMPLE_S
+from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED
 from dlbench.records.comm import CommPoint
 from dlbench.specs.comm import CommSpec
 
@@ -156,7 +156,17 @@ def test_a_collective_shorter_than_its_launch_takes_its_own_time(
     point = measured(monkeypatch, gpu, Planted(gpu, startup_s=8e-6), 4)
     assert point.times_s == pytest.approx([8e-6] * 5, rel=1e-3)
     assert point.launch_bound == 0
-    assert point.operations <= 500
+    assert (point.operations, point.is_cut) == (MOST_QUEUED, False)
+
+
+def test_a_call_that_fills_six_places_of_the_launch_queue_is_timed_as_often_as_a_sample_may_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As NCCL's by way of torch: a kernel, and records of events and waits for them."""
+    gpu = Gpu()
+    point = measured(monkeypatch, gpu, Planted(gpu, startup_s=8e-6, kernels=6), 4)
+    assert point.times_s == pytest.approx([8e-6] * 5, rel=1e-3)
+    assert (point.operations, point.is_cut, point.launch_bound) == (MOST_QUEUED, False, 0)
 
 
 def test_an_operation_of_many_launches_is_timed_as_often_as_the_launch_queue_takes_it(
@@ -165,13 +175,15 @@ def test_an_operation_of_many_launches_is_timed_as_often_as_the_launch_queue_tak
     gpu = Gpu(launch_s=10e-6)
     point = measured(monkeypatch, gpu, Planted(gpu, startup_s=400e-6, kernels=300), 4)
     assert point.times_s == pytest.approx([400e-6] * 5, rel=1e-3)
-    assert (point.operations, point.launch_bound) == (1, 0), "five, of 2 ms, would be 1,500 launches"
+    assert (point.operations, point.is_cut, point.launch_bound) == (1, True, 0), (
+        "five, of 2 ms, would be 1,500 launches"
+    )
 
 
 def test_where_one_operation_is_more_than_the_launch_queue_takes_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(launch_s=10e-6)
     point = measured(monkeypatch, gpu, Planted(gpu, startup_s=4e-3, kernels=2000), 4)
-    assert (point.operations, point.launch_bound) == (1, 5)
+    assert (point.operations, point.is_cut, point.launch_bound) == (1, False, 5)
     assert min(point.times_s) > 1.5 * 4e-3
 
 
