@@ -19,7 +19,7 @@ from dlbench.node.memory.host_update import CudaLanes, HostCopies, HostUpdate
 from dlbench.node.memory.spans import BACKWARD, FORWARD, IN, OUT, RECOMPUTE
 from dlbench.node.memory.tiers import PinnedTier
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.page_locked import locked_memory
+from dlbench.node.page_locked import locked_memory, page_lock, page_unlock
 from dlbench.perfmodels.memory.blocks import BlockCosts
 from dlbench.specs.training import OptimizerSpec
 from tests.node.memory.networks import Task, cut, measured_chain, planned
@@ -204,6 +204,14 @@ def test_memory_locked_in_pieces_serves_copies_across_their_borders(device: torc
         assert torch.equal(torch.empty(0, device=device).set_(tier.take(ticket), 0, one.shape, (1,)), one)
         tier.discard(ticket)
     tier.close()
+
+
+def test_a_refusal_to_page_lock_does_not_end_the_next_kernel(device: torch.device) -> None:
+    memory, other = locked_memory(1 << 20, "test"), torch.empty(1 << 20, dtype=torch.uint8)
+    assert page_lock(memory.data_ptr(), memory.nbytes) == 712  # cudaErrorHostMemoryAlreadyRegistered
+    assert torch.ones(3, device=device).sum().item() == 3
+    page_unlock(other.data_ptr())  # was never locked
+    assert torch.ones(3, device=device).sum().item() == 3
 
 
 @pytest.mark.parametrize("piece_bytes", [1 << 30, 1 << 20])

@@ -271,6 +271,8 @@ class Slots:
         for tensor in batch.values() if self._pins else ():
             error = page_lock(tensor.data_ptr(), tensor.nbytes)
             if error:
+                for address in locked:  # while it is mapped: nobody keeps this batch
+                    page_unlock(address)
                 raise EnvironmentLacksError(
                     f"{format_bytes(tensor.nbytes)} of shared memory cannot be page-locked for the GPU (CUDA error "
                     f"{error}): see `ulimit -l`, or lower data.loader_workers or data.prefetch_batches"

@@ -25,6 +25,7 @@ from dlbench.perfmodels.memory.planner import fixed_plan, in_core_bytes, plan_bl
 from dlbench.perfmodels.memory.search import DoesNotFitError
 from dlbench.specs.base import Spec
 from dlbench.specs.memory import BlockPlan, Chain, TransferRates, Unit
+from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
@@ -374,6 +375,19 @@ def state_bytes(model: nn.Module, train: TrainSpec, *, gradients: bool) -> int:
     on_host = train.optimizer_state == "host" and any(p.device.type != "cpu" for p in model.parameters())
     copies = 0 if on_host else optimizer_copies(train.optimizer)
     return parameters + buffers + trained * (copies + gradients)
+
+
+def checkpoint_bytes(plan: RunPlan, rank: int, model: nn.Module) -> int:
+    """Memory of the host that a rank keeps for checkpoints: parameters, buffers and optimizer state; tied ones each.
+
+    0 where the plan keeps none, or another rank writes them. `model`: the network without an engine's wrapper.
+    """
+    if rank != 0 or not plan.checkpoint.is_on:
+        return 0
+    spec = plan.workload.train.at_batch(plan.global_batch).optimizer
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    present: int = sum(tensor.nbytes for tensor in model.state_dict().values())
+    return present + trained * optimizer_copies(spec)
 
 
 def optimizer_copies(spec: OptimizerSpec) -> int:

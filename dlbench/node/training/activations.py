@@ -15,7 +15,17 @@ from dlbench.node.data.text import arranged
 from dlbench.node.memory.cut import BlockFunction
 from dlbench.node.memory.device_memory import give_back_freed, restart_peaks, trim
 from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.planning import Batch, Gather, MemoryPlan, Workbench, alone, far_tier, plan_memory, state_bytes
+from dlbench.node.memory.planning import (
+    Batch,
+    Gather,
+    MemoryPlan,
+    Workbench,
+    alone,
+    checkpoint_bytes,
+    far_tier,
+    plan_memory,
+    state_bytes,
+)
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers import Tier
 from dlbench.node.models.build import Loss
@@ -117,7 +127,8 @@ def activation_memory(
         allocator = give_back_freed(False)
     if context.on_gpu:
         locked = found.plan.predicted.swapped_bytes
-        require_room(locked, f"train.swap {plan.workload.train.swap}", place, context.engine.gather)
+        what, kept = f"train.swap {plan.workload.train.swap}", checkpoint_bytes(plan, place.rank, model)
+        require_room(locked, what, place, context.engine.gather, checkpoint_bytes=kept)
     context.watch.stage("building")
     return ActivationMemory(
         *(plan.workload.train, found, model, device, place.rank, bench.open_tier),

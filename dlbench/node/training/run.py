@@ -36,16 +36,15 @@ from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
 from dlbench.node.training.checkpoint import (
     Checkpoint,
-    InitialWeights,
     Progress,
     data_identity,
     find_checkpoint,
-    load_initial,
     ranks_before,
     require_same_holders,
     trained_identity,
 )
 from dlbench.node.training.context import RankContext
+from dlbench.node.training.initial_weights import InitialWeights, load_initial
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.precision import Precision
@@ -440,12 +439,14 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
     if train.optimizer_state == "device":
         return None
     from dlbench.node.memory.host_update import SETTING, HostUpdate, host_parameters
+    from dlbench.node.memory.planning import checkpoint_bytes
     from dlbench.node.page_locked import require_room
 
+    check_room = partial(require_room, what=SETTING, place=context.place, gather=context.engine.gather)
     spec = train.at_batch(plan.global_batch).optimizer
     parameters = host_parameters(
         *((p for p in model.parameters() if p.requires_grad), context.device, spec),
-        check_room=partial(require_room, what=SETTING, place=context.place, gather=context.engine.gather),
+        check_room=partial(check_room, checkpoint_bytes=checkpoint_bytes(plan, context.place.rank, model)),
         beat=context.beat,
     )
     return HostUpdate(

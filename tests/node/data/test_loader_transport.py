@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.node import page_locked
 from dlbench.node.data import loader_transport as slots_module
 from dlbench.node.data.loader import Ledger, LoadedSource
 from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, NoRoomError, Slots, no_room
@@ -201,17 +202,18 @@ def test_full_shared_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Runtime:
-    """cudart as `torch.cuda.cudart()` gives it, for page-locking."""
+    """cudart as `torch.cuda.cudart()` gives it, for page-locking; from call `until` on it refuses with `error`."""
 
-    def __init__(self, error: int = 0) -> None:
-        self.error, self.locked, self.calls = error, dict[int, int](), 0
+    def __init__(self, error: int = 0, until: int = 1) -> None:
+        self.error, self.until, self.locked, self.calls = error, until, dict[int, int](), 0
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         assert flags == 1
         self.calls += 1
-        if not self.error:
-            self.locked[address] = size
-        return self.error
+        if self.error and self.calls >= self.until:
+            return self.error
+        self.locked[address] = size
+        return 0
 
     def cudaHostUnregister(self, address: int) -> int:
         del self.locked[address]
@@ -221,6 +223,7 @@ class Runtime:
 def test_slots_are_page_locked_once_and_unlocked_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(page_locked, "_last_error", lambda: lambda: 0)
     made, slots = MadeSlots(), Slots(1, pin_memory=True)
     turns = slots.turns()
     for _ in range(5):
@@ -238,8 +241,9 @@ def test_slots_are_page_locked_once_and_unlocked_at_the_end(monkeypatch: pytest.
     slots.close()
     assert runtime.locked == {}
     refusing = Slots(1, pin_memory=True)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(error=2))
+    runtime, batch = Runtime(error=2, until=2), {"x": torch.zeros(3), "y": torch.zeros(3)}
     with pytest.raises(
         EnvironmentLacksError, match=r"cannot be page-locked for the GPU \(CUDA error 2\): see `ulimit -l`"
     ):
-        refusing.take(Fetched(made={"x": torch.zeros(3)}, names=("x",), slot=0, num=3, asked_slot=0))
+        refusing.take(Fetched(made=batch, names=("x", "y"), slot=0, num=3, asked_slot=0))
+    assert (runtime.calls, runtime.locked) == (2, {})

@@ -27,11 +27,13 @@ from dlbench.node.memory.host_update import (
     HostUpdate,
     host_parameters,
 )
+from dlbench.node.memory.planning import checkpoint_bytes
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.training.checkpoint import Checkpoint, Progress
+from dlbench.node.training.checkpoint import Checkpoint, Progress, snapshot
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 from tests.support.checkpoints import write_checkpoint
+from tests.support.run_factory import plans
 
 OPTIMIZERS = {
     "sgd": OptimizerSpec(name="sgd", learning_rate=0.1, momentum=0.9, weight_decay=0.01),
@@ -217,6 +219,22 @@ def test_a_node_without_room_for_parameters_and_state_is_told_before_anything_is
             host_parameters(parameters, torch.device("cuda"), OPTIMIZERS[name], check_room=check_room)
         assert asked.pop() == (2 + copies) * size  # values and gradients, and the optimizer's state
     assert host_parameters(parameters, torch.device("cpu"), OPTIMIZERS["sgd"], check_room=check_room).num_bytes == 0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_room_that_is_asked_for_checkpoints_is_what_one_takes(name: str) -> None:
+    overrides: Any = {"train.optimizer.name": name, "checkpoint.every_steps": 5}
+    plan, *_ = plans(points=(2,), overrides=overrides)
+    model = Net()
+    model.unused.requires_grad_(False)  # so that no optimizer keeps anything for it
+    training = Training(plan.workload.train.at_batch(plan.global_batch).optimizer, model=model)
+    training.steps(0, 1)
+    progress = Progress(
+        step=1, samples=1, epoch=0, position=Position(), train_s=0, wall_s=0, loss_scaling={}, evaluations=()
+    )
+    assert checkpoint_bytes(plan, 0, model) == snapshot(model, training.optimizer, progress, {}).num_bytes
+    assert checkpoint_bytes(plan, 1, model) == 0
+    assert checkpoint_bytes(plans(points=(1,))[0], 0, model) == 0
 
 
 def test_a_thread_that_is_late_to_end_a_step_does_not_end_the_next() -> None:

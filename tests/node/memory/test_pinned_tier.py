@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.node import page_locked
 from dlbench.node.memory import planning
 from dlbench.node.memory.executor import OutOfCore, Prefetch
-from dlbench.node.memory.planning import measure_rates
+from dlbench.node.memory.planning import checkpoint_bytes, measure_rates
 from dlbench.node.memory.tiers import PinnedTier
 from dlbench.node.page_locked import pieces, require_room
 from dlbench.node.ranks import RankPlace
@@ -418,26 +419,29 @@ def test_memory_that_cannot_be_locked_is_a_lack_of_the_machine(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("rooms", "refused"),
-    [([40, 40, 40, 40], False), ([40, 40, 39, 40], True), ([None] * 4, False), ([None, None, None, 10], True)],
+    ("rooms", "later", "refused"),
+    [
+        ([40, 40, 40, 40], 0, ""),
+        ([40, 40, 39, 40], 0, "40 GiB .* on n1 by 2 ranks together, 39 GiB are left"),
+        ([None] * 4, 0, ""),
+        ([None, None, None, 10], 0, "40 GiB .* on n1 by 2 ranks together, 10 GiB are left"),
+        ([45, 45, 40, 40], 5, ""),
+        ([45, 44, 40, 40], 5, "45 GiB .* on n0 by 2 ranks together, 5 GiB of it for checkpoints, 44 GiB are left"),
+    ],
 )
-def test_ranks_of_a_node_together_must_have_room(rooms: Sequence[int | None], refused: bool) -> None:
-    """Two nodes of two ranks, 20 GiB each."""
+def test_ranks_of_a_node_together_must_have_room(rooms: Sequence[int | None], later: int, refused: str) -> None:
+    """Two nodes of two ranks, 20 GiB each, and what rank 0 will lock for checkpoints."""
     gib = 1 << 30
     place = RankPlace(rank=1, size=4, local_rank=1, local_size=2, node_rank=0, num_nodes=2, host="n0", token="t")
 
     def gather(own: Any) -> list[Any]:
-        assert own[0] == "n0"
-        return [[f"n{rank // 2}", None if room is None else room * gib] for rank, room in enumerate(rooms)]
+        assert own[::2] == ["n0", later * gib]
+        kept = [later * gib, 0, 0, 0]
+        return [[f"n{n // 2}", None if room is None else room * gib, kept[n]] for n, room in enumerate(rooms)]
 
-    if not refused:
-        require_room(20 * gib, "train.swap planned", place, gather)
-        return
-    told = (
-        r"^train.swap planned: 40 GiB of host memory would be page-locked on n1 by 2 ranks together, \d+ GiB are left"
-    )
-    with pytest.raises(EnvironmentLacksError, match=told):
-        require_room(20 * gib, "train.swap planned", place, gather)
+    told = f"^train.swap planned: {refused}"
+    with pytest.raises(EnvironmentLacksError, match=told) if refused else nullcontext():
+        require_room(20 * gib, "train.swap planned", place, gather, checkpoint_bytes=later * gib)
 
 
 def test_a_rank_asks_for_room_before_it_locks_what_its_plan_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,9 +454,9 @@ def test_a_rank_asks_for_room_before_it_locks_what_its_plan_moves(monkeypatch: p
 
     def gather(own: Any) -> list[Any]:
         asked.append(own)
-        return [["n0", 1 << 20]] * 4
+        return [["n0", 1 << 20, 0]] * 4
 
-    plan, *_ = plans(points=(1,), overrides={"train.swap": "streamed"})
+    plan, *_ = plans(points=(1,), overrides={"train.swap": "streamed", "checkpoint.every_steps": 5})
     context = SimpleNamespace(
         plan=plan,
         place=RankPlace(rank=0, size=4, local_rank=0, local_size=4, node_rank=0, num_nodes=1, host="n0", token="t"),
@@ -467,6 +471,7 @@ def test_a_rank_asks_for_room_before_it_locks_what_its_plan_moves(monkeypatch: p
     with pytest.raises(EnvironmentLacksError, match=r"^train\.swap streamed: .* on n0 by 4 ranks together, 1 MiB are"):
         activation_memory(context, model, None, None, None)  # type: ignore[arg-type]
     assert len(asked) == 1
+    assert asked[0][2] == checkpoint_bytes(plan, 0, model) > 0
 
 
 def test_an_allocator_that_takes_more_than_the_capacity_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
