@@ -50,7 +50,8 @@ class CommRun:
         `device`: where buffers lie; with transport mpi they lie on the CPU. `on_point`: called with points done, points
         in all, and what comes next, before each size. `beat`: called before each iteration with what comes next.
         `started`: monotonic time at which the process began, seconds. `on_stuck`: called from another thread with the
-        reason, if a library waits for ever; the process then ends with exit code 124. `nccl`: its log, closed by who made it.
+        reason, if a library waits for ever; the process then ends with exit code 124.
+        `nccl`: the log of NCCL; who made it closes it.
         """
         self._plan = plan
         self._folder = folder
