@@ -262,6 +262,7 @@ OPENED_OTHERWISE = {
     "perfetto/export": "parts in a folder of this process",
     "perfetto/parquet": "a file that it has just written, to sync it",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
+    "node/training/initial_weights": "after `require_file`",
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from dlbench.analysis.doubts import Severity
+from dlbench.records.exchange import NcclTransport
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.specs.plan import LaunchPlan
@@ -111,6 +113,34 @@ def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_g
             "CUDA_LAUNCH_BLOCKING was set, which is for debugging: each kernel was waited for before the next was "
             "launched, and nothing overlaps",
         )
+
+
+_TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
+"""Variables, and their values that keep NCCL off the adapters."""
+_MAX_ADAPTERS = 6  # That are named; the rest are counted.
+
+
+def network_doubts(nccl: NcclTransport, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:
+    """That messages between nodes went over TCP although there are adapters, or by the host's memory."""
+    ways = {way: count for way, count in nccl.channels.items() if way.startswith("NET/")}
+    by_socket = sum(count for way, count in ways.items() if way.startswith("NET/Socket"))
+    if by_socket and nccl.adapters:
+        kinds = set(nccl.adapters.values())
+        needs = ["its plugin aws-ofi-nccl (libnccl-net.so)"] * bool(kinds & {"EFA", "Slingshot"})
+        needs += ["libibverbs and /dev/infiniband, in a container too"] * bool(kinds - {"EFA", "Slingshot"})
+        found = {name: environment.get(f"variable.{name}", "") for name in _TO_SOCKETS}
+        asked = [f"{name}={value} was set" for name, value in found.items() if _TO_SOCKETS[name].match(value)]
+        why = " and ".join(asked) or f"for them NCCL needs {' and '.join(needs)}"
+        listed = [f"{name} ({kind})" for name, kind in nccl.adapters.items()]
+        more = f" and {len(listed) - _MAX_ADAPTERS} more" if len(listed) > _MAX_ADAPTERS else ""
+        where = f"TCP sockets ({by_socket} connections), although nodes have {', '.join(listed[:_MAX_ADAPTERS])}{more}"
+        yield "nccl-socket", "serious", f"NCCL went between nodes over {where}: {why}"
+    # Of NCCL's own transport alone it is known that such a way is by the host: a plugin's need not say how it goes.
+    by_host = sum(count for way, count in ways.items() if way.split("/")[1] == "IB" and "GDRDMA" not in way)
+    if by_host:
+        what = f"{by_host} of NCCL's {sum(ways.values())} connections between nodes went without GPUDirect RDMA"
+        remedy = "look for nvidia-peermem or DMA-BUF, and for adapters far from the GPUs"
+        yield "nccl-no-gdrdma", "note", f"{what}, through the host's memory: {remedy}"
 
 
 def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from dlbench.analysis.comparability import Condition, differing_settings, unique_labels
 from dlbench.analysis.core_load import LOAD_CODES, load_doubts
 from dlbench.analysis.doubts import Doubt, merged
-from dlbench.analysis.environments import environment_doubts, side_by_side
+from dlbench.analysis.environments import environment_doubts, network_doubts, side_by_side
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.comm import choice
 from dlbench.comm.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Recommended
@@ -76,6 +76,9 @@ def run_doubts(run: CommRun) -> list[Doubt]:
         found.append(Doubt(code="shared-nodes", severity="serious", text=shared, runs=ids))
     for code, text in environment_doubts(run.plan, record.environment, on_gpu=record.device.startswith("cuda")):
         found.append(Doubt(code=code, severity="serious", text=text, runs=ids))
+    if record.nccl is not None:
+        for code, severity, text in network_doubts(record.nccl, record.environment):
+            found.append(Doubt(code=code, severity=severity, text=text, runs=ids))
     for point in record.points:
         if why_not(point):
             continue

@@ -187,10 +187,11 @@ def _exchange(
     plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress
 ) -> ExitCode:
     from dlbench.node.comm.run import CommRun
-    from dlbench.node.devices import device_for
+    from dlbench.node.devices import NcclLog, device_for
     from dlbench.node.training.progress import Watchdog
 
     device = device_for(plan, place, chosen=binding.gpu_by_mask)
+    nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
 
     def give_up(reason: str) -> None:
         progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
@@ -203,9 +204,18 @@ def _exchange(
         progress.on_point(number, of, text)
 
     run = CommRun(
-        plan, folder, place, binding, device, on_point=on_point, beat=watchdog.beat, started=STARTED, on_stuck=give_up
+        *(plan, folder, place, binding, device),
+        on_point=on_point,
+        beat=watchdog.beat,
+        started=STARTED,
+        on_stuck=give_up,
+        nccl=nccl,
     )
-    record = run.run()
+    try:
+        record = run.run()
+    finally:
+        if nccl is not None:
+            nccl.close(failed=sys.exc_info()[0] is not None)
     progress.enter("finishing")
     if record is not None:
         write_json(folder.comm, record.model_dump(mode="json"))

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import parse_json, read_named, why_unreadable
+from dlbench.records.exchange import NcclTransport
 from dlbench.records.folder import RunFolder
 from dlbench.records.job import seen_in_log
 from dlbench.records.record import Environment
@@ -95,6 +96,7 @@ class CommRecord(Spec):
     group_size: Ranks = Field(description="Ranks of a group.")
     points: tuple[CommPoint, ...] = Field(description="Everything measured, in order.")
     load: tuple[NodeLoad, ...] = Field((), description="Who computed on the cores of each node's ranks.")
+    nccl: NcclTransport | None = Field(None, description="How NCCL joined the GPUs; null where it does not say.")
     not_measured: tuple[str, ...] = Field((), description="What was asked for and cannot be had here, with the reason.")
     warnings: tuple[str, ...] = Field((), description="Reasons for doubt, each a sentence.")
     environment: Environment = Field(description="Environment of rank 0, by name.")

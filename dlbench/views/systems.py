@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.doubts import Severity
+from dlbench.analysis.environments import network_doubts
 from dlbench.analysis.table import RunTable
 from dlbench.exports.mllog import Statement
 from dlbench.exports.system_description import NO_ACCELERATOR, NOT_RECORDED, system_fields
-from dlbench.records.exchange import NcclTransport
 from dlbench.records.record import RankResult, Record
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
@@ -40,7 +40,7 @@ def place_doubts(record: Record) -> Iterator[tuple[str, Severity, str]]:
     if why := _unreachable(record):
         yield "no-peer-access", "serious", why
     if record.nccl is not None:
-        yield from _network_doubts(record.nccl, record.environment)
+        yield from network_doubts(record.nccl, record.environment)
 
 
 _BROKEN_CUDNN = (90800, 91500)
@@ -69,33 +69,6 @@ def convolution_doubts(plan: RunPlan, environment: Mapping[str, str]) -> Iterato
             "serious",
             f"{what} are left to torch's own, slower kernels (pytorch#166122): {remedy}",
         )
-
-
-_TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
-"""Variables, and their values that keep NCCL off the adapters."""
-
-
-def _network_doubts(nccl: NcclTransport, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:
-    """That messages between nodes went over TCP although there are adapters, or by the host's memory."""
-    ways = {way: count for way, count in nccl.channels.items() if way.startswith("NET/")}
-    by_socket = sum(count for way, count in ways.items() if way.startswith("NET/Socket"))
-    if by_socket and nccl.adapters:
-        kinds = set(nccl.adapters.values())
-        needs = ["its plugin aws-ofi-nccl (libnccl-net.so)"] * bool(kinds & {"EFA", "Slingshot"})
-        needs += ["libibverbs and /dev/infiniband, in a container too"] * bool(kinds - {"EFA", "Slingshot"})
-        found = {name: environment.get(f"variable.{name}", "") for name in _TO_SOCKETS}
-        asked = [f"{name}={value} was set" for name, value in found.items() if _TO_SOCKETS[name].match(value)]
-        why = " and ".join(asked) or f"for them NCCL needs {' and '.join(needs)}"
-        listed = [f"{name} ({kind})" for name, kind in nccl.adapters.items()]
-        more = f" and {len(listed) - MAX_TEXTS} more" if len(listed) > MAX_TEXTS else ""
-        where = f"TCP sockets ({by_socket} connections), although nodes have {', '.join(listed[:MAX_TEXTS])}{more}"
-        yield "nccl-socket", "serious", f"NCCL went between nodes over {where}: {why}"
-    # Of NCCL's own transport alone it is known that such a way is by the host: a plugin's need not say how it goes.
-    by_host = sum(count for way, count in ways.items() if way.split("/")[1] == "IB" and "GDRDMA" not in way)
-    if by_host:
-        what = f"{by_host} of NCCL's {sum(ways.values())} connections between nodes went without GPUDirect RDMA"
-        remedy = "look for nvidia-peermem or DMA-BUF, and for adapters far from the GPUs"
-        yield "nccl-no-gdrdma", "note", f"{what}, through the host's memory: {remedy}"
 
 
 def _is_outside(rank: RankResult) -> bool:

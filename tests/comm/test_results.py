@@ -243,6 +243,16 @@ def test_how_many_operations_a_sample_had_that_was_cut_short_is_noted(tmp_path: 
     assert one.text.startswith("library of torch-gloo, 4 KiB: samples of 16 operations, fewer than usual")
 
 
+def test_the_network_benchmark_says_first_that_nccl_went_over_sockets(tmp_path: Path) -> None:
+    nccl = {"channels": {"NET/Socket": 8}, "adapters": {"mlx5_0": "InfiniBand"}}
+    for plan in factory.comm_plans(algorithms="none", backends="gloo", sizes="4KiB"):
+        story = factory.Story(nccl=nccl, environment={"variable.NCCL_IB_DISABLE": "1"})
+        factory.write_comm_run(tmp_path, plan, story)
+    (one,) = [one for one in group_doubts(only(tmp_path)) if one.code == "nccl-socket"]
+    assert (one.severity, len(one.runs)) == ("serious", 5)
+    assert one.text.endswith("although nodes have mlx5_0 (InfiniBand): NCCL_IB_DISABLE=1 was set")
+
+
 def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path) -> None:
     for modules in ("openmpi/4.1", "openmpi/5.0"):
         asked = {"algorithms": "ring", "backends": "none", "sizes": "4KiB", "overrides": {"system.modules": modules}}

@@ -68,6 +68,7 @@ class Story:
     finished: datetime = NOW
     host: Callable[[int], str] = lambda node: f"n{node}"
     device: str = "cpu"
+    nccl: Mapping[str, Any] | None = None
 
 
 def comm_plans(**request: Any) -> list[CommPlan]:
@@ -93,6 +94,7 @@ def write_comm_run(out: Path, plan: CommPlan, story: Story | None = None) -> Run
             "device": story.device,
             "group_size": plan.group_size,
             "points": _points(plan, story),
+            "nccl": story.nccl,
             "not_measured": list(story.not_measured),
             "warnings": list(story.warnings),
             "environment": dict(story.environment),

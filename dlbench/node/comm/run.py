@@ -17,7 +17,7 @@ from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.lineup import Lineup
 from dlbench.node.comm.measure import Measurement
 from dlbench.node.cores import CoreBinding, Seat, settle
-from dlbench.node.devices import rank_gpu, require_own_gpu
+from dlbench.node.devices import NcclLog, rank_gpu, require_own_gpu, together
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
@@ -42,6 +42,7 @@ class CommRun:
         started: float,
         *,
         on_stuck: Callable[[str], None] | None = None,
+        nccl: NcclLog | None = None,
     ) -> None:
         """Prepares; nothing is started yet.
 
@@ -50,12 +51,14 @@ class CommRun:
         in all, and what comes next, before each size. `beat`: called before each iteration with what comes next.
         `started`: monotonic time at which the process began, seconds. `on_stuck`: called from another thread with the
         reason, if a library waits for ever; the process then ends with exit code 124.
+        `nccl`: the log of NCCL; who made it closes it.
         """
         self._plan = plan
         self._folder = folder
         self._place = place
         self._binding = binding
         self._device = torch.device("cpu") if plan.comm.transport == "mpi" else device
+        self._nccl = nccl
         self._on_point = on_point
         self._beat = beat
         begun = datetime.now(UTC) - timedelta(seconds=time.monotonic() - started)
@@ -95,12 +98,15 @@ class CommRun:
         load.measuring(False)
         seats = self._seats(control)
         loads = control.gather("load of the cores", [self._place.node_rank, load.summary()])
+        logs = control.gather("NCCL's logs", None if self._nccl is None else self._nccl.read())
         self._deadline.begin("end of the run")
         lineup.stop()
         control.stop()
         self._deadline.end()
         self._deadline.stop()
-        return self._record(points, seats, loads, lineup.not_measured, warnings) if self._place.rank == 0 else None
+        if self._place.rank != 0:
+            return None
+        return self._record(points, seats, loads, logs, lineup.not_measured, warnings)
 
     def _seats(self, control: Control) -> list[Seat]:
         own = self._binding
@@ -124,6 +130,7 @@ class CommRun:
         points: Sequence[CommPoint],
         seats: Sequence[Seat],
         loads: Sequence[Any],
+        logs: Sequence[Any],
         not_measured: Sequence[str],
         warnings: Sequence[str],
     ) -> CommRecord:
@@ -141,6 +148,7 @@ class CommRun:
             group_size=self._plan.group_size,
             points=tuple(points),
             load=node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
+            nccl=together(logs),
             not_measured=tuple(not_measured),
             warnings=(*self._binding.warnings, *settle(seats).warnings, *warnings, *problems),
             environment=found,

@@ -9,10 +9,6 @@ Training stands still for a copy of the state on the host alone. A thread digest
 hashing and writing release Python's lock (hashlib from 2,048 bytes on, and pwrite(2)), so that it takes a core and
 bandwidth from training, and its lock for the few microseconds between two pieces. When a run resumes, rank 0 reads and
 digests the file, and the engine gives the content to the others.
-
-Weights to begin with come from dlbench's own checkpoint or a file in BERT's public layout, without an optimizer: rank 0
-reads, and the engine gives its weights to all ranks. Only safetensors are read, which hold numbers and names: a pickle
-runs what its author wrote.
 """
 
 from __future__ import annotations
@@ -27,11 +23,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, ValidationError
@@ -42,15 +38,13 @@ from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostE
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
 from dlbench.node.page_locked import PIECE_BYTES, Beat, locked_memory
-from dlbench.opening import file_sha256, parse_json, require_file, why_unreadable
+from dlbench.opening import parse_json, require_file, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import CHECKPOINT_SUFFIX
-from dlbench.records.record import CheckpointWrite, Evaluation, Setting
+from dlbench.records.record import CheckpointWrite, Evaluation
 from dlbench.specs.base import NonNegative, Spec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
-from dlbench.specs.weights_file import KEY, POSITIONS, Fit, UnfitNamesError, fit_names
-from dlbench.specs.workload import ModelSpec
 
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -407,39 +401,37 @@ class Checkpoint:
         broadcast: Callable[[Tensor], object],
         device: torch.device,
         beat: Callable[[str], object],
-    ) -> Self:
+    ) -> Checkpoint:
         """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them.
 
         `broadcast`: gives a tensor of rank 0 on the device to all. Raises, on rank 0, as `find_checkpoint` and the
         class, or whatever else ends its reading; PeerLostError, on the others: rank 0 cannot read it.
         """
-        reading, pieces = Future[Self](), 0
+        pieces = 0
 
         def moved() -> None:
             nonlocal pieces
             pieces += 1
 
-        def read() -> None:
-            try:
-                reading.set_result(cls(find_checkpoint(place), on_piece=moved))
-            except Exception as failure:  # raised when the others know
-                reading.set_exception(failure)
+        def read() -> Checkpoint:
+            return cls(find_checkpoint(place), on_piece=moved)
 
         def look() -> tuple[bool, int]:
-            wait([reading] if rank == 0 else [], TURN_S)
+            if reading is None:
+                return False, 0
+            wait([reading], TURN_S)
             return reading.done(), pieces
 
-        if rank == 0:
-            threading.Thread(target=read, name="dlbench-resume", daemon=True).start()
+        reading = ThreadPoolExecutor(1).submit(read) if rank == 0 else None
         follow(look, gather, lambda: beat("reading the checkpoint to go on from"))
         own, said = None, None
-        if rank == 0 and reading.exception() is None:
+        if reading is not None and reading.exception() is None:
             own = reading.result()
             forms = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in own._tensors.items()]
             said = {"path": str(own.path), "header": own._content, "forms": forms}
         everyone = gather(said)
-        if rank == 0:
-            own = reading.result()
+        if reading is not None:
+            own = reading.result()  # raises when the others know
         if (said := everyone[0]) is None:
             raise PeerLostError("rank 0 cannot read the checkpoint to go on from")
         if own is None:
@@ -611,96 +603,3 @@ def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
             f"ranks, each of which has read a part of its own samples (data.shuffle {plan.workload.data.shuffle}); "
             f"{plan.layout.ranks} ranks can only go on from the end of an epoch (checkpoint.every_epochs)"
         )
-
-
-_FLOATS = {"F64", "F32", "F16", "BF16"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitialWeights:
-    """What was read, for the record."""
-
-    path: str
-    said: str  # Of which form, how many tensors, what was cut, digest.
-
-    def settings(self) -> list[Setting]:
-        """The file, and what was taken from it."""
-        return [Setting(key=KEY, requested=self.path, effective=self.path, evidence=self.said)]
-
-
-def load_initial(asked: str, model: nn.Module, spec: ModelSpec) -> InitialWeights:
-    """Puts the weights of a file into a network, in place.
-
-    `asked`: a safetensors file, or a run's folder with checkpoints. `model`: the network without an engine's wrapper,
-    on any device. Raises UserError: the file is missing, of another form, or of another network. IncompleteDataError:
-    it is damaged.
-    """
-    path = find_checkpoint(Path(asked), KEY)
-    try:
-        require_file(path)
-        with safe_open(path, framework="pt") as file:
-            is_own = "dlbench" in (file.metadata() or {})
-    except OSError as error:
-        raise UserError(f"{KEY} {path}: cannot be read: {why_unreadable(error)}") from None
-    except SafetensorError as error:
-        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
-    said = _from_own(path, model) if is_own else _from_public(path, model, spec)
-    return InitialWeights(path=asked, said=f"rank 0 read {said}; SHA-256 {file_sha256(path)}")
-
-
-def _from_own(path: Path, model: nn.Module) -> str:
-    """Weights and statistics of one of our own checkpoints; its sequences may have been of another length."""
-    checkpoint = Checkpoint(path)
-    tensors, state = checkpoint.weights(), model.state_dict()
-    for name in sorted(tensors.keys() | state.keys()):
-        theirs, ours = (found[name].shape if name in found else None for found in (tensors, state))
-        if theirs is None or ours is None:
-            where = "the checkpoint" if theirs is None else "this network"
-            raise UserError(f"{KEY} {path}: does not fit: {where} has no {name}")
-        is_longer = name == POSITIONS and theirs[1:] == ours[1:] and theirs[0] > ours[0]
-        if theirs != ours and not is_longer:
-            raise UserError(f"{KEY} {path}: does not fit: {name} has shape {list(theirs)}, this network's {list(ours)}")
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(tensors[name][: len(tensor)] if tensor.ndim else tensors[name])
-    step = checkpoint.progress.step
-    return f"{len(state)} tensors of dlbench's checkpoint of step {step}, without its optimizer"
-
-
-def _from_public(path: Path, model: nn.Module, spec: ModelSpec) -> str:
-    if spec.public_shapes() is None:
-        raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and public names are known of BERT alone")
-    parameters = dict(model.named_parameters())
-    try:
-        with safe_open(path, framework="pt") as file:
-            there = {}
-            for name in file.keys():  # noqa: SIM118
-                piece = file.get_slice(name)
-                there[name] = tuple(piece.get_shape())
-                if piece.get_dtype() not in _FLOATS and not name.endswith("_ids"):
-                    raise UserError(f"{KEY} {path}: {name} holds {piece.get_dtype()}, not floating-point numbers")
-            fit = fit_names(there, {name: tuple(p.shape) for name, p in parameters.items()})
-            read = {theirs: file.get_tensor(theirs) for theirs in (*fit.source.values(), *fit.copies)}
-    except UnfitNamesError as error:
-        raise UserError(f"{KEY} {path}: does not fit: {error}") from None
-    except (OSError, SafetensorError) as error:
-        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
-    _require_sound(path, fit, read)
-    with torch.no_grad():
-        for ours, theirs in fit.source.items():
-            parameters[ours].copy_(read[theirs][: len(parameters[ours])])
-    cut = [f"{ours} cut from {rows:,} to {kept:,} rows" for ours, (rows, kept) in fit.cut.items()]
-    copies = f"{len(fit.copies)} tied" if fit.copies else ""
-    constants = f"{len(fit.constants)} constant" if fit.constants else ""
-    return ", ".join(filter(None, (f"{len(fit.source)} tensors with BERT's public names", copies, constants, *cut)))
-
-
-def _require_sound(path: Path, fit: Fit, read: dict[str, Tensor]) -> None:
-    for name, ours in fit.copies.items():
-        if not torch.equal(read[name], read[fit.source[ours]]):
-            raise UserError(
-                f"{KEY} {path}: does not fit: {name} differs from {fit.source[ours]}; this network ties the two"
-            )
-    broken = [name for name, tensor in sorted(read.items()) if not torch.isfinite(tensor).all()]
-    if broken:
-        raise IncompleteDataError(f"{KEY} {path}: damaged: {broken[0]} holds numbers that are not finite")

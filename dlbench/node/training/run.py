@@ -36,16 +36,15 @@ from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
 from dlbench.node.training.checkpoint import (
     Checkpoint,
-    InitialWeights,
     Progress,
     data_identity,
     find_checkpoint,
-    load_initial,
     ranks_before,
     require_same_holders,
     trained_identity,
 )
 from dlbench.node.training.context import RankContext
+from dlbench.node.training.initial_weights import InitialWeights, load_initial
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.precision import Precision

@@ -27,7 +27,8 @@ from dlbench.node.data.sharding import Position
 from dlbench.node.models.build import Batch, Loss
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate
-from dlbench.node.training.checkpoint import Checkpoint, InitialWeights
+from dlbench.node.training.checkpoint import Checkpoint
+from dlbench.node.training.initial_weights import InitialWeights
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.staging import Staging
 from dlbench.node.training.step_schedule import StepSchedule

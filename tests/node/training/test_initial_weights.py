@@ -17,7 +17,8 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.build import build_model
-from dlbench.node.training.checkpoint import Progress, load_initial
+from dlbench.node.training.checkpoint import Progress
+from dlbench.node.training.initial_weights import load_initial
 from dlbench.specs.weights_file import own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
 from tests.support.checkpoints import write_checkpoint
