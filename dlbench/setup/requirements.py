@@ -38,7 +38,7 @@ found = {name: importlib.util.find_spec(name) for name in ("torch", "mpi4py", "h
 folders = {name: os.path.dirname(spec.origin or "") for name, spec in found.items() if spec}
 files = [os.path.join(folders["torch"], "version.py")] if "torch" in folders else []
 files += sorted(glob.glob(os.path.join(folders["horovod"], "torch", "mpi_lib_v2*"))) if "horovod" in folders else []
-torch = runpy.run_path(files[0]) if files and os.path.exists(files[0]) else {}
+torch = runpy.run_path(files[0]) if "torch" in folders and os.path.exists(files[0]) else {}
 print(json.dumps({"prefix": sys.prefix, "installed": sorted(folders),
     "torch": [torch.get(name) for name in ("__version__", "cuda", "hip")],
     "files": [[file, os.stat(file).st_mtime_ns] for file in files]}))
