@@ -41,7 +41,7 @@ def test_every_command_of_dlbench_is_planned_by_dlbench_itself(
     found: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine with the device file of a driver: presets for GPUs are planned.
-    monkeypatch.setattr(arithmetic, "_GPU_DEVICES", {"dev/null": ()})
+    monkeypatch.setattr(arithmetic, "_GPU_FILES", {"dev/null": ()})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     # An earlier step makes the data, in seconds; `tests/real` trains with them.
     monkeypatch.setattr(options, "require_data", lambda plans: None)
