@@ -286,9 +286,12 @@ def is_name_of_code(dotted: str) -> bool:
 
 
 def recorded_settings() -> set[str]:
-    """Keys that engines put into records besides those of the plan: the first words of rows of `settings_of`."""
-    sources = (ROOT / "dlbench" / "node" / "sync").rglob("*.py")
-    return {key for source in sources for key in re.findall(r'\("([a-z_.]+)", ', source.read_text(encoding="utf-8"))}
+    """Keys that engines and networks put into records besides those of the plan: the first words of rows of
+    `settings_of`, and the keys of `Setting`.
+    """
+    folders = (ROOT / "dlbench" / "node" / name for name in ("sync", "models"))
+    text = "\n".join(source.read_text(encoding="utf-8") for folder in folders for source in folder.rglob("*.py"))
+    return set(re.findall(r'(?:\(|\bkey=|\bkey, \w+ = )"([a-z_.]+)", ', text))
 
 
 ROOTS = {*Choices.model_fields, *SystemSpec.model_fields, "system"} - {"name", "title", "notice", "python", "about"}

@@ -62,8 +62,11 @@ def bf16() -> AbstractContextManager[object]:
 
 
 @pytest.mark.parametrize("name", [*list(TASKS)[:3], pytest.param("bert of 24 layers", marks=pytest.mark.nightly)])
-def test_every_method_gives_what_core_gives(name: str, tier: DiskTier) -> None:
-    task = TASKS[name]()
+def test_every_method_gives_what_core_gives(name: str, tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, sent = TASKS[name](), list[str]()
+    # What is sent, for on a busy machine nothing may have left before it is wanted back, and then it counts as kept.
+    swap_out = tier.swap_out
+    monkeypatch.setattr(tier, "swap_out", lambda *args, **named: (sent.append("swap"), swap_out(*args, **named))[1])
     in_core = train(task, task.model(), steps=2, parts=2)
     for decision, prefetch in METHODS:
         model = task.model()
@@ -73,7 +76,8 @@ def test_every_method_gives_what_core_gives(name: str, tier: DiskTier) -> None:
         assert train(task, model, steps=2, parts=2).equals(in_core), (decision, prefetch)
         told = out_of_core.summary()
         assert told["passes"] == 4
-        assert (told["swapped_out_bytes"] > 0) == ("swap" in decision)
+        assert (len(sent) > 0) == ("swap" in decision)
+        sent.clear()
         out_of_core.remove()
 
 
