@@ -49,9 +49,7 @@ from dlbench.specs.problems import problem_of
 FORMAT = {"format": "dlbench.checkpoint", "version": 1}
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 _ALIGNMENT = 8  # Bytes that the header's length is a multiple of, as safetensors recommends.
-_APART = (
-    mmap.PAGESIZE
-)  # Bytes between tensors' beginnings on the host, or a multiple: page-locking may part them there.
+_APART = mmap.PAGESIZE  # Bytes between tensors' beginnings on the host, or a multiple: locked pieces end there.
 _PIECE = 4 << 20  # Bytes that are digested and written at a time.
 _BUCKET = 64 << 20  # Bytes that ranks give each other at a time.
 

@@ -442,15 +442,16 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
     from dlbench.node.memory.planning import checkpoint_bytes
     from dlbench.node.page_locked import require_room
 
-    check_room = partial(require_room, what=SETTING, place=context.place, gather=context.engine.gather)
-    spec = train.at_batch(plan.global_batch).optimizer
-    parameters = host_parameters(
-        *((p for p in model.parameters() if p.requires_grad), context.device, spec),
-        check_room=partial(check_room, checkpoint_bytes=checkpoint_bytes(plan, context.place.rank, model)),
-        beat=context.beat,
-    )
+    place, spec = context.place, train.at_batch(plan.global_batch).optimizer
+    kept = checkpoint_bytes(plan, place.rank, model)
+    check_room = partial(require_room, what=SETTING, place=place, gather=context.engine.gather, checkpoint_bytes=kept)
+    trained = (p for p in model.parameters() if p.requires_grad)
+    parameters = host_parameters(trained, context.device, spec, check_room=check_room, beat=context.beat)
     return HostUpdate(
-        *(model, optimizer, spec, parameters),
+        model,
+        optimizer,
+        spec,
+        parameters,
         overlaps=train.compile == "none",
         # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
         whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
