@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machine": BASE,
     "setup": BASE | {"machine", "specs"},
     "datasets": BASE | {"specs"},
-    "perfmodels": BASE | {"specs"},
+    "perfmodels": BASE | {"specs", "stats"},
     "records": BASE | {"specs"},
     "jobs": BASE | {"specs", "records", "machine"},
     "analysis": BASE | {"specs", "records", "stats"},
@@ -47,10 +47,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "history": READING | {"report"},
     "gate": READING | {"report"},
     "comm": PAGE,
-    "views": PAGE | {"history", "exports"},
+    "projection": PAGE,
+    "views": PAGE | {"history", "exports", "projection"},
     "cli": BASE
     | {"specs", "records", "datasets", "perfmodels", "setup", "jobs", "stats", "analysis", "report"}
-    | {"views", "gate", "history", "comm", "perfetto", "exports"},
+    | {"views", "gate", "history", "comm", "perfetto", "exports", "projection"},
     "frames": BASE | {"records", "report", "perfetto", "views"},
     "node.models": NODE_FLOOR,
     "node.devices": NODE_FLOOR | {"node.ranks"},

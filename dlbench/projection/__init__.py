@@ -1,0 +1,1 @@
+"""Projection: what rank counts that were not measured would do. Nothing else in dlbench extrapolates training runs."""

@@ -1,0 +1,170 @@
+"""All that a projection is made of, as one file: measured figures of one comparable group, its network, its input.
+
+`dlbench.projection.gathering` makes it of runs; it can also be written by hand, of figures of another tool or of a
+publication. What is not known is null, and what needs it is refused. Seconds, bytes, samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dlbench.records.exchange import ExchangeResult
+from dlbench.specs.base import (
+    Count,
+    CountOrZero,
+    Flag,
+    NonNegative,
+    Positive,
+    Ranks,
+    Spec,
+)
+from dlbench.specs.comm import NetworkModel
+
+QUANTILES_OF_MAXIMA = 257
+QUANTILES_OF_COMMON = 65
+
+
+class RunFigures(Spec):
+    """One run: its mean step and what it consists of."""
+
+    run_id: str = Field(description="Id of the run, or any name that no other run of the point has.")
+    session: str = Field("", description="Session of the machine in which it ran; equal ones are drawn together.")
+    step_s: Positive = Field(description="Mean step: longest measured time of a rank over its steps, seconds.")
+    parts: dict[str, NonNegative] = Field(
+        default_factory=dict,
+        description="Seconds per step of each cause of the account (compute, exchange, straggler, input, host, launch, "
+        "throttling, memory, rest), which sum to the mean step, and of forward, backward, optimizer, wait and copy, "
+        "which causes consist of; empty: not known.",
+    )
+    own_work_s: Positive | None = Field(
+        None, description="Step less exchange phase, seconds: median over ranks and steps."
+    )
+    hidden_s: NonNegative | None = Field(None, description="Exchange within the backward pass, seconds per step.")
+    communication_s: NonNegative | None = Field(
+        None, description="Time in which a message was under way, without waiting for other ranks, seconds per step."
+    )
+
+
+class PointFigures(Spec):
+    """The runs of one rank count."""
+
+    ranks: Ranks = Field(description="Ranks.")
+    nodes: Ranks = Field(description="Nodes.")
+    batch_per_rank: Count | None = Field(None, description="Samples per rank and step; null: not known.")
+    runs: tuple[RunFigures, ...] = Field(min_length=1, description="Its runs.")
+
+
+class NodeScatter(Spec):
+    """How unequal nodes and their steps were at the anchor, in logarithms of a rank's own work."""
+
+    hosts: tuple[float, ...] = Field(
+        description="Of each host, how much longer than the median node its slowest rank works (log of the ratio), "
+        "median over steps."
+    )
+    maxima: tuple[float, ...] = Field(
+        (),
+        description=f"{QUANTILES_OF_MAXIMA} quantiles, evenly spaced from 0 to 1, of what is left per node and step.",
+    )
+    num_maxima: CountOrZero = Field(0, description="Node-steps behind them.")
+    common: tuple[float, ...] = Field(
+        (), description=f"{QUANTILES_OF_COMMON} quantiles of what all nodes of a step have in common."
+    )
+    num_common: CountOrZero = Field(0, description="Steps behind them.")
+
+
+class Supply(Spec):
+    """What storage was seen to deliver."""
+
+    sample_bytes: Positive | None = Field(None, description="Stored bytes of a sample; null: no files are read.")
+    bytes_per_s: Positive | None = Field(None, description="Largest aggregate rate that was measured, bytes/s.")
+    nodes: Ranks | None = Field(None, description="Nodes that it was measured on.")
+    is_saturated: Flag = Field(False, description="Whether more demand no longer gave more.")
+    is_per_node: Flag = Field(
+        False, description="Whether samples lie on each node (staged), so that supply grows with nodes."
+    )
+    source: str = Field("", description="Where the rate is from.")
+
+
+class BatchFigures(Spec):
+    """Own work of a rank at one batch."""
+
+    batch_per_rank: Count = Field(description="Samples per rank and step.")
+    own_work_s: tuple[Positive, ...] = Field(min_length=1, description="Of each run, seconds.")
+
+
+class QualityRun(Spec):
+    """A run that was trained to its target."""
+
+    global_batch: Count = Field(description="Samples per step of all ranks.")
+    epochs: Positive = Field(description="Epochs until the target was met.")
+
+
+class QualityFigures(Spec):
+    """How much training a target takes."""
+
+    target: str = Field(description="The target, in words.")
+    samples_per_epoch: Count = Field(description="Samples of an epoch.")
+    runs: tuple[QualityRun, ...] = Field((), description="Runs that met it.")
+    noise_scale: Positive | None = Field(
+        None, description="Simple noise scale of the gradients (McCandlish et al. 2018), samples; null: not measured."
+    )
+
+
+class Ingredients(Spec):
+    """`dlbench.ingredients`, version 1."""
+
+    format: Literal["dlbench.ingredients"] = Field("dlbench.ingredients", description="What this file is.")
+    version: Literal[1] = Field(1, description="Version of the format.")
+    title: str = Field(description="What is projected, in words: workload, preset, engine, system.")
+    source: str = Field(description="Where the figures are from: folders, a file, a publication.")
+    configuration: str = Field("", description="Digest of what comparable runs share; empty: not of runs.")
+    system: str = Field("", description="Name of the system.")
+    sample_unit: str = Field("samples", description="What a sample is called.")
+    scaling: Literal["weak", "strong"] = Field(
+        "weak", description="weak: batch per rank is fixed; strong: global batch."
+    )
+    ranks_per_node: Ranks | None = Field(None, description="Equal at all points and targets; null: not known.")
+    points: tuple[PointFigures, ...] = Field(min_length=1, description="By rank count, ascending.")
+    is_crowded: Flag = Field(False, description="Whether ranks shared cores.")
+    exchange: ExchangeResult | None = Field(
+        None, description="Messages and gradients of a step, of the run in the middle at the largest point."
+    )
+    engine: str = Field("", description="Name of the engine.")
+    fusion_threshold_bytes: CountOrZero | None = Field(None, description="Of Horovod: most bytes of a fused message.")
+    cycle_s: NonNegative | None = Field(None, description="Of Horovod: least time between two fused messages, seconds.")
+    network: NetworkModel | None = Field(None, description="Costs of messages; null: not known.")
+    nodes_per_leaf: Count | None = Field(None, description="Nodes below a leaf switch; null: not known.")
+    leaf_taper: Positive | None = Field(
+        None, description="Links of all nodes of a leaf over links from there on, e.g. 2 for 2:1; null: not known."
+    )
+    nodes: NodeScatter | None = Field(None, description="How unequal nodes are; null: not known.")
+    supply: Supply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
+    no_exchange_s: tuple[Positive, ...] = Field(
+        (), description="Own work of runs that exchanged nothing (`--decompose`), seconds per step."
+    )
+    batches: tuple[BatchFigures, ...] = Field((), description="Own work at every batch measured, ascending.")
+    quality: QualityFigures | None = Field(None, description="How much training a target takes; null: not known.")
+    node_watts: Positive | None = Field(
+        None, description="Mean power of a node while it trains, watts; null: not measured."
+    )
+    notes: tuple[str, ...] = Field((), description="What a reader must know of these figures, in sentences.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        counts = [(point.ranks, point.nodes) for point in self.points]
+        if counts != sorted(set(counts)):
+            raise ValueError("points must ascend by ranks, each rank and node count once")
+        return self
+
+    @property
+    def anchor(self) -> PointFigures:
+        """The largest measured point: projections begin there."""
+        return self.points[-1]
+
+    @property
+    def digest(self) -> str:
+        """First 12 digits of the SHA-256 of the content."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]

@@ -1,0 +1,133 @@
+"""What a projection says: of each target its step, throughput and efficiency with bands, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
+
+QUANTILES = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975)
+"""Of every band: ends of the middle 95, 90, 80 and 50 % of the draws, and their median."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A projected figure: quantiles of its draws."""
+
+    quantiles: tuple[float, ...]  # By `QUANTILES`.
+
+    @classmethod
+    def of(cls, draws: Array) -> Band:
+        """Of draws of shape (draws,)."""
+        import numpy as np
+
+        return cls(quantiles=tuple(float(one) for one in np.quantile(draws, QUANTILES)))
+
+    @property
+    def median(self) -> float:
+        return self.quantiles[QUANTILES.index(0.5)]
+
+    def middle(self, percent: Literal[50, 80, 90, 95]) -> tuple[float, float]:
+        """Ends of the middle `percent` of the draws."""
+        place = {95: 0, 90: 1, 80: 2, 50: 3}[percent]
+        return self.quantiles[place], self.quantiles[-1 - place]
+
+
+PARTS = ("compute", "optimizer", "input", "host", "straggler", "exchange", "slowdown")
+"""Parts of a projected step, in the order in which they are printed; they sum to the step in every draw. `compute` is
+forward and backward, `host` all causes of the account that have no model (host, launch, throttling, memory, rest),
+`slowdown` computing that messages slow down, beyond what it was at the anchor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a step, seconds."""
+
+    name: str  # One of `PARTS`.
+    seconds: Band
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """Something to know beside a figure; it does not forbid it."""
+
+    code: str  # F1, F2, ...
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """Why nothing is said."""
+
+    code: str  # R1, R2, ...
+    ranks: int | None  # Of which target; None: of all.
+    text: str
+    remedy: str  # The command that would measure what is missing, or what to change.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is projected of one rank count."""
+
+    ranks: int
+    nodes: int
+    batch_per_rank: int | None
+    doublings: float  # log2(ranks / ranks of the anchor).
+    step: Band  # Seconds.
+    throughput: Band | None  # Samples per second, all ranks; None: the batch is not known.
+    efficiency: Band | None  # Share of the ideal, against the smallest measured point.
+    parts: tuple[Part, ...]  # Empty: points only.
+    model_error: Band  # Factor on the step (1) that the model's own error puts there.
+    exchange_by_level: tuple[tuple[str, float], ...]  # Seconds of the exchange's last busy stretch, by level.
+    algorithms: tuple[str, ...]  # That may stand for a library's own all-reduce, in words.
+    flags: tuple[Flag, ...]
+    second: Band | None  # The step by the points alone, seconds; None: they do not say.
+    is_disputed: bool  # Whether the 80 % bands of the two models are apart.
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """A measured point as projected from the points below it."""
+
+    ranks: int
+    anchor_ranks: int
+    doublings: float
+    projected_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """Projected over measured, less 1."""
+        return self.projected_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """The whole answer."""
+
+    digest: str  # Of the ingredients.
+    anchor_ranks: int
+    anchor_nodes: int
+    changes: tuple[str, ...]  # What `--set` and `--system` changed, in words.
+    targets: tuple[Target, ...]
+    refused: tuple[Refused, ...]
+    held_out: tuple[HeldOut, ...]
+    flags: tuple[Flag, ...]  # Of all targets.
+
+
+def is_apart(one: Band, other: Band) -> bool:
+    """Whether two middle 80 % have nothing in common."""
+    (low, high), (least, most) = one.middle(80), other.middle(80)
+    return high < least or most < low
+
+
+def counted(values: Sequence[int]) -> str:
+    """Rank counts in words, e.g. `2, 4 and 8`."""
+    texts = [f"{one:,}" for one in values]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
