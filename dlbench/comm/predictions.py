@@ -124,7 +124,7 @@ class _Case:
         found = features(collective, name, num_bytes, self.layout, self.network, **self.model)
         value = found.seconds(self.network)
         drawn = found.drawn(self.network)
-        if not drawn:
+        if not len(drawn):
             return value, None, None
         low, high = np.percentile(drawn, [2.5, 97.5])
         least, most = self.network.residual(collective, name, ranks)
@@ -161,7 +161,7 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
 
 def _predict(case: _Case) -> Prediction:
     network, wanted, layout = case.network, case.wanted, case.layout
-    has_levels = network.inside is not None or network.across is not None
+    has_levels = bool(network.levels)
     algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
     sizes = (*wanted.sizes, *filter(None, [wanted.workload_bytes]))
     withheld = network.why_withheld(layout.ranks, sizes) if algorithms else ""
