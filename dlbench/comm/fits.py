@@ -302,7 +302,7 @@ def _fit(
         network.model_copy(
             update={
                 "collectives": lines,
-                "largest_held_out": hold_out_largest(observations, drawn),
+                "largest_held_out": hold_out_largest(observations),
                 "errors": tuple(_of_algorithms(predictions)),
             }
         ),

@@ -29,6 +29,7 @@ from dlbench.comm.measurements import (
     why_not,
 )
 from dlbench.comm.predictions import Prediction, Predictions
+from dlbench.perfmodels.extrapolation import PRIOR_SCALE
 from dlbench.perfmodels.predictions import bus_factor
 from dlbench.perfmodels.schedules import Layout, RankCounts, counts
 from dlbench.records.comm import CommPoint, CommRun, CommScan
@@ -467,9 +468,7 @@ def _range(one: Recommended) -> str:
 
 
 def prediction_advice(found: Predictions, one: Prediction) -> str:
-    """What is predicted to be fastest at which size, or why that is no advice."""
-    if one.withheld:
-        return f"No prediction for {one.ranks:,} ranks: withheld, because {one.withheld}."
+    """What is predicted to be fastest at which size."""
     if len(one.series) == 1:
         return ""
     return f"Predicted fastest {COLLECTIVE_TITLES[found.collective]}: {'; '.join(map(_range, one.ranges))}."
@@ -573,6 +572,15 @@ def extrapolated_text(found: Predictions, one: Prediction) -> tuple[str, ...]:
     beyond = [f"Extrapolated: {'; '.join([*one.extrapolated, *lines])}."]
     if one.extrapolated and any(not series.is_line for series in one.series):
         beyond.append(largest_text(one.largest_held_out))
+    if one.model_error is not None:
+        held = "what the fit without the largest rank count missed there"
+        if one.largest_held_out is None:
+            held = f"experience alone ({percent(PRIOR_SCALE, 0)} a doubling), as nothing was held out"
+        beyond.append(
+            f"At {one.ranks:,} ranks the model itself may be off by a factor of {one.model_error:.2f} either way "
+            f"(95 %), by {held}; "
+            f"{'the intervals hold it' if found.network.draws else 'single runs have no intervals'}."
+        )
     return tuple(beyond)
 
 

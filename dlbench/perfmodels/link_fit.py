@@ -132,11 +132,11 @@ def _residuals(observations: Sequence[Observation], fit: CostFit) -> tuple[Resid
     )
 
 
-def hold_out_largest(observations: Sequence[Observation], resampled: Array | None = None) -> LargestHeldOut | None:
+def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | None:
     """The points of the largest rank count as a fit to all others predicts them: what a step beyond them is worth.
 
     That fit chooses everything anew: breaks, gamma, and what ranks share. None where there is one rank count only, or
-    where the others are too few or do not determine a single point of it. `resampled` is as of `fit_network`.
+    where the others are too few or do not determine a single point of it.
     """
     import numpy as np
 
@@ -150,28 +150,19 @@ def hold_out_largest(observations: Sequence[Observation], resampled: Array | Non
         fit = _fit(table, others)
     except UserError:
         return None
-    is_largest = np.array([seen.layout.ranks == largest for seen in observations])
     wanted = [seen for seen in observations if seen.layout.ranks == largest]
     beyond = LoadTable(wanted, sharing)
     rows = beyond.rows(beyond.loads(fit.structure), fit.costs, gamma=fit.structure.gamma)
     known = np.flatnonzero((fit.rows > 0).any(axis=0)).tolist()
-    costs, seconds = fit.costs[None], np.array([[seen.seconds for seen in wanted]])
-    if resampled is not None:
-        costs = np.concatenate([costs, _redone(table, fit, resampled[:, ~is_largest])])
-        seconds = np.concatenate([seconds, resampled[:, is_largest]])
-    drawn = costs @ rows.T / seconds
+    predicted = rows @ fit.costs
     found = {
-        index: seen.num_bytes
+        index: (seen.num_bytes, float(predicted[index] / seen.seconds))
         for index, (seen, row) in enumerate(zip(wanted, rows, strict=True))
-        if set(np.flatnonzero(row > 0).tolist()) <= set(known) and row @ fit.costs > 0
+        if set(np.flatnonzero(row > 0).tolist()) <= set(known) and predicted[index] > 0
     }
     if not found:
         return None
-    ratios = drawn[0, list(found)]
-    by_size = {
-        size: np.median(drawn[:, [index for index, other in found.items() if other == size]], axis=1)
-        for size in sorted({*found.values()})
-    }
+    ratios = np.array([ratio for _, ratio in found.values()])
     return LargestHeldOut(
         ranks=largest,
         fitted_ranks=tuple(sorted({seen.layout.ranks for seen in others})),
@@ -179,13 +170,8 @@ def hold_out_largest(observations: Sequence[Observation], resampled: Array | Non
         ratio=float(np.median(ratios)),
         median_error=float(np.median(np.abs(ratios - 1))),
         by_size=tuple(
-            SizeBias(
-                num_bytes=size,
-                ratio=float(ratio[0]),
-                interval=None if resampled is None else (float(ends[0]), float(ends[1])),
-            )
-            for size, ratio in by_size.items()
-            for ends in [np.quantile(ratio, [0.025, 0.975])]
+            SizeBias(num_bytes=size, ratio=statistics.median(ratio for other, ratio in found.values() if other == size))
+            for size in sorted({size for size, _ in found.values()})
         ),
     )
 

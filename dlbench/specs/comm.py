@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Name, NonNegative, Positive, Precision, Ranks, Repeats, Spec
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
-from dlbench.units import format_bytes
 
 Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"]
 
@@ -233,9 +230,6 @@ class SizeBias(Spec):
 
     num_bytes: Count = Field(description="Bytes of each rank's whole buffer.")
     ratio: Positive = Field(description="Predicted over measured, median over algorithms.")
-    interval: tuple[float, float] | None = Field(
-        None, description="95 % interval of the ratio over runs; none: single runs."
-    )
 
 
 class LargestHeldOut(Spec):
@@ -259,9 +253,6 @@ class Residual(Spec):
     most: Positive = Field(description="Measured over fitted, the largest of its points.")
 
 
-TOLERATED_MISS = 0.05
-"""Share by which a hindcast may miss: algorithms that differ by less count as equally fast (`STAY_WITHIN` of
-`dlbench.comm.choice`), so that such a miss changes no advice."""
 POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
 POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
 
@@ -350,31 +341,3 @@ class NetworkModel(Spec):
         }
         near = [one for one in known if one.ranks in neighbours]
         return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])
-
-    def why_withheld(self, ranks: int, sizes: Iterable[float]) -> str:
-        """Why messages of such sizes (bytes) are not predicted at this many ranks; empty where they are.
-
-        Beyond the fitted rank counts the same fit must have foretold the largest of them from the others, to within
-        `TOLERATED_MISS` or the runs' scatter.
-        """
-        held = self.largest_held_out
-        if self.fitted_over is None or ranks <= self.fitted_over.ranks[-1]:
-            return ""
-        if held is None:
-            return (
-                "the smaller rank counts do not foretell the largest one, so nothing shows how far a fit holds beyond"
-            )
-        near = {min(held.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1.0, size)))) for size in sizes}
-        missed = [
-            one
-            for one in near
-            if abs(1 / one.ratio - 1) > TOLERATED_MISS
-            and (one.interval is None or not one.interval[0] <= 1 <= one.interval[1])
-        ]
-        if not missed:
-            return ""
-        worst = max(missed, key=lambda one: abs(math.log(one.ratio)))
-        return (
-            f"fitted without {held.ranks} ranks, the model misses them by {100 * abs(worst.ratio - 1):.0f} % at "
-            f"{format_bytes(worst.num_bytes)}"
-        )
