@@ -32,7 +32,6 @@ from dlbench.perfmodels.predictions import whole_elements
 from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import (
     LEVELS,
-    TOLERATED_MISS,
     Collective,
     FittedRange,
     LargestHeldOut,
@@ -59,6 +58,7 @@ MOST_NEAR = 6  # Sizes around the best octave at which a break is tried, about.
 POINTS_OF_A_PIECE = 4  # Points that must have messages of a piece.
 SMALLEST_MEAN_ERROR = 1e-4  # Mean relative errors below this count as this large: exact data need no cost more.
 DIGITS = 6  # Significant digits of a drawn cost: far below its scatter.
+GOOD_FIT = 0.05  # Median held-out error that is good enough: algorithms that differ by less count as equally fast.
 
 
 def fit_network(
@@ -194,7 +194,7 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
     """What ranks share by the measurements: what predicts points held out best; with these predictions.
 
     Level by level from inside out: one link for a block, or a port for each of its ranks. Where neither predicts to
-    within `TOLERATED_MISS`, several adapters of a node as well, as many as divide its ranks. What is inside a group is
+    within `GOOD_FIT`, several adapters of a node as well, as many as divide its ranks. What is inside a group is
     looked at again once the adapters are known, whose bytes it may have been taken for.
 
     Raises `UserError`: as `fit_network`.
@@ -213,7 +213,7 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
         try_all("inside", [1])
     if max(groups, default=1) > 1:
         try_all("across", [None])
-        if predictions and _median_error(predictions) > TOLERATED_MISS:
+        if predictions and _median_error(predictions) > GOOD_FIT:
             common = math.gcd(*groups)
             try_all("across", [links for links in range(2, common) if common % links == 0])
         if best.across != ONE_LINK.across:
