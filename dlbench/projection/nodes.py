@@ -6,9 +6,9 @@ works, y_nt what is left. With m nodes a step is late by L = max over n of exp(h
 common (c_t) makes no node wait and is part of every mean.
 
 * h of nodes that were not measured is normal with the mean and the variance of those that were, both unknown: of k
-  hosts with standard deviation s, sigma = s sqrt((k - 1) / chi2_{k-1}) and mu = mean + sigma z / sqrt(k) (Gelman et al.,
-  Bayesian Data Analysis, 3rd edition, 2013, section 3.2). Of fewer than `LEAST_HOSTS` hosts these are drawn again.
-* y is drawn as it was seen, the largest of n equal nodes as the quantile U^(1/n) (order statistics: David and Nagaraja,
+  hosts with standard deviation s, sigma = s sqrt((k - 1) / chi2_{k-1}) and mu = mean + sigma z / sqrt(k) (Gelman et
+  al., Bayesian Data Analysis, 3rd edition, 2013, section 3.2). Of fewer than `LEAST_HOSTS` these are drawn again.
+* y is drawn as it was seen, the largest of n equal nodes as the quantile U^(1/n) (David and Nagaraja, Order Statistics,
   3rd edition, 2003, section 2.1). No tail is fitted: where 1 % of the steps are spikes of one size, a fitted tail of a
   generalised Pareto distribution was off by 41 % for 64 nodes, and this by 2 %.
 """

@@ -140,7 +140,7 @@ def project(
 def drawn_step(
     ingredients: Ingredients, ranks: int, *, way: Way | None = None, misses: Sequence[Miss] = (), draws: int = DRAWS
 ) -> Drawn | Refused:
-    """The draws behind the projection of one rank count by the model; arguments as `project`, without held-out points."""
+    """The draws behind the projection of one rank count by the model; `misses`: all there are. Otherwise as `project`."""
     if (why := refusal(ingredients, ranks)) is not None:
         return why
     model = _model(ingredients, draws)
@@ -185,8 +185,8 @@ def _held_out(ingredients: Ingredients, draws: int) -> tuple[HeldOut, ...]:
 
 
 def run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
-    """How much each run counts in each draw, shape (draws, runs); rows sum to 1. Sessions are drawn with replacement, and
-    runs within them; of fewer sessions than `LEAST_RUNS` only runs. Stretched as `dlbench.stats.pairing.resampled`.
+    """How much each run counts in each draw, shape (draws, runs); rows sum to 1. Sessions are drawn with replacement,
+    and runs within them; of fewer sessions than `LEAST_RUNS` only runs. Stretched as those of `dlbench.stats.pairing`.
     """
     import numpy as np
 
@@ -229,6 +229,15 @@ class _Costs:
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
+        leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
+        if network.beyond is None and network.across is not None and leaf is not None and taper is not None:
+            # Uplinks as fast as the nodes' links, and so many fewer of them; R3 and its flag say that it is assumed.
+            links = max(1, round((network.across.links or ingredients.per_node) * leaf / taper))
+            beyond = network.across.model_copy(update={"links": links})
+            columns = 2 * sum(len(level.pieces) for level in network.levels.values())
+            width = 2 * len(beyond.pieces)
+            drawn = tuple((*one[:columns], *one[columns - width : columns], *one[columns:]) for one in network.draws)
+            network = network.model_copy(update={"beyond": beyond, "draws": drawn})
         ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=result.group_size)
         algorithms = (priced_as(ran),)
         rng = np.random.default_rng([SEED, 16])
@@ -247,7 +256,8 @@ class _Costs:
         return self.algorithms if way is None or way.exchange == self.ran.exchange else (priced_as(way),)
 
     def _layout(self, ranks: int, way: Way | None) -> Layout:
-        return Layout(ranks=ranks, group_size=min(ranks, (way or self.ran).group_size))
+        group, leaf = min(ranks, (way or self.ran).group_size), self.ingredients.nodes_per_leaf
+        return Layout(ranks=ranks, group_size=group, leaf_size=leaf and leaf * self.ingredients.per_node)
 
     def _prices(self, ranks: int, way: Way | None) -> list[Price]:
         layout = self._layout(ranks, way)
@@ -302,7 +312,7 @@ class _Costs:
         levels: dict[str, float] = {}
         for size in messages.sizes[first:]:
             apart = taken_apart(self.network, self._layout(ranks, way), way or self.ran, self._names(way)[0], size)
-            for level, seconds in by_level(apart, self.network).items():
+            for level, seconds in apart.by_level(self.network).items():
                 levels[level] = levels.get(level, 0.0) + seconds * scale
         return levels
 

@@ -9,8 +9,9 @@ and x the measured exchange on the wire (the account's, without waiting for stra
 * e_ran below `LEAST_EXPLAINED` of x: there is no forecast.
 
 With T the mean step the forecast of the throughput is T / (T - saved) - 1. Its interval is over the draws of the
-network's costs (resampled runs of `dlbench comm`) and over the interval of x. Half of the draws are at either end of
-what the fit misses at the fitted rank counts next to the run's.
+network's costs (resampled runs of `dlbench comm`) and over the interval of x. Each draw is off by `network_factors`: by
+what the fit misses at the fitted rank counts next to the run's, and by the error of the model where the run has more
+ranks than the fit has seen.
 
 A flat exchange is priced by the measured line of the carrier's own all-reduce at this rank count, where there is one,
 and as a ring otherwise. Without fitted costs there is only the bound: what it would be if x were nothing.
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from dlbench.perfmodels.extrapolation import network_factors
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.exchange import (
     AS_IT_RAN,
@@ -127,8 +129,6 @@ def forecast(
 
 def _price(network: NetworkModel, result: ExchangeResult, ranks: int, way: Way) -> tuple[Price, str]:
     """What messages cost, and what they are priced as."""
-    import numpy as np
-
     # The line of the carrier's own all-reduce at this rank count, which a flat exchange of fp32 calls.
     measured = (one for one in network.collectives if (one.name, one.ranks) == (f"{result.carrier} flat", ranks))
     line = next(measured, None) if (way.exchange, way.wire) == ("flat", "fp32") else None
@@ -136,12 +136,10 @@ def _price(network: NetworkModel, result: ExchangeResult, ranks: int, way: Way) 
         return line_price(line, len(network.draws), (SEED, 1), _NORMAL), f"measured {line.name}"
     algorithm = priced_as(way)
     found = price_of(network, Layout(ranks=ranks, group_size=way.group_size), way, algorithm)
-    missed = np.ones(1 + len(network.draws))
-    missed[1::2], missed[2::2] = network.residual("allreduce", algorithm, ranks)
 
     def price(num_bytes: float) -> Array:
-        if withheld := network.why_withheld(ranks, (num_bytes,)):
-            raise NoModelError(f"withheld for {ranks} ranks: {withheld}")
-        return found(num_bytes) * missed
+        seconds = found(num_bytes).copy()
+        seconds[1:] *= network_factors(network, "allreduce", algorithm, num_bytes, ranks)
+        return seconds
 
     return price, algorithm
