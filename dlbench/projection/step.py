@@ -140,7 +140,7 @@ def project(
 def drawn_step(
     ingredients: Ingredients, ranks: int, *, way: Way | None = None, misses: Sequence[Miss] = (), draws: int = DRAWS
 ) -> Drawn | Refused:
-    """The draws behind the projection of one rank count by the model; `misses`: all there are. Otherwise as `project`."""
+    """The draws behind one rank count by the model, with the error that `misses` show; else as `project`."""
     if (why := refusal(ingredients, ranks)) is not None:
         return why
     model = _model(ingredients, draws)
@@ -376,15 +376,15 @@ class _Model:
         told = flags(found, ranks)
         supply, size = found.supply, None if found.supply is None else found.supply.sample_bytes
         if supply is not None and size is not None and batch and anchor.batch_per_rank:
-            taken = anchor.ranks * anchor.batch_per_rank * size / sum(at.values())
+            taken = anchor.ranks * anchor.batch_per_rank * size / sum(at.values(), np.zeros(draws))
             there = delivered(supply, nodes, taken * (nodes / anchor.nodes if supply.is_per_node else 1.0))
             if there is not None:
-                waits, more = input_wait(supply, there, ranks * batch * size, sum(parts.values()))
+                waits, more = input_wait(supply, there, ranks * batch * size, sum(parts.values(), np.zeros(draws)))
                 parts["input"] = parts["input"] + waits
                 told = (*told, *more)
         doublings = math.log2(ranks / anchor.ranks)
         factor = error.drawn(doublings, draws, (SEED, 15))
-        step = sum(parts.values())
+        step = sum(parts.values(), np.zeros(draws))
         # Nothing is faster than its computing, however far off the model may be.
         ended = np.maximum(step * factor, parts["compute"] + computing["input"] + updating)
         return Drawn(

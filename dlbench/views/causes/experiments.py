@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import CAUSES, EXCHANGE_PHASE
@@ -115,7 +116,7 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
 
     def way(**changes: str) -> Way:
         sync = plan.sync if result is None else result
-        now = {"exchange": sync.exchange, "fusion": AS_IT_RAN, "wire": sync.wire}
+        now: dict[str, Any] = {"exchange": sync.exchange, "fusion": AS_IT_RAN, "wire": sync.wire}
         return Way(**{**now, **changes}, group_size=plan.group_size)
 
     is_flat = plan.sync.exchange == "flat" and plan.sync.inside == "backend"
