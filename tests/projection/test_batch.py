@@ -1,0 +1,101 @@
+"""Own work over the batch of a rank, and epochs to a target over the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.projection.batch import epochs, own_work, why_no_epochs
+from dlbench.projection.ingredients import BatchFigures, QualityFigures, QualityRun
+
+DRAWS = 1000
+
+
+def measured(*batches: int, start: float = 0.02, each: float = 0.005, noise: float = 0.0) -> list[BatchFigures]:
+    rng = np.random.default_rng(1)
+    return [
+        BatchFigures(
+            batch_per_rank=batch,
+            own_work_s=tuple((start + each * batch) * np.exp(noise * rng.standard_normal(5))),
+        )
+        for batch in batches
+    ]
+
+
+@given(
+    start=st.floats(0, 1),
+    each=st.floats(1e-4, 1),
+    batches=st.lists(st.integers(1, 512), min_size=2, max_size=6, unique=True),
+    asked=st.integers(1, 1024),
+)
+def test_a_line_is_found_again_at_every_batch(start: float, each: float, batches: list[int], asked: int) -> None:
+    work = own_work(measured(*sorted(batches), start=start, each=each), asked, DRAWS, (7,))
+    assert np.median(work) == pytest.approx(start + each * asked, rel=0.01)
+    if min(batches) <= asked <= max(batches):
+        assert np.ptp(work) <= 1e-9 * (start + each * asked)
+
+
+def test_between_measured_batches_the_measured_ones_decide_and_not_the_line_of_all() -> None:
+    bent = [BatchFigures(batch_per_rank=b, own_work_s=(s,)) for b, s in ((8, 1.0), (16, 1.0), (32, 3.0))]
+    assert [own_work(bent, b, 2, (7,))[0] for b in (8, 12, 16, 24, 32)] == pytest.approx([1, 1, 1, 2, 3])
+
+
+def test_the_band_grows_with_each_halving_below_the_smallest_batch() -> None:
+    line, bent = measured(16, 32, 64), measured(16, 32, 64)
+    bent[0] = BatchFigures(batch_per_rank=16, own_work_s=(0.15,))  # the line of the others says 0.1
+
+    def width(batches: list[BatchFigures], batch: int) -> float:
+        low, high = np.quantile(np.log(own_work(batches, batch, DRAWS, (7,))), (0.1, 0.9))
+        return float(high - low)
+
+    assert width(line, 16) < 1e-9 < 0.02 < width(line, 8) < width(line, 4) < width(line, 2)
+    assert width(bent, 8) > 3 * width(line, 8)  # a batch that the others did not foretell
+
+
+def test_ratios_of_two_batches_are_of_the_same_runs() -> None:
+    noisy = measured(16, 32, noise=0.1)
+    one, other = own_work(noisy, 16, DRAWS, (7,)), own_work(noisy, 18, DRAWS, (7,))
+    assert np.corrcoef(one, other)[0, 1] > 0.9
+
+
+def test_own_work_needs_two_batches() -> None:
+    with pytest.raises(ValueError, match="two measured batches"):
+        own_work(measured(16), 16, DRAWS, (7,))
+
+
+def target(runs: Mapping[int, tuple[float, ...]], noise_scale: float | None = None) -> QualityFigures:
+    met = tuple(QualityRun(global_batch=batch, epochs=one) for batch, many in runs.items() for one in many)
+    return QualityFigures(target="accuracy 0.759", samples_per_epoch=1_281_167, runs=met, noise_scale=noise_scale)
+
+
+@pytest.mark.parametrize("critical", [500.0, 8000.0])
+def test_epochs_by_three_batches_or_by_one_and_the_noise_scale(critical: float) -> None:
+    law = {batch: (40 * (1 + batch / critical),) for batch in (256, 1024, 4096)}
+    by_scale = target({256: law[256]}, noise_scale=critical)
+    for quality in (target(law), by_scale):
+        found = epochs(quality, 2048, DRAWS, (7,))
+        assert np.median(found) == pytest.approx(40 * (1 + 2048 / critical), rel=0.02)
+        assert (found > 0).all()
+    far, near = (np.log(epochs(target(law), batch, DRAWS, (7,))).std() for batch in (65536, 1024))
+    assert far > near
+
+
+def test_scatter_between_runs_to_a_target_widens_the_band() -> None:
+    calm, wild = (dict.fromkeys((256, 512, 1024), (40 * (1 + s), 40 * (1 - s))) for s in (0.01, 0.3))
+    widths = [float(np.ptp(np.quantile(epochs(target(runs), 512, DRAWS, (7,)), (0.1, 0.9)))) for runs in (calm, wild)]
+    assert widths[1] > 4 * widths[0]
+
+
+def test_fewer_than_three_batches_without_a_noise_scale_are_refused_with_the_command() -> None:
+    assert why_no_epochs(None)[0] == "no run was trained to a target"
+    few = target({256: (40.0, 41.0), 512: (44.0,)})
+    why, remedy = why_no_epochs(few)
+    assert why.startswith("runs met accuracy 0.759 at 2 global batches, ")
+    assert "--to-accuracy" in remedy
+    with pytest.raises(ValueError, match="2 global batches"):
+        epochs(few, 512, DRAWS, (7,))
+    assert why_no_epochs(target({256: (40.0,)}, noise_scale=100.0)) == ("", "")
