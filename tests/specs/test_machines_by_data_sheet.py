@@ -36,7 +36,9 @@ def test_a_modelled_system_says_so_and_names_a_source_of_every_value(name: str) 
     assert content["device"]["source"].startswith(("memory: ", "NVIDIA "))
 
 
-@pytest.mark.parametrize("command", [("run", "resnet50", "--system"), ("submit", "bert", "--system"), ("preflight",)])
+@pytest.mark.parametrize(
+    "command", [("run", "resnet50", "--system"), ("submit", "bert", "--nodes", "1", "--system"), ("preflight",)]
+)
 def test_nothing_runs_on_a_modelled_system(cli: Cli, command: tuple[str, ...]) -> None:
     done = cli(*command, "abci", *(("--dry-run",) if command[0] != "preflight" else ()))
     assert done.returncode == 2
@@ -45,7 +47,15 @@ def test_nothing_runs_on_a_modelled_system(cli: Cli, command: tuple[str, ...]) -
 
 def test_show_prints_the_sections_and_ls_has_the_models_below_a_heading_of_their_own(cli: Cli) -> None:
     shown = cli("show", "abci").stdout
-    for text in ("device: A GPU", "network.inside: Links", "50 GB/s", "3.4e-06 s", "2.8333333", "F links", "news.mynavi"):
+    for text in (
+        "device: A GPU",
+        "network.inside: Links",
+        "50 GB/s",
+        "3.4e-06 s",
+        "2.8333333",
+        "F links",
+        "news.mynavi",
+    ):
         assert text in shown, text
     below = cli("ls").stdout.partition("systems by data sheet, for dlbench project --from-spec")[2]
     assert [name for name in MODELLED if name in below] == [*MODELLED]
@@ -76,7 +86,8 @@ def test_data_sheets_separate_no_runs_and_are_refused_as_a_setting_of_runs() -> 
     sheets = choose_system_with_origins("abci", {})[0].model_dump(include={"device", "network"})
     system = SystemSpec.model_validate({**plan.system.model_dump(), **sheets})
     bare, stated = (
-        cast("Run", SimpleNamespace(plan=one, record=None)) for one in (plan, plan.model_copy(update={"system": system}))
+        cast("Run", SimpleNamespace(plan=one, record=None))
+        for one in (plan, plan.model_copy(update={"system": system}))
     )
     assert averaged_id(bare) == averaged_id(stated)
     assert system_content(bare.plan) == system_content(stated.plan)
