@@ -458,8 +458,8 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     cores = len(os.sched_getaffinity(0))
     found = [with_layers(plan) for plan in expand(request, machine_cores=cores)]
     plans = [plan for plan, _ in found]
-    for note in dict.fromkeys(note for _, note in found if note):
-        click.echo(f"note: {note}", err=True)
+    for profile in dict.fromkeys(said for _, said in found if said):
+        click.echo(f"note: {profile}", err=True)
     if trains:
         require_this_machine(request, plans, cores)
         if note := _default_note(request, plans):

@@ -1,4 +1,4 @@
-"""The layers of a paced network from a run that computed: when its gradients were ready, and how long its passes took."""
+"""The layers of a paced network from a run that computed: when its gradients were ready, what its passes took."""
 
 from __future__ import annotations
 

@@ -490,7 +490,7 @@ class DensityData(_Data):
 class NoData(_Data):
     """Nothing is read: for networks whose passes are pauses."""
 
-    kinds = ()
+    kinds: ClassVar[tuple[str, ...]] = ()
 
     format: Literal["none"] = Field(description="Chooses to have none.")
 
