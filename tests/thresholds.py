@@ -174,11 +174,11 @@ THRESHOLDS = (
         halved="more winners, many of which no training would notice",
     ),
     Threshold(
-        module="specs.comm",
-        name="TOLERATED_MISS",
-        decides="share by which a fit may miss the largest rank count, held out, and still predict beyond it",
-        why="algorithms that differ by less count as equally fast",
-        halved="more is withheld: real networks are seldom foretold to 3 %",
+        module="perfmodels.extrapolation",
+        name="PRIOR_SCALE",
+        decides="error of a model per square root of a doubling beyond its points, before any point was held out",
+        why="it counts as two points, so that what was held out soon outweighs it",
+        halved="bands of models without a held-out point are half as wide, and those with one too narrow at first",
     ),
     Threshold(
         module="specs.comm",

@@ -171,7 +171,7 @@ def predict(
       dlbench comm predict box.network.json --ranks 8,64 --group-size 4 --sizes 1KiB:100MiB
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
     """
-    require_modules("comm predict", "numpy")
+    require_modules("comm predict", "numpy", "scipy")
     from dlbench.comm.document import predictions_document
     from dlbench.comm.predictions import Wanted, predict_all
     from dlbench.records.comm import read_network

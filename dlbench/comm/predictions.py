@@ -9,6 +9,7 @@ from typing import Any
 
 from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, fusion_line, ranges_of
 from dlbench.errors import UserError, nearest
+from dlbench.perfmodels.extrapolation import doublings_beyond, network_error, network_factors
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import crossovers, features, predict
 from dlbench.perfmodels.schedules import Layout
@@ -64,10 +65,12 @@ class Prediction:
     group_size: int
     extrapolated: tuple[str, ...]  # What is asked beyond the points behind the fitted costs, in words; not of lines.
     largest_held_out: LargestHeldOut | None  # How far the same fit is off one step beyond its points.
+    model_error: float | None
+    """Factor (95 %) by which times may be longer or shorter because the model may not go on, at the size where it is
+    largest; intervals hold it. None up to the largest fitted rank count."""
     series: tuple[PredictedSeries, ...]
     best: tuple[str, ...]
     ranges: tuple[Recommended, ...]  # What to use by size, where the fastest is so beyond the intervals of predictions.
-    withheld: str  # Why no algorithm is predicted: a fit that misses the largest rank count says nothing of more.
     crossovers: tuple[tuple[int, str, str], ...]  # First size of the new best, bytes; from which; to which.
     fusion_of: str  # What is best at the largest size.
     fusion_is_measured: bool
@@ -113,28 +116,16 @@ class _Case:
         return max(1, round(num_bytes / width)) * width
 
     def seconds(self, name: str, num_bytes: int) -> tuple[float, float | None, float | None]:
-        """A predicted time with the middle 95 % of the network's draws, wider by how far the fit itself is off.
-
-        That is its residual at the fitted rank counts next to this one. What a fit to the smaller rank counts missed at
-        the largest one, it is taken to miss again for each step as long (in doublings) beyond that.
-        """
+        """A predicted time with the middle 95 % of the network's draws, each off by `network_factors`."""
         import numpy as np
 
         collective, ranks = self.wanted.collective, self.layout.ranks
         found = features(collective, name, num_bytes, self.layout, self.network, **self.model)
         value = found.seconds(self.network)
-        drawn = found.drawn(self.network)
-        if not drawn:
+        if not self.network.draws:
             return value, None, None
-        low, high = np.percentile(drawn, [2.5, 97.5])
-        least, most = self.network.residual(collective, name, ranks)
-        factor, largest = 1.0, self.network.largest_held_out
-        if largest is not None and ranks > largest.ranks:
-            # Measured over predicted if the bias at the largest rank count, that of the nearest size, goes on.
-            nearest_size = min(largest.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1, num_bytes))))
-            steps = math.log(ranks / largest.ranks) / math.log(largest.ranks / largest.fitted_ranks[-1])
-            factor = float((1 / nearest_size.ratio) ** steps)
-        low, high = float(low) * least * min(1.0, factor), float(high) * most * max(1.0, factor)
+        missed = network_factors(self.network, collective, name, num_bytes, ranks)
+        low, high = np.percentile(found.drawn(self.network) * missed, [2.5, 97.5]).tolist()
         return value, min(value, low), max(value, high)
 
 
@@ -161,17 +152,16 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
 
 def _predict(case: _Case) -> Prediction:
     network, wanted, layout = case.network, case.wanted, case.layout
-    has_levels = network.inside is not None or network.across is not None
+    has_levels = bool(network.levels)
     algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
     sizes = (*wanted.sizes, *filter(None, [wanted.workload_bytes]))
-    withheld = network.why_withheld(layout.ranks, sizes) if algorithms else ""
-    algorithms = () if withheld else algorithms
+    doublings = doublings_beyond(network, layout.ranks) if algorithms else 0.0
     series = [_modelled(case, name) for name in algorithms]
     if wanted.collective == "allreduce" and not wanted.algorithms:
         # Libraries' all-reduces that were measured at this rank count.
         own = (line for line in network.collectives if line.ranks == layout.ranks and line.name.endswith(" flat"))
         series += [_line_series(line, wanted) for line in own]
-    if not series and not withheld:
+    if not series:
         measured = sorted({line.ranks for line in network.collectives})
         raise UserError(
             f"--ranks {layout.ranks}: the network of {network.system} holds lines alone, for "
@@ -190,10 +180,10 @@ def _predict(case: _Case) -> Prediction:
         group_size=layout.group_size,
         extrapolated=_beyond(network.fitted_over, layout, sizes) if algorithms else (),
         largest_held_out=network.largest_held_out,
+        model_error=max(network_error(network, size).factor(doublings, 0.95) for size in sizes) if doublings else None,
         series=tuple(series),
         best=tuple(min(usable, key=lambda one: one.seconds[place]).name for place in places),
         ranges=ranges_of([_standing(usable, place, wanted.sizes[place]) for place in places]),
-        withheld=withheld,
         crossovers=tuple(changes),
         **_fusion(case, usable),
     )

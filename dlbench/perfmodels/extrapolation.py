@@ -9,6 +9,9 @@ doublings is
 the posterior predictive of a normal error with a scaled inverse chi-squared prior of its variance (Gelman et al.,
 Bayesian Data Analysis, 3rd edition, 2013, section 2.6). Errors of successive doublings are taken to be independent, so
 that their variances add.
+
+`network_factors` applies it to fitted costs of a network, for all that is said of collectives at rank counts beyond the
+fitted ones.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlbench.specs.comm import NetworkModel
 from dlbench.stats.multiplicity import student_quantile
+from dlbench.stats.pairing import SEED
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,11 +53,13 @@ class ModelError:
     num_points: int  # Misses behind it, without the prior.
 
     def drawn(self, doublings: float, draws: int, seed: Sequence[int]) -> Array:
-        """Factors on a predicted time (1), shape (draws,); all 1 where nothing is extrapolated (`doublings` <= 0)."""
+        """Factors on a predicted time (1), shape (draws,); all 1 where nothing is extrapolated (`doublings` <= 0). They
+        are the quantiles of the distribution in random order, so that few draws hold its tails as it has them.
+        """
         import numpy as np
+        from scipy.special import stdtrit
 
-        rng = np.random.default_rng(seed)
-        noise = rng.standard_t(self.freedom, draws)
+        noise = stdtrit(self.freedom, np.random.default_rng(seed).permutation((np.arange(draws) + 0.5) / draws))
         factors: Array = np.exp(self.scale * math.sqrt(max(0.0, doublings)) * noise)
         return factors
 
@@ -73,3 +80,32 @@ def model_error(
     freedom = prior_points + len(misses)
     total = prior_points * prior_scale**2 + sum(miss.error**2 / miss.doublings for miss in misses)
     return ModelError(scale=math.sqrt(total / freedom), freedom=freedom, num_points=len(misses))
+
+
+def doublings_beyond(network: NetworkModel, ranks: int) -> float:
+    """Doublings from the largest fitted rank count; 0 up to it, and for costs that were not fitted."""
+    return 0.0 if network.fitted_over is None else max(0.0, math.log2(ranks / network.fitted_over.ranks[-1]))
+
+
+def network_error(network: NetworkModel, num_bytes: float) -> ModelError:
+    """The error of fitted costs: by what a fit without the largest rank count missed there, at the size nearest to this
+    (bytes); the prior alone where none was held out.
+    """
+    held = network.largest_held_out
+    if held is None:
+        return model_error(())
+    near = min(held.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1.0, num_bytes))))
+    return model_error([Miss(error=-math.log(near.ratio), doublings=math.log2(held.ranks / held.fitted_ranks[-1]))])
+
+
+def network_factors(network: NetworkModel, collective: str, algorithm: str, num_bytes: float, ranks: int) -> Array:
+    """What a predicted time is multiplied with in each of the network's draws (1), shape (draws,).
+
+    Half of the draws are at either end of what the fit misses at the fitted rank counts next to this one. Beyond the
+    fitted rank counts the error of `network_error` comes to it, in a draw the same for all algorithms.
+    """
+    draws = len(network.draws)
+    factors = network_error(network, num_bytes).drawn(doublings_beyond(network, ranks), draws, (SEED, 2))
+    factors[0::2] *= (ends := network.residual(collective, algorithm, ranks))[0]
+    factors[1::2] *= ends[1]
+    return factors

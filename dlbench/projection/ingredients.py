@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from dlbench.analysis.causes import CAUSES
 from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.base import (
     Count,
@@ -23,6 +24,7 @@ from dlbench.specs.base import (
 )
 from dlbench.specs.comm import NetworkModel
 
+TOLERANCE = 0.01  # By which causes may miss the step that they are the whole of, a share.
 QUANTILES_OF_MAXIMA = 257
 QUANTILES_OF_COMMON = 65
 
@@ -46,6 +48,13 @@ class RunFigures(Spec):
     communication_s: NonNegative | None = Field(
         None, description="Time in which a message was under way, without waiting for other ranks, seconds per step."
     )
+
+    @model_validator(mode="after")
+    def _sums(self) -> Self:
+        whole = sum(self.parts.get(name, 0.0) for name in CAUSES)
+        if self.parts and abs(whole / self.step_s - 1) > TOLERANCE:
+            raise ValueError(f"the causes of run {self.run_id} sum to {whole:.6g} s, its step is {self.step_s:.6g} s")
+        return self
 
 
 class PointFigures(Spec):
@@ -126,7 +135,9 @@ class Ingredients(Spec):
     scaling: Literal["weak", "strong"] = Field(
         "weak", description="weak: batch per rank is fixed; strong: global batch."
     )
-    ranks_per_node: Ranks | None = Field(None, description="Equal at all points and targets; null: not known.")
+    ranks_per_node: Ranks | None = Field(
+        None, description="Ranks of a full node, which larger targets fill; null: as at the largest point."
+    )
     points: tuple[PointFigures, ...] = Field(min_length=1, description="By rank count, ascending.")
     is_crowded: Flag = Field(False, description="Whether ranks shared cores.")
     exchange: ExchangeResult | None = Field(
@@ -154,15 +165,33 @@ class Ingredients(Spec):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        counts = [(point.ranks, point.nodes) for point in self.points]
+        counts = [point.ranks for point in self.points]
         if counts != sorted(set(counts)):
-            raise ValueError("points must ascend by ranks, each rank and node count once")
+            raise ValueError("points must ascend by ranks, each rank count once")
+        if wrong := [point.ranks for point in self.points if point.nodes != self.nodes_of(point.ranks)]:
+            raise ValueError(f"the point of {wrong[0]} ranks does not fill nodes of {self.per_node} ranks each")
         return self
 
     @property
     def anchor(self) -> PointFigures:
         """The largest measured point: projections begin there."""
         return self.points[-1]
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of a full node."""
+        return self.ranks_per_node or -(-self.anchor.ranks // self.anchor.nodes)
+
+    def nodes_of(self, ranks: int) -> int:
+        """Nodes that so many ranks take: one as far as it holds them, else full ones."""
+        return -(-ranks // self.per_node)
+
+    def batch_at(self, ranks: int) -> int | None:
+        """Samples per rank and step at so many ranks; None where it is not known or no whole number."""
+        batch = self.anchor.batch_per_rank
+        if batch is None or self.scaling == "weak":
+            return batch
+        return None if batch * self.anchor.ranks % ranks else batch * self.anchor.ranks // ranks
 
     @property
     def digest(self) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Name, NonNegative, Positive, Precision, Ranks, Repeats, Spec
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
-from dlbench.units import format_bytes
 
 Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"]
 
@@ -151,7 +148,10 @@ class CommPlan(LaunchPlan):
         return self
 
 
-LevelName = Literal["inside", "across"]
+LevelName = Literal["inside", "across", "beyond"]
+
+LEVELS: tuple[LevelName, ...] = ("inside", "across", "beyond")
+"""Inside a group of ranks (a node), across groups below one leaf switch, and between leaf switches."""
 
 
 class Piece(Spec):
@@ -167,9 +167,14 @@ class Piece(Spec):
 
 
 class Level(Spec):
-    """One level of the network: inside a group, or across groups."""
+    """One level of the network: inside a group, across groups, or between leaf switches."""
 
     pieces: tuple[Piece, ...] = Field(min_length=1, description="By message size, ascending; the last has no limit.")
+    links: Count | None = Field(
+        None,
+        description="Links that the ranks of a block share at this level: inside a group its memory or processors, "
+        "across groups the adapters of a node, between leaf switches the uplinks of one; none: a port per rank.",
+    )
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -225,9 +230,6 @@ class SizeBias(Spec):
 
     num_bytes: Count = Field(description="Bytes of each rank's whole buffer.")
     ratio: Positive = Field(description="Predicted over measured, median over algorithms.")
-    interval: tuple[float, float] | None = Field(
-        None, description="95 % interval of the ratio over runs; none: single runs."
-    )
 
 
 class LargestHeldOut(Spec):
@@ -251,9 +253,6 @@ class Residual(Spec):
     most: Positive = Field(description="Measured over fitted, the largest of its points.")
 
 
-TOLERATED_MISS = 0.05
-"""Share by which a hindcast may miss: algorithms that differ by less count as equally fast (`STAY_WITHIN` of
-`dlbench.comm.choice`), so that such a miss changes no advice."""
 POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
 POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
 
@@ -279,16 +278,11 @@ class NetworkModel(Spec):
     system: str = Field(description="Name of the system it was measured on.")
     transport: str = Field(description="What carried the messages, e.g. torch-gloo or mpi.")
     inside: Level | None = Field(None, description="Inside a group; none: never measured.")
-    across: Level | None = Field(None, description="Across groups; none: never measured.")
+    across: Level | None = Field(
+        None, description="Across groups, below one leaf switch where switches are known; none: never measured."
+    )
+    beyond: Level | None = Field(None, description="Between leaf switches; none: never measured.")
     gamma_s_per_byte: NonNegative = Field(0.0, description="Seconds per byte reduced.")
-    shared_link: bool = Field(
-        True, description="Whether ranks of a node share one link to other nodes (one adapter a node)."
-    )
-    shared_memory: bool = Field(
-        False,
-        description="Whether ranks of a group share what carries messages inside it (memory, processors), so that the "
-        "bytes of all of them add up.",
-    )
     collectives: tuple[LineCost, ...] = Field((), description="Collectives of back-ends, each as a line.")
     median_error: NonNegative | None = Field(
         None, description="Median of |predicted / measured - 1| over points that the fit did not see."
@@ -307,18 +301,23 @@ class NetworkModel(Spec):
     draws: tuple[tuple[NonNegative, ...], ...] = Field(
         (),
         description="Costs fitted again to resampled runs, for intervals of predictions: alpha and beta of each piece, "
-        "inside before across, then gamma; none: single runs.",
+        "inside before across before beyond, then gamma; none: single runs.",
     )
     sources: tuple[str, ...] = Field((), description="Runs it was fitted to.")
     fitted: str = Field("", description="When, UTC, ISO 8601.")
 
     @model_validator(mode="after")
     def _whole_draws(self) -> Self:
-        levels = [level for level in (self.inside, self.across) if level is not None]
-        length = 2 * sum(len(level.pieces) for level in levels) + 1
+        length = 2 * sum(len(level.pieces) for level in self.levels.values()) + 1
         if any(len(draw) != length for draw in self.draws):
             raise ValueError(f"a draw holds {length} costs")
         return self
+
+    @property
+    def levels(self) -> dict[LevelName, Level]:
+        """The levels that were measured, innermost first."""
+        known = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
+        return {name: level for name, level in known if level is not None}
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
         """Whether the fit misses an algorithm so far that its predictions are no advice."""
@@ -342,31 +341,3 @@ class NetworkModel(Spec):
         }
         near = [one for one in known if one.ranks in neighbours]
         return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])
-
-    def why_withheld(self, ranks: int, sizes: Iterable[float]) -> str:
-        """Why messages of such sizes (bytes) are not predicted at this many ranks; empty where they are.
-
-        Beyond the fitted rank counts the same fit must have foretold the largest of them from the others, to within
-        `TOLERATED_MISS` or the runs' scatter.
-        """
-        held = self.largest_held_out
-        if self.fitted_over is None or ranks <= self.fitted_over.ranks[-1]:
-            return ""
-        if held is None:
-            return (
-                "the smaller rank counts do not foretell the largest one, so nothing shows how far a fit holds beyond"
-            )
-        near = {min(held.by_size, key=lambda one: abs(math.log(one.num_bytes / max(1.0, size)))) for size in sizes}
-        missed = [
-            one
-            for one in near
-            if abs(1 / one.ratio - 1) > TOLERATED_MISS
-            and (one.interval is None or not one.interval[0] <= 1 <= one.interval[1])
-        ]
-        if not missed:
-            return ""
-        worst = max(missed, key=lambda one: abs(math.log(one.ratio)))
-        return (
-            f"fitted without {held.ranks} ranks, the model misses them by {100 * abs(worst.ratio - 1):.0f} % at "
-            f"{format_bytes(worst.num_bytes)}"
-        )

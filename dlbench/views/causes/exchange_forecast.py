@@ -13,8 +13,8 @@ model's exchange on the wire, e_ran and e_new. With x the measured one (the acco
 With T the mean step the forecast of the throughput is T / (T - saved) - 1. Its interval is over the draws of the
 network's costs (resampled runs of `dlbench comm`) and over the interval of x.
 
-Half of the draws are at either end of what the fit misses at the fitted rank counts next to the run's. Where the fit,
-held out, misses the largest rank count and the run has more ranks, there is none either.
+Each draw is off by `network_factors`: by what the fit misses at the fitted rank counts next to the run's, and by the
+error of the model where the run has more ranks than the fit has seen.
 
 A flat exchange is priced by the measured line of the carrier's own all-reduce at this rank count, where there is one,
 and as a ring otherwise. Without fitted costs there is only the bound: what it would be if x were nothing.
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
 from dlbench.perfmodels import overlap
+from dlbench.perfmodels.extrapolation import network_factors
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
@@ -237,18 +238,15 @@ def _price(network: NetworkModel, ranks: int, way: Way) -> Price:
     if algorithm is None or width is None:
         raise _NoModelError(f"exchange {way.exchange} with wire {way.wire} has no model of costs")
     layout = Layout(ranks=ranks, group_size=way.group_size)
-    missed = np.ones(1 + len(network.draws))
-    missed[1::2], missed[2::2] = network.residual("allreduce", algorithm, ranks)
     known: dict[int, Array] = {}
 
     def price(num_bytes: float) -> Array:
         elements = max(1, math.ceil(num_bytes / 4))
         if elements not in known:
-            if withheld := network.why_withheld(ranks, (elements * width,)):
-                raise _NoModelError(f"withheld for {ranks} ranks: {withheld}")
             try:
                 found = features("allreduce", algorithm, elements * width, layout, network, element_bytes=width)
-                known[elements] = np.array([found.seconds(network), *found.drawn(network)]) * missed
+                missed = network_factors(network, "allreduce", algorithm, elements * width, ranks)
+                known[elements] = np.array([found.seconds(network), *found.drawn(network) * missed])
             except UserError as error:
                 raise _NoModelError(str(error)) from None
         return known[elements]

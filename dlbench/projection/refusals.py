@@ -1,0 +1,193 @@
+"""What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
+
+`refusal` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7) it says by
+`refused` and `flagged`, so that all codes and their words are here.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from dlbench.projection.ingredients import Ingredients
+from dlbench.projection.projected import Flag, Refused
+from dlbench.report.wording import percent
+from dlbench.stats.pairing import LEAST_RUNS
+
+FARTHEST = 64  # Times the largest measured rank count beyond which nothing is said.
+FAR = 8  # The same from which a figure is flagged.
+FARTHEST_BY_POINTS = 4
+"""The same of points alone: series of large machines were 4 to 14 % off at 8 to 16 times the ranks, some 40 %."""
+UNSTABLE = 0.15  # Scatter of runs (standard deviation over mean) beyond which a point is of no one state of a machine.
+SMALLEST_BATCH = 4  # The least batch is so many times smaller than the smallest measured one.
+TAIL = 4  # More nodes than 1 / so many of the observed node-steps ask for slower nodes than were ever seen.
+SCALE = 3.0  # Costs of the network may be so many times too high or too low for the measured exchange.
+UNEXPLAINED = 0.25  # Share of a step by which the exchange may miss what the network's costs make of it.
+
+
+@dataclass(frozen=True)
+class Words:
+    """A code in words; in braces what the case fills in."""
+
+    text: str
+    remedy: str = ""
+
+
+REFUSALS = {
+    "R1": Words(
+        "{runs} at {ranks} ranks do not say how far runs scatter (at least {least})", "repeat them: --repeats 5"
+    ),
+    "R2": Words(
+        "{ranks} ranks take {nodes} nodes, and all points are on one: what a network between nodes costs is in none",
+        "measure on several nodes: --nodes 1,2,4",
+    ),
+    "R3": Words(
+        "the costs of messages {level} were never measured", "dlbench comm submit --system {system} --nodes {measured}"
+    ),
+    "R4": Words("ranks shared cores, so points say nothing of more ranks", "give ranks cores of their own"),
+    "R5": Words(
+        "the network's costs are of something else: {what}",
+        "measure the network of these runs: dlbench comm submit, then --network FILE",
+    ),
+    "R6": Words(
+        "the runs at {ranks} ranks scatter by {scatter} (at most {most}), so the machine was in no one state",
+        "look for neighbours and storage (dlbench diagnose RUNS), then repeat them",
+    ),
+    "R7": Words("{what}", "{other}"),
+    "R8": Words("{what} has no model", "ask for a setting that has one, or measure it at that size"),
+    "R9": Words("{what}", "measure it: --set train.batch_per_rank={batch}"),
+    "R10": Words(
+        "{known} to the target and no gradient noise scale do not say how epochs grow with the batch",
+        "train to the target at three batches, or measure the noise scale: --set measure.noise_scale=true",
+    ),
+}
+
+FLAGS = {
+    "F1": Words("one point on several nodes: how far the model is off is assumed, not seen"),
+    "F2": Words("far: {times} times the largest measured rank count"),
+    "F3": Words(
+        "how unequal nodes are is not known ({hosts} measured, at least {least}): the slowest is taken as equal"
+    ),
+    "F4": Words("the slowest of {nodes} nodes lies beyond what {seen} measured steps of nodes show"),
+    "F5": Words("needs {needed} of storage; {proven} was proven at {nodes} nodes"),
+    "F6": Words("its points are of {sessions} sessions, so that what changed between these is part of it"),
+    "F7": Words("by the points alone: {why}"),
+}
+
+LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
+
+
+def refused(code: str, target: int | None, /, **words: object) -> Refused:
+    """A refusal of the table, in words. `target`: of which rank count; None: of all."""
+    found = REFUSALS[code]
+    text, remedy = found.text.format(**words), found.remedy.format(**words)
+    return Refused(code=code, ranks=target, text=text, remedy=remedy)
+
+
+def flagged(code: str, /, **words: object) -> Flag:
+    """A flag of the table, in words."""
+    return Flag(code=code, text=FLAGS[code].text.format(**words))
+
+
+def refusal(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> Refused | None:
+    """Why nothing is said of a rank count, by what the ingredients hold; None where something may be.
+
+    `by`: the model needs a network and a recorded exchange; points alone reach less far.
+    """
+    return (
+        _of_points(ingredients)
+        or _of_target(ingredients, ranks, FARTHEST if by == "model" else FARTHEST_BY_POINTS)
+        or (_of_model(ingredients, ranks) if by == "model" else None)
+    )
+
+
+def _of_points(ingredients: Ingredients) -> Refused | None:
+    """What is refused of every target."""
+    if ingredients.is_crowded:
+        return refused("R4", None)
+    anchor = ingredients.anchor
+    if len(anchor.runs) < LEAST_RUNS:
+        count = f"{len(anchor.runs)} run{'s' * (len(anchor.runs) > 1)}"
+        return refused("R1", None, runs=count, ranks=anchor.ranks, least=LEAST_RUNS)
+    for point in ingredients.points:
+        steps = [run.step_s for run in point.runs]
+        scatter = statistics.stdev(steps) / statistics.fmean(steps) if len(steps) > 1 else 0.0
+        if scatter > UNSTABLE:
+            return refused("R6", None, ranks=point.ranks, scatter=percent(scatter), most=percent(UNSTABLE, 0))
+    return None
+
+
+def _of_target(ingredients: Ingredients, ranks: int, farthest: int) -> Refused | None:
+    """What is refused of a rank count, whatever projects it."""
+    first, anchor, per_node = ingredients.points[0], ingredients.anchor, ingredients.per_node
+    nodes = ingredients.nodes_of(ranks)
+    if ranks < first.ranks:
+        what = f"{ranks} ranks are fewer than the smallest measured count, {first.ranks}"
+        return refused("R7", ranks, what=what, other="ask for more, or measure it")
+    if ranks > farthest * anchor.ranks:
+        what = f"{ranks} ranks are more than {farthest} times the largest measured count, {anchor.ranks}"
+        return refused("R7", ranks, what=what, other=f"measure {-(-ranks // farthest)} ranks or more")
+    if ranks > per_node and ranks % per_node:
+        what = f"{ranks} ranks do not fill nodes of {per_node}"
+        return refused("R7", ranks, what=what, other=f"ask for {nodes * per_node}")
+    if nodes > 1 and anchor.nodes == 1:
+        return refused("R2", ranks, ranks=ranks, nodes=nodes)
+    if ingredients.scaling == "strong" and anchor.batch_per_rank and ingredients.batch_at(ranks) is None:
+        whole = anchor.batch_per_rank * anchor.ranks
+        what = f"a global batch of {whole} samples does not divide among {ranks} ranks"
+        return refused("R7", ranks, what=what, other="ask for a divisor of it")
+    return None
+
+
+def _of_model(ingredients: Ingredients, ranks: int) -> Refused | None:
+    """What is refused for want of what the model needs."""
+    anchor, network, nodes = ingredients.anchor, ingredients.network, ingredients.nodes_of(ranks)
+    system = ingredients.system or "SYSTEM"
+    leaf = ingredients.nodes_per_leaf
+    levels = {
+        "inside a node": (ingredients.per_node > 1, None if network is None else network.inside),
+        "between nodes": (nodes > 1, None if network is None else network.across),
+        "beyond a leaf switch": (
+            leaf is not None and nodes > leaf and ingredients.leaf_taper is None,
+            getattr(network, "beyond", None),
+        ),
+    }
+    for level, (is_needed, costs) in levels.items():
+        if ranks > 1 and is_needed and costs is None:
+            measured = "2,4" if level != "beyond a leaf switch" else f"{2 * (leaf or 1)}  # on two leaves"
+            return refused("R3", ranks, level=level, system=system, measured=measured)
+    if not anchor.runs[0].parts:
+        return refused("R8", ranks, what="a step whose parts are not known")
+    if anchor.ranks > 1 and ingredients.exchange is None:
+        return refused("R8", ranks, what="an exchange that was not recorded")
+    if ingredients.scaling == "strong" and ranks > anchor.ranks:
+        known = sorted(one.batch_per_rank for one in ingredients.batches)
+        wanted = ingredients.batch_at(ranks)
+        if len(known) < 2 or wanted is None:
+            what = "the batch per rank shrinks, and its work was measured at one batch"
+            return refused("R9", ranks, what=what, batch=wanted or "SMALLER")
+        if wanted * SMALLEST_BATCH < known[0]:
+            what = f"{wanted} samples per rank are less than a quarter of the smallest measured batch, {known[0]}"
+            return refused("R9", ranks, what=what, batch=wanted)
+    return None
+
+
+def flags(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Flag, ...]:
+    """What to know beside a figure at a rank count, by what the ingredients hold. `by`: who gives the figure."""
+    found = []
+    nodes, scatter = ingredients.nodes_of(ranks), ingredients.nodes
+    if nodes > 1 and sum(point.nodes > 1 for point in ingredients.points) == 1:
+        found.append(flagged("F1"))
+    times = ranks / ingredients.anchor.ranks
+    if times > FAR:
+        found.append(flagged("F2", times=f"{times:g}"))
+    hosts = 0 if scatter is None else len(scatter.hosts)
+    if by == "model" and nodes > 1 and hosts < LEAST_HOSTS:
+        found.append(flagged("F3", hosts=hosts, least=LEAST_HOSTS))
+    elif by == "model" and scatter is not None and nodes > max(1, scatter.num_maxima / TAIL):
+        found.append(flagged("F4", nodes=nodes, seen=scatter.num_maxima))
+    sessions = {run.session for point in ingredients.points for run in point.runs}
+    if len(sessions) > 1 and any({run.session for run in point.runs} != sessions for point in ingredients.points):
+        found.append(flagged("F6", sessions=len(sessions)))
+    return tuple(found)
