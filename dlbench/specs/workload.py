@@ -82,15 +82,15 @@ class Model(Spec):
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
         """Multiply-adds of a forward pass on one sample: of a convolution that reads the input, and of the rest.
 
-        Products of tensors alone, as the torch half counts them; of `layers`, where they are known.
+        Products of tensors alone, as the torch half counts them; of `layer_table`, where that is known.
         """
-        layers = self.layers(data)
+        layers = self.layer_table(data)
         if not layers:
             raise NotImplementedError
         first = 0 if layers[0].has_gradient else layers[0].macs
         return first, sum(layer.macs for layer in layers) - first
 
-    def layers(self, data: DataSpec) -> tuple[Layer, ...]:
+    def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """Its layers in the order of the forward pass; none: not known."""
         return ()
 
@@ -143,7 +143,7 @@ class ResNetModel(Model):
         "channels-last (NHWC).",
     )
 
-    def layers(self, data: DataSpec) -> tuple[Layer, ...]:
+    def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """A bottleneck's output has 4 times the channels of its inner convolutions; it is a block."""
         found = Layers()
 
@@ -216,7 +216,7 @@ class BertModel(Model):
     def padding(self) -> Literal["masked", "auto", "unpadded"]:
         return self.attention
 
-    def layers(self, data: DataSpec) -> tuple[Layer, ...]:
+    def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """An encoder layer is a block. The masked-LM head is counted for max_predictions positions, which is what it
         computes.
         """
@@ -339,7 +339,7 @@ class CosmoFlowModel(Model):
             raise ValueError(f"input_size {self.input_size} is not a multiple of {factor} (one halving a convolution)")
         return self
 
-    def layers(self, data: DataSpec) -> tuple[Layer, ...]:
+    def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """Each convolution of edge 3 is followed by a pooling of 2; the two are a block, and so is each dense layer."""
         found, edge, channels = Layers(), self.input_size, self.input_channels
         for number, filters in enumerate(self.conv_channels):

@@ -33,7 +33,7 @@ def network(*, inside: int | None = None, across: int | None = None) -> NetworkM
 
 def layers_of(name: str) -> tuple[Layer, ...]:
     found = choose(WorkloadFile(find("workloads", name)), "ci", {})
-    return found.model.layers(found.data)
+    return found.model.layer_table(found.data)
 
 
 COSMOFLOW, RESNET, BERT = map(layers_of, ("cosmoflow", "resnet50", "bert"))

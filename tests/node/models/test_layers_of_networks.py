@@ -69,7 +69,7 @@ def described(layer: Layer) -> tuple[Any, ...]:
 @pytest.mark.parametrize(("model", "data"), tuple(odd()))
 def test_each_layer_has_the_elements_weights_and_windows_that_hooks_see(model: Model, data: Any) -> None:
     hooked = seen(model, data)
-    layers = {layer.name: layer for layer in model.layers(data)}
+    layers = {layer.name: layer for layer in model.layer_table(data)}
     in_no_module = {name for name, layer in layers.items() if layer.kind == "attention"} | {"mlm_decoder"}
     assert layers.keys() - in_no_module == hooked.keys()
     for name, (inputs, outputs, weights, extents, kernel) in hooked.items():
@@ -81,14 +81,14 @@ def test_each_layer_has_the_elements_weights_and_windows_that_hooks_see(model: M
 @pytest.mark.parametrize(("model", "data"), tuple(odd()))
 def test_each_product_has_the_multiply_adds_that_are_counted_on_the_network(model: Model, data: Any) -> None:
     counted = {layer.name: (layer.kind, layer.macs) for layer in forward_macs(model, data)}
-    own = {layer.name: (layer.kind, layer.macs) for layer in model.layers(data)}
+    own = {layer.name: (layer.kind, layer.macs) for layer in model.layer_table(data)}
     assert {name: one for name, one in own.items() if one[1] or one[0] == "embedding"} == counted
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weights_sum_to_the_published_parameters(name: str) -> None:
     found = preset(name, "full")
-    layers = found.model.layers(found.data)
+    layers = found.model.layer_table(found.data)
     assert sum(layer.weights for layer in layers) == PUBLISHED[name]
     assert [layer.block for layer in layers] == sorted(layer.block for layer in layers)
     with torch.device("meta"):
@@ -101,7 +101,7 @@ def test_filters_and_channels_are_those_of_convolutions_and_dense_layers() -> No
         found = preset(name, "ci")
         with torch.device("meta"):
             modules = dict(network_of(found.model).build(found.model).named_modules())
-        for layer in found.model.layers(found.data):
+        for layer in found.model.layer_table(found.data):
             module = modules.get(layer.name)
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 assert (layer.channels, layer.filters) == (module.in_channels, module.out_channels)
