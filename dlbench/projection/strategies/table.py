@@ -86,13 +86,13 @@ def table(
 ) -> tuple[Row, ...]:
     """Every strategy at `layout.ranks`; of a strategy next to data one row for each way to group the ranks.
 
-    `layers`: of `Model.layer_table`. `times`: of each layer. `network`: costs of messages. `layout`: ranks, those of a
-    node, those below a leaf switch. `batch`: samples of a step of all ranks. `optimizer_slots`: values that the optimizer
-    keeps for each weight. `element_bytes`: of a weight or gradient. `activation_bytes`: of an element of an activation
-    where it travels; None: the same. `gamma`: activations held over sum of x and y (`memory.gamma`). `memory_limit`:
-    bytes of a rank; None: not known. `average_every`: H of local SGD. `strategies`: which of `STRATEGIES`. `sharing`:
-    whether flows share links (phi); without, each has a port of its own. Raises `UserError`: a level of the network
-    that is needed was never measured; `ValueError`: no layers, or times of others.
+    `layers`: of `Model.layer_table`. `times`: of each layer. `network`: costs of messages. `layout`: ranks, those of
+    a node, those below a leaf switch. `batch`: samples of a step of all ranks. `optimizer_slots`: values that the
+    optimizer keeps for each weight. `element_bytes`: of a weight or gradient. `activation_bytes`: of an element of an
+    activation where it travels; None: the same. `gamma`: activations held over sum of x and y (`memory.gamma`).
+    `memory_limit`: bytes of a rank; None: not known. `average_every`: H of local SGD. `strategies`: which of
+    `STRATEGIES`. `sharing`: whether flows share links (phi); without, each has a port of its own. Raises `UserError`:
+    a level of the network that is needed was never measured; `ValueError`: no layers, or times of others.
     """
     if not layers or len(layers) != len(times.forward):
         raise ValueError(f"{len(layers)} layers with times of {len(times.forward)}")
