@@ -42,7 +42,7 @@ class RunFigures(Spec):
         "which causes consist of; empty: not known.",
     )
     own_work_s: Positive | None = Field(
-        None, description="Step less exchange phase, seconds: median over ranks and steps."
+        None, description="Step less exchange phase, seconds: mean over steps, median over ranks."
     )
     hidden_s: NonNegative | None = Field(None, description="Exchange within the backward pass, seconds per step.")
     communication_s: NonNegative | None = Field(
