@@ -61,7 +61,7 @@ from dlbench.units import format_bytes
 # In front of every row of a group's, or a fit's, tables.
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
 FIT_COLUMNS = ("system", "carrier", "dtype")
-LEVEL_TITLES = {"inside": "within a group", "across": "between groups"}
+LEVEL_TITLES = {"inside": "within a group", "across": "between groups", "beyond": "between leaf switches"}
 
 
 class Point(NamedTuple):
@@ -216,6 +216,7 @@ class _Costs(NamedTuple):
     name: str
     messages: str
     up_to_bytes: int | None
+    links: int | None
     alpha: Estimate | None
     beta: Estimate
 
@@ -223,6 +224,7 @@ class _Costs(NamedTuple):
 _COSTS: tuple[Column[_Costs], ...] = (
     Column("name", "Level", lambda one: one.name, lambda one: LEVEL_TITLES.get(one.name, one.name)),
     Column("up_to_bytes", "Messages", lambda one: one.up_to_bytes, lambda one: one.messages),
+    Column("links", "Links", lambda one: one.links, lambda one: _links_text(one)),
     Column("alpha_s", "alpha", lambda one: one.alpha, has_interval=True),
     Column("s_per_byte", "1/beta, GB/s", lambda one: one.beta, lambda one: _rate(one.beta), has_interval=True),
 )
@@ -232,7 +234,7 @@ def costs_sheet(fit: Fit) -> Sheet[_Costs]:
     """Costs by level and size of a message, and of the reduction; a rate is a cost per byte turned over."""
     rows = [_costs(piece, before) for piece, before in zip(fit.pieces, (None, *fit.pieces), strict=False)]
     if rows:
-        rows.append(_Costs("reduction", "all sizes", None, None, _fitted(fit.gamma_s_per_byte, None, None)))
+        rows.append(_Costs("reduction", "all sizes", None, None, None, _fitted(fit.gamma_s_per_byte, None, None)))
     caption = fit_caption(fit)
     return Sheet(name="fits", title="Costs of a message", columns=_COSTS, rows=rows, caption=caption)
 
@@ -245,7 +247,12 @@ def _costs(piece: LevelCosts, before: LevelCosts | None) -> _Costs:
         messages = f"above {format_bytes(before.up_to_bytes)}"
     alpha = _fitted(piece.alpha_s, piece.alpha_low_s, piece.alpha_high_s, "s")
     beta = _fitted(piece.beta_s_per_byte, piece.beta_low_s_per_byte, piece.beta_high_s_per_byte)
-    return _Costs(piece.level, messages, piece.up_to_bytes, alpha, beta)
+    return _Costs(piece.level, messages, piece.up_to_bytes, piece.links, alpha, beta)
+
+
+def _links_text(one: _Costs) -> str:
+    block = {"inside": "group", "across": "group", "beyond": "leaf switch"}.get(one.name)
+    return "" if block is None else "one per rank" if one.links is None else f"{one.links} per {block}"
 
 
 def _fitted(value: float, low: float | None, high: float | None, unit: str = "") -> Estimate:

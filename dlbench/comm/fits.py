@@ -76,6 +76,7 @@ class LevelCosts:
     """Costs of messages of one level, up to a size."""
 
     level: LevelName
+    links: int | None  # That the ranks of a block share at the level; None: a port per rank.
     up_to_bytes: int | None
     alpha_s: float
     alpha_low_s: float | None
@@ -95,8 +96,6 @@ class Fit:
     dtype: Precision
     pieces: tuple[LevelCosts, ...]
     gamma_s_per_byte: float
-    shared_link: bool
-    shared_memory: bool
     num_points: int
     ranks: tuple[int, ...]  # Rank counts behind it, ascending.
     held_out_by: str  # How the predictions came about, in words.
@@ -329,10 +328,8 @@ def _described(
         system=scope.system,
         carrier=scope.carrier,
         dtype=scope.dtype,
-        pieces=(*_pieces("inside", network.inside), *_pieces("across", network.across)),
+        pieces=tuple(piece for name, level in network.levels.items() for piece in _pieces(name, level)),
         gamma_s_per_byte=network.gamma_s_per_byte,
-        shared_link=network.shared_link,
-        shared_memory=network.shared_memory,
         num_points=network.num_points,
         runs=network.fitted_over.runs if network.fitted_over else 1,
         largest_held_out=network.largest_held_out,
@@ -345,12 +342,13 @@ def _described(
     )
 
 
-def _pieces(name: LevelName, level: Level | None) -> Iterator[LevelCosts]:
-    for piece in () if level is None else level.pieces:
+def _pieces(name: LevelName, level: Level) -> Iterator[LevelCosts]:
+    for piece in level.pieces:
         alpha = piece.alpha_interval_s or (None, None)
         beta = piece.beta_interval_s_per_byte or (None, None)
         yield LevelCosts(
             level=name,
+            links=level.links,
             up_to_bytes=piece.up_to_bytes,
             alpha_s=piece.alpha_s,
             alpha_low_s=alpha[0],

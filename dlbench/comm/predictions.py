@@ -125,7 +125,7 @@ class _Case:
         if not self.network.draws:
             return value, None, None
         missed = network_factors(self.network, collective, name, num_bytes, ranks)
-        low, high = np.percentile(np.array(found.drawn(self.network)) * missed, [2.5, 97.5]).tolist()
+        low, high = np.percentile(found.drawn(self.network) * missed, [2.5, 97.5]).tolist()
         return value, min(value, low), max(value, high)
 
 
@@ -152,7 +152,7 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
 
 def _predict(case: _Case) -> Prediction:
     network, wanted, layout = case.network, case.wanted, case.layout
-    has_levels = network.inside is not None or network.across is not None
+    has_levels = bool(network.levels)
     algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
     sizes = (*wanted.sizes, *filter(None, [wanted.workload_bytes]))
     doublings = doublings_beyond(network, layout.ranks) if algorithms else 0.0

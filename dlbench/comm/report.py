@@ -37,7 +37,7 @@ from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
 from dlbench.specs.base import Precision
-from dlbench.specs.comm import ELEMENT_BYTES, POOR_MEDIAN, POOR_WORST, Collective, LargestHeldOut
+from dlbench.specs.comm import ELEMENT_BYTES, POOR_MEDIAN, POOR_WORST, Collective, LargestHeldOut, Level
 from dlbench.stats.estimates import MIN_RUNS, median_estimate
 from dlbench.units import format_bytes, format_number, whole_seconds
 
@@ -529,12 +529,19 @@ def fit_caption(fit: Fit) -> str:
         else "too few runs for intervals"
     )
     text = f"Fitted to {fit.num_points} points at {ranks} ranks; {basis}."
-    if any(piece.level == "across" for piece in fit.pieces):
-        link = "share one link" if fit.shared_link else "have a link each"
-        text += f" In the model, ranks of a group {link} to other groups."
-    if fit.shared_memory:
+    levels = fit.network.levels
+    if "across" in levels:
+        text += f" In the model, ranks of a group {_shared(levels['across'])} to other groups."
+    if "beyond" in levels:
+        text += f" Ranks below one leaf switch {_shared(levels['beyond'])} to other leaf switches."
+    if "inside" in levels and levels["inside"].links is not None:
         text += " Inside a group the bytes of all its ranks add up: they share memory or processors."
     return f"{text} {largest_text(fit.largest_held_out)} Held out: {fit.held_out_by}."
+
+
+def _shared(level: Level) -> str:
+    many = "one link" if level.links == 1 else f"{level.links} links"
+    return "have a link each" if level.links is None else f"share {many}"
 
 
 def largest_text(largest: LargestHeldOut | None) -> str:
@@ -633,12 +640,14 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Fitted costs",
-        "A message costs alpha + bytes x beta, by level (within a group, between groups) and message size; a byte "
-        "reduced costs gamma. One fit for each system, carrier and type of element, over all collectives, layouts, "
-        "algorithms and sizes, with relative errors and robust against outliers. Where groups hold several ranks, "
-        "whether these share one link to other groups or have a link each, and whether their bytes inside the group "
-        "add up (shared memory or processors), is what predicts held-out points better. Intervals: the fit redone for "
-        "resampled runs (stretched to Student's t), with its breaks.",
+        "A message costs alpha + bytes x beta, by level (within a group, between groups, between leaf switches) and by "
+        "size; a byte reduced costs gamma. One fit for each system, carrier and type of element, over all "
+        "collectives, layouts, algorithms and sizes, with relative errors and robust against outliers. A message "
+        "starts up by the innermost level that holds both ranks; its bytes load every link on its way. Where groups "
+        "hold several ranks, whether these share links to other groups (one or more) or have a link each, and whether "
+        "their bytes inside the group add up (shared memory or processors), is what predicts held-out points better; "
+        "so are the uplinks of a leaf switch. Intervals: the fit redone for resampled runs (stretched to Student's "
+        "t), with its breaks.",
     ),
     (
         "Predictions",

@@ -1,14 +1,14 @@
-"""Costs of a network from measured collectives: alpha and beta inside groups and across, gamma, breaks in size.
+"""Costs of a network from measured collectives: alpha and beta of each level, gamma, breaks in size.
 
-Collectives are walked as in `costs.predictions`. Errors are relative and absolute values count, so that all sizes
-weigh alike and a few slow points do not move the costs (`dlbench.perfmodels.lines`).
+Collectives are priced as in `dlbench.perfmodels.predictions`. Errors are relative and absolute values count, so that
+all sizes weigh alike and a few slow points do not move the costs (`dlbench.perfmodels.lines`).
 
 A cost more is taken in only if Schwarz's criterion of the relative errors (Laplace: 2 N ln(mean |error|) + k ln N)
 falls by more than `CLEAR_GAIN`, very strong evidence by Kass & Raftery (1995): gamma, which all-reduces alone cannot
 separate from beta, and breaks in the size of messages, where a transport changes its protocol.
 
 The steps of all measured collectives are arrays, so that a fit can price all at once. Columns of costs: alpha and beta
-of each piece inside groups, alpha and beta of each piece across groups, gamma.
+of each piece, by level from inside groups outwards, then gamma.
 
 Costs of a given structure are found by alternating between rows and costs. Which port or link is the slowest of a step
 depends on the costs themselves. So with the costs in hand, the slowest of each step gives one row a point; the rows
@@ -21,15 +21,17 @@ import bisect
 import copy
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.lines import reweighted
-from dlbench.perfmodels.predictions import ONE_LINK, Load, Sharing, summarise, whole_elements
+from dlbench.perfmodels.patterns import ONE_LINK, Load, Sharing, summarise
+from dlbench.perfmodels.predictions import whole_elements
 from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import (
+    LEVELS,
     Collective,
     FittedRange,
     LargestHeldOut,
@@ -51,11 +53,12 @@ if TYPE_CHECKING:
 
 
 CLEAR_GAIN = 10.0
-MOST_BREAKS = 3  # Breaks of both levels together, at most.
+MOST_BREAKS = 3  # Breaks of all levels together, at most.
 MOST_NEAR = 6  # Sizes around the best octave at which a break is tried, about.
 POINTS_OF_A_PIECE = 4  # Points that must have messages of a piece.
 SMALLEST_MEAN_ERROR = 1e-4  # Mean relative errors below this count as this large: exact data need no cost more.
 DIGITS = 6  # Significant digits of a drawn cost: far below its scatter.
+GOOD_FIT = 0.05  # Median held-out error that is good enough: algorithms that differ by less count as equally fast.
 
 
 def fit_network(
@@ -72,12 +75,12 @@ def fit_network(
     """The network that the measured collectives show.
 
     A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with
-    an interval up to those of the other level: the points only show that it is no slower. Intervals are the middle
+    an interval up to those of the level next to it: the points only show that it is no slower. Intervals are the middle
     95 % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
     over `held_out`, None where no point could be held out; `largest_held_out` is left to `hold_out_largest`.
 
     `observations`: measured points. `system`: name of the system. `transport`: what carried the messages. `sources`:
-    runs they are from. `fitted`: when, UTC, ISO 8601. `sharing`: what the ranks of a group share; see `choose_sharing`.
+    runs they are from. `fitted`: when, UTC, ISO 8601. `sharing`: links that ranks share; see `choose_sharing`.
     `resampled`: seconds of every point in each resample of the runs, shape (resamples, points); None: single runs,
     which say nothing of their scatter, so that there are no intervals. `runs`: behind each point, at least. Raises
     `UserError`: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
@@ -90,11 +93,10 @@ def fit_network(
     return NetworkModel(
         system=system,
         transport=transport,
-        inside=_level(table, fit, intervals, "inside"),
-        across=_level(table, fit, intervals, "across"),
+        inside=_level(table, fit, intervals, "inside", sharing.inside),
+        across=_level(table, fit, intervals, "across", sharing.across),
+        beyond=_level(table, fit, intervals, "beyond", sharing.beyond),
         gamma_s_per_byte=float(fit.costs[-1]),
-        shared_link=sharing.link,
-        shared_memory=sharing.memory,
         median_error=statistics.median(errors) if errors else None,
         num_points=len(observations),
         fitted_over=_range(observations, runs),
@@ -189,19 +191,35 @@ def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -
 
 
 def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[tuple[Observation, float]]]:
-    """What the ranks of a group share by the measurements: what predicts points held out best; with these predictions.
+    """What ranks share by the measurements: what predicts points held out best; with these predictions.
 
-    First the link to other groups, then what moves messages inside a group.
+    Level by level from inside out: one link for a block, or a port for each of its ranks. Where neither predicts to
+    within `GOOD_FIT`, several adapters of a node as well, as many as divide its ranks. What is inside a group is
+    looked at again once the adapters are known, whose bytes it may have been taken for.
 
     Raises `UserError`: as `fit_network`.
     """
     best = ONE_LINK
     predictions = held_out(observations, best)
     layouts = {seen.layout for seen in observations}
-    if any(layout.num_groups > 1 and layout.group_size > 1 for layout in layouts):
-        best, predictions = _better(observations, Sharing(link=False), best, predictions)
+    groups = {layout.group_size for layout in layouts if layout.num_groups > 1}
+
+    def try_all(level: LevelName, tried: Iterable[int | None]) -> None:
+        nonlocal best, predictions
+        for links in tried:
+            best, predictions = _better(observations, replace(best, **{level: links}), best, predictions)
+
     if any(layout.group_size > 1 for layout in layouts):
-        best, predictions = _better(observations, replace(best, memory=True), best, predictions)
+        try_all("inside", [1])
+    if max(groups, default=1) > 1:
+        try_all("across", [None])
+        if predictions and _median_error(predictions) > GOOD_FIT:
+            common = math.gcd(*groups)
+            try_all("across", [links for links in range(2, common) if common % links == 0])
+        if best.across != ONE_LINK.across:
+            try_all("inside", [None if best.inside else 1])
+    if any(layout.num_leaves > 1 for layout in layouts):
+        try_all("beyond", [None])
     return best, predictions
 
 
@@ -319,7 +337,7 @@ def _broken(table: LoadTable, fit: CostFit, level: LevelName, size: float, point
 
 
 def _with_breaks(structure: Structure, level: LevelName, breaks: tuple[int, ...]) -> Structure:
-    return replace(structure, inside=breaks) if level == "inside" else replace(structure, across=breaks)
+    return replace(structure, limits={**structure.limits, level: breaks})
 
 
 def _redone(table: LoadTable, fit: CostFit, resampled: Array) -> Array:
@@ -354,7 +372,9 @@ def _draws(table: LoadTable, structure: Structure, drawn: Array) -> tuple[tuple[
     return tuple(tuple(float(f"{cost:.{DIGITS}g}") for cost in draw[[*columns, -1]]) for draw in drawn)
 
 
-def _level(table: LoadTable, fit: CostFit, intervals: Array | None, level: LevelName) -> Level | None:
+def _level(
+    table: LoadTable, fit: CostFit, intervals: Array | None, level: LevelName, links: int | None
+) -> Level | None:
     import numpy as np
 
     if not len(table.sizes(level)):
@@ -365,7 +385,7 @@ def _level(table: LoadTable, fit: CostFit, intervals: Array | None, level: Level
         alpha = structure.column(level, index)
         ends = None if intervals is None else intervals[:, alpha : alpha + 2].copy()
         if not fit.rows[:, alpha : alpha + 2].any():  # it never decided a step
-            other = structure.column("across" if level == "inside" else "inside", 0)
+            other = structure.column("inside" if level == "across" else "across", 0)
             ends = np.stack([np.zeros(2), fit.costs[other : other + 2]])
         pieces.append(
             Piece(
@@ -376,10 +396,7 @@ def _level(table: LoadTable, fit: CostFit, intervals: Array | None, level: Level
                 beta_interval_s_per_byte=None if ends is None else (float(ends[0, 1]), float(ends[1, 1])),
             )
         )
-    return Level(pieces=tuple(pieces))
-
-
-LEVELS: tuple[LevelName, ...] = ("inside", "across")
+    return Level(pieces=tuple(pieces), links=links)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,20 +416,20 @@ class Observation:
 class Structure:
     """Which costs a fit has: sizes in bytes up to which each piece goes (the last goes on), and whether gamma."""
 
-    inside: tuple[int, ...] = ()
-    across: tuple[int, ...] = ()
+    limits: Mapping[LevelName, tuple[int, ...]] = field(default_factory=dict)
     gamma: bool = False
 
     def breaks(self, level: LevelName) -> tuple[int, ...]:
-        return self.inside if level == "inside" else self.across
+        return self.limits.get(level, ())
 
     def column(self, level: LevelName, piece: int) -> int:
         """Column of alpha of a piece; beta's is the next."""
-        return 2 * piece if level == "inside" else 2 * (len(self.inside) + 1 + piece)
+        before = LEVELS[: LEVELS.index(level)]
+        return 2 * (sum(len(self.breaks(one)) + 1 for one in before) + piece)
 
     @property
     def columns(self) -> int:
-        return 2 * (len(self.inside) + len(self.across) + 2) + 1
+        return 2 * sum(len(self.breaks(level)) + 1 for level in LEVELS) + 1
 
 
 class LoadTable:
@@ -493,14 +510,14 @@ class LoadTable:
 
 
 def _entries(load: Load, number: int, scale: float) -> list[tuple[int, int, float, float, float]]:
-    level = LEVELS.index(load.level)
-    starts = [(number, level, count * scale, float(n), 0.0) for count, n in load.starts]
-    return starts + [(number, level, count * scale, 0.0, n * count * scale) for count, n in load.flows]
+    level, share = LEVELS.index(load.level), scale / load.links
+    starts = [(number, LEVELS.index(name), count * scale, float(n), 0.0) for name, count, n in load.starts]
+    return starts + [(number, level, count * scale, 0.0, n * count * share) for count, n in load.flows]
 
 
 ROUNDS = 60
 PATIENCE = 6  # Rounds without a better fit after which the rounds end.
-# Alpha and beta inside and across from which fitting starts; the better end counts.
+# Alpha and beta inside groups and from there on from which fitting starts; the better end counts.
 _STARTS = (((1e-5, 1e-10), (1e-5, 1e-10)), ((1e-5, 1e-10), (1e-4, 1e-8)))
 
 
@@ -517,17 +534,15 @@ class CostFit:
 def descend(table: LoadTable, structure: Structure, points: Mask, old: CostFit | None = None) -> CostFit:
     """The best costs for some of the points, beginning from those of another fit or from general ones."""
     loads = table.loads(structure)
-    starts = (
-        [_begin(structure, inside, across) for inside, across in _STARTS] if old is None else [_carry(old, structure)]
-    )
+    starts = [_begin(structure, *costs) for costs in _STARTS] if old is None else [_carry(old, structure)]
     return min((_rounds(table, loads, structure, points, start) for start in starts), key=lambda fit: fit.error)
 
 
-def _begin(structure: Structure, inside: tuple[float, float], across: tuple[float, float]) -> Array:
+def _begin(structure: Structure, inside: tuple[float, float], outside: tuple[float, float]) -> Array:
     import numpy as np
 
-    pieces = [inside] * (len(structure.inside) + 1) + [across] * (len(structure.across) + 1)
-    return np.array([*(cost for piece in pieces for cost in piece), 0.0])
+    of_levels = [inside if level == "inside" else outside for level in LEVELS for _ in (*structure.breaks(level), None)]
+    return np.array([*(cost for costs in of_levels for cost in costs), 0.0])
 
 
 def _carry(old: CostFit, structure: Structure) -> Array:

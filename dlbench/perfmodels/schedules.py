@@ -61,7 +61,7 @@ from dlbench.perfmodels.algorithms import (
     scatter_from_first,
     shifted_halving_doubling,
 )
-from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective
+from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName
 
 __all__ = ["Schedule", "Step", "Transfer", "all_to_all_block", "block", "pipeline_chunks", "schedule"]
 
@@ -193,21 +193,37 @@ def _leader(rank: int, ranks: int, group_size: int, span: Span) -> list[Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How ranks are grouped: rank r is in group r // group_size (ranks of a node, as launchers number them)."""
+    """How ranks are grouped: rank r is in group r // group_size (ranks of a node, as launchers number them) and below
+    leaf switch r // leaf_size. A message belongs to the innermost level that holds both of its ranks.
+    """
 
     ranks: int
     group_size: int
+    leaf_size: int | None = None  # Ranks below a leaf switch; None: all, or switches are not known.
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.group_size < 1:
             raise ValueError(f"{self.ranks} ranks in groups of {self.group_size}: both are at least 1")
+        if self.leaf_size is not None and (self.leaf_size < 1 or self.leaf_size % self.group_size):
+            raise ValueError(f"{self.leaf_size} ranks below a leaf switch are no whole groups of {self.group_size}")
 
     @property
     def num_groups(self) -> int:
         return -(-self.ranks // self.group_size)
 
+    @property
+    def num_leaves(self) -> int:
+        return -(-self.ranks // (self.leaf_size or self.ranks))
+
     def group(self, rank: int) -> int:
         return rank // self.group_size
+
+    def level(self, rank: int, other: int) -> LevelName:
+        """The level that messages between two ranks belong to."""
+        if self.group(rank) == self.group(other):
+            return "inside"
+        leaf = self.leaf_size or self.ranks
+        return "across" if rank // leaf == other // leaf else "beyond"
 
 
 @dataclass(frozen=True, kw_only=True)

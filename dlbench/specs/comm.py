@@ -148,7 +148,10 @@ class CommPlan(LaunchPlan):
         return self
 
 
-LevelName = Literal["inside", "across"]
+LevelName = Literal["inside", "across", "beyond"]
+
+LEVELS: tuple[LevelName, ...] = ("inside", "across", "beyond")
+"""Inside a group of ranks (a node), across groups below one leaf switch, and between leaf switches."""
 
 
 class Piece(Spec):
@@ -164,9 +167,14 @@ class Piece(Spec):
 
 
 class Level(Spec):
-    """One level of the network: inside a group, or across groups."""
+    """One level of the network: inside a group, across groups, or between leaf switches."""
 
     pieces: tuple[Piece, ...] = Field(min_length=1, description="By message size, ascending; the last has no limit.")
+    links: Count | None = Field(
+        None,
+        description="Links that the ranks of a block share at this level: inside a group its memory or processors, "
+        "across groups the adapters of a node, between leaf switches the uplinks of one; none: a port per rank.",
+    )
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -270,16 +278,11 @@ class NetworkModel(Spec):
     system: str = Field(description="Name of the system it was measured on.")
     transport: str = Field(description="What carried the messages, e.g. torch-gloo or mpi.")
     inside: Level | None = Field(None, description="Inside a group; none: never measured.")
-    across: Level | None = Field(None, description="Across groups; none: never measured.")
+    across: Level | None = Field(
+        None, description="Across groups, below one leaf switch where switches are known; none: never measured."
+    )
+    beyond: Level | None = Field(None, description="Between leaf switches; none: never measured.")
     gamma_s_per_byte: NonNegative = Field(0.0, description="Seconds per byte reduced.")
-    shared_link: bool = Field(
-        True, description="Whether ranks of a node share one link to other nodes (one adapter a node)."
-    )
-    shared_memory: bool = Field(
-        False,
-        description="Whether ranks of a group share what carries messages inside it (memory, processors), so that the "
-        "bytes of all of them add up.",
-    )
     collectives: tuple[LineCost, ...] = Field((), description="Collectives of back-ends, each as a line.")
     median_error: NonNegative | None = Field(
         None, description="Median of |predicted / measured - 1| over points that the fit did not see."
@@ -298,18 +301,23 @@ class NetworkModel(Spec):
     draws: tuple[tuple[NonNegative, ...], ...] = Field(
         (),
         description="Costs fitted again to resampled runs, for intervals of predictions: alpha and beta of each piece, "
-        "inside before across, then gamma; none: single runs.",
+        "inside before across before beyond, then gamma; none: single runs.",
     )
     sources: tuple[str, ...] = Field((), description="Runs it was fitted to.")
     fitted: str = Field("", description="When, UTC, ISO 8601.")
 
     @model_validator(mode="after")
     def _whole_draws(self) -> Self:
-        levels = [level for level in (self.inside, self.across) if level is not None]
-        length = 2 * sum(len(level.pieces) for level in levels) + 1
+        length = 2 * sum(len(level.pieces) for level in self.levels.values()) + 1
         if any(len(draw) != length for draw in self.draws):
             raise ValueError(f"a draw holds {length} costs")
         return self
+
+    @property
+    def levels(self) -> dict[LevelName, Level]:
+        """The levels that were measured, innermost first."""
+        known = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
+        return {name: level for name, level in known if level is not None}
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
         """Whether the fit misses an algorithm so far that its predictions are no advice."""

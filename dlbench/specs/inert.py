@@ -151,6 +151,7 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
         lambda plan: plan.workload.data.shuffle != "global",
         "under data.shuffle global no rank holds samples of its own",
     ),
+    ("system.device system.network", lambda _: False, "only dlbench project reads it, and from the system's file"),
     ("system.storage.", _uses_storage, "data.staging is none, and nothing is swapped to a file there"),
     ("data.on_bad_sample", _is_read, _NO_READER),
     ("data.vocabulary", _is_read, "synthetic data has no text"),

@@ -18,7 +18,8 @@ import numpy as np
 
 from dlbench.jobs.box.box import Box
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
-from dlbench.perfmodels.predictions import Sharing, predict
+from dlbench.perfmodels.patterns import Sharing
+from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout, counts
 from dlbench.records.comm import CommRun, scan_comm
 from tests.bench.figures import FOLDER, Figure, median_interval
@@ -140,7 +141,7 @@ def _accuracy(runs: Sequence[CommRun]) -> Iterator[Figure]:
 
 
 def _shared(sharing: Sharing) -> str:
-    names = ["the link" for _ in range(sharing.link)] + ["processors or memory" for _ in range(sharing.memory)]
+    names = ["the link"] * (sharing.across is not None) + ["processors or memory"] * (sharing.inside is not None)
     return " and ".join(names) or "nothing"
 
 

@@ -472,7 +472,7 @@ def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
     fit, shared = fitted
     network = fit.network
     assert (network.system, network.transport, network.fitted) == ("box", "torch-gloo", "now")
-    assert network.shared_link is shared
+    assert network.across.links == (1 if shared else None)
     assert network.num_points == 3 * 7 * 2
     assert fit.ranks == (4, 8)
     for level, (alpha, beta) in ((network.inside, INSIDE), (network.across, ACROSS)):

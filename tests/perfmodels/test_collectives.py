@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from dlbench.errors import UserError
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
-from dlbench.perfmodels.predictions import Sharing, bus_factor, crossovers, features, predict, recommend
+from dlbench.perfmodels.patterns import Sharing
+from dlbench.perfmodels.predictions import bus_factor, crossovers, features, predict, recommend
 from dlbench.perfmodels.schedules import Layout, counts, pipeline_chunks
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
 from tests.support.closed_forms import closed_form, closed_form_bytes, closed_form_steps, ring_doubling_crossover
@@ -28,10 +29,12 @@ def level(*pieces: tuple[int | None, float, float]) -> Level:
     return Level(pieces=tuple(Piece(up_to_bytes=u, alpha_s=a, beta_s_per_byte=b) for u, a, b in pieces))
 
 
-def network(inside: Level | None, across: Level | None, gamma: float = 0.0, shared_link: bool = True) -> NetworkModel:
-    return NetworkModel(
-        system="test", transport="none", inside=inside, across=across, gamma_s_per_byte=gamma, shared_link=shared_link
-    )
+def network(
+    inside: Level | None, across: Level | None, gamma: float = 0.0, shared_link: bool = True, memory: bool = False
+) -> NetworkModel:
+    inside = inside and inside.model_copy(update={"links": 1 if memory else None})
+    across = across and across.model_copy(update={"links": 1 if shared_link else None})
+    return NetworkModel(system="test", transport="none", inside=inside, across=across, gamma_s_per_byte=gamma)
 
 
 SHAPED = network(level((None, 2e-5, 3e-10)), level((None, 1e-4, 4e-8)))
@@ -122,12 +125,11 @@ def test_predictions_are_the_closed_forms(algorithm: str, ranks: int, shared_lin
         seconds = {
             "alpha": network(level((None, 1.0, 0.0)), level((None, 0.0, 0.0))),
             "beta": network(level((None, 0.0, 1.0)), level((None, 0.0, 0.0))),
-            "alpha_across": network(level((None, 0.0, 0.0)), level((None, 1.0, 0.0))),
+            "alpha_across": network(level((None, 0.0, 0.0)), level((None, 1.0, 0.0)), shared_link=shared_link),
             "beta_across": network(level((None, 0.0, 0.0)), level((None, 0.0, 1.0)), shared_link=shared_link),
             "gamma": network(level((None, 0.0, 0.0)), level((None, 0.0, 0.0)), gamma=1.0),
         }
         for term, priced in seconds.items():
-            priced = priced.model_copy(update={"shared_link": shared_link})
             size = 1 if term.startswith("alpha") else num_bytes
             expected = float(getattr(form, term) * size)
             assert predict("allreduce", algorithm, num_bytes, layout, priced) == pytest.approx(expected), term
@@ -157,7 +159,7 @@ def test_shared_memory_adds_up_what_a_group_sends() -> None:
     """Each of four ranks passes its n / 4 on to the next, in 2 x 3 steps."""
     layout = Layout(ranks=4, group_size=4)
     apart = network(level((None, 1.0, 1.0)), None)
-    shared = apart.model_copy(update={"shared_memory": True})
+    shared = network(level((None, 1.0, 1.0)), None, memory=True)
     assert predict("allreduce", "ring", 8000, layout, apart) == pytest.approx(6 * (1 + 2000))
     assert predict("allreduce", "ring", 8000, layout, shared) == pytest.approx(6 * (1 + 4 * 2000))
 
@@ -165,8 +167,7 @@ def test_shared_memory_adds_up_what_a_group_sends() -> None:
 @pytest.mark.parametrize("link", [True, False])
 @pytest.mark.parametrize("memory", [True, False])
 def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
-    planted = network(level((None, 2e-5, 2e-9)), level((None, 1e-4, 6e-9)), shared_link=link)
-    planted = planted.model_copy(update={"shared_memory": memory})
+    planted = network(level((None, 2e-5, 2e-9)), level((None, 1e-4, 6e-9)), shared_link=link, memory=memory)
     observations = [
         Observation(
             collective="allreduce",
@@ -182,7 +183,7 @@ def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
         for size in (4 * KIB, 64 * KIB, MIB, 16 * MIB)
     ]
     sharing, predictions = choose_sharing(observations)
-    assert sharing == Sharing(link=link, memory=memory)
+    assert sharing == Sharing(inside=1 if memory else None, across=1 if link else None)
     assert max(abs(seconds / seen.seconds - 1) for seen, seconds in predictions) < 0.01
 
 

@@ -36,16 +36,15 @@ def network(
 ) -> NetworkModel:
     """Planted costs: alpha in seconds and beta in seconds per byte of each level."""
 
-    def level(costs: tuple[float, float]) -> Level:
-        return Level(pieces=(Piece(alpha_s=costs[0], beta_s_per_byte=costs[1]),))
+    def level(costs: tuple[float, float], links: int | None = None) -> Level:
+        return Level(pieces=(Piece(alpha_s=costs[0], beta_s_per_byte=costs[1]),), links=links)
 
     return NetworkModel(
         system="planted",
         transport="planted",
         inside=level(inside),
-        across=level(across),
+        across=level(across, 1 if shared_link else None),
         gamma_s_per_byte=gamma,
-        shared_link=shared_link,
     )
 
 

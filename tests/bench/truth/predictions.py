@@ -76,10 +76,10 @@ def covered(name: str, hits: Sequence[bool], *, unit: str = "% of trials", goal:
 def network(inside: tuple[float, float] = (2e-5, 3e-10), across: tuple[float, float] = (1e-4, 4e-8)) -> NetworkModel:
     """One piece at each level."""
 
-    def level(alpha: float, beta: float) -> Level:
-        return Level(pieces=(Piece(alpha_s=alpha, beta_s_per_byte=beta),))
+    def level(alpha: float, beta: float, links: int | None = None) -> Level:
+        return Level(pieces=(Piece(alpha_s=alpha, beta_s_per_byte=beta),), links=links)
 
-    return NetworkModel(system="simulated", transport="none", inside=level(*inside), across=level(*across))
+    return NetworkModel(system="simulated", transport="none", inside=level(*inside), across=level(*across, 1))
 
 
 def measured(

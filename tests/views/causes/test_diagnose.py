@@ -480,11 +480,11 @@ def test_readers_that_training_left_no_cores_for_ask_for_more_of_them(tmp_path: 
 
 
 def network(across: float = 1e-8, **changes: Any) -> NetworkModel:
-    def level(alpha: float, beta: float) -> Level:
-        return Level(pieces=(Piece(alpha_s=alpha, beta_s_per_byte=beta),))
+    def level(alpha: float, beta: float, links: int | None = None) -> Level:
+        return Level(pieces=(Piece(alpha_s=alpha, beta_s_per_byte=beta),), links=links)
 
     return NetworkModel(
-        system="box", transport="torch-gloo", inside=level(1e-6, 1e-10), across=level(1e-4, across), **changes
+        system="box", transport="torch-gloo", inside=level(1e-6, 1e-10), across=level(1e-4, across, 1), **changes
     )
 
 
@@ -607,7 +607,8 @@ def scaled(costs: NetworkModel, factor: float) -> NetworkModel:
 
     def level(found: Level | None) -> Level:
         (piece,) = found.pieces
-        return Level(pieces=(Piece(alpha_s=piece.alpha_s * factor, beta_s_per_byte=piece.beta_s_per_byte * factor),))
+        dearer = Piece(alpha_s=piece.alpha_s * factor, beta_s_per_byte=piece.beta_s_per_byte * factor)
+        return found.model_copy(update={"pieces": (dearer,)})
 
     return costs.model_copy(update={"inside": level(costs.inside), "across": level(costs.across)})
 
@@ -661,7 +662,7 @@ def test_what_is_forecast_to_lose_is_not_advised(tmp_path: Path) -> None:
     """Across nodes as fast as inside, and one adapter for the ranks of a node: a hierarchy sends more for nothing."""
     write_over_nodes(tmp_path / "runs")
     same = Level(pieces=(Piece(alpha_s=0.0, beta_s_per_byte=1e-8),))
-    costs = network().model_copy(update={"inside": same, "across": same})
+    costs = network().model_copy(update={"inside": same, "across": same.model_copy(update={"links": 1})})
     found = verdict(tmp_path / "runs", "--network", write_network(tmp_path / "box.network.json", costs))
     gains = {one["text"]: one["forecast_gain"] for one in found["experiments"]}
     assert gains["use the hierarchical exchange (--set sync.exchange=hierarchical)"] < 0
