@@ -18,6 +18,7 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.projection.ingredients import (
     BatchFigures,
     Ingredients,
+    NodeScatter,
     PointFigures,
     QualityFigures,
     QualityRun,
@@ -55,11 +56,6 @@ def gathered(
     """
     plan, record = group.sample.plan, group.sample.record
     assert record is not None
-    if network is not None and network.system != plan.system.name:
-        raise UserError(
-            f"the network is of system {network.system}, the runs are of {plan.system.name}: measure theirs (dlbench "
-            "comm submit), or leave it out"
-        )
     per_node, points, left_out = _points(group)
     anchor = points[-1]
     runs = [table.runs[run_id] for run_id in anchor.run_ids]
@@ -76,7 +72,7 @@ def gathered(
     cycle_ms = None if autotune is None else autotune.cycle_time_ms
     is_horovod = plan.engine.name == "horovod"
     leaf = plan.system.network
-    return Ingredients(
+    found = Ingredients(
         title=_title(group),
         source=source,
         configuration=group.id,
@@ -90,10 +86,9 @@ def gathered(
         engine=plan.engine.name,
         fusion_threshold_bytes=int(threshold or fusion_bytes(fused) or 0) if is_horovod else None,
         cycle_s=(plan.engine.horovod.cycle_time_ms if cycle_ms is None else cycle_ms) / 1e3 if is_horovod else None,
-        network=network,
         nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
         leaf_taper=None if leaf is None else leaf.leaf_taper,
-        nodes=scatter_of(runs, [load_steps(run) for run in runs]) if is_whole else None,
+        nodes=_scatter(runs) if is_whole and anchor.ranks > 1 else None,
         supply=_supply(points, table),
         no_exchange_s=_without_exchange(group, anchor, per_node, table),
         batches=_batches(group, points, groups, table),
@@ -101,6 +96,17 @@ def gathered(
         node_watts=_watts(runs, anchor.nodes) if is_whole else None,
         notes=tuple(notes),
     )
+    return with_network(found, network)
+
+
+def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingredients:
+    """The same with these costs of messages. Raises `UserError`: they are of another system."""
+    if network is not None and ingredients.system not in ("", network.system):
+        raise UserError(
+            f"the network's costs are of system {network.system}, the runs are of {ingredients.system}: measure theirs "
+            f"(dlbench comm submit --system {ingredients.system}), or leave them out"
+        )
+    return ingredients.model_copy(update={"network": network})
 
 
 def ranks_of_a_node(plan: RunPlan) -> int | None:
@@ -122,7 +128,11 @@ def _points(group: Group) -> tuple[int, list[Point], list[str]]:
     per_node = -(-last.ranks // last.nodes)
     if last.nodes == 1:
         per_node = max(per_node, ranks_of_a_node(group.sample.plan) or 0)
-    kept = {point.ranks: point for point in group.points if point.nodes == -(-point.ranks // per_node)}
+    kept = {
+        point.ranks: point
+        for point in group.points
+        if point.ranks == point.nodes * per_node or (point.nodes == 1 and point.ranks < per_node)
+    }
     left = [place_text(point.ranks, point.nodes) for point in group.points if point not in kept.values()]
     return per_node, list(kept.values()), left
 
@@ -131,7 +141,8 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
     every = [table.causes[run_id] for one in points for run_id in one.run_ids if run_id in table.causes]
     unknown = {name for causes in every for name in causes.not_measured}
     wanted = (*CAUSES, *COMPUTE_PARTS, *WAIT_PARTS)
-    steps = table.figures.set_index("run_id")
+    rows = table.figures
+    steps = dict(zip(rows["run_id"], rows["measured_s"] / rows["steps"], strict=True))
     found = []
     for run_id in point.run_ids:
         record, causes = table.runs[run_id].record, table.causes.get(run_id)
@@ -143,7 +154,7 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
             RunFigures(
                 run_id=run_id,
                 session=table.sessions[run_id],
-                step_s=float(steps.at[run_id, "measured_s"]) / int(steps.at[run_id, "steps"]),
+                step_s=float(steps[run_id]),
                 # Rounding may take a part a nanosecond below nothing.
                 parts={name: max(0.0, parts[name]) for name in wanted if parts},
                 own_work_s=_own_work(run_id, table),
@@ -151,9 +162,7 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
                 communication_s=None if taken is None else max(0.0, taken - waited),
             )
         )
-    return PointFigures(
-        ranks=point.ranks, nodes=point.nodes, batch_per_rank=point.batch_per_rank, runs=tuple(found)
-    )
+    return PointFigures(ranks=point.ranks, nodes=point.nodes, batch_per_rank=point.batch_per_rank, runs=tuple(found))
 
 
 def _own_work(run_id: str, table: RunTable) -> float | None:
@@ -187,7 +196,7 @@ def _without_exchange(group: Group, anchor: Point, per_node: int, table: RunTabl
 def _batches(
     group: Group, points: Sequence[Point], groups: Sequence[Group], table: RunTable
 ) -> tuple[BatchFigures, ...]:
-    """Own work at every batch per rank: of the points of strong series, and of groups that differ in the batch alone."""
+    """Own work at every batch per rank: of points of strong series, and of groups that differ in the batch alone."""
 
     def without_batch(run: Run) -> str:
         return averaged_id(with_train(run, {"batch_per_rank": 1}))
@@ -201,6 +210,17 @@ def _batches(
     return tuple(
         BatchFigures(batch_per_rank=batch, own_work_s=tuple(works)) for batch, works in sorted(found.items()) if works
     )
+
+
+def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
+    """How unequal nodes and their steps were, by each rank's own work in each step."""
+    found = []
+    for run in runs:
+        steps = load_steps(run)
+        work = (steps.step_ns - steps.phase_ns["exchange"]) / 1e9
+        if run.record is not None and (work > 0).all():
+            found.append((work, [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]))
+    return scatter_of(found)
 
 
 def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
@@ -224,11 +244,11 @@ def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
         return None
     record = table.runs[points[-1].run_ids[0]].record
     staging = None if record is None else record.staging
-    size, rate, demand, best = max(seen, key=lambda one: one[1])
+    size, rate, _, best = max(seen, key=lambda one: one[1])
+    _, most, demand, _ = max(seen, key=lambda one: one[2])
     is_saturated = any(
-        demand >= MORE_DEMAND * other and rate <= NO_MORE_RATE * less and demand >= (1 + WAITED) * rate
-        for _, less, other, point in seen
-        if point.ranks < best.ranks
+        demand >= MORE_DEMAND * other and most <= NO_MORE_RATE * less and demand >= (1 + WAITED) * most
+        for _, less, other, _ in seen
     )
     return Supply(
         sample_bytes=size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dlbench.analysis.core_load import load_doubts, loads_of
+from dlbench.analysis.core_load import crowded_hosts, load_doubts, loads_of
 from dlbench.analysis.doubts import Doubt, Severity, merged
 from dlbench.analysis.environments import environment_doubts, facts
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
