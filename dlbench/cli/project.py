@@ -12,6 +12,7 @@ from dlbench.cli.choosing import named, read_comm_runs, read_runs, where_option
 from dlbench.cli.options import OUTPUT
 from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import DlbenchError, UserError
+from dlbench.units import whole_seconds
 
 if TYPE_CHECKING:
     from dlbench.comm.measurements import CollectiveTable
@@ -102,7 +103,7 @@ def project(
     if sum(sources.values()) != 1:
         raise UserError("give one of RUNS, --from FILE and --points FILE.csv, e.g. dlbench project runs --to 64,256")
     _refuse_without_effect(sources, where=where, network=network, overrides=overrides, ingredients=ingredients)
-    found, damaged = _found(runs, where, network, given, points, scaling)
+    found, damaged, as_of = _found(runs, where, network, given, points, scaling)
     if ingredients is not None:
         if len(found) > 1:
             titles = "; ".join(one.title for one in found)
@@ -110,9 +111,11 @@ def project(
         ingredients.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
     groups = [
-        projected_group(one.configuration, one, projected(one, targets, way=_way(overrides, one))) for one in found
+        projected_group(one.configuration or one.digest, one, projected(one, targets, way=_way(overrides, one)))
+        for one in found
     ]
-    emit(document_of(ProjectionReport(groups=tuple(groups))), chosen, output, "targets", full=full)
+    report = ProjectionReport(title="dlbench projection", as_of=as_of, groups=tuple(groups))
+    emit(document_of(report), chosen, output, "targets", full=full)
     told = any(group.projection.targets for group in groups)
     finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
 
@@ -134,8 +137,8 @@ def _found(
     given: Path | None,
     points: Path | None,
     scaling: Literal["weak", "strong"] | None,
-) -> tuple[list[Ingredients], Sequence[str]]:
-    """What is projected, and what of RUNS is damaged."""
+) -> tuple[list[Ingredients], Sequence[str], str]:
+    """What is projected, what of RUNS is damaged, and when the newest of them finished."""
     from dlbench.projection.gathering import with_network
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.points_only import read_points
@@ -143,23 +146,24 @@ def _found(
     from dlbench.records.scan import read_given
 
     if points is not None:
-        return [read_points(points, scaling or "weak")], ()
+        return [read_points(points, scaling or "weak")], (), ""
     costs = None if network is None else read_network(network)
     if given is not None:
         found = [read_given(given, Ingredients, "ingredients of a projection", "dlbench project RUNS --ingredients")]
         damaged: Sequence[str] = ()
+        as_of = ""
         known = [costs or one.network for one in found]
     else:
-        found, damaged = _gathered(runs, where)
+        found, damaged, as_of = _gathered(runs, where)
         from dlbench.comm.measurements import tabulate
 
         measured = None if costs else tabulate(read_comm_runs(runs))
         known = [costs or _fitted(measured, one, named(runs)) for one in found]
     found = [with_network(one, costs) for one, costs in zip(found, known, strict=True)]
-    return [one if scaling is None else one.model_copy(update={"scaling": scaling}) for one in found], damaged
+    return [one if scaling is None else one.model_copy(update={"scaling": scaling}) for one in found], damaged, as_of
 
 
-def _gathered(runs: Sequence[Path], where: Sequence[str]) -> tuple[list[Ingredients], Sequence[str]]:
+def _gathered(runs: Sequence[Path], where: Sequence[str]) -> tuple[list[Ingredients], Sequence[str], str]:
     from dlbench.analysis import scaling
     from dlbench.analysis.table import tabulate
     from dlbench.projection.gathering import gathered
@@ -172,7 +176,8 @@ def _gathered(runs: Sequence[Path], where: Sequence[str]) -> tuple[list[Ingredie
     found = [gathered(group, table, groups=groups, source=named(runs)) for group in results]
     if not found:
         finish(table.damaged, f"{named(runs)}: no run has figures; `dlbench status` says why")
-    return found, table.damaged
+    finished = [run.record.finished for run in table.runs.values() if run.record is not None]
+    return found, table.damaged, whole_seconds(max(finished))
 
 
 def _fitted(table: CollectiveTable | None, ingredients: Ingredients, where: str) -> NetworkModel | None:
