@@ -23,7 +23,15 @@ from dlbench.specs.merge import Layers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
 from dlbench.units import exact_bytes
 
-_UNITS = {"_s": "s", "_ms": "ms", "_steps": "steps", "_epochs": "epochs", "_samples": "samples", "_tflops": "TFLOP/s"}
+_UNITS = {
+    "gb_per_s": "GB/s",
+    "_s": "s",
+    "_ms": "ms",
+    "_steps": "steps",
+    "_epochs": "epochs",
+    "_samples": "samples",
+    "_tflops": "TFLOP/s",
+}
 """Units by the end of a key's name."""
 
 
@@ -361,18 +369,26 @@ def ls(as_json: bool) -> None:
     for kind, rows in content.items():
         click.echo(kind)
         for row in rows:
-            if not _is_example(row):
+            if not _heading(row):
                 _print(row, width)
-    examples = [row for row in content["systems"] if _is_example(row)]
-    if examples:
-        click.echo("examples of systems, to copy and edit")
-        for row in examples:
-            click.echo(cleaned(f"  {row['name']:<{width}} {row['title'].removeprefix('Example: ')}"))
-        click.echo(cleaned(f"    {Path(examples[0]['file']).parent}"))
+    for heading in (_EXAMPLES, _MODELS):
+        apart = [row for row in content["systems"] if _heading(row) == heading]
+        if apart:
+            click.echo(heading)
+            for row in apart:
+                click.echo(cleaned(f"  {row['name']:<{width}} {row['title'].removeprefix('Example: ')}"))
+            click.echo(cleaned(f"    {Path(apart[0]['file']).parent}"))
 
 
-def _is_example(row: dict[str, Any]) -> bool:
-    return row["name"].startswith("example-") and "title" in row
+_EXAMPLES = "examples of systems, to copy and edit"
+_MODELS = "systems by data sheet, for dlbench project --from-spec; nothing runs on them"
+
+
+def _heading(row: dict[str, Any]) -> str:
+    """Below which heading of its own a system stands; empty for places to run."""
+    if row.get("modelled"):
+        return _MODELS
+    return _EXAMPLES if row["name"].startswith("example-") and "title" in row else ""
 
 
 def _print(row: dict[str, Any], width: int) -> None:
@@ -404,14 +420,15 @@ def _workloads() -> list[dict[str, Any]]:
 
 
 def _systems() -> list[dict[str, Any]]:
-    from dlbench.specs.choices import choose_system
+    from dlbench.specs.choices import choose_system_with_origins
     from dlbench.specs.files import available
 
     rows: list[dict[str, Any]] = []
     for name, path in available("systems").items():
         row: dict[str, Any] = {"name": name, "file": str(path)}
         try:
-            row["title"] = choose_system(str(path), {}).title
+            system = choose_system_with_origins(str(path), {})[0]
+            row |= {"title": system.title, "modelled": system.modelled}
         except DlbenchError as error:
             row["problem"] = f"unusable: {error}"
         rows.append(row)

@@ -107,6 +107,7 @@ _A100_SHEET = "NVIDIA A100 Tensor Core GPU, data sheet (dense)"
 _V100_SHEET = "NVIDIA V100 Tensor Core GPU, data sheet"
 
 SHEETS: tuple[Sheet, ...] = (
+    Sheet("P40", r"P40", {"fp32": 12.0}, 0.346, "NVIDIA Tesla P40, data sheet"),
     Sheet("V100 SXM2", r"V100-SXM[23](-\d+GB(-LS)?)?", {"fp32": 15.7, "fp16": 125.0}, 0.9, _V100_SHEET),
     Sheet("V100 PCIe", r"V100-PCIE-\d+GB", {"fp32": 14.0, "fp16": 112.0}, 0.9, _V100_SHEET),
     Sheet("V100S PCIe", r"V100S-PCIE-32GB", {"fp32": 16.4, "fp16": 130.0}, 1.134, _V100_SHEET),

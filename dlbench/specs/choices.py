@@ -32,6 +32,7 @@ _PATHS = (
     ("checkpoint", "resume_from"),
     ("checkpoint", "initialize_from"),
     ("sync", "network"),
+    ("model", "layers_from"),
 )
 DEFAULT = "default"  # Origin of what no file and no option says.
 GPU_PRESET = "gpu"  # Where none is asked for and nodes have GPUs: a workload's default is strict fp32.
@@ -169,15 +170,21 @@ def _make_paths_absolute(layers: Layers, file: Path) -> None:
 
 
 def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:
-    """A system by name or path, with overrides (keys without the leading ``system.``).
+    """A system to run on, by name or path, with overrides (keys without the leading ``system.``).
 
-    Raises `UserError`: unknown system, wrong key or value.
+    Raises `UserError`: unknown system, wrong key or value; a system that is modelled alone.
     """
-    return choose_system_with_origins(name, overrides)[0]
+    system = choose_system_with_origins(name, overrides)[0]
+    if system.modelled:
+        raise UserError(
+            f"system {system.name}: modelled is true: it is a machine by data sheet, where nothing runs; use another "
+            f"one, or dlbench project --system {name} --from-spec"
+        )
+    return system
 
 
 def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> tuple[SystemSpec, Layers]:
-    """As `choose_system`, and the layers, which say who set each key."""
+    """As `choose_system`, also of a modelled one, and the layers, which say who set each key."""
     path = find("systems", name)
     content = read_yaml(path)
     if content.pop("format", None) != "dlbench.system" or content.pop("version", None) != 1:

@@ -151,6 +151,7 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
         lambda plan: plan.workload.data.shuffle != "global",
         "under data.shuffle global no rank holds samples of its own",
     ),
+    ("system.device system.network", lambda _: False, "only dlbench project reads it, and from the system's file"),
     ("system.storage.", _uses_storage, "data.staging is none, and nothing is swapped to a file there"),
     ("data.on_bad_sample", _is_read, _NO_READER),
     ("data.vocabulary", _is_read, "synthetic data has no text"),
@@ -169,6 +170,11 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
         "only precisions bf16 and fp16 read it",
     ),
     ("train.cudnn_benchmark", lambda plan: plan.workload.model.has_convolutions, "the network has no convolutions"),
+    (
+        "measure.noise_scale",
+        lambda plan: plan.workload.model.computes,
+        "gradients of a paced network are made up, and have no noise",
+    ),
     ("model.attention", lambda plan: _is_read(plan) or not _leaves_padding_out(plan), "synthetic text has no padding"),
     (
         "train.initial_loss_scale train.loss_scale_growth",

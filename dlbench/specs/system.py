@@ -6,7 +6,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dlbench.specs.base import Bytes, CountOrZero, Form, FromText, Name, Positive, Precision, Ranks, Spec
+from dlbench.specs.base import (
+    Bytes,
+    Count,
+    CountOrZero,
+    Flag,
+    Form,
+    FromText,
+    Name,
+    NonNegative,
+    Positive,
+    Precision,
+    Ranks,
+    Spec,
+)
 from dlbench.specs.container import ContainerSpec, ImageSpec
 from dlbench.specs.launch import LaunchSpec, SlurmSpec
 
@@ -76,6 +89,62 @@ class StorageSpec(Spec):
         return self.local if name == "local" else self.memory
 
 
+Source = Annotated[str, Field(min_length=1)]
+
+
+class DeviceSpec(Spec):
+    """A GPU, or without GPUs a core, by its data sheet: for projections without runs; no run reads it."""
+
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description="Its name as the driver gives it, e.g. Tesla V100-SXM2-16GB: a peak or a memory bandwidth that is "
+        "not stated here or in node.peak_tflops is that of the data sheet on file.",
+    )
+    memory_bytes: Bytes | None = Field(None, description="Bytes of its memory; none: not known.")
+    memory_gb_per_s: Positive | None = Field(
+        None, description="Peak rate of its memory, 10^9 bytes per second; none: the data sheet's."
+    )
+    source: Source = Field(description="Where these values are from, and what in them is an assumption.")
+
+
+class LinkSpec(Spec):
+    """Links of one level of the network, by data sheet."""
+
+    alpha_s: NonNegative = Field(description="Seconds of an empty message.")
+    gb_per_s: Positive = Field(description="One link in one direction, 10^9 bytes per second.")
+    links: Count | None = Field(
+        None, description="Links that the ranks below share, e.g. adapters of a node; none: a link per rank."
+    )
+    source: Source = Field(description="Where these values are from, and what in them is an assumption.")
+
+
+class NetworkSpec(Spec):
+    """The network by data sheet: for projections to places that were not measured; no run reads it."""
+
+    inside: LinkSpec | None = Field(None, description="Between ranks of a node; none: not known.")
+    across: LinkSpec | None = Field(None, description="Between nodes of a leaf switch; none: not known.")
+    beyond: LinkSpec | None = Field(
+        None, description="From leaf to leaf; none: links such as those across, fewer by leaf_taper."
+    )
+    nodes_per_leaf: Ranks | None = Field(None, description="Nodes below a leaf switch; none: not known.")
+    leaf_taper: Positive | None = Field(
+        None,
+        description="Links of all nodes of a leaf over its links to other leaves, e.g. 2 for 2:1; none: not known.",
+    )
+    leaf_source: Source | None = Field(None, description="Where nodes_per_leaf and leaf_taper are from.")
+
+    @model_validator(mode="after")
+    def _leaf_is_whole(self) -> Self:
+        if self.nodes_per_leaf is None and (self.leaf_taper is not None or self.beyond is not None):
+            raise ValueError("leaf_taper and beyond need nodes_per_leaf: how many nodes are below a leaf switch")
+        if self.nodes_per_leaf is not None and self.leaf_source is None:
+            raise ValueError("nodes_per_leaf needs leaf_source: where it is from")
+        if self.leaf_taper is not None and self.beyond is not None and self.beyond.links is not None:
+            raise ValueError("leaf_taper and beyond.links say the same twice; give one of them")
+        return self
+
+
 Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("one word, e.g. gcc/12.2")]
 
 
@@ -91,6 +160,11 @@ class SystemSpec(Spec):
     image: ImageSpec = Field(ImageSpec(), description="The environment of the ranks as one file.")
     container: ContainerSpec = Field(ContainerSpec(), description="The container that ranks run in.")
     storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
+    device: DeviceSpec | None = Field(None, description="A GPU by its data sheet; none: not stated.")
+    network: NetworkSpec | None = Field(None, description="The network by data sheet; none: not stated.")
+    modelled: Flag = Field(
+        False, description="Whether this machine is there for dlbench project alone, and never ran dlbench."
+    )
     modules: Annotated[tuple[Module, ...], FromText] = Field(
         (), description="Environment modules to load, in order; as a list, or as text: gcc/12.2,openmpi/4.1."
     )

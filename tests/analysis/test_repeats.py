@@ -233,6 +233,8 @@ OTHER_VALUES: Mapping[str, Any] = {
     "system.slurm.mem_per_gpu": "8G",
     "system.node.peak_tflops": {"fp32": 60.0},
     "system.launch.environment": {"NCCL_ALGO": "Ring"},
+    "system.device": {"source": "a data sheet"},
+    "system.network": {"across": {"alpha_s": 1e-6, "gb_per_s": 10.0, "source": "a data sheet"}},
     "system.storage.local.path": "/scratch",
     "system.storage.memory.path": "/mnt/ram",
     "system.modules": ["gcc/13"],

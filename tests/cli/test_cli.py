@@ -117,19 +117,21 @@ def test_ls_is_machine_readable(cli: Cli, tmp_path: Path) -> None:
     content = json.loads(done.stdout)
     workloads = {row["name"]: row for row in content["workloads"]}
     systems = {row["name"]: row for row in content["systems"]}
-    assert set(workloads) == {"bert", "cosmoflow", "mine", "resnet50"}
+    assert set(workloads) == {"bert", "cosmoflow", "mine", "paced", "resnet50"}
     assert set(workloads["bert"]["presets"]) == {"full", "gpu", "gpu-compiled", "phase1", "phase2", "base", "ci"}
     assert workloads["mine"]["file"] == str(tmp_path / "site" / "workloads" / "mine.yaml")
     assert all(row["title"] for row in workloads.values())
-    assert {name for name in systems if not name.startswith("example-")} == {"box", "broken", "local"}
-    assert len(systems) == 3 + 9
+    modelled = {name for name, row in systems.items() if row.get("modelled")}
+    places = {name for name in systems if not name.startswith("example-")} - modelled
+    assert (modelled, places) == ({"abci", "p40-roce"}, {"box", "broken", "local"})
+    assert len(systems) == 5 + 9
     # One broken file hides nothing else.
     assert systems["broken"]["problem"].startswith("unusable: ")
     assert systems["box"]["title"]
     lines = cli("ls", DLBENCH_PATH=str(tmp_path / "site")).stdout.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == [
         *sorted(workloads, key=list(workloads).index),
-        *sorted(systems, key=lambda name: (name.startswith("example-"), list(systems).index(name))),
+        *sorted(systems, key=lambda name: (name in modelled, name.startswith("example-"), list(systems).index(name))),
     ]
 
 

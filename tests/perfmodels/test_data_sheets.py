@@ -27,6 +27,7 @@ from dlbench.perfmodels.utilisation import SHEETS, datasheet_peak, sheet_of, why
         ("NVIDIA A40", "A40", {"tf32": 74.8, "bf16": 149.7}),
         ("NVIDIA L4", "L4", {"bf16": 121}),
         ("NVIDIA L40S", "L40S", {"bf16": 362.05, "tf32": 183}),
+        ("Tesla P40", "P40", {"fp32": 12.0}),
         ("Tesla V100-SXM2-16GB", "V100 SXM2", {"fp16": 125, "fp32": 15.7}),
         ("Tesla V100-SXM2-32GB-LS", "V100 SXM2", {"fp16": 125}),
         ("Tesla V100-PCIE-16GB", "V100 PCIe", {"fp16": 112}),

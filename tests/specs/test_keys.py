@@ -74,7 +74,7 @@ def test_only_keys_of_the_network_that_is_there_are_meant() -> None:
 
 def test_every_size_takes_a_unit_wherever_it_is_given() -> None:
     sizes = [key.name for key in (*keys_of(Choices, {}), *keys_of(SystemSpec, {})) if key.name.endswith("_bytes")]
-    assert len(sizes) == 4
+    assert len(sizes) == 5
     assert all(key.is_size for key in keys_of(Choices, {}) if key.name in sizes)
     tier = {"data.source": "/data", "data.staging": "lazy", "system.storage.local.path": "/tmp/x"}
     asked = {**tier, "watch.max_bytes": "64MB", "system.storage.local.capacity_bytes": "1GiB"}
