@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dlbench.comm.fits import Fit, Scope, described, fit_of
-from dlbench.errors import UserError, nearest
+from dlbench.errors import UserError
 from dlbench.opening import read_named, why_unreadable
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing
@@ -29,31 +29,21 @@ MAX_BYTES = 1 << 24  # Of a file at most: these tables have some hundred lines.
 WRONG = "the result was wrong; measure again on a machine that computes rightly"
 ROUNDED = 0.02  # Share by which rates may be off of what time and ranks give: they are printed with three digits.
 
-PROGRAMS = {
-    "all_reduce": "allreduce",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "broadcast": "broadcast",
+KINDS = {
+    "allreduce": "allreduce",
+    "allgather": "all-gather",
     "alltoall": "all-to-all",
+    "broadcast": "broadcast",
+    "alltoallpersonalizedexchange": "all-to-all",
+    "reducescatter": "reduce-scatter",
+    "reducescatterblock": "reduce-scatter",
+    "latency": "latency",
+    "bandwidth": "bandwidth",
 }
-"""Programs of nccl-tests, without `_perf`."""
-TITLES = {
-    "Allreduce Latency": "allreduce",
-    "Allgather Latency": "all-gather",
-    "Reduce_scatter Latency": "reduce-scatter",
-    "Reduce_scatter_block Latency": "reduce-scatter",
-    "Broadcast Latency": "broadcast",
-    "All-to-All Personalized Exchange Latency": "all-to-all",
-    "Latency": "latency",
-    "Bandwidth": "bandwidth",
-}
-"""What OSU's micro-benchmarks call themselves in the first line of their output."""
-PER_RANK = ("all-gather", "all-to-all")
-"""Collectives of which OSU gives the size of what one rank sends to another, and not of a rank's whole buffer."""
+"""What is measured, by the letters of a program of nccl-tests or of a title of OSU's."""
+PER_RANK = ("all-gather", "all-to-all")  # Sizes that OSU gives are of what a rank sends another, not of its buffer.
 WIDTHS = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "int8": 1, "uint8": 1, "char": 1}
 """Bytes of an element by the names of nccl-tests; all others have 4."""
-MAY_STAND = ALGORITHMS | {"allreduce": ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")}
-"""Algorithms that may be behind a library's collective."""
 LAYOUTS: dict[LevelName, Layout] = {
     "inside": Layout(ranks=2, group_size=2),
     "across": Layout(ranks=2, group_size=1),
@@ -86,9 +76,12 @@ class Table:
         """One row. Raises `ValueError`: it is cut off, is no number, or says that results are wrong."""
         if len(words) < len(self.columns):
             raise ValueError(f"{len(words)} of {len(self.columns)} columns: the file is cut off here; give all of it")
-        cells, size = dict(zip(self.columns, words, strict=False)), int(words[0])
-        wrong = [word for name, word in zip(self.columns, words, strict=False) if name == "#wrong" and word != "N/A"]
-        if any(float(word) > 0 for word in wrong) or cells.get("Validation") == "Fail":
+        size = int(words[0])
+        checks = {(name, word) for name, word in zip(self.columns, words, strict=False)}
+        if (
+            any(name == "#wrong" and word not in ("0", "N/A") for name, word in checks)
+            or ("Validation", "Fail") in checks
+        ):
             raise ValueError(WRONG)
         if self.carrier == "nccl" and "algbw" in self.columns:
             places = [place for place, name in enumerate(self.columns) if name == "algbw" and words[place] != "N/A"]
@@ -116,7 +109,7 @@ class _Reader:
     def take(self, number: int, line: str) -> None:
         """Raises `ValueError`: what is wrong with the line, in words."""
         text = line.strip().lstrip("#").strip()
-        words = text.split()
+        words, table = text.split(), self.found[-1] if self.found else None
         if named := re.search(r"\b([a-z_]+)_perf\b", line):
             self._program = named[1]
         if words[:1] == ["nThread"]:
@@ -126,33 +119,32 @@ class _Reader:
                 raise ValueError(f"rank {device[1]} again: each process measured alone; build nccl-tests with MPI=1")
             self._hosts[device[1]] = device[2]
         elif osu := re.match(r"OSU (MPI|NCCL|xCCL)\S* (.+) Test(?: (v\S+))?$", text):
-            if osu[2] not in TITLES:
-                raise ValueError(f"no costs are made of {osu[2]!r}: {nearest(osu[2], TITLES)}")
             carrier, title = "mpi" if osu[1] == "MPI" else "nccl", f"OSU {osu[2]} {osu[3] or ''}".strip()
-            self._open(Table(path=self._path, line=number, carrier=carrier, title=title, measures=TITLES[osu[2]]))
-        elif words[:1] == ["Size"] and self.found and not self.found[-1].columns:
-            unit = "(MB/s)" if self.found[-1].measures == "bandwidth" else "(us)"
+            self._open(number, carrier, title, osu[2].removesuffix(" Latency"))
+        elif words[:1] == ["Size"] and table is not None and not table.columns:
+            unit = "(MB/s)" if table.measures == "bandwidth" else "(us)"
             if unit not in text.split(")")[0] + ")":
                 raise ValueError(f"{text!r}: the second column must be in {unit[1:-1]}")
-            self.found[-1].columns, self.found[-1].line = re.split(r"\s{2,}|\t", text), number
+            table.columns, table.line = re.split(r"\s{2,}|\t", text), number
         elif words[:3] == ["size", "count", "type"]:
-            if self._program and self._program not in PROGRAMS:
-                raise ValueError(f"no costs are made of {self._program}_perf: {nearest(self._program, PROGRAMS)}")
-            title, kind = f"nccl-tests {self._program}_perf".removesuffix(" _perf"), PROGRAMS.get(self._program, "")
-            self._open(Table(path=self._path, line=number, carrier="nccl", title=title, measures=kind, columns=words))
-            self.found[-1].ranks = len(self._hosts) or None
-            self.found[-1].nodes = len(set(self._hosts.values())) or None
-            self._is_open = True
+            table = self._open(number, "nccl", "nccl-tests", self._program)
+            table.columns, self._is_open = words, True
+            table.ranks, table.nodes = len(self._hosts) or None, len(set(self._hosts.values())) or None
         elif words[:1] == ["Out"] and "FAILED" in words:
             raise ValueError(WRONG)
         elif text.startswith("Avg bus bandwidth"):
             self._is_open = False
-        elif self.found and self.found[-1].columns and re.match(r"\s*-?[0-9]", line):
-            self.found[-1].add(words)
+        elif table is not None and table.columns and re.match(r"\s*-?[0-9]", line):
+            table.add(words)
 
-    def _open(self, table: Table) -> None:
+    def _open(self, number: int, carrier: str, title: str, name: str) -> Table:
         self.end()
+        kind = re.sub("[^a-z]", "", name.lower())
+        if kind and kind not in KINDS:
+            raise ValueError(f"no costs are made of {name!r}, but of {', '.join(dict.fromkeys(KINDS.values()))}")
+        table = Table(path=self._path, line=number, carrier=carrier, title=title, measures=KINDS.get(kind, ""))
         self.found.append(table)
+        return table
 
     def end(self) -> None:
         """Raises `ValueError`: the table so far is not whole."""
@@ -236,10 +228,15 @@ def import_tables(
                 line = fit_line(name, count, list(rows), list(rows.values()))
                 lines.append(line.model_copy(update={"sizes": (min(rows), max(rows))}))
         sources += [
-            f"{one.path.name}: {one.title}, {layout.ranks} ranks" + (f", costs as of {assumed}" if assumed else "")
+            f"{one.path.name}: {one.title} {kind}, {layout.ranks} ranks"
+            + (f", costs as of {assumed}" if assumed else "")
             for one, layout in found
         ]
-    scope = Scope(system=system, carrier="torch-nccl" if carrier == "nccl" else carrier, dtype="fp32")
+    scope = Scope(
+        system=system,
+        carrier="torch-nccl" if carrier == "nccl" else carrier,
+        dtype="fp16" if tables[0].element_bytes == 2 else "fp32",
+    )
     if not observed:
         network = NetworkModel(
             system=system, transport=scope.carrier, collectives=tuple(lines), sources=tuple(sources), fitted=fitted
@@ -312,8 +309,8 @@ def _assumed(collective: Collective, found: Sequence[tuple[Table, Layout]]) -> s
     """The algorithm by which points held out are predicted best; the first where none can be held out."""
     errors: dict[str, float] = {}
     has_groups = all(1 < layout.group_size < layout.ranks for _, layout in found)
-    for name in MAY_STAND[collective]:
-        if has_groups or name not in GROUPED_ALGORITHMS:
+    for name in ALGORITHMS[collective]:
+        if name not in ("direct", "parameter-server", "leader") and (has_groups or name not in GROUPED_ALGORITHMS):
             _, predictions = choose_sharing([seen for seen, _ in _seen(collective, name, found)])
             missed = [abs(seconds / seen.seconds - 1) for seen, seconds in predictions]
             errors[name] = statistics.median(missed) if missed else float("inf")
