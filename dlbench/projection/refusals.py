@@ -67,7 +67,7 @@ FLAGS = {
     "F1": Words("one point on several nodes: how far the model is off is assumed, not seen"),
     "F2": Words("far: {times} times the largest measured rank count"),
     "F3": Words(
-        "how unequal nodes are is not known ({hosts} measured, at least {least}): the slowest is taken as equal"
+        "how unequal nodes are is not known ({hosts} measured, at least {least}): new ones are taken as like these"
     ),
     "F4": Words("the slowest of {nodes} nodes lies beyond what {seen} measured steps of nodes show"),
     "F5": Words("needs {needed} of storage; {proven} was proven at {nodes} nodes"),
@@ -150,7 +150,7 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Refused | None:
         "between nodes": (nodes > 1, None if network is None else network.across),
         "beyond a leaf switch": (
             leaf is not None and nodes > leaf and ingredients.leaf_taper is None,
-            getattr(network, "beyond", None),
+            None if network is None else network.beyond,
         ),
     }
     for level, (is_needed, costs) in levels.items():
