@@ -42,7 +42,7 @@ def box() -> None:
     "partitions",
     "A name and words of slurm.conf: 'debug Nodes=n1 MaxTime=30'; the first is the default.",
 )
-@click.option("--switches", default=0, help="Leaf switches of a tree; without it no topology.")
+@click.option("--switches", default=0, help="Leaf switches of a tree, each with an uplink; without it no topology.")
 @click.option("--sockets", default=0, help="Sockets of a node: jobs are given cores, tasks bound to those that exist.")
 @click.option("--threads-per-core", default=1, show_default=True, help="With --sockets.")
 @click.option("--memory", "memory_mb", default=0, help="MiB of a node, asked for by --mem; without it not counted.")
@@ -123,19 +123,22 @@ def status(folder: Path) -> None:
 @box.command()
 @_FOLDER
 @click.argument("rate")
-def shape(folder: Path, rate: str) -> None:
+@click.option("--uplink", metavar="RATE", help="Rate of each leaf switch's uplink (see --switches); without it free.")
+def shape(folder: Path, rate: str, uplink: str | None) -> None:
     """Limit the links between the nodes of the box in FOLDER to RATE, such as 200mbit; `none` frees them.
 
     \b
     Example:
       dlbench box shape /tmp/box 200mbit
+      dlbench box shape /tmp/box 200mbit --uplink 100mbit
     """
     from dlbench.jobs.box.box import Box
 
-    found = Box.attach(folder)
-    if rate == "none":
-        found.unshape()
-        click.echo("links are free", err=True)
-        return
-    found.shape(rate)
-    click.echo(f"every node's link is limited to {rate} in each direction", err=True)
+    found, limit = Box.attach(folder), None if rate == "none" else rate
+    found.shape(limit, uplink)
+    words = "nodes' links are free" if limit is None else f"every node's link is limited to {rate} in each direction"
+    if uplink is not None:
+        words += f", every uplink to {uplink}"
+    elif found.plan.leaf_links:
+        words += ", uplinks are free"
+    click.echo(words, err=True)

@@ -35,7 +35,7 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
     from dlbench.jobs.local import has_gpu, require_precision
 
     here = [plan for plan in plans if plan.system.scheduler == "none"]
-    if here and not has_gpu():
+    if any(plan.workload.model.computes for plan in here) and not has_gpu():
         _require_preset_for_cpus(request, here, cores)
     for plan in here:
         require_precision(plan)
@@ -452,10 +452,14 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     Raises `UserError`: anything wrong with the request, in one line. `EnvironmentLacksError`: this machine, where the
     runs are to be, lacks something.
     """
+    from dlbench.records.layer_profile import with_layers
     from dlbench.specs.expand import expand
 
     cores = len(os.sched_getaffinity(0))
-    plans = expand(request, machine_cores=cores)
+    found = [with_layers(plan) for plan in expand(request, machine_cores=cores)]
+    plans = [plan for plan, _ in found]
+    for profile in dict.fromkeys(said for _, said in found if said):
+        click.echo(f"note: {profile}", err=True)
     if trains:
         require_this_machine(request, plans, cores)
         if note := _default_note(request, plans):

@@ -32,6 +32,7 @@ _PATHS = (
     ("checkpoint", "resume_from"),
     ("checkpoint", "initialize_from"),
     ("sync", "network"),
+    ("model", "layers_from"),
 )
 DEFAULT = "default"  # Origin of what no file and no option says.
 GPU_PRESET = "gpu"  # Where none is asked for and nodes have GPUs: a workload's default is strict fp32.

@@ -170,6 +170,11 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
         "only precisions bf16 and fp16 read it",
     ),
     ("train.cudnn_benchmark", lambda plan: plan.workload.model.has_convolutions, "the network has no convolutions"),
+    (
+        "measure.noise_scale",
+        lambda plan: plan.workload.model.computes,
+        "gradients of a paced network are made up, and have no noise",
+    ),
     ("model.attention", lambda plan: _is_read(plan) or not _leaves_padding_out(plan), "synthetic text has no padding"),
     (
         "train.initial_loss_scale train.loss_scale_growth",

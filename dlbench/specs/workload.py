@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Form, Fraction, Name, Spec
+from dlbench.specs.base import Bytes, Count, CountOrZero, Flag, Form, Fraction, Name, NonNegative, Positive, Spec
 from dlbench.specs.files import search_path
 from dlbench.specs.system import StagingTier
 from dlbench.specs.training import QualitySpec, TrainSpec
@@ -66,6 +66,7 @@ class Model(Spec):
     has_convolutions: ClassVar[bool] = True
     is_3d: ClassVar[bool] = False  # Whether its convolutions are of volumes.
     has_share: ClassVar[bool] = True  # Whether its quality is a share, at most 1.
+    computes: ClassVar[bool] = True  # Whether its passes are arithmetic; else pauses, and it learns nothing.
     mlperf: ClassVar[MlperfRules | None] = None
     epoch_samples: ClassVar[tuple[int, str] | None] = None
     """Samples of a published epoch, and their data set; None where none is published."""
@@ -301,6 +302,64 @@ class CosmoFlowModel(Model):
         return 4 * self.input_channels * self.input_size**3 + 4 * self.num_targets
 
 
+class PacedLayer(Spec):
+    """One layer of a paced network: what its gradient weighs, and how long its passes pause."""
+
+    bytes: Bytes = Field(description="Bytes of its gradient, fp32: a multiple of 4.")
+    forward_s: NonNegative = Field(description="Its forward pass, seconds per sample.")
+    backward_s: NonNegative = Field(description="Its backward pass, likewise; its gradient is ready at the end.")
+
+
+class PacedModel(Model):
+    """A rehearsal of a network without its GPUs: passes are pauses, gradients are real tensors and really travel."""
+
+    network = "dlbench.node.models.paced"
+    formats = ("none",)
+    has_convolutions = False
+    has_share = False
+    computes = False
+
+    family: Literal["paced"] = Field(description="Chooses this network.")
+    layers: tuple[PacedLayer, ...] = Field((), description="Its layers, in the order of the forward pass.")
+    layers_from: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of a run, or its record.json, whose gradients and times are the layers, instead of those; "
+        "in a plan the name of that run.",
+    )
+    speed: Positive = Field(1.0, description="How many times as fast as the layers' seconds it computes.")
+    rank_jitter: Fraction = Field(
+        0.0,
+        description="Spread between ranks: standard deviation of the logarithm of a factor that each rank draws once.",
+    )
+    step_jitter: Fraction = Field(
+        0.0, description="Spread between steps: the same of a factor that each rank draws in each step."
+    )
+
+    def forward_macs(self, data: DataSpec) -> tuple[int, int]:
+        return 0, 0
+
+    def sample_bytes(self, data: DataSpec) -> int:
+        """A rank's pace and a target, fp32."""
+        return 4 + 4
+
+    def require(self, data: DataSpec, train: TrainSpec) -> None:
+        if not self.layers and self.layers_from is None:
+            raise ValueError("model.layers: holds none; give layers, or model.layers_from the folder of a run")
+        for number, layer in enumerate(self.layers):
+            if layer.bytes % 4:
+                raise ValueError(f"model.layers.{number}.bytes {layer.bytes} is no number of fp32 values of 4 bytes")
+        if not data.is_synthetic:
+            raise ValueError("data.source: a paced network reads no data; leave it at synthetic")
+        wanted = {"precision": "fp32", "optimizer_state": "device"}
+        for key in ("precision", "compile", "cuda_graphs", "recompute", "swap", "optimizer_state"):
+            if (value := getattr(train, key)) != wanted.get(key, "none"):
+                raise ValueError(
+                    f"train.{key} {value}: a paced network computes nothing that it could act on; leave it at "
+                    f"{wanted.get(key, 'none')}"
+                )
+
+
 class _Data(Spec):
     kinds: ClassVar[tuple[str, ...]]  # Of `dlbench.datasets.recognition.KINDS`: what a folder of it may hold.
 
@@ -428,7 +487,15 @@ class DensityData(_Data):
     )
 
 
-DataSpec = Annotated[ImageData | TextData | DensityData, Field(discriminator="format")]
+class NoData(_Data):
+    """Nothing is read: for networks whose passes are pauses."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+
+    format: Literal["none"] = Field(description="Chooses to have none.")
+
+
+DataSpec = Annotated[ImageData | TextData | DensityData | NoData, Field(discriminator="format")]
 
 
 def _of_this_site() -> Iterator[type[Model]]:
@@ -456,7 +523,7 @@ def _of_this_site() -> Iterator[type[Model]]:
 BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
 SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
 
-FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, *_of_this_site())
+FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, PacedModel, *_of_this_site())
 """Every network there is: here a new one is registered."""
 
 if TYPE_CHECKING:
@@ -488,6 +555,8 @@ class Workload(Spec):
             raise ValueError(f"data.format {self.data.format!r} does not fit model.family {self.model.family!r}")
         if self.train.label_smoothing and not self.model.takes_label_smoothing:
             raise ValueError(f"train.label_smoothing has no effect on model.family {self.model.family!r}")
+        if self.quality is not None and not self.model.computes:
+            raise ValueError(f"quality: model.family {self.model.family!r} learns nothing; leave the section out")
         self.model.require(self.data, self.train)
         return self
 

@@ -48,7 +48,10 @@ def _found(run: Run, record: Record) -> Found:
         yield "inert", "serious", f"a requested setting had no effect: {text}"
     for text in record.warnings:
         yield "recorded", "serious", text
-    if plan.workload.data.is_synthetic:
+    if not plan.workload.model.computes:
+        text = "computing is a pause (model.family paced): only the exchange of gradients is measured"
+        yield "paced", "serious", f"{text}; memory, power and losses are of no network"
+    elif plan.workload.data.is_synthetic:
         copy = "; nor is the copy to the device" * (plan.workload.data.synthetic_on == "device")
         yield "synthetic-data", "note", f"synthetic data: storage and decoding are not part of these figures{copy}"
     if shared := shared_nodes(plan):

@@ -117,7 +117,7 @@ def test_ls_is_machine_readable(cli: Cli, tmp_path: Path) -> None:
     content = json.loads(done.stdout)
     workloads = {row["name"]: row for row in content["workloads"]}
     systems = {row["name"]: row for row in content["systems"]}
-    assert set(workloads) == {"bert", "cosmoflow", "mine", "resnet50"}
+    assert set(workloads) == {"bert", "cosmoflow", "mine", "paced", "resnet50"}
     assert set(workloads["bert"]["presets"]) == {"full", "gpu", "gpu-compiled", "phase1", "phase2", "base", "ci"}
     assert workloads["mine"]["file"] == str(tmp_path / "site" / "workloads" / "mine.yaml")
     assert all(row["title"] for row in workloads.values())

@@ -188,17 +188,33 @@ def test_both_ends_of_every_link_are_shaped() -> None:
     commands = box_config.shape(make_plan(Path("/tmp/box")), "200mbit")
     assert [command[: command.index("root")] for command in commands] == [
         ["tc", "qdisc", "replace", "dev", "dlbbeefv1"],
-        ["tc", "-n", "dlbbeefn1", "qdisc", "replace", "dev", "eth0"],
         ["tc", "qdisc", "replace", "dev", "dlbbeefv2"],
+        ["tc", "-n", "dlbbeefn1", "qdisc", "replace", "dev", "eth0"],
         ["tc", "-n", "dlbbeefn2", "qdisc", "replace", "dev", "eth0"],
     ]
     assert all(command[-6:] == ["rate", "200mbit", "burst", "64kb", "latency", "50ms"] for command in commands)
 
 
+def test_a_leaf_switch_is_a_bridge_with_an_uplink_of_its_own_rate() -> None:
+    plan = equipped(switches=2)
+    up = " ".join(word for command in box_config.network_up(plan) for word in command)
+    masters = re.findall(r"set dlbbeef(\w\d) master dlbbeef(\S*) up", up)
+    wanted = ["u1:", "d1:s1", "v1:s1", "v2:s1", "u2:", "d2:s2", "v3:s2", "v4:s2"]
+    assert sorted(":".join(pair) for pair in masters) == sorted(wanted)
+    rates = {c[c.index("dev") + 1]: c[c.index("rate") + 1] for c in box_config.shape(plan, "200mbit", "100mbit")}
+    assert {name: rate for name, rate in rates.items() if rate == "100mbit"}.keys() == {
+        *("dlbbeefu1", "dlbbeefd1", "dlbbeefu2", "dlbbeefd2")
+    }
+    assert all("del" in command for command in box_config.shape(plan, None))
+    with pytest.raises(UserError, match="--switches"):
+        box_config.shape(make_plan(Path("/tmp/box")), "200mbit", "100mbit")
+
+
 @pytest.mark.parametrize("rate", ["", "fast", "200", "0mbit", "-1mbit", "200mbit burst 1", "200Mbit/s"])
 def test_a_rate_that_is_none_is_refused(rate: str) -> None:
-    with pytest.raises(UserError, match="rate of a link"):
-        box_config.shape(make_plan(Path("/tmp/box")), rate)
+    for rates in ((rate, None), (None, rate)):
+        with pytest.raises(UserError, match="rate of a link"):
+            box_config.shape(equipped(switches=2), *rates)
 
 
 # The machine below, without Slurm.
@@ -527,12 +543,12 @@ def test_mpi_adds_up_across_nodes(with_pmix: Box, mpi_program: Path) -> None:
 
 @pytest.mark.slurm
 def test_a_shaped_link_is_slow_and_can_be_freed(with_pmix: Box, mpi_program: Path) -> None:
-    with_pmix.unshape()
+    with_pmix.shape(None)
     try:
         with_pmix.shape("100mbit")
         slow = max(time_s for _, _, time_s in allreduce(with_pmix, mpi_program).values())
     finally:
-        with_pmix.unshape()
+        with_pmix.shape(None)
     # 2 MB cross the link at 100 Mbit/s in 0.16 s at best; a burst of 64 KiB is free.
     assert slow > 0.14
     left = subprocess.run(["tc", "qdisc"], capture_output=True, text=True, check=True).stdout
@@ -672,6 +688,28 @@ def test_switches_devices_features_and_memory_are_there(whole_box: Box) -> None:
         command = ["sbatch", "--test-only", *refused, "--wrap=true"]
         done = subprocess.run(command, env={**os.environ, **whole_box.environment}, capture_output=True, check=False)
         assert done.returncode, refused
+
+
+@pytest.mark.slurm
+def test_an_uplink_is_slow_for_nodes_of_two_leaves(whole_box: Box) -> None:
+    first, last = whole_box.plan.nodes
+    code = "import socket, sys; s = socket.create_server(('', 7)); print('up', flush=True); c = s.accept()[0]\n"
+    code += "n = 0\nwhile n < 1500000: n += len(c.recv(65536))\nc.send(b'.')"
+    server = ["nsenter", f"--net=/run/netns/{last.namespace}", sys.executable, "-c", code]
+    send = (
+        f"import socket; s = socket.create_connection(({str(last.address)!r}, 7)); s.sendall(bytes(1500000)); s.recv(1)"
+    )
+    whole_box.shape(None, "40mbit")
+    try:
+        with subprocess.Popen(server, stdout=subprocess.PIPE) as receiving:
+            assert receiving.stdout is not None
+            assert receiving.stdout.readline() == b"up\n"
+            begin = time.monotonic()
+            box_host.call(["nsenter", f"--net=/run/netns/{first.namespace}", sys.executable, "-c", send])
+            # At best 0.3 s at 40 Mbit/s; bursts of 64 KiB are free.
+            assert time.monotonic() - begin > 0.25
+    finally:
+        whole_box.shape(None)
 
 
 @pytest.mark.slurm

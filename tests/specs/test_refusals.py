@@ -126,8 +126,12 @@ def test_no_field_of_any_file_is_told_of_in_the_validators_words() -> None:
 @pytest.mark.parametrize(
     ("wrong", "right", "said"),
     [
-        ("family: cosmoflow", "family: resnet50", "model.family: must be resnet, bert or cosmoflow, got 'resnet50'"),
-        ("family: cosmoflow, ", "", "model.family: is missing: must be resnet, bert or cosmoflow"),
+        (
+            "family: cosmoflow",
+            "family: resnet50",
+            "must be resnet, bert, cosmoflow or paced, got 'resnet50'",
+        ),
+        ("family: cosmoflow, ", "", "model.family: is missing: must be resnet, bert, cosmoflow or paced"),
         ("model: {family: cosmoflow, input_size: 64}", "model: 5", "model: must be keys and values: family, "),
         ("input_size: 64", "input_size: 64.0", "model.input_size: must be a whole number of 1 or more, got 64.0"),
         ("name: sgd", "name: adam", "train.optimizer.name: must be sgd, adamw, lars or lamb, got 'adam'"),

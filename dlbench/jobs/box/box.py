@@ -157,24 +157,22 @@ class Box:
         lines = host.call(["sinfo", "--noheader", "--Node", "--format=%N %T"], environment=self.environment)
         return {line.split()[0]: line.split()[1] for line in lines.splitlines() if line.strip()}
 
-    def shape(self, rate: str) -> None:
-        """Limit the link of every node, in both directions, to a rate such as ``200mbit``.
+    def shape(self, rate: str | None, uplink: str | None = None) -> None:
+        """Limit the link of every node, and the uplink of every leaf switch, in both directions, to a rate such as
+        ``200mbit``; None frees them, which does nothing to those without a limit.
 
         Traffic with the login node is limited too; traffic inside a node and the file system are not.
 
-        Raises `UserError`: the rate is none. `RunError`: the kernel has no token bucket filter.
+        Raises `UserError`: a rate is none, or the box has no leaf switches. `RunError`: the kernel has no token bucket
+        filter.
         """
-        for command in config.shape(self.plan, rate):
-            host.call(command)
-
-    def unshape(self) -> None:
-        """Take the limit of `shape` away; nothing happens if there is none."""
-        for command in config.shape(self.plan, None):
+        for command in config.shape(self.plan, rate, uplink):
             try:
                 host.call(command)
             except RunError as error:
                 # tc's words for a link without a limit, in its older and its newer versions.
-                if "No such file" not in str(error) and "handle of zero" not in str(error):
+                is_free = "No such file" in str(error) or "handle of zero" in str(error)
+                if not ("del" in command and is_free):
                     raise
 
     def stop(self) -> None:

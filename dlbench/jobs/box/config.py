@@ -1,8 +1,9 @@
 """What a box is made of, as text: a plan becomes slurm.conf, hosts and command lines. Nothing here is run.
 
-A box is a whole Slurm cluster on one machine. Its nodes are network namespaces joined by one bridge; the machine itself
-is the login node. What it has beyond nodes with processors (devices, features, partitions, switches, memory, cores) is
-off unless asked for, and asked for in Slurm's own words, so that a site's lines can be taken as they are.
+A box is a whole Slurm cluster on one machine. Its nodes are network namespaces joined by one bridge, or by one for each
+leaf switch; the machine itself is the login node. What it has beyond nodes with processors (devices, features,
+partitions, switches, memory, cores) is off unless asked for, and asked for in Slurm's own words, so that a site's lines
+can be taken as they are.
 
 slurmdbd keeps its books in MySQL or MariaDB only. The server here has a socket in the box's folder and no network; only
 root reaches the socket, so that rights need no checks. Its files are in memory that only its own mounts show: on a
@@ -58,7 +59,8 @@ class Equipment:
         features: what --constraint asks for, such as ``a100,nvlink``; of all nodes, or of one: ``n2=h100``.
         partitions: a name and words of slurm.conf each, such as ``debug Nodes=n1 MaxTime=30``; the first is the
             default one. Without any there is one, `box`.
-        switches: leaf switches below one root (topology/tree); the nodes are dealt to them in order. 0: no topology.
+        switches: leaf switches below one root (topology/tree), each a bridge of its own with an uplink; the nodes are
+            dealt to them in order. 0: no topology.
         sockets: of a node; then cores are what is given to jobs, and tasks are bound to them where the machine has
             that many. 0: processors are given.
         threads_per_core: with `sockets`.
@@ -216,12 +218,13 @@ MAX_FOLDER_CHARS = 60  # A socket's path has at most 107 bytes, and slurmstepd's
 
 @dataclass(frozen=True, kw_only=True)
 class BoxNode:
-    """One node: its name in Slurm, its address, its network namespace and the host's end of its link."""
+    """One node: its name in Slurm, its address, its network namespace, the host's end of its link and its bridge."""
 
     name: str
     address: IPv4Address
     namespace: str
     veth: str
+    bridge: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,15 +293,27 @@ class BoxPlan:
         return self.subnet[1]
 
     @property
+    def leaf_links(self) -> tuple[tuple[str, str, str], ...]:
+        """Of each leaf switch its bridge, and both ends of its uplink: at the root and at the leaf."""
+        prefix, leaves = self.kernel_prefix, range(1, self.equipment.switches + 1)
+        return tuple((f"{prefix}s{leaf}", f"{prefix}u{leaf}", f"{prefix}d{leaf}") for leaf in leaves)
+
+    @property
     def nodes(self) -> tuple[BoxNode, ...]:
+        names = tuple(f"n{index}" for index in range(1, self.num_nodes + 1))
+        bridges: dict[str, str] = {}
+        if self.leaf_links:
+            for (bridge, _, _), leaf in zip(self.leaf_links, self.equipment.leaves(names), strict=True):
+                bridges |= dict.fromkeys(leaf, bridge)
         return tuple(
             BoxNode(
-                name=f"n{index}",
+                name=name,
                 address=self.subnet[index + 1],
                 namespace=f"{self.kernel_prefix}n{index}",
                 veth=f"{self.kernel_prefix}v{index}",
+                bridge=bridges.get(name, self.bridge),
             )
-            for index in range(1, self.num_nodes + 1)
+            for index, name in enumerate(names, 1)
         )
 
     def output(self, role: str) -> Path:
@@ -421,20 +436,28 @@ def render_hosts(plan: BoxPlan) -> str:
 
 
 def network_up(plan: BoxPlan) -> list[list[str]]:
-    """The commands that make the bridge, the namespaces and their links, in order."""
+    """The commands that make the bridges, the namespaces and their links, in order."""
     prefix = plan.subnet.prefixlen
     commands = [
         ["ip", "link", "add", plan.bridge, "type", "bridge"],
         ["ip", "address", "add", f"{plan.bridge_address}/{prefix}", "dev", plan.bridge],
         ["ip", "link", "set", plan.bridge, "up"],
     ]
+    for leaf, at_root, at_leaf in plan.leaf_links:
+        commands += [
+            ["ip", "link", "add", leaf, "type", "bridge"],
+            ["ip", "link", "add", at_root, "type", "veth", "peer", "name", at_leaf],
+            ["ip", "link", "set", at_root, "master", plan.bridge, "up"],
+            ["ip", "link", "set", at_leaf, "master", leaf, "up"],
+            ["ip", "link", "set", leaf, "up"],
+        ]
     for node in plan.nodes:
         inside = ["ip", "-n", node.namespace]
         peer = ["peer", "name", NODE_INTERFACE, "netns", node.namespace]
         commands += [
             ["ip", "netns", "add", node.namespace],
             ["ip", "link", "add", node.veth, "type", "veth", *peer],
-            ["ip", "link", "set", node.veth, "master", plan.bridge, "up"],
+            ["ip", "link", "set", node.veth, "master", node.bridge, "up"],
             [*inside, "address", "add", f"{node.address}/{prefix}", "dev", NODE_INTERFACE],
             [*inside, "link", "set", NODE_INTERFACE, "up"],
             [*inside, "link", "set", "lo", "up"],
@@ -442,20 +465,26 @@ def network_up(plan: BoxPlan) -> list[list[str]]:
     return commands
 
 
-def shape(plan: BoxPlan, rate: str | None) -> list[list[str]]:
-    """The commands that limit every link to a rate such as ``200mbit`` in both directions, or free it (None).
+def shape(plan: BoxPlan, rate: str | None, uplink: str | None = None) -> list[list[str]]:
+    """The commands that limit every node's link, and every leaf switch's uplink, to a rate such as ``200mbit`` in both
+    directions, or free it (None).
 
-    Raises `UserError`: the rate is none that `tc` understands.
+    Raises `UserError`: a rate is none that `tc` understands, or there are no uplinks.
     """
-    if rate is not None and not re.fullmatch(r"[1-9]\d{0,5}(\.\d{1,3})?[kmg]bit", rate):
-        raise UserError(f"{rate!r} is no rate of a link: write a number and kbit, mbit or gbit, e.g. 200mbit")
-    limit = [] if rate is None else ["tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
-    verb = ["del" if rate is None else "replace"]
-    commands = []
-    for node in plan.nodes:
-        for tc, interface in (["tc"], node.veth), (["tc", "-n", node.namespace], NODE_INTERFACE):
-            commands.append([*tc, "qdisc", *verb, "dev", interface, "root", *limit])
-    return commands
+    if uplink is not None and not plan.leaf_links:
+        raise UserError("a box has uplinks with leaf switches: start it with --switches 2 or more")
+    links = [(["tc"], node.veth, rate) for node in plan.nodes]
+    links += [(["tc", "-n", node.namespace], NODE_INTERFACE, rate) for node in plan.nodes]
+    links += [(["tc"], end, uplink) for _, *ends in plan.leaf_links for end in ends]
+    for one in (rate, uplink):
+        if one is not None and not re.fullmatch(r"[1-9]\d{0,5}(\.\d{1,3})?[kmg]bit", one):
+            raise UserError(f"{one!r} is no rate of a link: write a number and kbit, mbit or gbit, e.g. 200mbit")
+    return [
+        [*tc, "qdisc", "del", "dev", interface, "root"]
+        if one is None
+        else [*tc, *f"qdisc replace dev {interface} root tbf rate {one} burst 64kb latency 50ms".split()]
+        for tc, interface, one in links
+    ]
 
 
 def in_own_mounts(plan: BoxPlan, name: str, command: list[str], mounts: tuple[str, ...] = ()) -> list[str]:

@@ -1,0 +1,117 @@
+"""A network whose passes are pauses: gradients of real size become ready when a real network's would.
+
+A rank's seconds are those of its layers, times its samples, times two factors: one that the rank draws once, which its
+batches carry, and one that it draws in each step from torch's generator, which the loop seeds by rank and step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlbench.node.models.build import Batch, Criterion, Meter, Network, Outputs
+from dlbench.specs.workload import DataSpec, PacedLayer, PacedModel
+
+
+class Pace:
+    """Pauses of one rank. A sleep ends late by some 0.1 ms: the next one is shorter by as much."""
+
+    def __init__(self) -> None:
+        self.factor = 0.0  # Of the pass that runs: seconds of a layer become those of a batch here and now.
+        self._late_s = 0.0
+
+    @contextmanager
+    def lasting(self, seconds: float) -> Iterator[None]:
+        """What is done within takes `seconds`, times the factor, in all."""
+        begin = time.monotonic()
+        yield
+        end = begin + seconds * self.factor - self._late_s
+        now = time.monotonic()
+        if now < end:
+            time.sleep(end - now)
+            self._late_s = time.monotonic() - end
+        elif self.factor:
+            self._late_s = now - end
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, carried: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+        ctx.layer = layer
+        with layer.pace.lasting(layer.spec.forward_s):
+            return carried + weight[0, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,) = gradients
+        layer: Layer = ctx.layer
+        with layer.pace.lasting(layer.spec.backward_s):
+            return gradient, gradient.expand_as(layer.weight).contiguous(), None
+
+
+class Layer(nn.Module):
+    """() -> (): adds its first weight. All its weights are alike, and all have the first one's gradient."""
+
+    def __init__(self, spec: PacedLayer, pace: Pace) -> None:
+        super().__init__()
+        self.spec, self.pace = spec, pace
+        self.weight = nn.Parameter(torch.zeros(1, spec.bytes // torch.float32.itemsize))  # two dimensions: decayed
+
+    def forward(self, carried: Tensor) -> Tensor:
+        passed: Tensor = _Pass.apply(carried, self.weight, self)  # type: ignore[no-untyped-call]
+        return passed
+
+
+class Paced(nn.Module):
+    """(N,) of the rank's factor -> (): the mean of the layers' first weights."""
+
+    def __init__(self, spec: PacedModel) -> None:
+        super().__init__()
+        self.pace, self._speed, self._jitter = Pace(), spec.speed, spec.step_jitter
+        self.layers = nn.Sequential(*(Layer(layer, self.pace) for layer in spec.layers))
+
+    def forward(self, pace: Tensor) -> Tensor:
+        if not pace.is_meta:
+            # On a GPU this waits for the update before: a pass begins when the device is free, as a real one's would.
+            of_rank, of_step = float(pace[0]), math.exp(self._jitter * float(torch.randn((), device="cpu")))
+            self.pace.factor = len(pace) * of_rank * of_step / self._speed
+        begin = torch.zeros((), device=pace.device)
+        found: Tensor = self.layers(begin) / len(self.layers)
+        return found
+
+
+class PacedNetwork(Network[PacedModel]):
+    """Batches hold pace (N,) float32, the rank's factor, and target (N,) float32, which differs from rank to rank."""
+
+    meter = Meter  # Of a quality that plans do not offer.
+
+    def build(self, spec: PacedModel) -> nn.Module:
+        return Paced(spec)
+
+    def outputs(self, spec: PacedModel) -> Callable[[nn.Module, Batch], Outputs]:
+        """The mean of the layers' first weights, ()."""
+        return lambda model, batch: (model(batch["pace"]),)
+
+    def criterion(self, label_smoothing: float = 0.0) -> Criterion:
+        """Mean squared error: it shows that ranks average, and nothing else."""
+        return lambda outputs, batch: (outputs[0].float() - batch["target"]).square().mean()
+
+    def synthetic(
+        self, spec: PacedModel, data: DataSpec, num: int, generator: torch.Generator, *, counts: bool
+    ) -> Batch:
+        # The generator's seed is the rank's, the same for all of its batches.
+        drawn = torch.randn((), generator=torch.Generator().manual_seed(generator.initial_seed()))
+        pace = math.exp(spec.rank_jitter * float(drawn))
+        return {"pace": torch.full((num,), pace), "target": torch.rand(num, generator=generator)}
+
+    def one_sample(self, spec: PacedModel, data: DataSpec) -> tuple[Tensor, ...]:
+        return (torch.empty(1),)
+
+
+NETWORK = PacedNetwork()
