@@ -140,6 +140,7 @@ class Ingredients(Spec):
         None, description="Messages and gradients of a step, of the run in the middle at the largest point."
     )
     engine: str = Field("", description="Name of the engine.")
+    data: str = Field("", description="What was trained on, in words: synthetic data, or which data set.")
     fusion_threshold_bytes: CountOrZero | None = Field(None, description="Of Horovod: most bytes of a fused message.")
     cycle_s: NonNegative | None = Field(None, description="Of Horovod: least time between two fused messages, seconds.")
     network: NetworkModel | None = Field(None, description="Costs of messages; null: not known.")
