@@ -28,26 +28,28 @@ def network_of(system: SystemSpec) -> NetworkModel:
     stated = system.network
     if stated is None or stated.inside is stated.across is None:
         raise UserError(f"system {system.name}: network.across: is missing; a projection by data sheet needs its links")
-    beyond, uplinks = stated.beyond, None
-    if stated.nodes_per_leaf is not None and stated.across is not None:
-        ports = stated.nodes_per_leaf * (stated.across.links or system.node.default_ranks)
-        beyond = beyond or stated.across
-        uplinks = beyond.links if stated.beyond else max(1, round(ports / (stated.leaf_taper or 1.0)))
-    levels = (stated.inside, stated.across, beyond)
+    beyond = stated.beyond or stated.across
+    if stated.nodes_per_leaf is None:
+        beyond = None
+    elif beyond is not None and (stated.beyond is None or stated.leaf_taper is not None):
+        ports = stated.nodes_per_leaf * ((stated.across and stated.across.links) or system.node.default_ranks)
+        beyond = beyond.model_copy(update={"links": max(1, round(ports / (stated.leaf_taper or 1.0)))})
+    levels = [one for one in (stated.inside, stated.across, beyond) if one is not None]
     return NetworkModel(
         system=system.name,
         transport=DATA_SHEET,
-        inside=_level(stated.inside, stated.inside and stated.inside.links),
-        across=_level(stated.across, stated.across and stated.across.links),
-        beyond=_level(beyond, uplinks),
-        sources=tuple(dict.fromkeys(link.source for link in levels if link is not None)),
+        inside=_level(stated.inside),
+        across=_level(stated.across),
+        beyond=_level(beyond),
+        sources=tuple(dict.fromkeys(one.source for one in levels)),
     )
 
 
 def layout_of(system: SystemSpec, ranks: int) -> Layout:
     """Where so many ranks are: full nodes, full leaves."""
-    leaf, per_node = system.network and system.network.nodes_per_leaf, system.node.default_ranks
-    return Layout(ranks=ranks, group_size=min(ranks, per_node), leaf_size=leaf and leaf * min(ranks, per_node))
+    group = min(ranks, system.node.default_ranks)
+    leaf = None if system.network is None else system.network.nodes_per_leaf
+    return Layout(ranks=ranks, group_size=group, leaf_size=None if leaf is None else leaf * group)
 
 
 def ideal_times(
@@ -90,7 +92,8 @@ def ideal_times(
     )
 
 
-def _level(link: LinkSpec | None, links: int | None) -> Level | None:
+def _level(link: LinkSpec | None) -> Level | None:
     if link is None:
         return None
-    return Level(pieces=(Piece(alpha_s=link.alpha_s, beta_s_per_byte=1 / (link.gb_per_s * _GIGA)),), links=links)
+    piece = Piece(alpha_s=link.alpha_s, beta_s_per_byte=1 / (link.gb_per_s * _GIGA))
+    return Level(pieces=(piece,), links=link.links)
