@@ -93,6 +93,8 @@ class ProjectionReport(BaseReport):
     """What `dlbench project` says."""
 
     format: str = "dlbench.projection-report"
+    title: str = "Projection"
+    as_of: str = ""
     groups: tuple[ProjectedGroup, ...]
     ledger: tuple[Row, ...] = ()  # Every recorded target that was measured since.
     damaged: tuple[str, ...] = ()  # Files that do not count, one line each.
@@ -429,7 +431,7 @@ def document_of(report: ProjectionReport) -> Document:
         *_ledger(report),
         *methods_section(METHODS if report.groups else METHODS[-1:]),
         always=(
-            named_table("projected", "Projected", target_columns((), unit), ("group",)),
+            named_table("targets", "Projected, not measured", target_columns((), unit), ("group",)),
             named_table("parts", "Parts of the projected step", _PARTS, ("group",)),
             named_table("refused", "Not projected", _REFUSED, ("group",)),
         ),
@@ -546,7 +548,7 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             charts=lambda: [projection_chart(subject, group.measured, targets)],
             sheets=(
                 Sheet(
-                    name="projected",
+                    name="targets",
                     title="Projected, not measured",
                     columns=target_columns(targets, group.sample_unit),
                     rows=targets,

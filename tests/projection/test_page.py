@@ -76,7 +76,7 @@ def test_a_projection_of_nothing_says_why_everywhere() -> None:
     for text in (to_text(found), to_markdown(found), to_html(found)):
         assert "ranks shared cores" in text
         assert "give ranks cores of their own" in text
-    assert to_csv(found, "projected").count("\n") == 1
+    assert to_csv(found, "targets").count("\n") == 1
 
 
 def test_a_step_stands_for_an_efficiency_that_is_not_known() -> None:
@@ -106,7 +106,7 @@ def test_json_holds_to_its_schema_and_has_all_quantiles() -> None:
 
 
 def test_csv_has_raw_numbers_and_tables_of_others() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(document(), "projected"))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(document(), "targets"))))
     assert [row["ranks"] for row in rows] == ["64", "256"]
     assert float(rows[1]["efficiency"]) == pytest.approx(0.1 / 0.152)
     assert float(rows[1]["step_s_low"]) == pytest.approx(0.152 * 0.95)
