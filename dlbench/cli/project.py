@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import click
 
 from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
-from dlbench.cli.options import OUTPUT
+from dlbench.cli.options import OUTPUT, size_in_bytes
 from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import DlbenchError, UserError
 from dlbench.units import whole_seconds
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dlbench.projection.exchange import Way
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.ledger import Measured, Row
+    from dlbench.projection.strategies.table import Row as StrategyRow
+    from dlbench.records.scan import Run
+    from dlbench.report.document import Section
     from dlbench.specs.comm import NetworkModel
 
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
@@ -66,6 +69,17 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 @click.option(
     "--against", "is_scored", is_flag=True, help="Instead of --to: score recorded projections by runs planned since."
 )
+@click.option(
+    "--strategy",
+    metavar="all|NAME",
+    help="What other ways of sharing the training would take and hold: all, or one, e.g. fsdp; RUNS only.",
+)
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    callback=size_in_bytes,
+    help="What a rank may hold, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
+)
 @OUTPUT
 @format_option(*get_args(FormatName))
 @click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
@@ -81,6 +95,8 @@ def project(
     points: Path | None,
     is_recorded: bool,
     is_scored: bool,
+    strategy: str | None,
+    memory_limit: int | None,
     output: Path | None,
     format_name: FormatName | None,
     full: bool,
@@ -99,6 +115,7 @@ def project(
       dlbench project runs --to 256 --set sync.exchange=hierarchical --set sync.wire=bf16
       dlbench project --points series.csv --to 32
       dlbench project runs --to 64,256 --record
+      dlbench project runs --to 64,256 --strategy all --memory-limit 16GiB
       dlbench project runs --against
     """
     chosen = prepared("project", output, format_name)
@@ -123,15 +140,18 @@ def project(
         ingredients=ingredients,
         record=is_recorded,
         against=is_scored,
+        strategy=strategy,
     )
+    if memory_limit is not None and strategy is None:
+        raise UserError("--memory-limit has no effect without --strategy")
     if is_scored:
         others = {"--network": network, "--scaling": scaling, "--set": overrides, "--ingredients": ingredients}
-        for option, value in (others | {"--record": is_recorded}).items():
+        for option, value in (others | {"--record": is_recorded, "--strategy": strategy}).items():
             if value:
                 raise UserError(f"{option} has no effect on --against, which projects nothing")
         _score(runs, where, chosen, output, full=full)
         return
-    found, damaged, as_of, measured = _found(runs, where, network, given, points, scaling)
+    found, damaged, as_of, measured, samples = _found(runs, where, network, given, points, scaling)
     rows, problems = _ledger(runs, measured)
     if ingredients is not None:
         if len(found) > 1:
@@ -140,9 +160,13 @@ def project(
         ingredients.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
     groups = []
-    for one in found:
+    for number, one in enumerate(found):
         projection = projected(one, targets, way=_way(overrides, one), misses=misses_of(rows, one.system))
-        groups.append(projected_group(one.configuration or one.digest, one, projection, ledger=rows))
+        told = [target.ranks for target in projection.targets]
+        asked = () if strategy is None or not told else (strategy, memory_limit, one, samples[number], told)
+        strategies, more = _strategies(*asked) if asked else ((), ())
+        title = one.configuration or one.digest
+        groups.append(projected_group(title, one, projection, ledger=rows, strategies=strategies, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
@@ -179,11 +203,12 @@ class _Found(NamedTuple):
     damaged: Sequence[str] = ()  # Of RUNS.
     as_of: str = ""  # When the newest of RUNS finished.
     measured: Sequence[Measured] = ()  # All of RUNS, for the ledger.
+    samples: Sequence[Run] = ()  # Of each group of RUNS a run of its largest point.
 
 
 def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
     acts = {"where": ("RUNS",), "network": ("RUNS", "--from"), "overrides": ("RUNS", "--from")}
-    acts |= {"ingredients": ("RUNS", "--points"), "record": ("RUNS",), "against": ("RUNS",)}
+    acts |= {"ingredients": ("RUNS", "--points"), "record": ("RUNS",), "against": ("RUNS",), "strategy": ("RUNS",)}
     source = next(name for name, is_given in sources.items() if is_given)
     for name, value in options.items():
         if value and source not in acts[name]:
@@ -243,7 +268,18 @@ def _gathered(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = Tr
     finished = [run.record.finished for run in table.runs.values() if run.record is not None]
     created = {run_id: run.plan.created for run_id, run in table.runs.items()}
     measured = [run for one in found for run in measured_in(one, created)]
-    return _Found(found, table.damaged, whole_seconds(max(finished)), measured)
+    samples = [table.runs[one.anchor.runs[0].run_id] for one in found]
+    return _Found(found, table.damaged, whole_seconds(max(finished)), measured, samples)
+
+
+def _strategies(
+    asked: str, memory_limit: int | None, ingredients: Ingredients, run: Run, targets: Sequence[int]
+) -> tuple[tuple[StrategyRow, ...], tuple[Section, ...]]:
+    """Rows of `--strategy`, and their section. Raises `UserError`: no such strategy, or what it needs is missing."""
+    from dlbench.projection.strategies.section import chosen, section, strategies_of
+
+    rows, said = strategies_of(ingredients, run, targets, strategies=chosen(asked), memory_limit=memory_limit)
+    return rows, (section(rows, said, anchor=f"strategies-{ingredients.configuration}"),)
 
 
 def _fitted(table: CollectiveTable | None, ingredients: Ingredients, where: str) -> NetworkModel | None:
