@@ -39,7 +39,7 @@ class Case:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("sample")
     write_sample(folder / "runs")
-    # A law that holds, beyond one node: there is a forecast to draw.
+    # A curve that holds, beyond one node: there is a projection to draw.
     write_law(folder / "runs")
     return Case(folder / "runs", folder)
 
