@@ -587,9 +587,9 @@ def test_tables_and_charts_are_saved_as_files(browser: Any, sample: Case) -> Non
         assert content.startswith("<svg")
         assert 'xmlns="http://www.w3.org/2000/svg"' in content
         # The raw numbers of a table are the file that the command writes.
-        name, content = saved(visit, visit.page.locator("a.raw[href='#data-laws']").first)
-        assert name == "dlbench-laws.csv"
-        assert content.splitlines()[0].startswith("group,label,law,formula,")
+        name, content = saved(visit, visit.page.locator("a.raw[href='#data-step-quantiles']").first)
+        assert name == "dlbench-step-quantiles.csv"
+        assert content.splitlines()[0].startswith("group,label,")
         assert visit.complaints == []
 
 
