@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from dlbench.cli.choosing import named, read_comm_runs, read_runs, where_option
+from dlbench.cli.estimate import amount_of
 from dlbench.cli.options import OUTPUT
 from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import DlbenchError, UserError
@@ -60,6 +61,7 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
     type=click.Path(path_type=Path),
     help="Project from any series up to 4 times as far: ranks,nodes,step_s,run.",
 )
+@click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
 @OUTPUT
 @format_option(*get_args(FormatName))
 @click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
@@ -73,6 +75,7 @@ def project(
     ingredients: Path | None,
     given: Path | None,
     points: Path | None,
+    price_per_node_hour: str | None,
     output: Path | None,
     format_name: FormatName | None,
     full: bool,
@@ -92,6 +95,7 @@ def project(
       dlbench project --points series.csv --to 32
     """
     chosen = prepared("project", output, format_name)
+    from dlbench.projection.cost import cost_section
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
     from dlbench.projection.step import project as projected
     from dlbench.specs.requests import parse_counts
@@ -110,10 +114,16 @@ def project(
             raise UserError(f"--ingredients holds one group, RUNS holds {len(found)} ({titles}): choose by --where")
         ingredients.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
-    groups = [
-        projected_group(one.configuration or one.digest, one, projected(one, targets, way=_way(overrides, one)))
-        for one in found
-    ]
+    price, currency, held = amount_of("--price-per-node-hour", price_per_node_hour)
+    if held not in ("", "node"):
+        raise UserError(f"--price-per-node-hour {price_per_node_hour}: is of a {held}-hour; give that of a node-hour")
+    groups = []
+    for one in found:
+        made, name = projected(one, targets, way=_way(overrides, one)), one.configuration or one.digest
+        costs = cost_section(name, one, made.targets, price, currency)
+        if price is not None and costs is None and made.targets:
+            click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
+        groups.append(projected_group(name, one, made, more=() if costs is None else (costs,)))
     report = ProjectionReport(title="dlbench projection", as_of=as_of, groups=tuple(groups))
     emit(document_of(report), chosen, output, "targets", full=full)
     told = any(group.projection.targets for group in groups)
