@@ -27,7 +27,7 @@ from dlbench.projection.ingredients import (
 )
 from dlbench.projection.nodes import scatter_of
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.registry import goal
+from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
@@ -84,6 +84,7 @@ def gathered(
         is_crowded=any(crowded_hosts(run.record) for run in group.runs if run.record is not None),
         exchange=exchange,
         engine=plan.engine.name,
+        data=clean(data_title(group.sample)),
         fusion_threshold_bytes=int(threshold or fusion_bytes(fused) or 0) if is_horovod else None,
         cycle_s=(plan.engine.horovod.cycle_time_ms if cycle_ms is None else cycle_ms) / 1e3 if is_horovod else None,
         nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
