@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import click
 
 from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
+from dlbench.cli.estimate import amount_of
 from dlbench.cli.options import OUTPUT
 from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import DlbenchError, UserError
@@ -62,6 +63,7 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
     type=click.Path(path_type=Path),
     help="Project from any series up to 4 times as far: ranks,nodes,step_s,run.",
 )
+@click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
 @click.option("--record", "is_recorded", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
 @click.option(
     "--against", "is_scored", is_flag=True, help="Instead of --to: score recorded projections by runs planned since."
@@ -79,6 +81,7 @@ def project(
     ingredients: Path | None,
     given: Path | None,
     points: Path | None,
+    price_per_node_hour: str | None,
     is_recorded: bool,
     is_scored: bool,
     output: Path | None,
@@ -102,6 +105,7 @@ def project(
       dlbench project runs --against
     """
     chosen = prepared("project", output, format_name)
+    from dlbench.projection.cost import cost_section
     from dlbench.projection.ledger import misses_of, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
     from dlbench.projection.step import project as projected
@@ -124,9 +128,12 @@ def project(
         record=is_recorded,
         against=is_scored,
     )
+    price, currency, held = amount_of("--price-per-node-hour", price_per_node_hour)
+    if held not in ("", "node"):
+        raise UserError(f"--price-per-node-hour {price_per_node_hour}: is of a {held}-hour; give that of a node-hour")
     if is_scored:
         others = {"--network": network, "--scaling": scaling, "--set": overrides, "--ingredients": ingredients}
-        for option, value in (others | {"--record": is_recorded}).items():
+        for option, value in (others | {"--record": is_recorded, "--price-per-node-hour": price}).items():
             if value:
                 raise UserError(f"{option} has no effect on --against, which projects nothing")
         _score(runs, where, chosen, output, full=full)
@@ -142,7 +149,12 @@ def project(
     groups = []
     for one in found:
         projection = projected(one, targets, way=_way(overrides, one), misses=misses_of(rows, one.system))
-        groups.append(projected_group(one.configuration or one.digest, one, projection, ledger=rows))
+        name = one.configuration or one.digest
+        costs = cost_section(name, one, projection.targets, price, currency)
+        if price is not None and costs is None and projection.targets:
+            click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
+        more = () if costs is None else (costs,)
+        groups.append(projected_group(name, one, projection, ledger=rows, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
