@@ -113,6 +113,9 @@ class QualityFigures(Spec):
     target: str = Field(description="The target, in words.")
     samples_per_epoch: Count = Field(description="Samples of an epoch.")
     runs: tuple[QualityRun, ...] = Field((), description="Runs that met it.")
+    evaluation_s: NonNegative = Field(
+        0.0, description="Seconds of evaluations per epoch, median over runs; taken to be the same at any rank count."
+    )
     noise_scale: Positive | None = Field(
         None, description="Simple noise scale of the gradients (McCandlish et al. 2018), samples; null: not measured."
     )
