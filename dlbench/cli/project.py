@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import click
 
 from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
-from dlbench.cli.options import OUTPUT, size_in_bytes
-from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, prepared, require_modules
+from dlbench.cli.estimate import amount_of
+from dlbench.cli.options import OUTPUT, size_in_bytes, write_output
+from dlbench.cli.report import (
+    FormatName,
+    check_writable,
+    emit,
+    finish,
+    format_option,
+    network_option,
+    prepared,
+    require_modules,
+)
 from dlbench.errors import DlbenchError, UserError
 from dlbench.units import whole_seconds
 
@@ -32,12 +42,7 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--to", metavar="64,256", help="Rank counts to project.")
 @where_option("--where", "runs")
-@click.option(
-    "--network",
-    metavar="FILE.network.json",
-    type=click.Path(path_type=Path),
-    help="Fitted costs of the network.  [default: fitted to the runs of dlbench comm in RUNS]",
-)
+@network_option("in place of those fitted to the runs of dlbench comm in RUNS")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),
@@ -65,6 +70,7 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
     type=click.Path(path_type=Path),
     help="Project from any series up to 4 times as far: ranks,nodes,step_s,run.",
 )
+@click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
 @click.option("--record", "is_recorded", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
 @click.option(
     "--against", "is_scored", is_flag=True, help="Instead of --to: score recorded projections by runs planned since."
@@ -93,6 +99,7 @@ def project(
     ingredients: Path | None,
     given: Path | None,
     points: Path | None,
+    price_per_node_hour: str | None,
     is_recorded: bool,
     is_scored: bool,
     strategy: str | None,
@@ -119,6 +126,7 @@ def project(
       dlbench project runs --against
     """
     chosen = prepared("project", output, format_name)
+    from dlbench.projection.cost import cost_section
     from dlbench.projection.ledger import misses_of, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
     from dlbench.projection.step import project as projected
@@ -144,9 +152,13 @@ def project(
     )
     if memory_limit is not None and strategy is None:
         raise UserError("--memory-limit has no effect without --strategy")
+    price, currency, held = amount_of("--price-per-node-hour", price_per_node_hour)
+    if held not in ("", "node"):
+        raise UserError(f"--price-per-node-hour {price_per_node_hour}: is of a {held}-hour; give that of a node-hour")
     if is_scored:
         others = {"--network": network, "--scaling": scaling, "--set": overrides, "--ingredients": ingredients}
-        for option, value in (others | {"--record": is_recorded, "--strategy": strategy}).items():
+        further = {"--record": is_recorded, "--price-per-node-hour": price, "--strategy": strategy}
+        for option, value in (others | further).items():
             if value:
                 raise UserError(f"{option} has no effect on --against, which projects nothing")
         _score(runs, where, chosen, output, full=full)
@@ -157,21 +169,27 @@ def project(
         if len(found) > 1:
             titles = "; ".join(one.title for one in found)
             raise UserError(f"--ingredients holds one group, RUNS holds {len(found)} ({titles}): choose by --where")
-        ingredients.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_output((found[0].model_dump_json(indent=1) + "\n").encode("utf-8"), ingredients)
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
     groups = []
     for number, one in enumerate(found):
         projection = projected(one, targets, way=_way(overrides, one), misses=misses_of(rows, one.system))
-        told = [target.ranks for target in projection.targets]
-        asked = () if strategy is None or not told else (strategy, memory_limit, one, samples[number], told)
-        strategies, more = _strategies(*asked) if asked else ((), ())
-        title = one.configuration or one.digest
-        groups.append(projected_group(title, one, projection, ledger=rows, strategies=strategies, more=more))
+        name = one.configuration or one.digest
+        costs = cost_section(name, one, projection.targets, price, currency)
+        if price is not None and costs is None and projection.targets:
+            click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
+        ranks = [target.ranks for target in projection.targets]
+        strategies: tuple[StrategyRow, ...] = ()
+        more: tuple[Section, ...] = ()
+        if strategy is not None and ranks:
+            strategies, more = _strategies(strategy, memory_limit, one, samples[number], ranks)
+        more = more if costs is None else (*more, costs)
+        groups.append(projected_group(name, one, projection, ledger=rows, strategies=strategies, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
     report = ProjectionReport(as_of=as_of, groups=tuple(groups), ledger=rows, damaged=problems)
-    emit(document_of(report), chosen, output, "targets", full=full)
+    emit(document_of(report), chosen, output, "projected", full=full)
     told = any(group.projection.targets for group in groups)
     finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
 

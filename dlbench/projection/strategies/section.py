@@ -147,7 +147,8 @@ def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{ranks_text(ranks)}: no strategy fits."
             continue
         where = "fits" if found.fits else "is fastest, whatever it holds"
-        yield f"{ranks_text(ranks)}: {_named(found)} {where}, {format_seconds(found.step_s)} a step; limit: {found.bound_by}."
+        took = format_seconds(found.step_s)
+        yield f"{ranks_text(ranks)}: {_named(found)} {where}, {took} a step; limit: {found.bound_by}."
 
 
 def _shown(rows: Sequence[Row]) -> Iterator[Row]:

@@ -136,8 +136,8 @@ def table(
         if not row.refused:
             fits = None if memory_limit is None else row.memory_bytes <= memory_limit
             step = row.compute_s + row.exposed_s + rest_s
-            row = replace(row, fits=fits, rest_s=rest_s, step_s=step)  # noqa: PLW2901
-            row = replace(row, bound_by="memory") if fits is False else row  # noqa: PLW2901
+            row = replace(row, fits=fits, rest_s=rest_s, step_s=step)
+            row = replace(row, bound_by="memory") if fits is False else row
         rows.append(row)
     return tuple(rows)
 
