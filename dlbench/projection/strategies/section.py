@@ -20,6 +20,7 @@ from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import percent, ranks_text
 from dlbench.units import format_bytes, format_seconds
 
+FEW_ROWS = 12  # Rows that the terminal's summary prints; of more it says the best.
 _CONSEQUENCE = (
     "A strategy that is not marked with an accuracy is a model of what nobody has run: steps hold computing, exposed "
     "communication, and whatever else the runs' steps hold (input, host, waiting for others), unchanged."
@@ -123,15 +124,16 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
         columns=COLUMNS,
         rows=tuple(rows),
         is_shown=lambda row: id(row) in shown,
+        in_terminal=len(shown) <= FEW_ROWS,
     )
-    headline = verdicts[-1] if verdicts else "no strategy fits"
     return Section(
         id=anchor,
         title="Strategies: computing, communication and memory",
         short_title="Strategies",
         level="answer",
-        headline=headline,
+        headline=verdicts[-1].split(",")[0] if verdicts else "",
         words=tuple(verdicts),
+        brief=tuple(verdicts),
         sheets=(sheet,),
         notes=(*said, _CONSEQUENCE),
     )
@@ -147,8 +149,10 @@ def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{ranks_text(ranks)}: no strategy fits."
             continue
         where = "fits" if found.fits else "is fastest, whatever it holds"
-        took = format_seconds(found.step_s)
-        yield f"{ranks_text(ranks)}: {_named(found)} {where}, {took} a step; limit: {found.bound_by}."
+        data = next((row for row in every if row.strategy == "data" and not row.refused and row is not found), None)
+        beside = "" if data is None else f" (data: {format_seconds(data.step_s)})"
+        took = f"{format_seconds(found.step_s)} a step{beside}"
+        yield f"{ranks_text(ranks)}: {_named(found)} {where}, {took}; limited by {found.bound_by}."
 
 
 def _shown(rows: Sequence[Row]) -> Iterator[Row]:
