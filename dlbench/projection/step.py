@@ -442,14 +442,13 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
         if costs is not None:
             messages = costs.messages(anchor.ranks, None, computing, 1.0)
             prices, _ = costs.drawn(anchor.ranks, None, messages)
-            under_way = [run.communication_s for run in anchor.runs if run.communication_s is not None]
-            if len(under_way) == len(anchor.runs):
-                rho = drawn(under_way) / sum(prices)
-            else:
-                rho = _scale(
-                    lambda scale: _shown(messages, [one * scale for one in prices], computing, figures["straggler"]),
-                    figures["exchange"],
-                )
+            rho = _calibrated(
+                prices,
+                anchor,
+                drawn,
+                lambda scale: _shown(messages, [one * scale for one in prices], computing, figures["straggler"]),
+                figures["exchange"],
+            )
             shown = _shown(messages, [one * rho for one in prices], computing, figures["straggler"])
             hidden = sum(prices) * rho - shown
             scale = float(np.median(rho))
@@ -473,10 +472,22 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     )
 
 
-def _scale(shown: Callable[[Array], Array], measured: Array) -> Array:
-    """What to multiply costs with so that the model shows what was measured, by draw; 1 where both show nothing."""
+def _calibrated(
+    prices: Sequence[Array],
+    anchor: PointFigures,
+    drawn: Callable[[Sequence[float]], Array],
+    shown: Callable[[Array], Array],
+    measured: Array,
+) -> Array:
+    """rho: what costs are multiplied with so that messages are under way as long as measured, by draw; where the runs
+    do not say how long that was, so that the model shows the measured exchange, and 1 where both show nothing.
+    """
     import numpy as np
 
+    under_way = [run.communication_s for run in anchor.runs if run.communication_s is not None]
+    if len(under_way) == len(anchor.runs):
+        ratio: Array = drawn(under_way) / sum(prices)
+        return ratio
     low, high = np.full_like(measured, math.log(_ENDS[0])), np.full_like(measured, math.log(_ENDS[1]))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
