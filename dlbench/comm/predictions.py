@@ -36,6 +36,7 @@ class Wanted:
     sizes: tuple[int, ...]  # Bytes of each rank's whole buffer, ascending.
     dtype: Precision = "fp32"
     group_size: int | None = None  # Ranks of a group; None: all ranks are one group.
+    leaf_size: int | None = None  # Ranks below a leaf switch; None: all ranks are below one.
     shards: int | None = None
     workload_bytes: int | None = None  # Bytes of all gradients of a step, to be exchanged as a whole.
 
@@ -63,6 +64,7 @@ class Prediction:
 
     ranks: int
     group_size: int
+    leaf_size: int | None  # Ranks below a leaf switch; None: all.
     extrapolated: tuple[str, ...]  # What is asked beyond the points behind the fitted costs, in words; not of lines.
     largest_held_out: LargestHeldOut | None  # How far the same fit is off one step beyond its points.
     model_error: float | None
@@ -178,6 +180,7 @@ def _predict(case: _Case) -> Prediction:
     return Prediction(
         ranks=layout.ranks,
         group_size=layout.group_size,
+        leaf_size=layout.leaf_size,
         extrapolated=_beyond(network.fitted_over, layout, sizes) if algorithms else (),
         largest_held_out=network.largest_held_out,
         model_error=max(network_error(network, size).factor(doublings, 0.95) for size in sizes) if doublings else None,
@@ -238,7 +241,10 @@ def _layout(ranks: int, wanted: Wanted) -> Layout:
         raise UserError(f"--ranks {ranks}: a collective needs two ranks or more")
     if ranks % group:
         raise UserError(f"--group-size {group}: does not divide {ranks} ranks into groups")
-    return Layout(ranks=ranks, group_size=group)
+    leaf = wanted.leaf_size
+    if leaf is not None and (leaf % group or (leaf < ranks and ranks % leaf)):
+        raise UserError(f"--leaf-size {leaf}: must be whole groups of {group} ranks, and divide {ranks} ranks")
+    return Layout(ranks=ranks, group_size=group, leaf_size=leaf)
 
 
 def _algorithms(wanted: Wanted, layout: Layout) -> tuple[str, ...]:

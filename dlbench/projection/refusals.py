@@ -150,7 +150,7 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Refused | None:
         "between nodes": (nodes > 1, None if network is None else network.across),
         "beyond a leaf switch": (
             leaf is not None and nodes > leaf and ingredients.leaf_taper is None,
-            getattr(network, "beyond", None),
+            None if network is None else network.beyond,
         ),
     }
     for level, (is_needed, costs) in levels.items():
