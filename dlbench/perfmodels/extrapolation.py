@@ -4,7 +4,7 @@ What a model misses at points held out, and what earlier projections missed, say
 logarithm of measured over predicted, d_i doublings beyond the points behind that prediction, the error after d
 doublings is
 
-    eps(d) = s d t_nu,   s^2 = (nu0 s0^2 + sum_i (e_i / d_i)^2) / (nu0 + n),   nu = nu0 + n
+    eps(d) = s sqrt(d) t_nu,   s^2 = (nu0 s0^2 + sum_i e_i^2 / d_i) / (nu0 + n),   nu = nu0 + n
 
 the posterior predictive of a normal error with a scaled inverse chi-squared prior of its variance (Gelman et al.,
 Bayesian Data Analysis, 3rd edition, 2013, section 2.6). Errors of successive doublings are taken to be independent, so
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 PRIOR_SCALE = 0.03
-"""Error per doubling before any was seen; `make bench AREA=truth.projection` says what it covers."""
+"""Error per square root of a doubling before any was seen; `make bench AREA=truth.projection` says what it covers."""
 PRIOR_POINTS = 2.0  # Points that the prior counts as.
 
 
@@ -48,7 +48,7 @@ class Miss:
 class ModelError:
     """How far a model may be off, as logarithms of measured over predicted."""
 
-    scale: float  # s, per doubling.
+    scale: float  # s, per square root of a doubling.
     freedom: float  # nu, degrees of freedom.
     num_points: int  # Misses behind it, without the prior.
 
@@ -60,13 +60,13 @@ class ModelError:
         from scipy.special import stdtrit
 
         noise = stdtrit(self.freedom, np.random.default_rng(seed).permutation((np.arange(draws) + 0.5) / draws))
-        factors: Array = np.exp(self.scale * max(0.0, doublings) * noise)
+        factors: Array = np.exp(self.scale * math.sqrt(max(0.0, doublings)) * noise)
         return factors
 
     def factor(self, doublings: float, level: float) -> float:
         """How far up or down (a factor of 1 or more) the middle `level` of the errors goes."""
         quantile = student_quantile((1 + level) / 2, self.freedom)
-        return math.exp(quantile * self.scale * max(0.0, doublings))
+        return math.exp(quantile * self.scale * math.sqrt(max(0.0, doublings)))
 
 
 def model_error(
@@ -78,7 +78,7 @@ def model_error(
     if any(miss.doublings <= 0 for miss in misses):
         raise ValueError("a miss lies beyond the points it was predicted from, so its doublings are above 0")
     freedom = prior_points + len(misses)
-    total = prior_points * prior_scale**2 + sum((miss.error / miss.doublings) ** 2 for miss in misses)
+    total = prior_points * prior_scale**2 + sum(miss.error**2 / miss.doublings for miss in misses)
     return ModelError(scale=math.sqrt(total / freedom), freedom=freedom, num_points=len(misses))
 
 

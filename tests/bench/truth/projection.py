@@ -78,6 +78,7 @@ def machine_of(rng: np.random.Generator, kind: Mapping[str, Any]) -> Machine:
         shares=tuple(float(one) for one in shares),
         network=network_of((5e-6, beta / 8), (rng.uniform(5e-6, 5e-5), beta)),
         algorithm=kind.get("algorithm", "ring"),
+        carrier="nccl",
         congestion=rng.uniform(0, kind.get("congestion", 0.0)),
         slowed=rng.uniform(0, 0.2),
         hosts=hosts_of(kind.get("hosts", "normal"), sd),
@@ -231,6 +232,8 @@ MUTATIONS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "the model has no error of its own": patched("drawn", frozen, ModelError),
     "the model's error does not learn": patched("model_error", prior_alone),
     "messages cost what they did": patched("_prices", as_at_the_anchor, module._Costs),
+    "costs have no trend": lambda: changed(costs=lambda found: replace(found.costs, trend=0 * found.costs.trend)),
+    "a ring stands for every library": patched("STANDING", ("ring",)),
     "the outer beta is doubled beyond the anchor": patched("_prices", beta_doubled(prices), module._Costs),
     "costs are not scaled to the measured exchange": patched(
         "_calibrated", lambda prices, anchor, drawn, shown, exchange: np.ones_like(exchange)
