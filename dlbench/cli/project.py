@@ -11,8 +11,17 @@ import click
 
 from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
 from dlbench.cli.estimate import amount_of
-from dlbench.cli.options import OUTPUT
-from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, prepared, require_modules
+from dlbench.cli.options import OUTPUT, write_output
+from dlbench.cli.report import (
+    FormatName,
+    check_writable,
+    emit,
+    finish,
+    format_option,
+    network_option,
+    prepared,
+    require_modules,
+)
 from dlbench.errors import DlbenchError, UserError
 from dlbench.units import whole_seconds
 
@@ -30,12 +39,7 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--to", metavar="64,256", help="Rank counts to project.")
 @where_option("--where", "runs")
-@click.option(
-    "--network",
-    metavar="FILE.network.json",
-    type=click.Path(path_type=Path),
-    help="Fitted costs of the network.  [default: fitted to the runs of dlbench comm in RUNS]",
-)
+@network_option("in place of those fitted to the runs of dlbench comm in RUNS")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),
@@ -157,7 +161,7 @@ def project(
         if len(found) > 1:
             titles = "; ".join(one.title for one in found)
             raise UserError(f"--ingredients holds one group, RUNS holds {len(found)} ({titles}): choose by --where")
-        ingredients.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_output((found[0].model_dump_json(indent=1) + "\n").encode("utf-8"), ingredients)
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
     groups = []
     for one in found:
@@ -177,7 +181,7 @@ def project(
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
     report = ProjectionReport(as_of=as_of, groups=tuple(groups), ledger=rows, damaged=problems)
-    emit(document_of(report), chosen, output, "targets", full=full)
+    emit(document_of(report), chosen, output, "projected", full=full)
     told = any(group.projection.targets for group in groups)
     finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
 

@@ -504,7 +504,8 @@ def refusals(refused: Sequence[Refused]) -> list[str]:
     return [f"Refused, {code}{_at(ranks)}: {text}. Remedy: {remedy}" for (code, text, remedy), ranks in found.items()]
 
 
-def _flags(projection: Projection) -> list[str]:
+def flag_lines(projection: Projection) -> list[str]:
+    """What to know beside the figures, a sentence for each flag."""
     found: dict[tuple[str, str], list[int | None]] = {(one.code, one.text): [] for one in projection.flags}
     for one in projection.targets:
         for flag in one.flags:
@@ -544,7 +545,7 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             title="Projected",
             level="answer",
             headline=_headline(targets[-1], _quantity(targets)[0]),
-            words=(held_out_line(projection.held_out), line(group.ledger), *opinions(targets), *_flags(projection)),
+            words=(held_out_line(projection.held_out), line(group.ledger), *opinions(targets), *flag_lines(projection)),
             charts=lambda: [projection_chart(subject, group.measured, targets)],
             sheets=(
                 Sheet(
