@@ -273,6 +273,8 @@ def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
     scales = [one.noise_scale.noise_scale for _, one in records if one.noise_scale and one.noise_scale.noise_scale]
     results = [(run, one.quality) for run, one in records if one.quality is not None]
     samples = [one.train_samples for _, one in results]
+    looks = [one.evaluations for run, one in results if run.plan.layout.ranks == group.points[-1].ranks]
+    spent = [sum(look.eval_s for look in one) / one[-1].epoch for one in looks if one and one[-1].epoch]
     if plan.goal is None or not samples:
         return None
     return QualityFigures(
@@ -283,6 +285,7 @@ def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
             for run, one in results
             if one.reached and one.epochs_to_quality
         ),
+        evaluation_s=statistics.median(spent) if spent else 0.0,
         noise_scale=statistics.median(scales) if scales else None,
     )
 

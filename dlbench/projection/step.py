@@ -76,9 +76,9 @@ STANDING = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarc
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
 _ALIKE = 0.01  # Deviation of times from a model's, as logarithm, below which algorithms are not told apart.
 STEP_SCALE = 0.015
-"""Error of a projected step per square root of a doubling before any was seen. Less than `PRIOR_SCALE`, which is of costs
-of messages alone: these are part of a step, and what they miss is drawn by itself (`_trend`). With 0.03, 90 % bands are
-1.8 times as wide as an oracle's and hold 96 to 99 % (`make bench AREA=truth.projection`)."""
+"""Error of a projected step per square root of a doubling before any was seen. Less than `PRIOR_SCALE`, which is of
+costs of messages alone: these are part of a step, and what they miss is drawn by itself (`_trend`). With 0.03, 90 %
+bands are 1.8 times as wide as an oracle's and hold 96 to 99 % (`make bench AREA=truth.projection`)."""
 _ENOUGH = 10  # Projections of a ledger that replace the prior of the model's error.
 _MODELLED = ("exchange", "straggler", "input", "compute")  # Causes that have a model; the others stay as they are.
 
@@ -102,16 +102,20 @@ def project(
     *,
     way: Way | None = None,
     misses: Sequence[Miss] = (),
+    there: Ingredients | None = None,
     draws: int = DRAWS,
 ) -> Projection:
     """What these rank counts would do, or why nothing is said of them.
 
-    `way`: another way of exchanging gradients than that of the runs. `misses`: of earlier projections of the system,
-    by its ledger. `draws`: how many; seeds are fixed, so that equal ingredients give equal answers.
+    `way`: another way of exchanging gradients than that of the runs. `there`: the same ingredients with the nodes,
+    leaves and network of another system (`dlbench.projection.spec_machine.elsewhere`), for targets alone. `misses`: of
+    earlier projections of the system, by its ledger. `draws`: how many; seeds are fixed, so that equal ingredients give
+    equal answers.
     """
+    place = there or ingredients
     model: _Model | Refused | None = None
-    if any(refusal(ingredients, count) is None for count in ranks):
-        model = _model(ingredients, draws)
+    if any(refusal(place, count) is None for count in ranks):
+        model = _model(ingredients, draws, there)
     held_out = _held_out(ingredients, model, draws) if isinstance(model, _Model) else ()
     seen = [Miss(error=-math.log1p(one.error), doublings=one.doublings) for one in held_out]
     if len(misses) >= _ENOUGH:
@@ -120,24 +124,29 @@ def project(
     else:
         error = model_error([*seen, *misses], prior_scale=STEP_SCALE)
     targets, refusals = [], []
+    changes = () if way is None else (f"exchange {way.exchange}, fusion {way.fusion}, wire {way.wire}",)
+    if there is not None:
+        changes = (
+            *changes,
+            f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}",
+        )
     for count in ranks:
-        why = refusal(ingredients, count)
+        why = refusal(place, count)
         if why is None:
             assert model is not None
             if isinstance(model, Refused):
                 why = model
             else:
                 try:
-                    targets.append(_target(ingredients, model.at(count, error, way), way, draws))
+                    targets.append(_target(place, model.at(count, error, way), changes, draws))
                     continue
                 except NoModelError as problem:
                     why = refused("R8", count, what=str(problem))
-        found = None if way is not None else _by_points(ingredients, count, why, draws)
+        found = None if changes else _by_points(ingredients, count, why, draws)
         if found is None:
             refusals.append(why)
         else:
             targets.append(found)
-    changes = () if way is None else (f"exchange {way.exchange}, fusion {way.fusion}, wire {way.wire}",)
     return Projection(
         digest=ingredients.digest,
         anchor_ranks=ingredients.anchor.ranks,
@@ -147,8 +156,12 @@ def project(
         # What is refused of all targets is said once.
         refused=tuple(dict.fromkeys(refusals)),
         held_out=held_out,
-        flags=(),
+        flags=() if there is None else (flagged("F8", system=ingredients.system, there=there.system, by=_by(there)),),
     )
+
+
+def _by(there: Ingredients) -> str:
+    return "no costs" if there.network is None else f"{there.network.transport} ({there.network.num_points} points)"
 
 
 def drawn_step(
@@ -240,8 +253,11 @@ class _Costs:
     trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
 
     @classmethod
-    def of(cls, ingredients: Ingredients, draws: int) -> _Costs | None:
-        """None where the anchor is one rank. Raises `NoModelError`: the exchange of the runs has no model."""
+    def of(cls, ingredients: Ingredients, draws: int, home: _Costs | None = None) -> _Costs | None:
+        """None where the anchor is one rank. `home`: those of the runs, where these are of another network: algorithms
+        are as there, and the trend, which is of a network, is not known. Raises `NoModelError`: the exchange of the runs
+        has no model.
+        """
         import numpy as np
 
         network, result = ingredients.network, ingredients.exchange
@@ -277,6 +293,9 @@ class _Costs:
             )
             for name in names
         }
+        if home is not None:
+            trend = home.trend - np.median(home.trend)
+            return replace(alone[home.algorithms[0]], algorithms=home.algorithms, picks=home.picks, trend=trend)
         missed = {}
         for name, costs in alone.items():
             try:
@@ -381,8 +400,8 @@ class _Costs:
 class _Model:
     """What all targets share: the draws of the anchor, and what anchors the models there."""
 
-    ingredients: Ingredients
-    costs: _Costs | None  # Of messages; None: nothing is exchanged.
+    ingredients: Ingredients  # Of the targets' system.
+    costs: _Costs | None  # Of messages there; None: nothing is exchanged.
     figures: Mapping[str, Array]  # `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`.
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     tau: Array
@@ -496,8 +515,10 @@ def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, A
     return np.maximum(0.0, last_end(ready, costs) - (before + backward) * slower)
 
 
-def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
-    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8)."""
+def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = None) -> _Model | Refused:
+    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
+    `there`: as of `project`.
+    """
     import numpy as np
 
     anchor = ingredients.anchor
@@ -520,6 +541,7 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     shown, hidden, rho = np.zeros(draws), np.zeros(draws), np.ones(draws)
     try:
         costs = _Costs.of(ingredients, draws)
+        elsewhere = costs if there is None else _Costs.of(there, draws, costs)
         if costs is not None:
             messages = costs.messages(anchor.ranks, None, computing, 1.0)
             prices, _ = costs.drawn(anchor.ranks, None, messages)
@@ -541,8 +563,8 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
     return _Model(
-        ingredients=ingredients,
-        costs=costs,
+        ingredients=there or ingredients,
+        costs=elsewhere,
         figures=figures,
         late=late,
         tau=tau,
@@ -593,8 +615,8 @@ def _slowed(ingredients: Ingredients, weights: Array) -> Array:
     return np.where(is_known, np.clip((weights @ np.array(work) - alone) / np.where(is_known, behind, 1.0), 0, 2), 0.0)
 
 
-def _target(ingredients: Ingredients, drawn: Drawn, way: Way | None, draws: int) -> Target:
-    points = None if way is not None else points_only(ingredients, drawn.ranks, draws=draws)
+def _target(ingredients: Ingredients, drawn: Drawn, changes: Sequence[str], draws: int) -> Target:
+    points = None if changes else points_only(ingredients, drawn.ranks, draws=draws)
     second = None if points is None else Band.of(points.step_s)
     step = Band.of(drawn.step)
     return Target(
