@@ -254,9 +254,9 @@ class _Costs:
 
     @classmethod
     def of(cls, ingredients: Ingredients, draws: int, home: _Costs | None = None) -> _Costs | None:
-        """None where the anchor is one rank. `home`: those of the runs, where these are of another network: algorithms
-        are as there, and the trend, which is of a network, is not known. Raises `NoModelError`: the exchange of the runs
-        has no model.
+        """None where the anchor is one rank. `home`: those of the runs, where these are of another system: algorithms
+        are as there, and how a network's costs go on is not known of another one. Raises `NoModelError`: the exchange
+        of the runs has no model.
         """
         import numpy as np
 
@@ -294,7 +294,7 @@ class _Costs:
             for name in names
         }
         if home is not None:
-            trend = home.trend - np.median(home.trend)
+            trend = home.trend - (0.0 if network == home.network else np.median(home.trend))
             return replace(alone[home.algorithms[0]], algorithms=home.algorithms, picks=home.picks, trend=trend)
         missed = {}
         for name, costs in alone.items():
