@@ -153,6 +153,7 @@ def schemas() -> dict[str, Any]:
     from dlbench.history.store import Acknowledgement
     from dlbench.jobs.campaign.series_file import SeriesFile
     from dlbench.jobs.scheduler import Submission
+    from dlbench.projection.page import ProjectionReport
     from dlbench.records.comm import CommRecord
     from dlbench.records.preflight import PreflightReport
     from dlbench.records.record import Record
@@ -171,6 +172,7 @@ def schemas() -> dict[str, Any]:
         "estimate": estimate.views_of(),
         "comparison": ComparisonReport,
         "trends": TrendsReport,
+        "projection": ProjectionReport,
         "collectives": CollectivesReport,
         "io": Io,
         "io-tiers": IoTiers,

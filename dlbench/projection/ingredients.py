@@ -26,7 +26,6 @@ from dlbench.specs.comm import NetworkModel
 
 TOLERANCE = 0.01  # By which causes may miss the step that they are the whole of, a share.
 QUANTILES_OF_MAXIMA = 257
-QUANTILES_OF_COMMON = 65
 
 
 class RunFigures(Spec):
@@ -70,18 +69,15 @@ class NodeScatter(Spec):
     """How unequal nodes and their steps were at the anchor, in logarithms of a rank's own work."""
 
     hosts: tuple[float, ...] = Field(
-        description="Of each host, how much longer than the median node its slowest rank works (log of the ratio), "
-        "median over steps."
+        description="Of each host, how much longer than the median of all ranks its slowest rank works (log of the "
+        "ratio), median over steps."
     )
     maxima: tuple[float, ...] = Field(
         (),
-        description=f"{QUANTILES_OF_MAXIMA} quantiles, evenly spaced from 0 to 1, of what is left per node and step.",
+        description=f"{QUANTILES_OF_MAXIMA} quantiles of what is left per node and step: of n, the i-th from 0 is at "
+        "1 - (1 - i / (n - 1))^3.",
     )
     num_maxima: CountOrZero = Field(0, description="Node-steps behind them.")
-    common: tuple[float, ...] = Field(
-        (), description=f"{QUANTILES_OF_COMMON} quantiles of what all nodes of a step have in common."
-    )
-    num_common: CountOrZero = Field(0, description="Steps behind them.")
 
 
 class Supply(Spec):
@@ -144,6 +140,7 @@ class Ingredients(Spec):
         None, description="Messages and gradients of a step, of the run in the middle at the largest point."
     )
     engine: str = Field("", description="Name of the engine.")
+    data: str = Field("", description="What was trained on, in words: synthetic data, or which data set.")
     fusion_threshold_bytes: CountOrZero | None = Field(None, description="Of Horovod: most bytes of a fused message.")
     cycle_s: NonNegative | None = Field(None, description="Of Horovod: least time between two fused messages, seconds.")
     network: NetworkModel | None = Field(None, description="Costs of messages; null: not known.")

@@ -89,6 +89,7 @@ class Target:
     flags: tuple[Flag, ...]
     second: Band | None  # The step by the points alone, seconds; None: they do not say.
     is_disputed: bool  # Whether the 80 % bands of the two models are apart.
+    phi: tuple[tuple[str, float], ...] = ()  # Flows that a link carries at once, by level, at the largest message.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ FLAGS = {
     "F1": Words("one point on several nodes: how far the model is off is assumed, not seen"),
     "F2": Words("far: {times} times the largest measured rank count"),
     "F3": Words(
-        "how unequal nodes are is not known ({hosts} measured, at least {least}): the slowest is taken as equal"
+        "how unequal nodes are is not known ({hosts} measured, at least {least}): new ones are taken as like these"
     ),
     "F4": Words("the slowest of {nodes} nodes lies beyond what {seen} measured steps of nodes show"),
     "F5": Words("needs {needed} of storage; {proven} was proven at {nodes} nodes"),

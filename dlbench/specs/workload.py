@@ -24,17 +24,13 @@ from pydantic import Field, model_validator
 
 from dlbench.specs.base import Bytes, Count, CountOrZero, Flag, Form, Fraction, Name, NonNegative, Positive, Spec
 from dlbench.specs.files import search_path
+from dlbench.specs.layers import FLOPS_PER_MAC, TRAINING_PASSES, Layer, Layers
 from dlbench.specs.system import StagingTier
 from dlbench.specs.training import QualitySpec, TrainSpec
 
 MemoryFormat = Literal["contiguous", "channels-last"]
 Staging = Literal["none", "replicate", "shard", "lazy"]
 
-
-FLOPS_PER_MAC = 2  # One multiplication and one addition.
-TRAINING_PASSES = 3
-"""Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,
-"Scaling Laws for Neural Language Models" (2020), section 2.1)."""
 
 Shape = tuple[int, ...]
 
@@ -86,9 +82,17 @@ class Model(Spec):
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
         """Multiply-adds of a forward pass on one sample: of a convolution that reads the input, and of the rest.
 
-        Products of tensors alone, as the torch half counts them.
+        Products of tensors alone, as the torch half counts them; of `layer_table`, where that is known.
         """
-        raise NotImplementedError
+        layers = self.layer_table(data)
+        if not layers:
+            raise NotImplementedError
+        first = 0 if layers[0].has_gradient else layers[0].macs
+        return first, sum(layer.macs for layer in layers) - first
+
+    def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
+        """Its layers in the order of the forward pass; none: not known."""
+        return ()
 
     def training_flops(self, data: DataSpec) -> int:
         """Floating-point operations of training on one sample, forward and backward.
@@ -139,22 +143,39 @@ class ResNetModel(Model):
         "channels-last (NHWC).",
     )
 
-    def forward_macs(self, data: DataSpec) -> tuple[int, int]:
-        """A bottleneck's output has 4 times the channels of its inner convolutions."""
-        edge = -(-self.image_size // 2)
-        first = 7 * 7 * 3 * self.base_width * edge**2
-        edge, channels, macs = -(-edge // 2), self.base_width, 0
+    def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
+        """A bottleneck's output has 4 times the channels of its inner convolutions; it is a block."""
+        found = Layers()
+
+        def normed(name: str, channels: int, filters: int, edge: int, kernel: int, stride: int = 1) -> int:
+            conv, norm = name.split()
+            (edge, _) = found.conv(conv, channels, filters, (edge, edge), kernel, stride)
+            found.other(norm, "norm", filters * edge**2, weights=2 * filters, extents=(edge, edge))
+            return edge
+
+        channels = self.base_width
+        edge = normed("stem_conv stem_norm", 3, channels, self.image_size, 7, 2)
+        found.other("stem_activation", "activation", channels * edge**2, extents=(edge, edge))
+        pooled = -(-edge // 2)
+        found.other(
+            "stem_pool", "pool", channels * edge**2, channels * pooled**2, extents=(edge, edge), kernel=3, stride=2
+        )
+        edge = pooled
         for stage, blocks in enumerate(self.stage_blocks):
             width = self.base_width * 2**stage
-            for block in range(blocks):
-                inner = edge
-                if block == 0 and stage > 0:
-                    edge = -(-edge // 2)  # v1.5: the 3x3 convolution has the stride
-                macs += channels * width * inner**2 + (9 * width + width * 4) * width * edge**2
-                if block == 0:
-                    macs += channels * width * 4 * edge**2
-                channels = width * 4
-        return first, macs + channels * self.num_classes
+            for number in range(blocks):
+                found.block += 1
+                name, stride = f"stages.{stage}.{number}", 2 if number == 0 and stage > 0 else 1
+                normed(f"{name}.conv1 {name}.norm1", channels, width, edge, 1)
+                inner = normed(f"{name}.conv2 {name}.norm2", width, width, edge, 3, stride)  # v1.5: it has the stride
+                normed(f"{name}.conv3 {name}.norm3", width, width * 4, inner, 1)
+                if number == 0:
+                    normed(f"{name}.shortcut.0 {name}.shortcut.1", channels, width * 4, edge, 1, stride)
+                channels, edge = width * 4, inner
+        found.block += 1
+        found.other("mean", "pool", channels * edge**2, channels)
+        found.linear("classifier", channels, self.num_classes)
+        return tuple(found)
 
     def sample_bytes(self, data: DataSpec) -> int:
         return 3 * self.image_size**2 + 8
@@ -195,13 +216,43 @@ class BertModel(Model):
     def padding(self) -> Literal["masked", "auto", "unpadded"]:
         return self.attention
 
-    def forward_macs(self, data: DataSpec) -> tuple[int, int]:
-        """The masked-LM head is counted for max_predictions positions, which is what it computes."""
+    def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
+        """An encoder layer is a block. The masked-LM head is counted for max_predictions positions, which is what it
+        computes.
+        """
         assert isinstance(data, TextData)  # `formats` holds that
-        hidden, tokens = self.hidden_size, data.sequence_length
-        layer = tokens * (4 * hidden**2 + 2 * hidden * self.intermediate_size) + 2 * tokens**2 * hidden
-        heads = data.max_predictions * hidden * (hidden + self.vocab_size) + hidden**2 + 2 * hidden
-        return 0, self.num_layers * layer + heads
+        found, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
+        width = tokens * hidden
+        for name, size in (
+            ("word", self.vocab_size),
+            ("position", self.max_positions),
+            ("type", self.type_vocab_size),
+        ):
+            found.other(f"{name}_embedding", "embedding", tokens, width, weights=size * hidden)
+        found.other("embedding_norm", "norm", width, weights=2 * hidden)
+        for number in range(self.num_layers):
+            found.block += 1
+            name = f"layers.{number}"
+            for part in ("query", "key", "value"):
+                found.linear(f"{name}.attention.{part}", hidden, hidden, tokens, tensor="column")
+            found.linear(f"{name}.attention.output", hidden, hidden, tokens, tensor="row")
+            # Scores read queries and keys, the mixture reads values; scores stay in the kernel.
+            found.other(
+                f"{name}.attention.scores", "attention", 2 * width, 0, macs=tokens * width, heads=self.num_heads
+            )
+            found.other(f"{name}.attention.mixture", "attention", width, macs=tokens * width, heads=self.num_heads)
+            found.other(f"{name}.attention_norm", "norm", width, weights=2 * hidden)
+            found.linear(f"{name}.expand", hidden, self.intermediate_size, tokens, tensor="column")
+            found.linear(f"{name}.reduce", self.intermediate_size, hidden, tokens, tensor="row")
+            found.other(f"{name}.output_norm", "norm", width, weights=2 * hidden)
+        found.block += 1
+        places = data.max_predictions
+        found.linear("mlm_transform", hidden, hidden, places)
+        found.other("mlm_norm", "norm", places * hidden, weights=2 * hidden)
+        found.linear("pooler", hidden, hidden)
+        found.linear("nsp_classifier", hidden, 2)
+        found.linear("mlm_decoder", hidden, self.vocab_size, places, tied=True)
+        return tuple(found)
 
     def sample_bytes(self, data: DataSpec) -> int:
         assert isinstance(data, TextData)  # `formats` holds that
@@ -288,15 +339,23 @@ class CosmoFlowModel(Model):
             raise ValueError(f"input_size {self.input_size} is not a multiple of {factor} (one halving a convolution)")
         return self
 
-    def forward_macs(self, data: DataSpec) -> tuple[int, int]:
-        """Each convolution of edge 3 is followed by a pooling of 2."""
-        edge, channels, macs = self.input_size, self.input_channels, []
-        for out_channels in self.conv_channels:
-            macs.append(27 * channels * out_channels * edge**3)
-            edge, channels = edge // 2, out_channels
+    def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
+        """Each convolution of edge 3 is followed by a pooling of 2; the two are a block, and so is each dense layer."""
+        found, edge, channels = Layers(), self.input_size, self.input_channels
+        for number, filters in enumerate(self.conv_channels):
+            cube, elements = (edge,) * 3, filters * edge**3
+            found.block = number
+            found.conv(f"features.{3 * number}", channels, filters, cube, 3, bias=True)
+            found.other(f"features.{3 * number + 1}", "activation", elements, extents=cube)
+            found.other(f"features.{3 * number + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2)
+            edge, channels = edge // 2, filters
         widths = (channels * edge**3, *self.dense_sizes, self.num_targets)
-        dense = sum(before * after for before, after in pairwise(widths))
-        return (macs[0], sum(macs[1:]) + dense) if macs else (0, dense)
+        for number, (before, after) in enumerate(pairwise(widths)):
+            found.block = len(self.conv_channels) + number
+            found.linear(f"regressor.{3 * number + 1}", before, after)
+            if number < len(self.dense_sizes):
+                found.other(f"regressor.{3 * number + 2}", "activation", after)
+        return tuple(found)
 
     def sample_bytes(self, data: DataSpec) -> int:
         return 4 * self.input_channels * self.input_size**3 + 4 * self.num_targets

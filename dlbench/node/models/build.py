@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.records.record import LayerMacs, Setting
+from dlbench.specs.layers import FLOPS_PER_MAC, TRAINING_PASSES
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.workload import FLOPS_PER_MAC, TRAINING_PASSES, DataSpec, Model, ModelSpec
+from dlbench.specs.workload import DataSpec, Model, ModelSpec
 
 Batch = dict[str, Tensor]
 """Tensors by name, the first dimension N is the sample.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import CAUSES, EXCHANGE_PHASE
 from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.scaling import Point
+from dlbench.projection.exchange import AS_IT_RAN, Way
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
@@ -17,7 +19,6 @@ from dlbench.specs.hostlist import compressed
 from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import bytes_option, format_bytes
-from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Way
 from dlbench.views.readers import WARM_SHARE, complement, fetch_share, storage_share
 
 CAUSE_TITLES: Mapping[str, str] = {  # By `dlbench.analysis.causes.CAUSES`.
@@ -115,7 +116,7 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
 
     def way(**changes: str) -> Way:
         sync = plan.sync if result is None else result
-        now = {"exchange": sync.exchange, "fusion": AS_IT_RAN, "wire": sync.wire}
+        now: dict[str, Any] = {"exchange": sync.exchange, "fusion": AS_IT_RAN, "wire": sync.wire}
         return Way(**{**now, **changes}, group_size=plan.group_size)
 
     is_flat = plan.sync.exchange == "flat" and plan.sync.inside == "backend"

@@ -16,11 +16,12 @@ from dlbench.comm.predictions import Wanted, predict_all
 from dlbench.perfmodels.link_fit import Observation, fit_network, hold_out_largest
 from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout
+from dlbench.projection.exchange import AS_IT_RAN, Way
 from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.pairing import resampled
-from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast
+from dlbench.views.causes.exchange_forecast import Forecast, forecast
 from tests.bench.figures import Figure
 from tests.bench.gate import share
 

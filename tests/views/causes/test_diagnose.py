@@ -22,6 +22,7 @@ from dlbench.cli import cli
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout
+from dlbench.projection.exchange import AS_IT_RAN, Way
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
@@ -33,7 +34,7 @@ from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, Net
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.exchange_forecast import AS_IT_RAN, Forecast, Way, forecast, upper_bound
+from dlbench.views.causes.exchange_forecast import Forecast, forecast, upper_bound
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.scaling_report import assemble
 from tests.support.data_path_factory import reading_result

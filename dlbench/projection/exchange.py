@@ -1,0 +1,234 @@
+"""What the messages of a step cost at a rank count, which messages there are, and what of them shows behind computing.
+
+Messages go one after the other, each as soon as its gradients are there (`dlbench.perfmodels.overlap`), and each takes
+what the fitted network says for its size, layout, format and algorithm. Which gradients travel together depends on the
+rank count where the engine decides by times: `own:mgwfbp` merges by the price of a message, and Horovod sends, once its
+channel is free and a cycle has passed, all gradients that are ready, up to its threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlbench.errors import UserError
+from dlbench.perfmodels import overlap
+from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.predictions import Features, features
+from dlbench.perfmodels.schedules import Layout
+from dlbench.records.exchange import ExchangeResult
+from dlbench.specs.comm import LineCost, NetworkModel
+from dlbench.specs.sync import fusion_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
+
+ALGORITHM = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
+"""Algorithm that stands for an exchange; the others have no model."""
+
+WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # Bytes of an element on the wire.
+_PAIR_BYTES = 8  # A number and its place, of wire topk.
+
+AS_IT_RAN = "as it ran"  # The messages of the run stay as they were.
+
+_GRID = 16  # Sizes through which a line is laid, where messages are merged by it.
+
+Price = Callable[[float], "Array"]
+"""Seconds of a message of that many bytes of fp32 gradients: by the fitted costs, then by each draw of the network."""
+
+
+class NoModelError(Exception):
+    """Something has no model, or was not recorded; the message says what."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How gradients go."""
+
+    exchange: str
+    fusion: str  # `AS_IT_RAN`, `single`, `none`, `mgwfbp`, or a size such as 64MiB; with or without `own:`.
+    wire: str
+    group_size: int
+    topk_density: float | None = None  # Share of entries that wire topk sends.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cycle:
+    """How Horovod fuses."""
+
+    threshold_bytes: float  # Most bytes of a message, unless one gradient has more.
+    cycle_s: float  # Least time between the starts of two messages, seconds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """Messages of a step, in the order of sending."""
+
+    sizes: tuple[float, ...]  # Bytes of fp32 gradients.
+    ready_s: tuple[float, ...] | None  # After the start of the backward pass of the run, seconds; None: not recorded.
+    backward_s: float  # That backward pass, seconds.
+
+
+def priced_as(way: Way) -> str:
+    """The algorithm that stands for an exchange. Raises `NoModelError`: none does, or the format has no model."""
+    algorithm = ALGORITHM.get(way.exchange)
+    if algorithm is None or not (way.wire in WIRE_BYTES or (way.wire == "topk" and way.topk_density)):
+        raise NoModelError(f"exchange {way.exchange} with wire {way.wire} has no model of costs")
+    return algorithm
+
+
+def taken_apart(network: NetworkModel, layout: Layout, way: Way, algorithm: str, num_bytes: float) -> Features:
+    """A message of that many bytes of fp32 gradients, taken apart into costs of the network. Raises `NoModelError`: a
+    level was never measured, or there is no such algorithm for the layout.
+    """
+    elements = max(1, math.ceil(num_bytes / 4))
+    try:
+        if way.wire == "topk":
+            entries = max(1, round(elements * (way.topk_density or 0.0)))
+            # As `is_dense_cheaper` of dlbench.node.sync.wire decides: a dense ring, where it sends fewer bytes.
+            if 2 * elements * 4 >= layout.ranks * entries * _PAIR_BYTES:
+                size = layout.ranks * entries * _PAIR_BYTES
+                return features("all-gather", "ring", size, layout, network, element_bytes=_PAIR_BYTES)
+        width = WIRE_BYTES.get(way.wire, 4)
+        return features("allreduce", algorithm, elements * width, layout, network, element_bytes=width)
+    except UserError as error:
+        raise NoModelError(str(error)) from None
+
+
+def price_of(network: NetworkModel, layout: Layout, way: Way, algorithm: str) -> Price:
+    """Of messages by one algorithm. The price raises `NoModelError`, as `taken_apart`."""
+    import numpy as np
+
+    known: dict[int, Array] = {}
+
+    def price(num_bytes: float) -> Array:
+        elements = max(1, math.ceil(num_bytes / 4))
+        if elements not in known:
+            found = taken_apart(network, layout, way, algorithm, num_bytes)
+            known[elements] = np.array([found.seconds(network), *found.drawn(network)])
+        return known[elements]
+
+    return price
+
+
+def messages_of(
+    result: ExchangeResult,
+    fusion: str,
+    seconds: Callable[[float], float],
+    ranks: int,
+    *,
+    backward_s: float | None = None,
+    cycle: Cycle | None = None,
+) -> Messages:
+    """The messages of a step where gradients are fused in a way. `seconds`: of a message, where times decide; `ranks`:
+    how many take part; `backward_s`: the backward pass to which readiness is scaled, None: that of the run; `cycle`:
+    how Horovod fuses, None: another engine. Raises `NoModelError`: the run does not say enough.
+    """
+    rule = fusion.removeprefix("own:")
+    if rule == AS_IT_RAN and cycle is None:
+        sizes = [float(message.num_bytes) for message in result.messages]
+        known = [message.ready_s for message in result.messages if message.ready_s is not None]
+    else:
+        order = sorted(result.gradients, key=lambda gradient: gradient.ready_s)
+        sizes, known = [float(gradient.num_bytes) for gradient in order], [gradient.ready_s for gradient in order]
+    if not sizes:
+        raise NoModelError("the run does not report its messages, or when its gradients were ready")
+    ran_s = result.backward_s if result.backward_s is not None else max(known, default=0.0)
+    new_s = ran_s if backward_s is None else backward_s
+    if len(known) != len(sizes):
+        return Messages(sizes=tuple(sizes), ready_s=None, backward_s=new_s)
+    ready = [one * new_s / ran_s if ran_s > 0 else 0.0 for one in known]
+    if cycle is not None:
+        sizes, ready = _by_cycles(sizes, ready, seconds, cycle)
+    elif rule == "mgwfbp":
+        # Messages in the order of sending may be ready out of order; one that is ready earlier waits all the same.
+        ready = [max(ready[: place + 1]) for place in range(len(ready))]
+        merged = overlap.merged(overlap.best_merge(sizes, ready, _line(seconds, sizes, ranks)), sizes, ready)
+        sizes, ready = list(merged[0]), list(merged[1])
+    elif rule == "single":
+        sizes, ready = [sum(sizes)], [max(ready)]
+    elif rule not in (AS_IT_RAN, "none"):
+        least = fusion_bytes(rule)
+        if least is None:
+            raise NoModelError(f"fusion {fusion} has no model")
+        groups: list[int] = []
+        held = math.inf
+        for size in sizes:
+            # A bucket is closed by the gradient that fills it, in DDP (compute_bucket_assignment_by_size) as here.
+            if held >= least:
+                groups.append(0)
+                held = 0.0
+            groups[-1] += 1
+            held += size
+        merged = overlap.merged(groups, sizes, ready)
+        sizes, ready = list(merged[0]), list(merged[1])
+    return Messages(sizes=tuple(sizes), ready_s=tuple(ready), backward_s=new_s)
+
+
+def last_end(ready: Sequence[Array | float], costs: Sequence[Array]) -> Array:
+    """When the last message is through: each begins when it is ready and the one before is through. Same clock."""
+    import numpy as np
+
+    free: Array = np.full_like(costs[0], -math.inf)
+    for start, cost in zip(ready, costs, strict=True):
+        free = np.maximum(free, start) + cost
+    return free
+
+
+def last_stretch(ready: Sequence[float], costs: Sequence[float]) -> int:
+    """The first message of the last busy stretch: from it on, the channel is never idle."""
+    free, first = -math.inf, 0
+    for place, (start, cost) in enumerate(zip(ready, costs, strict=True)):
+        if start > free:
+            first = place
+        free = max(free, start) + cost
+    return first
+
+
+def line_price(line: LineCost, draws: int, seed: Sequence[int], normal: float) -> Price:
+    """Of the measured line of a carrier's own all-reduce, scattered as its interval says. `normal`: quantile of the
+    normal distribution that the half width stands for.
+    """
+    import numpy as np
+
+    spread = math.log1p(line.half_width or 0.0) / normal
+    noise = np.exp(np.random.default_rng(seed).normal(0, spread, draws))
+    factors = np.concatenate([[1.0], noise])
+    return lambda num_bytes: line.time(num_bytes) * factors
+
+
+def _by_cycles(
+    sizes: Sequence[float], ready: Sequence[float], seconds: Callable[[float], float], cycle: Cycle
+) -> tuple[list[float], list[float]]:
+    """Sizes and starts of Horovod's messages: at each tick at which its channel is free, all gradients that are ready,
+    up to the threshold, travel together (Sergeev and Del Balso, arXiv 1802.05799, section 4).
+    """
+    fused: list[float] = []
+    starts: list[float] = []
+    place, now = 0, 0.0
+    while place < len(sizes):
+        now = max(now, ready[place])
+        if cycle.cycle_s > 0:
+            now = math.ceil(now / cycle.cycle_s - 1e-9) * cycle.cycle_s
+        held = sizes[place]
+        place += 1
+        while place < len(sizes) and ready[place] <= now and held + sizes[place] <= cycle.threshold_bytes:
+            held += sizes[place]
+            place += 1
+        fused.append(held)
+        starts.append(now)
+        now += max(seconds(held), cycle.cycle_s)
+    return fused, starts
+
+
+def _line(seconds: Callable[[float], float], gradients: Sequence[float], ranks: int) -> LineCost:
+    low, high = min(gradients), sum(gradients)
+    if high <= low:
+        return LineCost(name="one message", startup_s=seconds(low), per_byte_s=0.0, ranks=ranks)
+    sizes = [round(low * (high / low) ** (i / (_GRID - 1))) for i in range(_GRID)]
+    return fit_line("merging", ranks, sizes, [seconds(size) for size in sizes])

@@ -1,0 +1,623 @@
+"""Projections in words, tables and charts: one `Document` for every format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dlbench.projection.ingredients import Ingredients, PointFigures
+from dlbench.projection.ledger import Row, Score, line, score
+from dlbench.projection.projected import Band, HeldOut, Part, Projection, Refused, Target, counted
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
+from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
+from dlbench.report.charts.style import FORECAST, IDEAL, MEASURED, PART_COLOURS, WIDE
+from dlbench.report.document import BaseReport, Card, Document, Mark, Section, methods_section, remark
+from dlbench.report.formats.json import HIDDEN
+from dlbench.report.table import Column, Sheet, column, columns_of, named_table
+from dlbench.report.wording import (
+    figure_text,
+    interval_text,
+    number_text,
+    percent,
+    place_text,
+    ranks_text,
+    runs_text,
+    sentence,
+    value_text,
+)
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, ratio_estimate
+from dlbench.stats.pairing import RunKey
+from dlbench.units import format_bytes, format_number
+
+PART_LOOKS = {
+    "compute": ("forward and backward", PART_COLOURS["backward"]),
+    "optimizer": ("optimizer", PART_COLOURS["optimizer"]),
+    "input": ("input", PART_COLOURS["input"]),
+    "host": ("host and the rest", PART_COLOURS["other"]),
+    "straggler": ("waiting for stragglers", PART_COLOURS["imbalance"]),
+    "exchange": ("exchange on the wire", PART_COLOURS["exchange"]),
+    "slowdown": ("slowed by messages", PART_COLOURS["h2d"]),
+}
+"""Parts of a projected step: title and colour."""
+_WORK = ("compute", "optimizer")  # What no step of this batch can do without; all else is lost.
+_LEVELS = {"inside": "inside a node", "across": "between nodes", "beyond": "between leaf switches"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredPoint:
+    """A point that a projection is made from."""
+
+    ranks: int
+    nodes: int
+    runs: int
+    step: Estimate  # Seconds; geometric mean over runs.
+    throughput: Estimate | None  # Samples per second, all ranks; None: the batch is not known.
+    efficiency: Estimate  # Share of the ideal, against the smallest point.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelCost:
+    """What messages of some sizes cost on one level of the network."""
+
+    level: str = field(metadata=column("Messages", text=lambda name: _LEVELS.get(name, name)))
+    up_to_bytes: int | None = field(metadata=column("Up to", text=format_bytes, missing="any size"))
+    alpha_s: float = field(metadata=column("Start-up, alpha", unit="s"))
+    beta_s_per_byte: float = field(
+        metadata=column("1/beta, GB/s", text=lambda beta: format_number(1e-9 / beta, 3) if beta else "free")
+    )
+    links: int | None = field(metadata=column("Links of a block", missing="one per rank"))
+    phi: float | None = field(metadata=column("Flows per link, phi", text=lambda phi: f"{phi:.3g}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectedGroup:
+    """One comparable group: what is known of it, and what is projected."""
+
+    id: str
+    label: str  # What is projected, in words.
+    basis: str  # What it is made of, in a sentence: runs, anchor, baseline, engine, data, network, source.
+    configuration: str
+    system: str
+    sample_unit: str
+    measured: tuple[MeasuredPoint, ...]
+    network: tuple[LevelCost, ...]  # Empty: not known.
+    notes: tuple[str, ...]
+    projection: Projection
+    ledger: tuple[Row, ...]  # Of its system.
+    more: tuple[Section, ...] = field(default=(), metadata={HIDDEN: False})  # Further subjects, with their tables.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionReport(BaseReport):
+    """What `dlbench project` says."""
+
+    format: str = "dlbench.projection-report"
+    groups: tuple[ProjectedGroup, ...]
+    ledger: tuple[Row, ...] = ()  # Every recorded target that was measured since.
+    damaged: tuple[str, ...] = ()  # Files that do not count, one line each.
+
+
+def projected_group(
+    group_id: str,
+    given: Ingredients,
+    projection: Projection,
+    *,
+    ledger: Sequence[Row] = (),
+    more: Sequence[Section] = (),
+) -> ProjectedGroup:
+    """A projection with what it is made of. `ledger`: rows of every system; those of its own are shown."""
+    phi = dict(projection.targets[-1].phi) if projection.targets else {}
+    levels = given.network.levels.items() if given.network is not None else ()
+    return ProjectedGroup(
+        id=group_id,
+        label=given.title,
+        basis=_basis(given),
+        configuration=given.configuration,
+        system=given.system,
+        sample_unit=given.sample_unit,
+        measured=measured_points(given),
+        network=tuple(
+            LevelCost(
+                level=name,
+                up_to_bytes=piece.up_to_bytes,
+                alpha_s=piece.alpha_s,
+                beta_s_per_byte=piece.beta_s_per_byte,
+                links=level.links,
+                phi=phi.get(name),
+            )
+            for name, level in levels
+            for piece in level.pieces
+        ),
+        notes=given.notes,
+        projection=projection,
+        ledger=tuple(row for row in ledger if row.system == given.system),
+        more=tuple(more),
+    )
+
+
+def _basis(given: Ingredients) -> str:
+    anchor, first, network = given.anchor, given.points[0], given.network
+    costs = "not known"
+    if network is not None:
+        costs = f"{network.system}, {network.transport}, {network.num_points} points"
+    said = (
+        f"from {runs_text(sum(len(point.runs) for point in given.points))} at "
+        f"{counted([point.ranks for point in given.points])} ranks",
+        f"anchor {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
+        f"baseline {ranks_text(first.ranks)}",
+        f"{given.scaling} scaling",
+        given.engine,
+        given.data,
+        f"network {costs}",
+        given.source,
+    )
+    return sentence("; ".join(filter(None, said)))
+
+
+def measured_points(given: Ingredients) -> tuple[MeasuredPoint, ...]:
+    """The measured points, each with its efficiency."""
+    first, unit = given.points[0], f"{given.sample_unit}/s"
+
+    def rates(point: PointFigures) -> dict[RunKey, float]:
+        """Of a rank: samples per second, or where no batch is known a share of the work."""
+        work = point.batch_per_rank or (1.0 if given.scaling == "weak" else 1.0 / point.ranks)
+        return {(run.run_id, 0): work / run.step_s for run in point.runs}
+
+    return tuple(
+        MeasuredPoint(
+            ranks=point.ranks,
+            nodes=point.nodes,
+            runs=len(point.runs),
+            step=geometric_mean_estimate([run.step_s for run in point.runs], "s"),
+            throughput=geometric_mean_estimate(rates(point)).scaled(point.ranks, unit)
+            if point.batch_per_rank
+            else None,
+            efficiency=by_definition(1.0, len(point.runs), "fraction")
+            if point is first
+            else ratio_estimate(rates(point), rates(first), "fraction"),
+        )
+        for point in given.points
+    )
+
+
+def figure(band: Band, unit: str, level: Literal[80, 95] = 80) -> Estimate:
+    """The median of a band with the ends of its middle `level` %."""
+    low, high = band.middle(level)
+    return Estimate(band.median, low, high, 1, "fit", unit, level=level / 100)
+
+
+def _quantity(targets: Sequence[Target]) -> tuple[str, str]:
+    """What a projection is read by: efficiency, or the step where that is not known; name and unit."""
+    return ("efficiency", "fraction") if all(one.efficiency for one in targets) else ("step", "s")
+
+
+def _main(one: Target, name: str, level: Literal[80, 95] = 80) -> Estimate:
+    band = one.efficiency if name == "efficiency" else one.step
+    assert band is not None
+    return figure(band, "fraction" if name == "efficiency" else "s", level)
+
+
+def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[Target], ...]:
+    """The targets as a table."""
+    name, rate = _quantity(targets)[0], f"{sample_unit}/s"
+
+    def of(attribute: str, unit: str, level: Literal[80, 95] = 80) -> Callable[[Target], Estimate | None]:
+        def found(one: Target) -> Estimate | None:
+            band = getattr(one, attribute)
+            return None if band is None else figure(band, unit, level)
+
+        return found
+
+    return (
+        Column("ranks", "Ranks", lambda one: one.ranks, lambda one: f"{one.ranks:,}", is_brief=True),
+        Column("nodes", "Nodes", lambda one: one.nodes),
+        Column("doublings", "", lambda one: one.doublings),
+        Column("efficiency", "", of("efficiency", "fraction"), has_interval=True),
+        Column("", name.capitalize(), lambda one: value_text(_main(one, name)), is_brief=True),
+        Column("", "80 %", lambda one: interval_text(_main(one, name)), is_brief=True),
+        Column("", "95 %", lambda one: interval_text(_main(one, name, 95)), is_brief=True),
+        Column(
+            "throughput_per_s",
+            rate,
+            of("throughput", rate),
+            lambda one: None if one.throughput is None else format_number(one.throughput.median),
+            has_interval=True,
+            is_brief=True,
+        ),
+        Column("step_s", "" if name == "step" else "Step", of("step", "s"), has_interval=True),
+        Column("step_95_s", "", of("step", "s", 95), has_interval=True),
+        Column("model_error", "Model error", of("model_error", "ratio"), _model_error, has_interval=True),
+        Column("largest_loss", "Most lost to", lambda one: largest_loss(one) or None, is_brief=True),
+        Column("points_only_step_s", "", of("second", "s"), has_interval=True),
+        Column("is_disputed", "", lambda one: one.is_disputed),
+        Column("flags", "Flags", lambda one: " ".join(flag.code for flag in one.flags) or None, is_brief=True),
+    )
+
+
+def _model_error(one: Target) -> str:
+    low, high = one.model_error.middle(80)
+    return f"{low - 1:+.1%} to {high - 1:+.1%}".replace("%", " %")
+
+
+def largest_loss(one: Target) -> str:
+    """The largest part of a step but its own work, with its share; empty where parts are not known."""
+    lost = [part for part in one.parts if part.name not in _WORK]
+    most = max(lost, key=lambda part: part.seconds.median, default=None)
+    return f"{most.name}, {percent(most.seconds.median / one.step.median, 0)}" if most else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PartOf:
+    """A part of one target's step."""
+
+    target: Target
+    part: Part
+
+
+_PARTS: tuple[Column[_PartOf], ...] = (
+    Column("ranks", "Ranks", lambda one: one.target.ranks, lambda one: f"{one.target.ranks:,}"),
+    Column("part", "Part of the step", lambda one: one.part.name, lambda one: PART_LOOKS[one.part.name][0]),
+    Column("seconds", "Median, 80 %", lambda one: figure(one.part.seconds, "s"), has_interval=True),
+    Column(
+        "seconds_95",
+        "95 %",
+        lambda one: figure(one.part.seconds, "s", 95),
+        lambda one: interval_text(figure(one.part.seconds, "s", 95)),
+        has_interval=True,
+    ),
+    Column("share", "Of the step", lambda one: one.part.seconds.median / one.target.step.median, unit="fraction"),
+)
+_REFUSED: tuple[Column[Refused], ...] = (
+    Column("code", "Code", lambda one: one.code),
+    Column("ranks", "Ranks", lambda one: one.ranks, lambda one: "all" if one.ranks is None else f"{one.ranks:,}"),
+    Column("text", "Why", lambda one: sentence(one.text)),
+    Column("remedy", "Remedy", lambda one: one.remedy),
+)
+_HELD_OUT: tuple[Column[HeldOut], ...] = (
+    Column("ranks", "Ranks", lambda one: one.ranks),
+    Column("anchor_ranks", "As projected from", lambda one: one.anchor_ranks),
+    Column("projected_s", "Projected step", lambda one: one.projected_s, unit="s"),
+    Column("measured_s", "Measured step", lambda one: one.measured_s, unit="s"),
+    Column("error", "Error", lambda one: one.error, unit="fraction"),
+)
+
+
+def projection_chart(
+    subject: Subject, measured: Sequence[MeasuredPoint], targets: Sequence[Target], more: Sequence[Any] = ()
+) -> Chart:
+    """Efficiency (or the step) over ranks: measured filled, projected hollow with both bands, points alone dashed.
+
+    `more`: further layers over the same axes, `ranks` and `value`.
+    """
+    import altair as alt
+
+    name, unit = _quantity(targets)
+    rows: Rows = [{"ranks": one.ranks, "series": "measured", **figure_row(getattr(one, name))} for one in measured]
+    for one in targets:
+        near, far = _main(one, name), _main(one, name, 95)
+        basis = f"80 %; 95 %: {interval_text(far)}; projected, not measured"
+        band = {"least": far.low, "most": far.high, "basis": basis}
+        rows.append({"ranks": one.ranks, "series": "projected", **figure_row(near), **band})
+        if one.second is not None:
+            # Efficiency times step is the ideal step, of either model.
+            value = one.second.median if name == "step" else near.value * one.step.median / one.second.median
+            said = {"shown": number_text(value, unit), "basis": "second opinion"}
+            rows.append({"ranks": one.ranks, "series": "points alone", "value": value, **said})
+    for row in rows:
+        row["place"] = ranks_text(row["ranks"])
+    title = f"{name.capitalize()}: measured, and projected"
+    return finish(
+        alt.layer(*_curves(alt, rows, name), *more),
+        subject,
+        name="projection",
+        title=title,
+        alt=f"{name.capitalize()} over ranks. "
+        + "; ".join(f"{row['place']}, {row['series']}: {row['shown']}" for row in rows)
+        + ".",
+        table=[
+            ("At", "Is", name.capitalize(), "Interval"),
+            *((row["place"], row["series"], row["shown"], row["basis"]) for row in rows),
+        ],
+        size=(WIDE, 260),
+    )
+
+
+def _curves(alt: Any, rows: Rows, name: str) -> list[Any]:
+    counts = sorted({row["ranks"] for row in rows})
+    room = max(2.0, counts[-1] / counts[0]) ** 0.06
+    ends = {"domain": [counts[0] / room, counts[-1] * room], "nice": False}
+    axis = alt.Axis(values=counts, grid=False, format=",d", labelOverlap="greedy")
+    x = alt.X("ranks:Q", title="ranks", scale=alt.Scale(type="log", base=2, **ends), axis=axis)
+    top = max(row[end] for row in rows for end in ("value", "high", "most") if row.get(end) is not None)
+    look: dict[str, Any] = {"title": "seconds per step"}
+    if name == "efficiency":
+        top, look = max(1.0, top), {"title": "scaling efficiency", "axis": alt.Axis(format=".0%")}
+    y = alt.Y("value:Q", scale=alt.Scale(domain=[0, top * 1.06], nice=False), **look)
+    colours = {"measured": MEASURED, "projected": FORECAST, "points alone": IDEAL}
+    drawn = {series: [row for row in rows if row["series"] == series] for series in colours}
+    domain = [series for series in colours if drawn[series]]
+    scale = alt.Scale(domain=domain, range=[colours[series] for series in domain])
+    colour = alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(orient="bottom", columns=3))
+    shown = tooltips({"place": "at", "series": "is", "shown": name, "basis": "interval"})
+    # Lines of what was not measured begin at the anchor.
+    measured, projected, alone = (
+        alt.Chart(alt.InlineData(values=drawn[series])).encode(x=x, y=y, color=colour) for series in colours
+    )
+    begun = {
+        series: alt.Chart(alt.InlineData(values=[{**drawn["measured"][-1], "series": series}, *drawn[series]])).encode(
+            x=x, y=y, color=colour
+        )
+        for series in domain[1:]
+    }
+    dashes = {"projected": [1, 4], "points alone": [7, 4]}
+    return [
+        *(one.mark_line(strokeWidth=2, strokeDash=dashes[series], strokeCap="round") for series, one in begun.items()),
+        projected.mark_rule(strokeWidth=1.5).encode(y=alt.Y("least:Q"), y2="most:Q"),
+        projected.mark_rule(strokeWidth=6, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q"),
+        measured.mark_line(strokeWidth=2),
+        measured.mark_rule(strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q"),
+        *([alone.mark_point(filled=False, shape="diamond", size=50).encode(tooltip=shown)] if len(begun) > 1 else []),
+        measured.mark_point(filled=True, size=60, opacity=1).encode(tooltip=shown),
+        projected.mark_point(filled=False, size=80, strokeWidth=2, opacity=1).encode(tooltip=shown),
+    ]
+
+
+def parts_chart(subject: Subject, targets: Sequence[Target]) -> Chart:
+    """What each projected step consists of, a bar for each target."""
+    rows: Rows = [
+        {
+            "place": ranks_text(one.ranks),
+            "part": PART_LOOKS[part.name][0],
+            "order": order,
+            "value": part.seconds.median,
+            "shown": figure_text(figure(part.seconds, "s")),
+        }
+        for one in targets
+        for order, part in enumerate(one.parts)
+    ]
+    tooltip = {"place": "at", "part": "part", "shown": "median, 80 %"}
+    by = Series("part", dict(PART_LOOKS.values()))
+    return finish(
+        stacked(rows, Axis("projected seconds per step", unit="s"), by, tooltip),
+        subject,
+        name="parts",
+        title="Parts of the projected step",
+        alt="; ".join(f"{row['place']}, {row['part']}: {row['shown']}" for row in rows) + ".",
+        table=[("At", "Part", "Median, 80 %"), *((row["place"], row["part"], row["shown"]) for row in rows)],
+        size=(WIDE, 40 + 34 * len(targets)),
+    )
+
+
+METHODS = (
+    (
+        "Projection",
+        "Begins at the largest measured point (the anchor), whose step is split as the account of lost percent does; "
+        "the model says what changes from there: messages replayed at the network's costs, the slowest of more nodes, "
+        "input by what storage was seen to deliver. docs/projection.md has the equations.",
+    ),
+    (
+        "Bands",
+        "The middle 80 and 95 % of draws of runs, of costs of the network, of the slowest nodes, and of the model's "
+        "own error, which grows with each doubling and is learnt from measured points held out and from recorded "
+        "projections. Parts are medians and need not sum to the median step.",
+    ),
+    ("Efficiency", "Throughput per rank over that of the smallest measured point."),
+    (
+        "Ledger",
+        "Accuracy is 1 - |projected / measured - 1| of the step. The interval score is that of Gneiting and Raftery "
+        "(JASA 102, 2007) for the 80 % band, over the measured step; smaller is better. Only runs that were planned "
+        "after a projection was recorded count.",
+    ),
+)
+
+
+def document_of(report: ProjectionReport) -> Document:
+    """The whole report."""
+    empty = () if report.groups or report.ledger else ("Nothing is projected.",)
+    unit = report.groups[0].sample_unit if report.groups else "samples"
+    return report.document(
+        Section(
+            id="summary",
+            title="Summary",
+            level="answer",
+            words=empty,
+            cards=tuple(map(_card, report.groups)),
+            brief=empty,
+        ),
+        *map(_group, report.groups),
+        *_ledger(report),
+        *methods_section(METHODS if report.groups else METHODS[-1:]),
+        always=(
+            named_table("projected", "Projected", target_columns((), unit), ("group",)),
+            named_table("parts", "Parts of the projected step", _PARTS, ("group",)),
+            named_table("refused", "Not projected", _REFUSED, ("group",)),
+        ),
+        file_prefix="project-",
+        command="dlbench project RUNS --to RANKS",
+        one_group_at_a_time=len(report.groups) > 1,
+    )
+
+
+def _card(group: ProjectedGroup) -> Card:
+    targets, refused = group.projection.targets, group.projection.refused
+    link, by = f"group-{group.id}", f"projected from {ranks_text(group.measured[-1].ranks)}"
+    if not targets:
+        words = tuple(refusals(refused)[:1])
+        return Card(title=group.label, link=link, big="refused", small=(by,), words=words, is_bad=True)
+    last, name = targets[-1], _quantity(targets)[0]
+    near, far = _main(last, name), _main(last, name, 95)
+    return Card(
+        title=group.label,
+        link=link,
+        big=value_text(near),
+        small=(
+            f"{name} at {ranks_text(last.ranks)}, {by}",
+            f"80 %: {interval_text(near)}, 95 %: {interval_text(far)}",
+        ),
+        words=(sentence(_headline(last, name)), *tuple(opinions(targets))[:1]),
+        warnings=tuple(f"{one.code}: {one.text}" for one in refused),
+        warnings_link=f"refused-{group.id}",
+    )
+
+
+def _headline(last: Target, name: str) -> str:
+    return f"{figure_text(_main(last, name))} {name} at {ranks_text(last.ranks)}, projected, not measured"
+
+
+def held_out_line(held_out: Sequence[HeldOut]) -> str:
+    """How far the last measured point was missed from those below it; empty where none was held out."""
+    if not held_out:
+        return ""
+    last = held_out[-1]
+    return (
+        f"Held out: {ranks_text(last.ranks)}, projected from {last.anchor_ranks:,}, came out "
+        f"{percent(abs(last.error))} too {'long' if last.error > 0 else 'short'}: "
+        f"{number_text(last.projected_s, 's')}, measured {number_text(last.measured_s, 's')}."
+    )
+
+
+def opinions(targets: Sequence[Target]) -> Iterator[str]:
+    """What the points alone say: where the two models disagree both figures, else that of the largest target."""
+    known = [(one, one.second) for one in targets if one.second is not None]
+    disputed = [pair for pair in known if pair[0].is_disputed]
+    for one, second in disputed:
+        yield (
+            f"Two models disagree at {ranks_text(one.ranks)}: {figure_text(figure(one.step, 's'))} per step here, "
+            f"{figure_text(figure(second, 's'))} by the points alone."
+        )
+    if known and not disputed:
+        one, second = known[-1]
+        yield (
+            f"Second opinion, by the points alone: {figure_text(figure(second, 's'))} per step at "
+            f"{ranks_text(one.ranks)}; here {number_text(one.step.median, 's')}."
+        )
+
+
+def refusals(refused: Sequence[Refused]) -> list[str]:
+    """What is not projected, why and what would mend it; targets of one reason together."""
+    found: dict[tuple[str, str, str], list[int | None]] = {}
+    for one in refused:
+        found.setdefault((one.code, one.text, one.remedy), []).append(one.ranks)
+    return [f"Refused, {code}{_at(ranks)}: {text}. Remedy: {remedy}" for (code, text, remedy), ranks in found.items()]
+
+
+def _flags(projection: Projection) -> list[str]:
+    found: dict[tuple[str, str], list[int | None]] = {(one.code, one.text): [] for one in projection.flags}
+    for one in projection.targets:
+        for flag in one.flags:
+            if flag not in projection.flags:
+                found.setdefault((flag.code, flag.text), []).append(one.ranks)
+    return [f"{code}{_at(ranks)}: {text}." for (code, text), ranks in found.items()]
+
+
+def _at(ranks: Sequence[int | None]) -> str:
+    known = [one for one in ranks if one is not None]
+    return f" ({counted(known)} ranks)" if known else ""
+
+
+def _group(group: ProjectedGroup) -> Section:
+    projection = group.projection
+    changes = tuple(f"Projected for another setting than measured: {one}." for one in projection.changes)
+    return Section(
+        id=f"group-{group.id}",
+        title=group.label,
+        level="answer",
+        caption=group.basis,
+        marks=tuple(Mark(severity="note", text=text) for text in (*changes, *group.notes)),
+        sections=tuple(_of_group(group)),
+        brief=(group.basis,),
+        is_group=True,
+        overview=(("Targets", str(len(projection.targets))), ("Refused", str(len(projection.refused)))),
+        where={"group": group.id},
+    )
+
+
+def _of_group(group: ProjectedGroup) -> Iterator[Section]:
+    projection, targets = group.projection, group.projection.targets
+    subject = ReportSubject(group.id, group.label)
+    if targets:
+        yield Section(
+            id=f"projected-{group.id}",
+            title="Projected",
+            level="answer",
+            headline=_headline(targets[-1], _quantity(targets)[0]),
+            words=(held_out_line(projection.held_out), line(group.ledger), *opinions(targets), *_flags(projection)),
+            charts=lambda: [projection_chart(subject, group.measured, targets)],
+            sheets=(
+                Sheet(
+                    name="projected",
+                    title="Projected, not measured",
+                    columns=target_columns(targets, group.sample_unit),
+                    rows=targets,
+                    caption="Most lost to: largest part of the step but compute and optimizer, and its share.",
+                    in_terminal=True,
+                ),
+            ),
+        )
+    if projection.refused:
+        yield Section(
+            id=f"refused-{group.id}",
+            title="Refused",
+            level="answer",
+            sheets=(
+                Sheet(
+                    name="refused",
+                    title="Not projected, and what would mend it",
+                    columns=_REFUSED,
+                    rows=projection.refused,
+                ),
+            ),
+            brief=tuple(refusals(projection.refused)),
+        )
+    if split := [one for one in targets if one.parts]:
+        yield Section(
+            id=f"parts-{group.id}",
+            title="Parts of the projected step",
+            headline=f"most lost at {ranks_text(split[-1].ranks)}: {largest_loss(split[-1])} of the step",
+            charts=lambda: [parts_chart(subject, split)],
+            sheets=(
+                Sheet(
+                    name="parts",
+                    title="Parts of the projected step",
+                    columns=_PARTS,
+                    rows=[_PartOf(target=one, part=part) for one in split for part in one.parts],
+                ),
+            ),
+        )
+    yield from group.more
+    if group.network:
+        stand_ins = sorted({name for one in targets for name in one.algorithms})
+        yield Section(
+            id=f"network-{group.id}",
+            title="Network used",
+            headline=f"messages {', '.join(dict.fromkeys(_LEVELS[one.level] for one in group.network))}",
+            words=(f"For the library's own all-reduce may stand: {', '.join(stand_ins)}.",) if stand_ins else (),
+            sheets=(Sheet(name="network", title="Network used", columns=columns_of(LevelCost), rows=group.network),),
+        )
+    if projection.held_out:
+        yield Section(
+            id=f"held-out-{group.id}",
+            title="Measured points held out",
+            headline=held_out_line(projection.held_out),
+            sheets=(Sheet(name="held-out", title="Held out", columns=_HELD_OUT, rows=projection.held_out),),
+        )
+
+
+def _ledger(report: ProjectionReport) -> Iterator[Section]:
+    if not (report.ledger or report.damaged):
+        return
+    is_all = not report.groups
+    scores = score(report.ledger)
+    yield Section(
+        id="ledger",
+        title="Recorded projections and what was measured since",
+        short_title="Ledger",
+        level="answer" if is_all else "evidence",
+        headline=line(report.ledger),
+        marks=tuple(remark("serious", text) for text in report.damaged),
+        sheets=(
+            Sheet(name="ledger", title="By target", columns=columns_of(Row), rows=report.ledger, in_terminal=is_all),
+            Sheet(name="ledger-score", title="In all", columns=columns_of(Score), rows=scores, in_terminal=is_all),
+        ),
+    )

@@ -1,0 +1,561 @@
+"""The step at rank counts that were not measured: the equations of a projection, for all draws at once.
+
+Of the largest measured point, the anchor, with its account by causes (`dlbench.analysis.causes`): In input, F forward,
+B backward, U optimizer, H all causes without a model; A = In + F + B. At p ranks, with c_j the price of message j, and
+beta_j when it is ready as a share of the backward pass,
+
+    S(p)  = straggler + tau A (L(p) - L(anchor))              L: lateness of the slowest node (`nodes`)
+    a_j   = (In + F + beta_j B) (1 + S / A)                   when message j is ready on the slowest rank
+    s_j   = max(a_j, e_{j-1}),  e_j = s_j + rho c_j(p)
+    X(p)  = max(0, e_J - (A + S))                             what shows behind the backward pass
+    E(p)  = max(0, X(p) + exchange - X(anchor))
+    G(p)  = rho sum_j c_j(p) - X(p)                           what is hidden behind it
+    K(p)  = max(0, kappa (G(p) - G(anchor)))                  computing that hidden messages slow down
+    T(p)  = A + U + H + S(p) + E(p) + K(p) + I(p)             I: waiting for storage (`input`)
+
+rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange),
+tau = straggler / (L A) at the anchor, in [0, 2], kappa = (own work with exchange - without) / hidden, in [0, 2]. So at
+the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there. Under
+strong scaling A is scaled by the own work at the batch that a rank then has.
+
+A draw has its own runs, network costs, algorithm, nodes, and error of the model; these seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlbench.analysis.causes import CAUSES
+from dlbench.perfmodels.extrapolation import Miss, ModelError, model_error
+from dlbench.perfmodels.schedules import Layout
+from dlbench.projection.batch import own_work
+from dlbench.projection.exchange import (
+    AS_IT_RAN,
+    Cycle,
+    Messages,
+    NoModelError,
+    Price,
+    Way,
+    last_end,
+    last_stretch,
+    messages_of,
+    price_of,
+    priced_as,
+    taken_apart,
+)
+from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
+from dlbench.projection.input import delivered, input_wait
+from dlbench.projection.nodes import lateness
+from dlbench.projection.points_only import points_only
+from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target, is_apart
+from dlbench.projection.refusals import SCALE, UNEXPLAINED, flagged, flags, refusal, refused
+from dlbench.records.exchange import ExchangeResult
+from dlbench.report.wording import percent
+from dlbench.specs.comm import NetworkModel
+from dlbench.specs.sync import fusion_bytes
+from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[np.float64]
+
+DRAWS = 1000
+_HALVINGS = 50  # Of a scale of costs, in logarithms between the two ends below: beyond what is printed.
+_ENDS = (1e-3, 1e3)
+_ENOUGH = 10  # Projections of a ledger that replace the prior of the model's error.
+_MODELLED = ("exchange", "straggler", "input", "compute")  # Causes that have a model; the others stay as they are.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A projected step by draw."""
+
+    ranks: int
+    parts: Mapping[str, Array]  # Seconds by `PARTS`; they sum to the step before the model's own error.
+    error: Array  # Factor that the model's own error puts on the step.
+    step: Array  # Seconds.
+    exchange_by_level: tuple[tuple[str, float], ...]
+    algorithms: tuple[str, ...]
+    flags: tuple[Flag, ...]
+
+
+def project(
+    ingredients: Ingredients,
+    ranks: Sequence[int],
+    *,
+    way: Way | None = None,
+    misses: Sequence[Miss] = (),
+    draws: int = DRAWS,
+) -> Projection:
+    """What these rank counts would do, or why nothing is said of them.
+
+    `way`: another way of exchanging gradients than that of the runs. `misses`: of earlier projections of the system,
+    by its ledger. `draws`: how many; seeds are fixed, so that equal ingredients give equal answers.
+    """
+    held_out = _held_out(ingredients, draws)
+    seen = [Miss(error=-math.log1p(one.error), doublings=one.doublings) for one in held_out]
+    if len(misses) >= _ENOUGH:
+        scale = math.sqrt(sum(one.error**2 / one.doublings for one in misses) / len(misses))
+        error = model_error(seen, prior_scale=scale, prior_points=len(misses))
+    else:
+        error = model_error([*seen, *misses])
+    targets, refusals = [], []
+    model: _Model | Refused | None = None
+    for count in ranks:
+        why = refusal(ingredients, count)
+        if why is None:
+            model = model or _model(ingredients, draws)
+            if isinstance(model, Refused):
+                why = model
+            else:
+                try:
+                    targets.append(_target(ingredients, model.at(count, error, way), way, draws))
+                    continue
+                except NoModelError as problem:
+                    why = refused("R8", count, what=str(problem))
+        found = None if way is not None else _by_points(ingredients, count, why, draws)
+        if found is None:
+            refusals.append(why)
+        else:
+            targets.append(found)
+    changes = () if way is None else (f"exchange {way.exchange}, fusion {way.fusion}, wire {way.wire}",)
+    return Projection(
+        digest=ingredients.digest,
+        anchor_ranks=ingredients.anchor.ranks,
+        anchor_nodes=ingredients.anchor.nodes,
+        changes=changes,
+        targets=tuple(targets),
+        # What is refused of all targets is said once.
+        refused=tuple(dict.fromkeys(refusals)),
+        held_out=held_out,
+        flags=(),
+    )
+
+
+def drawn_step(
+    ingredients: Ingredients, ranks: int, *, way: Way | None = None, misses: Sequence[Miss] = (), draws: int = DRAWS
+) -> Drawn | Refused:
+    """The draws behind one rank count by the model, with the error that `misses` show; else as `project`."""
+    if (why := refusal(ingredients, ranks)) is not None:
+        return why
+    model = _model(ingredients, draws)
+    if isinstance(model, Refused):
+        return model
+    try:
+        return model.at(ranks, model_error(misses), way)
+    except NoModelError as problem:
+        return refused("R8", ranks, what=str(problem))
+
+
+def _held_out(ingredients: Ingredients, draws: int) -> tuple[HeldOut, ...]:
+    """Every point from the third on, projected from those below it: from their runs and nodes, by the same network."""
+    import numpy as np
+
+    found = []
+    for place in range(2, len(ingredients.points)):
+        point, known = ingredients.points[place], ingredients.points[:place]
+        nodes, batch = ingredients.nodes, known[-1].batch_per_rank
+        below = ingredients.model_copy(
+            update={
+                "points": known,
+                "ranks_per_node": ingredients.per_node,
+                "nodes": nodes and nodes.model_copy(update={"hosts": nodes.hosts[: known[-1].nodes]}),
+                "batches": tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
+                if ingredients.scaling == "strong"
+                else ingredients.batches,
+            }
+        )
+        told = drawn_step(below, point.ranks, draws=draws)
+        if not isinstance(told, Refused):
+            found.append(
+                HeldOut(
+                    ranks=point.ranks,
+                    anchor_ranks=known[-1].ranks,
+                    doublings=math.log2(point.ranks / known[-1].ranks),
+                    projected_s=float(np.median(sum(told.parts.values()))),
+                    measured_s=float(np.mean([run.step_s for run in point.runs])),
+                )
+            )
+    return tuple(found)
+
+
+def run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
+    """How much each run counts in each draw, shape (draws, runs); rows sum to 1. Sessions are drawn with replacement,
+    and runs within them; of fewer sessions than `LEAST_RUNS` only runs. Stretched as those of `dlbench.stats.pairing`.
+    """
+    import numpy as np
+
+    names = sorted({run.session for run in runs})
+    if len(names) < LEAST_RUNS:
+        names, members = [""], [list(range(len(runs)))]
+    else:
+        members = [[place for place, run in enumerate(runs) if run.session == name] for name in names]
+    units = len(names) if len(names) > 1 else len(runs)
+    # Points that share their sessions draw the same of them.
+    sessions = np.random.default_rng([SEED, 12]).multinomial(len(names), [1 / len(names)] * len(names), draws)
+    rng = np.random.default_rng([SEED, 13, seed])
+    centre, drawn = np.zeros(len(runs)), np.zeros((draws, len(runs)))
+    for place, own in enumerate(members):
+        picks = rng.multinomial(len(own), [1 / len(own)] * len(own), draws) / len(own)
+        drawn[:, own] = picks * sessions[:, [place]] / len(names)
+        centre[own] = 1 / len(own) / len(names)
+    factor = stretch(units) if units > 1 else 0.0
+    weights: Array = centre + factor * (drawn - centre)
+    return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Costs:
+    """What messages of the runs cost, by draw."""
+
+    ingredients: Ingredients
+    network: NetworkModel
+    result: ExchangeResult
+    ran: Way
+    algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
+    picks: npt.NDArray[np.int64]  # Which of them, by draw.
+    rows: npt.NDArray[np.int64]  # Which costs of the network, by draw: 0 the fitted ones, then its draws.
+
+    @classmethod
+    def of(cls, ingredients: Ingredients, draws: int) -> _Costs | None:
+        """None where the anchor is one rank. Raises `NoModelError`: the exchange of the runs has no model."""
+        import numpy as np
+
+        network, result = ingredients.network, ingredients.exchange
+        if network is None or result is None or ingredients.anchor.ranks == 1:
+            return None
+        leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
+        if network.beyond is None and network.across is not None and leaf is not None and taper is not None:
+            # Uplinks as fast as the nodes' links, and so many fewer of them; R3 and its flag say that it is assumed.
+            links = max(1, round((network.across.links or ingredients.per_node) * leaf / taper))
+            beyond = network.across.model_copy(update={"links": links})
+            columns = 2 * sum(len(level.pieces) for level in network.levels.values())
+            width = 2 * len(beyond.pieces)
+            drawn = tuple((*one[:columns], *one[columns - width : columns], *one[columns:]) for one in network.draws)
+            network = network.model_copy(update={"beyond": beyond, "draws": drawn})
+        ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=result.group_size)
+        algorithms = (priced_as(ran),)
+        rng = np.random.default_rng([SEED, 16])
+        known = len(network.draws)
+        return cls(
+            ingredients=ingredients,
+            network=network,
+            result=result,
+            ran=ran,
+            algorithms=algorithms,
+            picks=rng.integers(0, len(algorithms), draws),
+            rows=1 + rng.integers(0, known, draws) if known else np.zeros(draws, dtype=np.int64),
+        )
+
+    def _names(self, way: Way | None) -> tuple[str, ...]:
+        return self.algorithms if way is None or way.exchange == self.ran.exchange else (priced_as(way),)
+
+    def _layout(self, ranks: int, way: Way | None) -> Layout:
+        group, leaf = min(ranks, (way or self.ran).group_size), self.ingredients.nodes_per_leaf
+        return Layout(ranks=ranks, group_size=group, leaf_size=leaf and leaf * self.ingredients.per_node)
+
+    def _prices(self, ranks: int, way: Way | None) -> list[Price]:
+        layout = self._layout(ranks, way)
+        return [price_of(self.network, layout, way or self.ran, name) for name in self._names(way)]
+
+    def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
+        """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
+        import numpy as np
+
+        found, result = self.ingredients, self.result
+        fusion = self.ran.fusion if way is None else way.fusion
+        if fusion == AS_IT_RAN and result.fusion == "own:mgwfbp" and ranks != found.anchor.ranks:
+            fusion = "mgwfbp"
+        cycle = None
+        if found.engine == "horovod" and result.by == "backend" and result.gradients:
+            threshold = found.fusion_threshold_bytes if fusion == AS_IT_RAN else fusion_bytes(fusion)
+            if threshold is not None and not fusion.startswith("own:"):
+                cycle = Cycle(threshold_bytes=threshold, cycle_s=found.cycle_s or 0.0)
+        price = self._prices(ranks, way)[0]
+        backward = float(np.median(computing["backward"]))
+        return messages_of(
+            result, fusion, lambda size: float(price(size)[0]) * scale, ranks, backward_s=backward, cycle=cycle
+        )
+
+    def drawn(self, ranks: int, way: Way | None, messages: Messages) -> tuple[list[Array], tuple[str, ...]]:
+        """Seconds of each message by draw, as the network has them, and the algorithms that stand for it."""
+        import numpy as np
+
+        names, prices = self._names(way), self._prices(ranks, way)
+        picks = self.picks if len(names) == len(self.algorithms) else 0 * self.picks
+        found = []
+        for size in messages.sizes:
+            taken = [price(size)[self.rows] for price in prices]
+            found.append(taken[0] if len(taken) == 1 else np.choose(picks, taken))
+        return found, names
+
+    def by_level(
+        self,
+        ranks: int,
+        way: Way | None,
+        messages: Messages,
+        costs: Sequence[Array],
+        computing: Mapping[str, Array],
+        scale: float,
+    ) -> dict[str, float]:
+        """Seconds of the last busy stretch by level of the network, in the middle of the draws."""
+        import numpy as np
+
+        middle = {name: float(np.median(one)) for name, one in computing.items()}
+        ready = [middle["input"] + middle["forward"] + share * middle["backward"] for share in _shares(messages)]
+        first = last_stretch(ready, [float(np.median(one)) for one in costs])
+        levels: dict[str, float] = {}
+        for size in messages.sizes[first:]:
+            apart = taken_apart(self.network, self._layout(ranks, way), way or self.ran, self._names(way)[0], size)
+            for level, seconds in apart.by_level(self.network).items():
+                levels[level] = levels.get(level, 0.0) + seconds * scale
+        return levels
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """What all targets share: the draws of the anchor, and what anchors the models there."""
+
+    ingredients: Ingredients
+    costs: _Costs | None  # Of messages; None: nothing is exchanged.
+    figures: Mapping[str, Array]  # `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`.
+    late: Array  # Lateness of the slowest of the anchor's own nodes.
+    tau: Array
+    rho: Array
+    kappa: Array
+    shown: Array  # X at the anchor, seconds.
+    hidden: Array  # G at the anchor, seconds.
+
+    def at(self, ranks: int, error: ModelError, way: Way | None) -> Drawn:
+        """Raises `NoModelError`: the exchange has no model."""
+        import numpy as np
+
+        found, at = self.ingredients, self.figures
+        draws, anchor, nodes = len(self.tau), found.anchor, found.nodes_of(ranks)
+        begun, updating = at["input"] + at["forward"] + at["backward"], at["optimizer"]
+        scale = np.ones(draws)
+        batch = found.batch_at(ranks)
+        if found.scaling == "strong" and batch is not None and batch != anchor.batch_per_rank:
+            assert anchor.batch_per_rank is not None
+            seed = (SEED, 14)
+            change = own_work(found.batches, batch, draws, seed) / own_work(
+                found.batches, anchor.batch_per_rank, draws, seed
+            )
+            # Optimizer and host do not shrink with the batch, so what does shrinks by more than the whole.
+            scale = np.maximum(0.0, 1 + (begun + updating + at["host"]) / begun * (change - 1))
+        computing = {name: at[name] * scale for name in ("input", "forward", "backward")}
+        begun = begun * scale
+        straggler = at["straggler"]
+        if nodes != anchor.nodes:
+            late = lateness(found.nodes, nodes, draws)
+            straggler = np.maximum(0.0, straggler + self.tau * begun * (late - self.late))
+        shown, hidden = np.zeros(draws), np.zeros(draws)
+        levels: dict[str, float] = {}
+        names: tuple[str, ...] = ()
+        if self.costs is not None and ranks > 1:
+            messages = self.costs.messages(ranks, way, computing, float(np.median(self.rho)))
+            costs, names = self.costs.drawn(ranks, way, messages)
+            costs = [one * self.rho for one in costs]
+            shown = _shown(messages, costs, computing, straggler)
+            hidden = sum(costs) - shown
+            levels = self.costs.by_level(ranks, way, messages, costs, computing, float(np.median(self.rho)))
+        parts = {
+            "compute": computing["forward"] + computing["backward"],
+            "optimizer": updating,
+            "input": computing["input"],
+            "host": at["host"],
+            "straggler": straggler,
+            "exchange": np.maximum(0.0, shown + at["exchange"] - self.shown),
+            "slowdown": np.maximum(0.0, self.kappa * (hidden - self.hidden)),
+        }
+        told = flags(found, ranks)
+        supply, size = found.supply, None if found.supply is None else found.supply.sample_bytes
+        if supply is not None and size is not None and batch and anchor.batch_per_rank:
+            taken = anchor.ranks * anchor.batch_per_rank * size / sum(at.values(), np.zeros(draws))
+            there = delivered(supply, nodes, taken * (nodes / anchor.nodes if supply.is_per_node else 1.0))
+            if there is not None:
+                waits, more = input_wait(supply, there, ranks * batch * size, sum(parts.values(), np.zeros(draws)))
+                parts["input"] = parts["input"] + waits
+                told = (*told, *more)
+        doublings = math.log2(ranks / anchor.ranks)
+        factor = error.drawn(doublings, draws, (SEED, 15))
+        step = sum(parts.values(), np.zeros(draws))
+        # Nothing is faster than its computing, however far off the model may be.
+        ended = np.maximum(step * factor, parts["compute"] + computing["input"] + updating)
+        return Drawn(
+            ranks=ranks,
+            parts={name: parts[name] for name in PARTS},
+            error=ended / step,
+            step=ended,
+            exchange_by_level=tuple(levels.items()),
+            algorithms=names,
+            flags=told,
+        )
+
+
+def _shares(messages: Messages) -> list[float]:
+    """When messages are ready, as shares of the backward pass; at its end where that was not recorded."""
+    if messages.ready_s is None or messages.backward_s <= 0:
+        return [1.0] * len(messages.sizes)
+    return [min(1.0, one / messages.backward_s) for one in messages.ready_s]
+
+
+def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
+    """What of the exchange shows behind the backward pass of the slowest rank, seconds by draw."""
+    import numpy as np
+
+    before, backward = computing["input"] + computing["forward"], computing["backward"]
+    slower = 1 + straggler / (before + backward)
+    ready = [(before + share * backward) * slower for share in _shares(messages)]
+    return np.maximum(0.0, last_end(ready, costs) - (before + backward) * slower)
+
+
+def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
+    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8)."""
+    import numpy as np
+
+    anchor = ingredients.anchor
+    weights = run_weights(anchor.runs, draws, anchor.ranks)
+
+    def drawn(values: Sequence[float]) -> Array:
+        found: Array = np.maximum(0.0, weights @ np.array(values))
+        return found
+
+    def part(name: str) -> Array:
+        return drawn([run.parts.get(name, 0.0) for run in anchor.runs])
+
+    figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
+    figures["host"] = sum((part(name) for name in CAUSES if name not in _MODELLED), np.zeros(draws))
+    computing = {name: figures[name] for name in ("input", "forward", "backward")}
+    begun, step = sum(computing.values(), np.zeros(draws)), sum(figures.values(), np.zeros(draws))
+    late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
+    is_late = late * begun > 1e-6 * step
+    tau = np.where(is_late, np.clip(figures["straggler"] / np.where(is_late, late * begun, 1.0), 0.0, 2.0), 1.0)
+    shown, hidden, rho = np.zeros(draws), np.zeros(draws), np.ones(draws)
+    try:
+        costs = _Costs.of(ingredients, draws)
+        if costs is not None:
+            messages = costs.messages(anchor.ranks, None, computing, 1.0)
+            prices, _ = costs.drawn(anchor.ranks, None, messages)
+            under_way = [run.communication_s for run in anchor.runs if run.communication_s is not None]
+            if len(under_way) == len(anchor.runs):
+                rho = drawn(under_way) / sum(prices)
+            else:
+                rho = _scale(
+                    lambda scale: _shown(messages, [one * scale for one in prices], computing, figures["straggler"]),
+                    figures["exchange"],
+                )
+            shown = _shown(messages, [one * rho for one in prices], computing, figures["straggler"])
+            hidden = sum(prices) * rho - shown
+            scale = float(np.median(rho))
+            off = float(np.median((figures["exchange"] - shown) / step))
+            if not 1 / SCALE <= scale <= SCALE:
+                return refused("R5", None, what=f"they must be multiplied by {scale:.3g} to give the measured exchange")
+            if abs(off) > UNEXPLAINED:
+                return refused("R5", None, what=f"they miss the measured exchange by {percent(off, 0)} of a step")
+    except NoModelError as problem:
+        return refused("R8", None, what=str(problem))
+    return _Model(
+        ingredients=ingredients,
+        costs=costs,
+        figures=figures,
+        late=late,
+        tau=tau,
+        rho=rho,
+        kappa=_slowed(ingredients, weights),
+        shown=shown,
+        hidden=hidden,
+    )
+
+
+def _scale(shown: Callable[[Array], Array], measured: Array) -> Array:
+    """What to multiply costs with so that the model shows what was measured, by draw; 1 where both show nothing."""
+    import numpy as np
+
+    low, high = np.full_like(measured, math.log(_ENDS[0])), np.full_like(measured, math.log(_ENDS[1]))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        is_above = shown(np.exp(middle)) > measured
+        low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+    is_right = np.isclose(shown(np.ones_like(measured)), measured, rtol=1e-9, atol=0.0)
+    return np.where(is_right, 1.0, np.exp(low))
+
+
+def _slowed(ingredients: Ingredients, weights: Array) -> Array:
+    """kappa: seconds that computing takes longer per second of hidden exchange, by draw; 0 where it is not known."""
+    import numpy as np
+
+    anchor, draws = ingredients.anchor, len(weights)
+    work, hidden = ([getattr(run, name) for run in anchor.runs] for name in ("own_work_s", "hidden_s"))
+    without = np.array(ingredients.no_exchange_s)
+    if not len(without) or None in work or None in hidden:
+        return np.zeros(draws)
+    alone = np.random.default_rng([SEED, 17]).choice(without, (draws, len(without))).mean(axis=1)
+    behind = weights @ np.array(hidden)
+    is_known = behind > 0.01 * alone
+    return np.where(is_known, np.clip((weights @ np.array(work) - alone) / np.where(is_known, behind, 1.0), 0, 2), 0.0)
+
+
+def _target(ingredients: Ingredients, drawn: Drawn, way: Way | None, draws: int) -> Target:
+    points = None if way is not None else points_only(ingredients, drawn.ranks, draws=draws)
+    second = None if points is None else Band.of(points.step_s)
+    step = Band.of(drawn.step)
+    return Target(
+        **_rates(ingredients, drawn.ranks, drawn.step),
+        step=step,
+        parts=tuple(Part(name=name, seconds=Band.of(seconds)) for name, seconds in drawn.parts.items()),
+        model_error=Band.of(drawn.error),
+        exchange_by_level=drawn.exchange_by_level,
+        algorithms=drawn.algorithms,
+        flags=drawn.flags,
+        second=second,
+        is_disputed=second is not None and is_apart(step, second),
+    )
+
+
+def _by_points(ingredients: Ingredients, ranks: int, why: Refused, draws: int) -> Target | None:
+    """A target of which the model says nothing, by the points alone; None where these do not say either."""
+    points = points_only(ingredients, ranks, draws=draws)
+    if points is None:
+        return None
+    return Target(
+        **_rates(ingredients, ranks, points.step_s),
+        step=Band.of(points.step_s),
+        parts=(),
+        model_error=Band.of(points.error),
+        exchange_by_level=(),
+        algorithms=(),
+        flags=(flagged("F7", why=why.text), *flags(ingredients, ranks, by="points")),
+        second=None,
+        is_disputed=False,
+    )
+
+
+def _rates(ingredients: Ingredients, ranks: int, step: Array) -> dict[str, Any]:
+    """Fields of a `Target` that follow from its step."""
+    import numpy as np
+
+    base, batch = ingredients.points[0], ingredients.batch_at(ranks)
+
+    def efficiency(count: int, seconds: Array, first: Array) -> Array:
+        return first / seconds * (base.ranks / count if ingredients.scaling == "strong" else 1.0)
+
+    def mean(point: PointFigures) -> Array:
+        return np.array(np.mean([run.step_s for run in point.runs]))
+
+    # No rank is faster beside others, unless that was measured.
+    most = max(1.0, *(float(efficiency(one.ranks, mean(one), mean(base))) for one in ingredients.points))
+    first = run_weights(base.runs, len(step), base.ranks) @ np.array([run.step_s for run in base.runs])
+    return {
+        "ranks": ranks,
+        "nodes": ingredients.nodes_of(ranks),
+        "batch_per_rank": batch,
+        "doublings": math.log2(ranks / ingredients.anchor.ranks),
+        "throughput": None if batch is None else Band.of(ranks * batch / step),
+        "efficiency": Band.of(np.minimum(most, efficiency(ranks, step, first))),
+    }

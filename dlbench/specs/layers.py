@@ -1,0 +1,150 @@
+"""The layers of a network as front ends know them: elements, weights and multiply-adds of one sample, without torch.
+
+A layer is a module that computes; names are those of the torch half. Dropout, reshaping, sums and what is called as a
+function (activations within blocks) are not listed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+FLOPS_PER_MAC = 2  # One multiplication and one addition.
+TRAINING_PASSES = 3
+"""Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,
+"Scaling Laws for Neural Language Models" (2020), section 2.1)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One layer; x, y and w are the letters of Kahira et al., HPDC 2021, table 3: elements per sample."""
+
+    name: str  # Of the module, with `scores` and `mixture` for the two products of attention.
+    kind: str  # conv2d, conv3d, linear, embedding, attention, norm, activation, pool.
+    block: int  # Number of the block it belongs to: a pipeline may be cut between blocks.
+    inputs: int  # x
+    outputs: int  # y; 0 for attention's scores, which a fused kernel does not store.
+    weights: int = 0  # w: parameters.
+    shared_weights: int = 0  # Parameters of an earlier layer that it uses as well.
+    macs: int = 0  # Multiply-adds of the forward pass.
+    channels: int = 0  # C: input channels or features; 0 where there are none to divide.
+    filters: int = 0  # F: output channels or features.
+    extents: tuple[int, ...] = ()  # Of the input, without channels; empty where it is no image or volume.
+    kernel: int = 1  # Edge of the window that an output element sees.
+    stride: int = 1  # Input elements between two windows, along each extent.
+    tensor: Literal["", "column", "row", "head"] = ""
+    """How tensor parallelism divides it: its outputs, its inputs, or head by head (Shoeybi et al., Megatron-LM (2019),
+    section 3); empty: not at all."""
+    heads: int = 0  # Of attention.
+    has_gradient: bool = True  # Whether anybody computes the gradient of its input.
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it has weights that its filters or channels divide."""
+        return self.kind in ("conv2d", "conv3d", "linear")
+
+    def passes(self, *, backward: bool) -> int:
+        """Multiply-adds of a pass."""
+        return self.macs * ((1 + self.has_gradient) if backward else 1)
+
+
+class Layers(list[Layer]):
+    """A network in the making: each call appends a layer, and takes the output of the one before for its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = 0
+
+    def conv(
+        self,
+        name: str,
+        channels: int,
+        filters: int,
+        extents: tuple[int, ...],
+        kernel: int,
+        stride: int = 1,
+        *,
+        bias: bool = False,
+    ) -> tuple[int, ...]:
+        """A convolution whose padding keeps the extents but for the stride; returns those of its output."""
+        out = tuple(-(-extent // stride) for extent in extents)
+        weights = kernel ** len(extents) * channels * filters
+        self.append(
+            Layer(
+                name=name,
+                kind=f"conv{len(extents)}d",
+                block=self.block,
+                inputs=channels * math.prod(extents),
+                outputs=filters * math.prod(out),
+                weights=weights + filters * bias,
+                macs=weights * math.prod(out),
+                channels=channels,
+                filters=filters,
+                extents=extents,
+                kernel=kernel,
+                stride=stride,
+                has_gradient=bool(self),  # the first one reads the sample itself
+            )
+        )
+        return out
+
+    def linear(
+        self,
+        name: str,
+        channels: int,
+        filters: int,
+        rows: int = 1,
+        *,
+        tied: bool = False,
+        tensor: Literal["", "column", "row"] = "",
+    ) -> None:
+        """A dense layer on `rows` vectors of a sample; `tied`: its matrix is an earlier layer's, its bias its own."""
+        matrix = channels * filters
+        self.append(
+            Layer(
+                name=name,
+                kind="linear",
+                block=self.block,
+                inputs=rows * channels,
+                outputs=rows * filters,
+                weights=filters + (0 if tied else matrix),
+                shared_weights=matrix if tied else 0,
+                macs=rows * matrix,
+                channels=channels,
+                filters=filters,
+                tensor=tensor,
+            )
+        )
+
+    def other(
+        self,
+        name: str,
+        kind: str,
+        inputs: int,
+        outputs: int | None = None,
+        *,
+        weights: int = 0,
+        extents: tuple[int, ...] = (),
+        kernel: int = 1,
+        stride: int = 1,
+        macs: int = 0,
+        heads: int = 0,
+    ) -> None:
+        """Any other layer; `outputs`: None for as many elements as it takes."""
+        self.append(
+            Layer(
+                name=name,
+                kind=kind,
+                block=self.block,
+                inputs=inputs,
+                outputs=inputs if outputs is None else outputs,
+                weights=weights,
+                macs=macs,
+                extents=extents,
+                kernel=kernel,
+                stride=stride,
+                tensor="head" if heads else "",
+                heads=heads,
+            )
+        )

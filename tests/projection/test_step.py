@@ -1,0 +1,307 @@
+"""A projected step: the account at its anchor, the planted truth beyond it, and what changes with each ingredient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.analysis.causes import CAUSES
+from dlbench.perfmodels.extrapolation import Miss
+from dlbench.perfmodels.predictions import predict
+from dlbench.perfmodels.schedules import Layout
+from dlbench.projection.exchange import AS_IT_RAN, Cycle, Way, messages_of
+from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, Supply
+from dlbench.projection.nodes import lateness, scatter_of
+from dlbench.projection.projected import Projection, Refused, Target
+from dlbench.projection.step import Drawn, drawn_step, project
+from tests.support.training_machine import Machine, network_of
+
+DRAWS = 200
+
+
+def generator(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def spread(sd: float) -> Any:
+    return lambda rng, nodes: sd * rng.standard_normal(nodes)
+
+
+MACHINE = Machine(hosts=spread(0.02), jitter=0.02, run_sd=0.005, slowed=0.1)
+
+
+def drawn(ingredients: Ingredients, ranks: int, **more: Any) -> Drawn:
+    found = drawn_step(ingredients, ranks, **{"draws": DRAWS, **more})
+    assert isinstance(found, Drawn), found
+    return found
+
+
+def target(ingredients: Ingredients, ranks: int, **more: Any) -> Target:
+    found = project(ingredients, [ranks], **{"draws": DRAWS, **more})
+    assert len(found.targets) == 1, found.refused
+    return found.targets[0]
+
+
+machines = st.builds(
+    Machine,
+    ranks_per_node=st.sampled_from([1, 2, 4]),
+    forward_s=st.floats(0.001, 0.1),
+    backward_s=st.floats(0.001, 0.2),
+    input_s=st.floats(0, 0.05),
+    sizes=st.tuples(*[st.integers(250, 12_000_000).map(lambda elements: 4 * elements)] * 3),
+    shares=st.lists(st.floats(0, 1), min_size=3, max_size=3).map(lambda found: tuple(sorted(found))),
+    algorithm=st.sampled_from(["ring", "recursive-halving-doubling"]),
+    slowed=st.floats(0, 0.3),
+    hosts=st.floats(0, 0.1).map(spread),
+    jitter=st.floats(0, 0.1),
+    run_sd=st.floats(0, 0.02),
+)
+
+
+@given(machine=machines, seed=st.integers(0, 100))
+def test_at_the_anchor_all_parts_are_the_accounts_and_beyond_it_they_sum(machine: Machine, seed: int) -> None:
+    ingredients = machine.ingredients(generator(seed), (1, 2, 4), runs=3)
+    found = drawn_step(ingredients, ingredients.anchor.ranks, draws=DRAWS)
+    if isinstance(found, Refused):
+        assert found.code in ("R5", "R6")
+        return
+    runs = ingredients.anchor.runs
+    mean = {name: np.mean([run.parts.get(name, 0.0) for run in runs]) for name in (*CAUSES, "optimizer")}
+    account = {
+        "compute": mean["compute"] - mean["optimizer"],
+        "host": sum(mean[name] for name in ("host", "launch", "throttling", "memory", "rest")),
+        "slowdown": 0.0,
+        **{name: mean[name] for name in ("optimizer", "input", "straggler", "exchange")},
+    }
+    for name, seconds in found.parts.items():
+        # Draws are symmetric about the mean of the runs; none goes below 0.
+        assert seconds.mean() == pytest.approx(account[name], rel=0.05, abs=1e-4)
+    assert np.all(found.error == 1)
+    for ranks in (ingredients.anchor.ranks, 2 * ingredients.anchor.ranks):
+        one = drawn(ingredients, ranks)
+        assert sum(one.parts.values()) * one.error == pytest.approx(one.step)
+        assert all(np.all(seconds >= 0) for seconds in one.parts.values())
+        assert np.all(one.step >= (one.parts["compute"] + one.parts["optimizer"]) * (1 - 1e-12))
+    told = target(ingredients, 2 * ingredients.anchor.ranks)
+    base = np.mean([run.step_s for run in ingredients.points[0].runs])
+    most = max(base / np.mean([run.step_s for run in point.runs]) for point in ingredients.points)
+    assert told.efficiency is not None
+    assert told.efficiency.quantiles[-1] <= max(1.0, most) * (1 + 1e-12)
+    assert told == target(ingredients, 2 * ingredients.anchor.ranks)  # equal ingredients, equal answer
+
+
+def test_the_truth_is_projected_where_the_model_holds() -> None:
+    """Whatever a machine is made of, its own costs at its own rank counts give its steps at four times the nodes."""
+    for sizes in ((4_000_000,) * 4, (25_000_000,) * 4):
+        machine = Machine(hosts=spread(0.02), jitter=0.01, slowed=0.2, sizes=sizes)
+        ingredients = machine.ingredients(generator(), (1, 2, 4, 8))
+        truth = np.mean([machine.point(generator(seed), 32)[0].runs[0].step_s for seed in range(20)])
+        found = drawn(ingredients, 128)
+        assert np.median(sum(found.parts.values())) == pytest.approx(truth, rel=0.02)
+        assert found.exchange_by_level[0][0] == "across"
+
+
+def test_costs_that_are_off_by_a_factor_are_mended_at_the_anchor() -> None:
+    right, off = (
+        MACHINE.ingredients(generator(), (1, 2, 4), network=network_of(across=(2e-5 * by, 1e-9 * by), inside=inside))
+        for by, inside in ((1, (5e-6, 1e-10)), (1.5, (7.5e-6, 1.5e-10)))
+    )
+    assert drawn(off, 64).step == pytest.approx(drawn(right, 64).step, rel=1e-6)
+    other = MACHINE.ingredients(generator(), (1, 2, 4), network=network_of(across=(2e-4, 1e-8)))
+    found = project(other, [64, 128, 256], draws=DRAWS)
+    assert [(one.code, one.ranks) for one in found.refused] == [("R5", None)]
+    # Up to four times the ranks the points speak for themselves.
+    assert "they must be multiplied by 0.1" in found.targets[0].flags[0].text
+
+
+def test_where_runs_do_not_say_how_long_messages_took_costs_are_scaled_to_the_measured_exchange() -> None:
+    ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
+    anchor = ingredients.anchor
+    silent = anchor.model_copy(
+        update={"runs": tuple(run.model_copy(update={"communication_s": None}) for run in anchor.runs)}
+    )
+    other = ingredients.model_copy(update={"points": (*ingredients.points[:-1], silent)})
+    assert np.median(drawn(other, 64).step) == pytest.approx(np.median(drawn(ingredients, 64).step), rel=0.02)
+
+
+def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
+    def width(found: Target) -> float:
+        low, high = found.model_error.middle(90)
+        return high - low
+
+    ingredients = MACHINE.ingredients(generator(), (1, 2, 4, 8))
+    congested = Machine(congestion=0.3, hosts=spread(0.02), run_sd=0.005).ingredients(
+        generator(), (1, 2, 4, 8), network=MACHINE.network
+    )
+    one, other = (project(found, [64], draws=DRAWS) for found in (ingredients, congested))
+    assert [(held.ranks, held.anchor_ranks, held.doublings) for held in one.held_out] == [(16, 8, 1.0), (32, 16, 1.0)]
+    assert max(abs(held.error) for held in one.held_out) < 0.03
+    assert min(held.error for held in other.held_out) < -0.05
+    assert width(other.targets[0]) > 1.5 * width(one.targets[0])
+    good, poor = ([Miss(error=error, doublings=1.0)] * 20 for error in (0.01, 0.1))
+    assert (
+        width(target(ingredients, 64, misses=good))
+        < width(one.targets[0])
+        < width(target(ingredients, 64, misses=poor))
+    )
+    # Farther away it grows, and nothing is off where nothing is extrapolated.
+    assert width(target(ingredients, 128)) == pytest.approx(math.sqrt(2) * width(one.targets[0]), rel=0.05)
+    assert width(target(ingredients, 32)) == 0
+
+
+def test_strong_scaling_has_the_work_of_the_smaller_batch() -> None:
+    ingredients = Machine(sizes=(1000,) * 4).ingredients(generator(), (1, 2, 4), scaling="strong")
+    points = tuple(point.model_copy(update={"batch_per_rank": 128 // point.nodes}) for point in ingredients.points)
+    work = tuple(BatchFigures(batch_per_rank=b, own_work_s=(0.036 + b * 0.002,) * 3) for b in (32, 64, 128))
+    strong = ingredients.model_copy(update={"points": points, "batches": work})
+    found = drawn(strong, 32)
+    assert np.median(found.parts["compute"] + found.parts["input"]) == pytest.approx(0.092 - 0.032, rel=0.02)
+    assert found.parts["optimizer"] == pytest.approx(0.005)
+    told = target(strong, 32)
+    assert told.batch_per_rank == 16
+    assert told.throughput is not None
+    assert told.throughput.median == pytest.approx(512 / told.step.median, rel=1e-3)
+    one_batch = strong.model_copy(update={"batches": work[:1]})
+    assert [one.code for one in project(one_batch, [128], draws=DRAWS).refused] == ["R9"]
+
+
+def test_what_storage_gave_limits_more_ranks_only_where_more_demand_gave_no_more() -> None:
+    ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
+
+    def fed(**changes: Any) -> Projection:
+        supply = Supply(sample_bytes=1e6, bytes_per_s=3e9, nodes=4, **changes)
+        return project(ingredients.model_copy(update={"supply": supply}), [16, 256], draws=DRAWS)
+
+    without = project(ingredients, [16, 256], draws=DRAWS)
+    at_anchor, beyond = fed(is_saturated=True).targets
+    assert at_anchor.step == without.targets[0].step
+    waiting = {part.name: part.seconds.median for part in beyond.parts}["input"]
+    assert waiting > 0.5
+    assert sum(part.seconds.median for part in beyond.parts) == pytest.approx(256 * 32 * 1e6 / 3e9, rel=0.02)
+    (_, unproven) = fed().targets
+    assert unproven.step == without.targets[1].step
+    assert [flag.code for flag in unproven.flags if flag.code == "F5"] == ["F5"]
+    assert fed(is_per_node=True).targets[1].flags == without.targets[1].flags
+
+
+def test_points_alone_speak_where_there_is_no_network() -> None:
+    ingredients = MACHINE.ingredients(generator(), (1, 2, 4, 8)).model_copy(update={"network": None})
+    near, far = project(ingredients, [64, 256], draws=DRAWS), project(ingredients, [256], draws=DRAWS)
+    assert near.targets[0].flags[0].code == "F7"
+    assert near.targets[0].parts == ()
+    assert (far.targets, [one.code for one in far.refused]) == ((), ["R3"])
+
+
+# Exchange
+
+
+def test_another_way_is_what_it_changes() -> None:
+    ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
+
+    def exchange(ranks: int = 64, **changes: Any) -> float:
+        way = Way(**{"exchange": "flat", "fusion": AS_IT_RAN, "wire": "fp32", "group_size": 4, **changes})
+        return float(np.median(drawn(ingredients, ranks, way=way).parts["exchange"]))
+
+    same = float(np.median(drawn(ingredients, 64).parts["exchange"]))
+    assert exchange() == same
+    assert exchange(wire="fp16") < 0.6 * same
+    assert exchange(fusion="own:single") > same
+    assert exchange(exchange="hierarchical") < same
+    # Of each rank's 1 %, 64 ranks send 0.64 numbers and as many places; dense is 2: less than half of the bytes.
+    assert exchange(wire="topk", topk_density=0.01) < 0.6 * same
+    assert exchange(wire="topk", topk_density=0.1) == pytest.approx(same, rel=1e-9)
+    way = Way(exchange="hybrid", fusion=AS_IT_RAN, wire="fp32", group_size=4)
+    (refused,) = project(ingredients, [64], way=way, draws=DRAWS).refused
+    assert (refused.code, "hybrid" in refused.text) == ("R8", True)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 100), min_size=1, max_size=30),
+    gaps=st.lists(st.floats(0, 0.01), min_size=30, max_size=30),
+    threshold=st.integers(1, 300),
+    cycle=st.sampled_from([0.0, 0.001, 0.005]),
+    least=st.integers(1024, 3000),
+)
+def test_fused_messages_hold_all_gradients_in_order(
+    sizes: list[int], gaps: list[float], threshold: int, cycle: float, least: int
+) -> None:
+    ready = np.cumsum(gaps[: len(sizes)])
+    result = MACHINE.exchange().model_copy(update={"messages": (), "gradients": (), "backward_s": float(ready[-1])})
+    gradients = [
+        {"name": str(n), "num_bytes": s, "ready_s": r} for n, (s, r) in enumerate(zip(sizes, ready, strict=True))
+    ]
+    result = type(result).model_validate({**result.model_dump(), "gradients": gradients})
+
+    def seconds(size: float) -> float:
+        return 0.001 + size * 1e-5
+
+    found = messages_of(result, AS_IT_RAN, seconds, 8, cycle=Cycle(threshold_bytes=threshold, cycle_s=cycle))
+    assert found.ready_s is not None
+    left, free = list(zip(sizes, ready, strict=True)), 0.0
+    for size, start in zip(found.sizes, found.ready_s, strict=True):
+        assert start >= free - 1e-12
+        taken = 0
+        while taken < size:
+            num_bytes, there = left.pop(0)
+            taken += num_bytes
+            assert there <= start + 1e-9
+        assert taken == size
+        assert size <= threshold or size in sizes
+        free = start + max(seconds(size), cycle)
+    assert left == []
+    buckets = messages_of(result, f"{least}B", seconds, 8).sizes
+    assert sum(buckets) == sum(sizes)
+    assert all(size >= least for size in buckets[:-1])
+    assert messages_of(result, "own:single", seconds, 8).sizes == (sum(sizes),)
+
+
+# Nodes
+
+
+def test_effects_of_hosts_and_moments_are_taken_apart() -> None:
+    rng = generator()
+    hosts, common, noise = np.array([0.0, 0.1, -0.05, 0.02]), rng.normal(0, 0.2, 400), rng.normal(0, 0.01, (4, 400))
+    work = np.exp(np.repeat(hosts[:, None] + noise + common, 4, axis=0))
+    found = scatter_of([(work, [f"n{rank // 4}" for rank in range(16)])] * 2)
+    assert found is not None
+    assert found.num_maxima == 2 * 4 * 400
+    effects = np.array(found.hosts)
+    assert effects - effects.mean() == pytest.approx(hosts - hosts.mean(), abs=5e-3)
+    # The largest of 64 nodes by quantiles of few: 2.4 standard deviations of a normal noise above its middle.
+    late = lateness(NodeScatter(hosts=(0.0,) * 4, maxima=found.maxima, num_maxima=1600), 64, 1000)
+    assert late.mean() == pytest.approx(0.01 * 2.38, rel=0.15)
+    assert scatter_of([(work[:1], ["n0"])]) is None
+
+
+def test_the_slowest_of_more_nodes_is_as_late_as_simulated() -> None:
+    """Half of 90 % bands' misses at either end: hosts of a normal distribution of which eight are known."""
+    hits = []
+    for seed in range(100):
+        rng = generator(seed)
+        known = NodeScatter(hosts=tuple(0.03 * rng.standard_normal(8)))
+        low, high = np.quantile(lateness(known, 256, 400), [0.05, 0.95])
+        hits.append(low <= math.expm1(0.03 * rng.standard_normal(256).max()) <= high)
+    assert 82 <= sum(hits) <= 97
+    # Groups of nodes stand for many: against every node by itself.
+    spiky = np.quantile(np.where(np.arange(10_000) < 100, 0.2, 0.0), 1 - np.linspace(1, 0, 257) ** 3)
+    scatter = NodeScatter(hosts=tuple(0.03 * generator().standard_normal(16)), maxima=tuple(spiky), num_maxima=10_000)
+    each = lateness(scatter, 512, 200)
+    sigma = np.std(scatter.hosts, ddof=1)
+    one_by_one = [
+        np.expm1((np.mean(scatter.hosts) + sigma * rng.standard_normal(512) + 0.2 * (rng.random(512) < 0.01)).max())
+        for rng in map(generator, range(400))
+    ]
+    assert np.median(each) == pytest.approx(np.median(one_by_one), rel=0.05)
+
+
+def test_a_ring_is_priced_as_comm_predict_does() -> None:
+    ingredients = Machine().ingredients(generator(), (1, 2, 4))
+    found = drawn(ingredients, 64)
+    (_, seconds), *_ = found.exchange_by_level
+    one = predict("allreduce", "ring", 25_000_000, Layout(ranks=64, group_size=4), ingredients.network)
+    assert seconds == pytest.approx(4 * one, rel=0.01)

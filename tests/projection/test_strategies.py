@@ -1,0 +1,287 @@
+"""Each cell of the table of strategies, against counts of schedules, an event simulation, and counting by hand."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.perfmodels.predictions import features
+from dlbench.perfmodels.schedules import Layout, counts
+from dlbench.projection.strategies.layers import LayerTimes
+from dlbench.projection.strategies.network import Groups
+from dlbench.projection.strategies.table import STRATEGIES, Row, best, cut, table
+from dlbench.specs.choices import WorkloadFile, choose
+from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
+from dlbench.specs.files import find
+from dlbench.specs.layers import Layer, Layers
+
+ALPHA, BETA = 1e-5, 1e-9
+BATCH = 720_720  # Every count up to 16 divides it.
+PIECE = Piece(alpha_s=ALPHA, beta_s_per_byte=BETA)
+
+
+def network(*, inside: int | None = None, across: int | None = None) -> NetworkModel:
+    slower = Piece(alpha_s=3 * ALPHA, beta_s_per_byte=5 * BETA)
+    levels = {"inside": Level(pieces=(PIECE,), links=inside), "across": Level(pieces=(slower,), links=across)}
+    return NetworkModel(system="planted", transport="none", **levels)
+
+
+def layers_of(name: str) -> tuple[Layer, ...]:
+    found = choose(WorkloadFile(find("workloads", name)), "ci", {})
+    return found.model.layer_table(found.data)
+
+
+COSMOFLOW, RESNET, BERT = map(layers_of, ("cosmoflow", "resnet50", "bert"))
+
+
+def times_of(layers: tuple[Layer, ...]) -> LayerTimes:
+    return LayerTimes.split(layers, forward_s=1e-3, backward_s=2e-3, update_s=0.5, source="planted")
+
+
+def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **chosen: Any) -> list[Row]:
+    chosen = {"batch": BATCH, "optimizer_slots": 2, "strategies": names or STRATEGIES, **chosen}
+    used = chosen.pop("network", network())
+    return list(table(layers, times_of(layers), used, Layout(ranks=ranks, group_size=node or ranks), **chosen))
+
+
+def cost(collective: Collective, ranks: int, elements: float) -> float:
+    """By the counts of the ring's schedule: steps in a row, and the bytes of a rank."""
+    one = counts(collective, "ring", Layout(ranks=ranks, group_size=ranks), BATCH, 4)[0]
+    return one.steps * ALPHA + one.bytes_sent * elements / BATCH * BETA
+
+
+def by_counts(strategy: str, ranks: int) -> float:
+    """Communication of a step of a CosmoFlow, or for tensor of a BERT: what table 3 of the publication sums up."""
+    layers = BERT if strategy == "tensor" else COSMOFLOW
+    weights = sum(layer.weights for layer in layers)
+    blocks = [sum(one.weights for one in layers if one.block == number) for number in range(layers[-1].block + 1)]
+    products = [layer for layer in layers if layer.is_product]
+    if strategy == "serial":
+        return 0.0
+    if strategy in ("data", "zero-1", "local-sgd"):
+        summed = cost("allreduce", ranks, weights)
+        gathered = cost("all-gather", ranks, weights) if strategy == "zero-1" else 0.0
+        return summed / 8 if strategy == "local-sgd" else summed + gathered
+    if strategy == "fsdp":
+        return sum(2 * cost("all-gather", ranks, one) + cost("reduce-scatter", ranks, one) for one in blocks)
+    if strategy == "filter":
+        wide = [layer for layer in products if layer.filters >= ranks]
+        out = sum(cost("all-gather", ranks, BATCH * layer.outputs) for layer in wide if layer is not products[-1])
+        return out + sum(cost("allreduce", ranks, BATCH * layer.inputs) for layer in wide if layer is not products[0])
+    if strategy == "channel":
+        wide = [layer for layer in products[1:] if layer.channels >= ranks]
+        return sum(
+            cost("allreduce", ranks, BATCH * one.outputs) + cost("all-gather", ranks, BATCH * one.inputs)
+            for one in wide
+        )
+    return sum(4 * cost("allreduce", ranks, BATCH * one.outputs) for one in layers if one.name.endswith("_norm")) / 2
+
+
+@pytest.mark.parametrize("ranks", range(2, 17))
+@pytest.mark.parametrize("strategy", ["serial", "data", "zero-1", "fsdp", "local-sgd", "filter", "channel"])
+def test_communication_is_that_of_the_schedules_counts(strategy: str, ranks: int) -> None:
+    (row,) = rows_of(COSMOFLOW, ranks, strategy)
+    assert not row.refused
+    assert row.communication_s == pytest.approx(by_counts(strategy, ranks), rel=1e-6)
+    assert 0 <= row.exposed_s <= row.communication_s * (1 + 1e-9)
+
+
+def test_a_tensor_parallel_layer_sums_four_times_what_enters_it() -> None:
+    heads = max(layer.heads for layer in BERT)
+    length, hidden = BERT[3].inputs // BERT[4].channels, BERT[4].channels
+    for ranks in range(2, heads + 1):
+        (row,) = rows_of(BERT, ranks, "tensor")
+        encoders = sum(layer.name.endswith("output_norm") for layer in BERT)
+        by_hand = 4 * encoders * cost("allreduce", ranks, BATCH * length * hidden)
+        assert row.communication_s == pytest.approx(by_hand, rel=1e-6)
+
+
+@given(edge=st.integers(8, 20), kernel=st.sampled_from([1, 2, 3, 5]), stride=st.integers(1, 2), ranks=st.integers(2, 4))
+def test_a_halo_is_what_the_windows_of_a_rank_reach_beyond_its_part(
+    edge: int, kernel: int, stride: int, ranks: int
+) -> None:
+    """Of the rank with most neighbours; one dimension is cut, whose length the ranks divide."""
+    length, others = edge * ranks * stride, (1, 1)
+    net = Layers()
+    net.conv("first", 2, 3, (length, *others), kernel, stride)
+    net.linear("last", 3 * edge * ranks, 1)
+    (row,) = rows_of(tuple(net), ranks, "spatial")
+    summed = cost("allreduce", ranks, sum(layer.weights for layer in net))
+    gathered = cost("all-gather", ranks, BATCH * net[1].inputs)
+    padding = (kernel - 1) // 2
+    both_sides = []
+    for rank in range(ranks):
+        own = range(rank * edge * stride, (rank + 1) * edge * stride)
+        reached = {place - padding + at for place in own[::stride] for at in range(kernel)}
+        below, above = (
+            len([x for x in reached if 0 <= x < own.start]),
+            len([x for x in reached if own.stop <= x < length]),
+        )
+        both_sides.append(sum(ALPHA + BATCH * 2 * one * 4 * BETA for one in (below, above) if one))
+    assert row.communication_s == pytest.approx(summed + gathered + max(both_sides), rel=1e-6)
+
+
+def gpipe_seconds(forward: list[float], backward: list[float], links: list[float], parts: int) -> float:
+    """Stages and links between them, each does one thing at a time, what is ready first comes first."""
+    num = len(forward)
+    route = [("stage", n, 0) if half == 0 else ("link", n, 0) for n in range(num) for half in (0, 1)][:-1]
+    route += [(kind, n, 1) for kind, n, _ in reversed(route)]
+    length = {("stage", 0): forward, ("stage", 1): backward, ("link", 0): links, ("link", 1): links}
+    busy: set[tuple[str, int]] = set()
+    waiting: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    events: list[tuple[float, int, int]] = []
+    done = [0] * len(route)
+
+    def begin(now: float, place: tuple[str, int]) -> None:
+        able = [one for one in sorted(waiting.get(place, [])) if one[0] != num * 2 - 1 or done[num * 2 - 2] == parts]
+        if place not in busy and able:
+            at, part = able[0]
+            waiting[place].remove(able[0])
+            busy.add(place)
+            kind, number, half = route[at]
+            heapq.heappush(events, (now + length[kind, half][number], at, part))
+
+    for part in range(parts):
+        waiting.setdefault(("stage", 0), []).append((0, part))
+    begin(0.0, ("stage", 0))
+    now = 0.0
+    while events:
+        now, at, part = heapq.heappop(events)
+        done[at] += 1
+        place = route[at][:2]
+        busy.discard(place)
+        if at + 1 < len(route):
+            following = route[at + 1][:2]
+            waiting.setdefault(following, []).append((at + 1, part))
+            begin(now, following)
+        begin(now, place)
+    return now
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("batch", [1, 6, 32])
+@pytest.mark.parametrize("slow", [1.0, 1e3])
+def test_a_pipeline_takes_what_an_event_simulation_of_gpipe_takes(ranks: int, batch: int, slow: float) -> None:
+    piece = Piece(alpha_s=ALPHA * slow, beta_s_per_byte=BETA * slow)
+    used = network().model_copy(update={"inside": Level(pieces=(piece,))})
+    layers = COSMOFLOW
+    times = LayerTimes(
+        forward=tuple(1e-3 * (1 + n % 3) for n in range(len(layers))),
+        backward=tuple(1e-3 * (2 + n % 5) for n in range(len(layers))),
+        update_s=0.0,
+        source="planted",
+    )
+    layout = Layout(ranks=ranks, group_size=ranks)
+    (row,) = table(layers, times, used, layout, batch=batch, optimizer_slots=0, strategies=["pipeline"])
+    parts = int(row.notes[0].split()[0])
+    numbers = range(layers[-1].block + 1)
+    blocks = [[n for n, layer in enumerate(layers) if layer.block == number] for number in numbers]
+    work = [sum(times.forward[n] + times.backward[n] for n in block) for block in blocks]
+    stages = [[n for block in blocks[first:last] for n in block] for first, last in cut(work, ranks)]
+    share = batch / parts
+    sends = [ALPHA * slow + share * layers[stage[-1]].outputs * 4 * BETA * slow for stage in stages[:-1]]
+    forward, backward = (
+        [share * sum(half[n] for n in stage) for stage in stages] for half in (times.forward, times.backward)
+    )
+    assert row.step_s == pytest.approx(gpipe_seconds(forward, backward, [*sends, 0.0], parts), rel=1e-9)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=7), st.data())
+def test_a_cut_has_the_least_largest_part(work: list[float], data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, len(work)))
+    every = [[0, *inner, len(work)] for inner in combinations(range(1, len(work)), parts - 1)]
+    least = min(max(sum(work[a:b]) for a, b in pairwise(ends)) for ends in every)
+    found = cut(work, parts)
+    assert max(sum(work[a:b]) for a, b in found) == pytest.approx(least)
+    assert [found[0][0], *(end for _, end in found)] in every
+
+
+EDGES = [
+    (COSMOFLOW, "data", 24, "batch"),
+    (COSMOFLOW, "zero-1", 24, "batch"),
+    (COSMOFLOW, "fsdp", 24, "batch"),
+    (COSMOFLOW, "pipeline", 8, "blocks"),
+    (COSMOFLOW, "filter", 16, "filters"),
+    (COSMOFLOW, "channel", 16, "channels"),
+    (COSMOFLOW, "spatial", 1, "extents"),
+    (BERT, "tensor", max(layer.heads for layer in BERT), "heads"),
+]
+
+
+@pytest.mark.parametrize(("layers", "name", "limit", "word"), EDGES)
+def test_one_rank_above_a_limit_is_refused_with_its_name(
+    layers: tuple[Layer, ...], name: str, limit: int, word: str
+) -> None:
+    (at,), (above,) = (rows_of(layers, ranks, name, batch=24) for ranks in (limit, limit + 1))
+    assert (at.limit, at.refused) == (limit, "")
+    assert word in at.bound_by
+    assert word in above.refused
+    assert str(limit) in above.refused
+    assert (above.step_s, above.fits, above.accuracy) == (0.0, None, None)
+
+
+def test_what_a_network_has_not_cannot_be_divided() -> None:
+    refused = {row.strategy for row in rows_of(BERT, 2) if row.refused}
+    assert {"spatial", "filter", "channel"} <= refused
+    assert [row.refused for row in rows_of(RESNET, 2, "tensor")] == ["it has no attention heads"]
+
+
+@pytest.mark.parametrize(("links", "phi"), [(1, 4.0), (2, 2.0), (4, 1.0), (None, 1.0)])
+def test_phi_of_rings_at_once_is_that_of_the_hierarchical_all_reduce(links: int | None, phi: float) -> None:
+    """Four rings of one rank of each node leave a node at once, as its second phase does."""
+    layout, used = Layout(ranks=8, group_size=4), network(across=links)
+    together = Groups(layout, used, 2, 4)
+    assert together.phi == phi
+    assert features("allreduce", "hierarchical", 2**22, layout, used).phi["across"] == phi
+    alone = features("allreduce", "ring", 2**20, Layout(ranks=2, group_size=1), used).seconds(used)
+    assert together.seconds("allreduce", 2**20, 4) == pytest.approx((alone - 6 * ALPHA) * phi + 6 * ALPHA)
+    rows = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=used)
+    assert {row.replicas: row.phi for row in rows} == {4: max(1.0, 2 / (links or 2)), 2: phi}
+    free = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=used, sharing=False)
+    assert {row.phi for row in free} == {1.0}
+
+
+def test_memory_is_weights_gradients_slots_and_activations() -> None:
+    weights = sum(layer.weights for layer in COSMOFLOW)
+    elements = sum(layer.inputs + layer.outputs for layer in COSMOFLOW)
+    rows = {row.strategy: row for row in rows_of(COSMOFLOW, 4, batch=64, gamma=0.5)}
+    assert rows["serial"].memory_bytes == 4 * (4 * weights + 0.5 * 64 * elements)
+    assert rows["data"].memory_bytes == 4 * (4 * weights + 0.5 * 16 * elements)
+    assert rows["zero-1"].memory_bytes == 4 * (2.5 * weights + 0.5 * 16 * elements)
+    largest = max(sum(one.weights for one in COSMOFLOW if one.block == n) for n in range(COSMOFLOW[-1].block + 1))
+    assert rows["fsdp"].memory_bytes == 4 * (weights + 2 * largest + 0.5 * 16 * elements)
+    assert (rows["data"].redundant_bytes, rows["fsdp"].redundant_bytes) == (4 * 3 * weights, 0)
+    assert rows["pipeline"].redundant_bytes == 0
+    whole = sum(one.weights for one in COSMOFLOW if one.is_product and one.filters < 4)
+    assert rows["filter"].redundant_bytes == pytest.approx(4 * 3 * whole)
+
+
+def test_the_best_is_the_fastest_that_fits_and_trains_the_same() -> None:
+    rows = rows_of(COSMOFLOW, 4, batch=64)
+    fastest = best(rows)
+    assert fastest is not None
+    assert fastest.strategy not in ("local-sgd", "serial")
+    limited = rows_of(COSMOFLOW, 4, batch=64, memory_limit=fastest.memory_bytes - 1)
+    within = best(limited)
+    assert within is None or within.memory_bytes < fastest.memory_bytes
+    assert next(row for row in limited if row.strategy == fastest.strategy).bound_by == "memory"
+    assert best(rows_of(COSMOFLOW, 4, batch=64, memory_limit=1.0)) is None
+
+
+def test_gradients_are_hidden_by_the_backward_pass_but_for_the_last_message() -> None:
+    net = Layers()
+    for number in range(3):
+        net.block = number
+        net.linear(f"layer{number}", 4096, 4096)
+    layers = tuple(net)
+    times = LayerTimes(forward=(1e3,) * 3, backward=(1e3,) * 3, update_s=0.0, source="planted")
+    layout = Layout(ranks=4, group_size=4)
+    (row,) = table(layers, times, network(), layout, batch=4, optimizer_slots=0, strategies=["data"])
+    one = cost("allreduce", 4, 4096 * 4097)  # 64 MiB: each layer travels alone
+    assert row.communication_s == pytest.approx(3 * one)
+    assert row.exposed_s == pytest.approx(one)
