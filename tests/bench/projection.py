@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlbench.jobs.box.box import Box
+from dlbench.perfmodels.predictions import features
+from dlbench.perfmodels.schedules import Layout
+from dlbench.projection.projected import QUANTILES
 from dlbench.records.comm import scan_comm
 from dlbench.records.scan import scan
+from dlbench.specs.comm import Level, NetworkModel, Piece
 from tests.bench.figures import Figure
 from tests.bench.shaped_cluster import lacking, shaped_cluster, submit, wait_for
+from tests.support.run_factory import Story, constant, exchange_result, plans, write_run
 
 RANKS_PER_NODE = 2
 REPEATS = 3
@@ -124,10 +129,16 @@ def held_out(cases: Sequence[Case] = CASES) -> Iterator[Figure]:
         ("mean error of the step", statistics.mean(errors) if errors else None, goal_mean, 5.0),
         ("worst error of the step", max(errors, default=None), goal_worst, 15.0),
     ):
-        yield Figure(name=f"projection: {name}", value=value, goal=goal, met=value is not None and value <= most, **common)
+        yield Figure(
+            name=f"projection: {name}", value=value, goal=goal, met=value is not None and value <= most, **common
+        )
     share = 100 * statistics.mean(inside) if inside else None
     yield Figure(
-        name="projection: 80 % bands that hold", value=share, goal=goal_bands, met=share is not None and share >= 70, **common
+        name="projection: 80 % bands that hold",
+        value=share,
+        goal=goal_bands,
+        met=share is not None and share >= 70,
+        **common,
     )
 
 
@@ -136,7 +147,16 @@ def _network(box: Box, system: Path, folder: Path) -> Path:
     submit(
         box,
         *("comm", "submit", "--system", str(system), "--out", str(folder), "--backends", "gloo"),
-        *("--algorithms", "ring,recursive-halving-doubling", "--sizes", "64KiB:4MiB", "--iterations", "4", "--warmup", "1"),
+        *(
+            "--algorithms",
+            "ring,recursive-halving-doubling",
+            "--sizes",
+            "64KiB:4MiB",
+            "--iterations",
+            "3",
+            "--warmup",
+            "1",
+        ),
         *("--nodes", "1,2,4", "--ranks-per-node", str(RANKS_PER_NODE), "--repeats", "2"),
     )
     wait_for(lambda: all(run.state != "incomplete" for run in scan_comm(folder).runs), BOUND_S)
@@ -179,7 +199,9 @@ def _asked(folder: Path, network: Path, case: Case, largest: int, ranks: int) ->
     command = ("project", str(known), "--to", str(ranks), "--network", str(network), "--format", "json")
     done = subprocess.run([sys.executable, "-m", "dlbench", *command], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        return f"{case.name}, {largest} to {ranks}: exit {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
+        return (
+            f"{case.name}, {largest} to {ranks}: exit {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
+        )
     (target,) = json.loads(done.stdout)["targets"]
     low, median, high = _band(target["step"])
     return Answer(
@@ -191,3 +213,49 @@ def _asked(folder: Path, network: Path, case: Case, largest: int, ranks: int) ->
         low_s=low,
         high_s=high,
     )
+
+
+def _band(step: Any) -> tuple[float, float, float]:
+    """Ends and median of the middle 80 % in a target's JSON."""
+    quantiles = step["quantiles"]
+    return quantiles[QUANTILES.index(0.1)], quantiles[QUANTILES.index(0.5)], quantiles[QUANTILES.index(0.9)]
+
+
+def times() -> Iterator[Figure]:
+    """A projection to 4,096 ranks from 20 runs of 64 ranks, and the price of a message there."""
+    with tempfile.TemporaryDirectory(prefix="dlbench-projection-") as temporary:
+        runs, network = Path(temporary) / "runs", Path(temporary) / "made.network.json"
+        network.write_text(NETWORK.model_dump_json())
+        asked = {"system": "box", "points_are": "nodes", "points": (4, 8), "ranks_per_node": 8, "repeats": 20}
+        for plan in plans(**asked, launcher="srun-gloo", engine="ddp"):
+            gradients = [(4 * 2**20, 0.001 * place) for place in range(60)]
+            result = exchange_result(plan, gradients=gradients, alpha_s=1e-4, beta_s_per_byte=1e-9)
+            story = Story(exchange=result, host=lambda rank: f"n{rank // 8}", cores=lambda rank: (rank % 8,))
+            write_run(runs, plan, constant((1.0, 0.0, 30.0, 60.0, 40.0 + plan.layout.nodes, 5.0)), story)
+        command = ("project", str(runs), "--to", "4096", "--network", str(network), "--format", "json")
+        begin = time.monotonic()
+        done = subprocess.run([sys.executable, "-m", "dlbench", *command], capture_output=True, text=True, check=False)
+        took = time.monotonic() - begin
+    reason = "" if done.returncode == 0 else f"exit {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
+    yield Figure(
+        name="4,096 ranks from 40 runs of 32 and 64 ranks, the command",
+        value=took if not reason else None,
+        unit="s",
+        goal="< 10 s",
+        met=took < 10 and not reason,
+        reason=reason,
+    )
+    begin = time.monotonic()
+    for size in SIZES:  # each of its own, so that nothing is remembered
+        features("allreduce", "ring", size, Layout(ranks=4096, group_size=8), NETWORK)
+    each = 1000 * (time.monotonic() - begin) / len(SIZES)
+    yield Figure(name="a ring of 4,096 ranks priced", value=each, unit="ms", n=len(SIZES), goal="some ms")
+
+
+SIZES = tuple(2**20 * size for size in (1, 2, 4, 8, 16, 32, 64))
+NETWORK = NetworkModel(
+    system="box",
+    transport="torch-gloo",
+    inside=Level(pieces=(Piece(alpha_s=1e-5, beta_s_per_byte=1e-10),)),
+    across=Level(pieces=(Piece(alpha_s=3e-5, beta_s_per_byte=1e-10),)),
+)
