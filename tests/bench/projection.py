@@ -202,7 +202,7 @@ def _asked(folder: Path, network: Path, case: Case, largest: int, ranks: int) ->
         return (
             f"{case.name}, {largest} to {ranks}: exit {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
         )
-    (target,) = json.loads(done.stdout)["targets"]
+    (target,) = json.loads(done.stdout)["groups"][0]["projection"]["targets"]
     low, median, high = _band(target["step"])
     return Answer(
         case=case.name,
@@ -228,7 +228,7 @@ def times() -> Iterator[Figure]:
         network.write_text(NETWORK.model_dump_json())
         asked = {"system": "box", "points_are": "nodes", "points": (4, 8), "ranks_per_node": 8, "repeats": 20}
         for plan in plans(**asked, launcher="srun-gloo", engine="ddp"):
-            gradients = [(4 * 2**20, 0.001 * place) for place in range(60)]
+            gradients = [(2**18, 0.001 * place) for place in range(60)]
             result = exchange_result(plan, gradients=gradients, alpha_s=1e-4, beta_s_per_byte=1e-9)
             story = Story(exchange=result, host=lambda rank: f"n{rank // 8}", cores=lambda rank: (rank % 8,))
             write_run(runs, plan, constant((1.0, 0.0, 30.0, 60.0, 40.0 + plan.layout.nodes, 5.0)), story)
@@ -256,6 +256,6 @@ SIZES = tuple(2**20 * size for size in (1, 2, 4, 8, 16, 32, 64))
 NETWORK = NetworkModel(
     system="box",
     transport="torch-gloo",
-    inside=Level(pieces=(Piece(alpha_s=1e-5, beta_s_per_byte=1e-10),)),
-    across=Level(pieces=(Piece(alpha_s=3e-5, beta_s_per_byte=1e-10),)),
+    inside=Level(pieces=(Piece(alpha_s=1e-6, beta_s_per_byte=1e-10),)),
+    across=Level(pieces=(Piece(alpha_s=2e-6, beta_s_per_byte=1e-10),)),
 )
