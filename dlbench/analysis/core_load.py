@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from dlbench.analysis.doubts import Doubt
+from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.records.watch import NodeLoad
 
@@ -66,3 +67,16 @@ def _doubts(
 def _is_much(seconds: float, load: NodeLoad) -> bool:
     num = len(load.cores)
     return load.window_s > 0 and seconds - num * _RESOLUTION_S > LOADED * num * load.window_s
+
+
+def crowded_hosts(record: Record) -> list[str]:
+    """Hosts whose ranks compute with more threads than they have cores, in words: such steps say nothing of others."""
+    hosts: dict[str, tuple[int, int, set[int]]] = {}
+    for rank in record.ranks:
+        threads, count, cores = hosts.get(rank.host, (0, 0, set()))
+        hosts[rank.host] = (threads + rank.threads, count + 1, cores | set(rank.cores))
+    return [
+        f"{threads} threads of {count} rank{'s' * (count > 1)} on {len(cores)} core{'s' * (len(cores) > 1)} of {host}"
+        for host, (threads, count, cores) in sorted(hosts.items())
+        if cores and threads > len(cores)
+    ]

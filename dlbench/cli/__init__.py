@@ -57,6 +57,7 @@ GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
             ("comm", "comm", "Measure collectives, fit a network model, predict."),
             ("io", "io", "Measure storage and readers, and what input costs."),
             ("memory", "memory", "Plan which activations to keep, swap or recompute."),
+            ("project", "project", "Project runs to rank counts that were not measured, with bands."),
             ("estimate", "estimate", "How many GPUs: time to train, GPU-hours, price, from runs."),
         ),
     ),

@@ -37,8 +37,9 @@ from dlbench.cli.report import (
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
+    from dlbench.comm.fits import Fit
     from dlbench.specs.base import Precision
-    from dlbench.specs.comm import Collective
+    from dlbench.specs.comm import Collective, LevelName
     from dlbench.specs.expand import CommRuns
 
 
@@ -108,7 +109,6 @@ def fit(
     if output is not None:
         check_writable(output)
     require_modules("comm fit", "numpy", "scipy")
-    from dlbench.comm.document import fit_document
     from dlbench.comm.fits import fit_one
     from dlbench.comm.measurements import tabulate
     from dlbench.units import utc_now
@@ -117,18 +117,78 @@ def fit(
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=named(runs))
-    emit(fit_document(found), "text", None, full=True)
-    if output is not None:
-        write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
-        click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
+    _show_fit(found, output)
     if table.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
+def _show_fit(found: Fit, output: Path | None) -> None:
+    from dlbench.comm.document import fit_document
+
+    emit(fit_document(found), "text", None, full=True)
+    if output is not None:
+        write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
+        click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
+
+
+@click.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--system", metavar="NAME", required=True, help="What to call the system that was measured.")
+@click.option("-o", "--output", metavar="FILE.network.json", type=click.Path(path_type=Path), help="File to write.")
+@click.option("--ranks", type=int, multiple=True, metavar="N", help="Of outputs that do not say: for all, or for each.")
+@click.option("--group-size", type=int, metavar="N", help="Ranks per node, of outputs that do not name hosts.")
+@click.option(
+    "--level",
+    "levels",
+    type=click.Choice(["inside", "across", "beyond"]),
+    multiple=True,
+    help="Where the two ranks of osu_latency and osu_bw were: inside a node, across nodes, or beyond a leaf switch.",
+)
+@click.option("--collective", metavar="NAME", help="What outputs of nccl-tests measured that do not name it.")
+def import_(
+    files: tuple[Path, ...],
+    system: str,
+    output: Path | None,
+    ranks: tuple[int, ...],
+    group_size: int | None,
+    levels: tuple[LevelName, ...],
+    collective: str | None,
+) -> None:
+    """Make fitted costs of what nccl-tests and OSU's micro-benchmarks printed, in text FILES.
+
+    A collective becomes a line for each rank count; with several rank counts, costs of messages as well, of the
+    algorithm that explains the times best. Outputs of equal layouts are repeats: three or more give intervals.
+
+    \b
+    Examples:
+      dlbench comm import nccl-8.txt nccl-16.txt --system dgx -o dgx.network.json
+      dlbench comm import osu-allreduce.txt --ranks 64 --group-size 4 --system big -o big.network.json
+      dlbench comm import lat.txt bw.txt --level across --system big -o big.network.json
+    """
+    if output is not None:
+        check_writable(output)
+    require_modules("comm import", "numpy", "scipy")
+    from dlbench.comm.imports import import_tables
+    from dlbench.specs.comm import ALGORITHMS
+    from dlbench.units import utc_now
+
+    if collective is not None and collective not in ALGORITHMS:
+        raise UserError(f"--collective: unknown name {collective!r}: {nearest(collective, ALGORITHMS)}")
+    for option, count in (*(("--ranks", one) for one in ranks), ("--group-size", group_size)):
+        if count is not None and count < 1:
+            raise UserError(f"{option} {count}: must be 1 or more")
+    found = import_tables(
+        files, system=system, ranks=ranks, group_size=group_size, levels=levels, collective=collective, fitted=utc_now()
+    )
+    _show_fit(found, output)
+
+
 @click.command()
-@click.argument("network", type=click.Path(path_type=Path))
+@click.argument("network", type=click.Path(path_type=Path), required=False)
+@click.option("--topology", metavar="FILE", type=click.Path(path_type=Path), help="Cables to price instead, YAML.")
 @click.option("--ranks", metavar="8,64", required=True, help="Rank counts.")
 @click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
+@click.option("--leaf-size", type=int, metavar="N", help="Ranks below a leaf switch (default: all below one).")
 @click.option(
     "--sizes",
     metavar="LOW:HIGH[:COUNT]|A,B",
@@ -149,9 +209,11 @@ def fit(
 @click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
 def predict(
-    network: Path,
+    network: Path | None,
+    topology: Path | None,
     ranks: str,
     group_size: int | None,
+    leaf_size: int | None,
     sizes: str,
     collective: str,
     algorithms: str | None,
@@ -170,19 +232,25 @@ def predict(
     Examples:
       dlbench comm predict box.network.json --ranks 8,64 --group-size 4 --sizes 1KiB:100MiB
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
+      dlbench comm predict --topology fat-tree.yaml --ranks 64 --sizes 1MiB:64MiB
     """
     require_modules("comm predict", "numpy", "scipy")
     from dlbench.comm.document import predictions_document
-    from dlbench.comm.predictions import Wanted, predict_all
+    from dlbench.comm.predictions import CABLES, Wanted, predict_all
+    from dlbench.perfmodels.topology import read_topology
     from dlbench.records.comm import read_network
-    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES
+    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES, NetworkModel
     from dlbench.specs.requests import parse_counts, parse_sizes
 
+    if (network is None) == (topology is None):
+        raise UserError("give either a file NETWORK of fitted costs, or --topology FILE")
+    if topology is not None and leaf_size is not None:
+        raise UserError("--leaf-size: the topology says which hosts share a switch")
     for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):
         if name not in known:
             raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
     precision = cast("Precision", dtype)
-    for option, count in (("--group-size", group_size), ("--shards", shards)):
+    for option, count in (("--group-size", group_size), ("--leaf-size", leaf_size), ("--shards", shards)):
         if count is not None and count < 1:
             raise UserError(f"{option} {count}: must be 1 or more")
     counts = parse_counts(ranks, "--ranks")
@@ -192,10 +260,13 @@ def predict(
         sizes=parse_sizes(sizes, precision),
         dtype=precision,
         group_size=group_size,
+        leaf_size=leaf_size,
         shards=shards,
         workload_bytes=workload_bytes,
+        topology=None if topology is None else read_topology(topology),
     )
-    found = predict_all(read_network(network), counts, wanted)
+    modelled = NetworkModel(system=str(topology), transport=CABLES)
+    found = predict_all(modelled if network is None else read_network(network), counts, wanted)
     emit(predictions_document(found), format_name, None, full=full)
 
 
@@ -364,5 +435,5 @@ def _print_notes(made: CommRuns) -> None:
 
 
 # In the order of work.
-for command in (run, submit, report, fit, predict):
+for command in (run, submit, report, fit, import_, predict):
     comm.add_command(command)

@@ -165,11 +165,12 @@ _AMOUNT = re.compile(
 )
 _FORMS = {
     "--price": ("the price of an hour", "'2.50 EUR' or '9 EUR/node-hour'"),
+    "--price-per-node-hour": ("the price of a node-hour", "'9 EUR'"),
     "--budget": ("hours or money", "'500 GPU-hours' or, with --price in EUR, '900 EUR'"),
 }
 
 
-def _amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
+def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
     """Number, currency and what the hours are of; empty where they are not said."""
     if text is None:
         return None, "", ""
@@ -180,7 +181,7 @@ def _amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
     if found["hours"] and not held:
         raise UserError(f"{option} {text[:80]!r}: hours of what? e.g. {form}")
     # A price is per hour, and a budget one of both.
-    if (held and not found["per"]) if option == "--price" else (found["per"] or bool(held) == bool(currency)):
+    if (held and not found["per"]) if option.startswith("--price") else (found["per"] or bool(held) == bool(currency)):
         raise UserError(f"{option} {text[:80]!r}: must be {what}, e.g. {form}")
     return float(found["number"]), currency, held.replace("gpu", "GPU")
 
@@ -190,8 +191,8 @@ def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
 
     Raises `UserError`: one has another form, or they do not go together.
     """
-    cost, currency, cost_of = _amount_of("--price", price)
-    limit, money, limit_of = _amount_of("--budget", budget)
+    cost, currency, cost_of = amount_of("--price", price)
+    limit, money, limit_of = amount_of("--budget", budget)
     if budget and not limit_of and money != currency:
         have = f"--price is in {currency}" if currency else f"needs --price in {money}"
         raise UserError(f"--budget {budget}: {have}; an amount of hours is e.g. '500 GPU-hours'")

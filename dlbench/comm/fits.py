@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from types import MappingProxyType
 
 from dlbench.analysis.comparability import system_content
 from dlbench.analysis.environments import side_by_side
@@ -206,7 +207,7 @@ def fit_one(
         raise IncompleteDataError(f"{where}: {scope.title}: one size only; a line needs two or more (--sizes)")
     runs = tuple(dict.fromkeys(run.plan.run_id for group in groups for run in group.runs))
     network = NetworkModel(system=chosen, transport=carrier, collectives=lines, sources=runs, fitted=fitted)
-    return _described(scope, network, tuple(sorted({line.ranks for line in lines})))
+    return described(scope, network, tuple(sorted({line.ranks for line in lines})))
 
 
 def _chosen(option: str, asked: str | None, found: list[str], where: str) -> str:
@@ -282,39 +283,55 @@ def _fit(
     for group, series in used:
         names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
         by_run += [{names[run_id]: took for (run_id, _), took in one.by_run.items()} for one in series.rows]
-    runs = min(map(len, by_run))
-    sharing, predictions = choose_sharing(observations)
-    drawn = resampled(by_run, centre="median")
-    network = fit_network(
-        observations,
-        system=scope.system,
-        transport=scope.carrier,
-        sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
-        fitted=fitted,
-        sharing=sharing,
-        resampled=drawn,
-        runs=runs,
-    )
-    ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
-    keys = {id(seen): key for key, seen in observed.items()}
-    fit = _described(
+    fit = fit_of(
         scope,
-        network.model_copy(
-            update={
-                "collectives": lines,
-                "largest_held_out": hold_out_largest(observations),
-                "errors": tuple(_of_algorithms(predictions)),
-            }
-        ),
-        ranks,
-        held_out_by=HELD_OUT_SEVERAL if len(ranks) > 1 else HELD_OUT_ONE.format(ranks=ranks[0]),
-        predicted={keys[id(seen)]: seconds for seen, seconds in predictions},
-        errors=tuple(_errors(predictions)),
+        observations,
+        by_run,
+        sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
+        lines=lines,
+        fitted=fitted,
+        keys={id(seen): key for key, seen in observed.items()},
     )
     return fit, left
 
 
-def _described(
+def fit_of(
+    scope: Scope,
+    observations: Sequence[Observation],
+    by_run: Sequence[Mapping[str, float]],
+    *,
+    sources: tuple[str, ...],
+    lines: tuple[LineCost, ...],
+    fitted: str,
+    keys: Mapping[int, PointKey] = MappingProxyType({}),
+) -> Fit:
+    """The costs that points show. `by_run`: of each point its seconds by run. `keys`: of points that a report shows, by
+    id of the observation. Raises `UserError`: as `fit_network`.
+    """
+    sharing, predictions = choose_sharing(observations)
+    network = fit_network(
+        observations,
+        system=scope.system,
+        transport=scope.carrier,
+        sources=sources,
+        fitted=fitted,
+        sharing=sharing,
+        resampled=resampled(by_run, centre="median"),
+        runs=min(map(len, by_run)),
+    )
+    ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
+    held_out = {"largest_held_out": hold_out_largest(observations), "errors": tuple(_of_algorithms(predictions))}
+    return described(
+        scope,
+        network.model_copy(update={"collectives": lines, **held_out}),
+        ranks,
+        held_out_by=HELD_OUT_SEVERAL if len(ranks) > 1 else HELD_OUT_ONE.format(ranks=ranks[0]),
+        predicted={keys[id(seen)]: seconds for seen, seconds in predictions if id(seen) in keys},
+        errors=tuple(_errors(predictions)),
+    )
+
+
+def described(
     scope: Scope,
     network: NetworkModel,
     ranks: tuple[int, ...],
@@ -323,6 +340,7 @@ def _described(
     predicted: dict[PointKey, float] | None = None,
     errors: tuple[Errors, ...] = (),
 ) -> Fit:
+    """A network with what is to be shown of its fit."""
     return Fit(
         label=f"Fitted costs of {scope.title}",
         system=scope.system,

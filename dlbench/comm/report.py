@@ -561,6 +561,8 @@ def layout_text(found: Predictions, one: Prediction) -> str:
     """What is predicted of which layout."""
     groups = one.ranks // one.group_size
     where = f" in {groups} groups of {one.group_size}" if groups > 1 else ""
+    if one.leaf_size is not None and one.leaf_size < one.ranks:
+        where += f" below {one.ranks // one.leaf_size} leaf switches"
     return f"{COLLECTIVE_TITLES[found.collective]} {found.dtype}, {one.ranks} ranks{where}"
 
 

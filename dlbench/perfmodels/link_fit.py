@@ -517,8 +517,9 @@ def _entries(load: Load, number: int, scale: float) -> list[tuple[int, int, floa
 
 ROUNDS = 60
 PATIENCE = 6  # Rounds without a better fit after which the rounds end.
-# Alpha and beta inside groups and from there on from which fitting starts; the better end counts.
-_STARTS = (((1e-5, 1e-10), (1e-5, 1e-10)), ((1e-5, 1e-10), (1e-4, 1e-8)))
+# Alpha and beta of each level from which fitting starts; the best end counts, the last where leaf switches differ.
+_FAST, _SLOW, _SLOWER = (1e-5, 1e-10), (1e-4, 1e-8), (1e-3, 1e-6)
+_STARTS = ((_FAST, _FAST, _FAST), (_FAST, _SLOW, _SLOW), (_FAST, _SLOW, _SLOWER))
 
 
 @dataclass(frozen=True)
@@ -534,15 +535,16 @@ class CostFit:
 def descend(table: LoadTable, structure: Structure, points: Mask, old: CostFit | None = None) -> CostFit:
     """The best costs for some of the points, beginning from those of another fit or from general ones."""
     loads = table.loads(structure)
-    starts = [_begin(structure, *costs) for costs in _STARTS] if old is None else [_carry(old, structure)]
+    used = _STARTS if len(table.sizes("beyond")) else _STARTS[:-1]
+    starts = [_begin(structure, costs) for costs in used] if old is None else [_carry(old, structure)]
     return min((_rounds(table, loads, structure, points, start) for start in starts), key=lambda fit: fit.error)
 
 
-def _begin(structure: Structure, inside: tuple[float, float], outside: tuple[float, float]) -> Array:
+def _begin(structure: Structure, costs: Sequence[tuple[float, float]]) -> Array:
     import numpy as np
 
-    of_levels = [inside if level == "inside" else outside for level in LEVELS for _ in (*structure.breaks(level), None)]
-    return np.array([*(cost for costs in of_levels for cost in costs), 0.0])
+    of_levels = [one for level, one in zip(LEVELS, costs, strict=True) for _ in (*structure.breaks(level), None)]
+    return np.array([*(cost for one in of_levels for cost in one), 0.0])
 
 
 def _carry(old: CostFit, structure: Structure) -> Array:

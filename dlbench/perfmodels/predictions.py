@@ -154,29 +154,28 @@ def features(
         sharing = Sharing(**{name: level.links for name, level in network.levels.items()})
         summary = summarise(collective, algorithm, layout, elements, shards=shards, sharing=sharing)
         scale = num_bytes / summary.elements if summary.elements else 0.0
+        levels = {name: level_of(network, name) for name in summary.levels}
         for step, times in summary.steps:
             reduced += times * step.reduced * scale
-            load = _slowest(step, scale, network)
-            if load is None:
-                continue
+            load = _slowest(step, scale, levels)
             for name, count, how_many in load.starts:
-                key = (name, _piece(level_of(network, name), count * scale))
+                key = (name, _piece(levels[name], count * scale))
                 starts[key] = starts.get(key, 0.0) + times * how_many
             for count, how_many in load.flows:
-                key = (load.level, _piece(level_of(network, load.level), count * scale))
+                key = (load.level, _piece(levels[load.level], count * scale))
                 sizes[key] = sizes.get(key, 0.0) + times * how_many * count * scale / load.links
             phi[load.level] = max(load.phi, phi.get(load.level, 1.0))
     return Features(starts, sizes, reduced, phi)
 
 
-def _slowest(step: StepLoads, scale: float, network: NetworkModel) -> Load | None:
+def _slowest(step: StepLoads, scale: float, levels: dict[LevelName, Level]) -> Load:
     def seconds(load: Load) -> float:
-        level = level_of(network, load.level)
-        starts = sum(n * level_of(network, name).piece(count * scale).alpha_s for name, count, n in load.starts)
+        level = levels[load.level]
+        starts = sum(n * levels[name].piece(count * scale).alpha_s for name, count, n in load.starts)
         flows = sum(n * count * scale * level.piece(count * scale).beta_s_per_byte for count, n in load.flows)
         return starts + flows / load.links
 
-    return max(step.loads, key=seconds, default=None)
+    return max(step.loads, key=seconds)
 
 
 def _piece(level: Level, num_bytes: float) -> int:

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from dlbench.specs.plan import RunPlan
 
+UNSTATED_SAMPLES = 1_000_000  # Samples of a training whose length nobody states.
+HOUR_S = 3_600
+
 GROUP_SIZES: tuple[int, ...] = (2, 4, 6, 8, 16)
 """Usual numbers of GPUs in a node: factors by which a throughput is off when a node's is taken for the machine's."""
 

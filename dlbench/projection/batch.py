@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, model_error
 from dlbench.projection.ingredients import BatchFigures, QualityFigures
+from dlbench.projection.projected import Refused
+from dlbench.projection.refusals import refused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,19 +59,13 @@ def own_work(batches: Sequence[BatchFigures], batch: int, draws: int, seed: Sequ
     return work
 
 
-def why_no_epochs(quality: QualityFigures | None) -> tuple[str, str]:
-    """Why nothing is said of the time to quality, and the command that would measure it; empty where it is (R10)."""
-    if quality is None or not quality.runs:
-        return "no run was trained to a target", "dlbench run WORKLOAD --to-accuracy TARGET, at three global batches"
+def why_no_epochs(quality: QualityFigures) -> Refused | None:
+    """Why nothing is said of the epochs to the target (R10); None where something is."""
     batches = len({one.global_batch for one in quality.runs})
-    if batches >= LEAST_BATCHES or quality.noise_scale is not None:
-        return "", ""
-    return (
-        f"runs met {quality.target} at {batches} global batch{'es' * (batches != 1)}, and epochs over batch need "
-        f"{LEAST_BATCHES} or a gradient noise scale",
-        "dlbench run WORKLOAD --to-accuracy TARGET at further values of --set train.batch_per_rank, or --set "
-        "measure.noise_scale=true",
-    )
+    if batches >= LEAST_BATCHES or (batches and quality.noise_scale is not None):
+        return None
+    known = f"runs at {batches} global batch{'es' * (batches != 1)} (at least {LEAST_BATCHES})"
+    return refused("R10", None, known=known)
 
 
 def epochs(quality: QualityFigures, global_batch: int, draws: int, seed: Sequence[int]) -> Array:
@@ -79,8 +75,8 @@ def epochs(quality: QualityFigures, global_batch: int, draws: int, seed: Sequenc
     """
     import numpy as np
 
-    if why := why_no_epochs(quality)[0]:
-        raise ValueError(why)
+    if (why := why_no_epochs(quality)) is not None:
+        raise ValueError(why.text)
     rng = np.random.default_rng([*seed, 0])
     at = np.array([one.global_batch for one in quality.runs], dtype=np.float64)
     met = np.array([one.epochs for one in quality.runs])

@@ -41,7 +41,7 @@ class RunFigures(Spec):
         "which causes consist of; empty: not known.",
     )
     own_work_s: Positive | None = Field(
-        None, description="Step less exchange phase, seconds: median over ranks and steps."
+        None, description="Step less exchange phase, seconds: mean over steps, median over ranks."
     )
     hidden_s: NonNegative | None = Field(None, description="Exchange within the backward pass, seconds per step.")
     communication_s: NonNegative | None = Field(
@@ -113,6 +113,9 @@ class QualityFigures(Spec):
     target: str = Field(description="The target, in words.")
     samples_per_epoch: Count = Field(description="Samples of an epoch.")
     runs: tuple[QualityRun, ...] = Field((), description="Runs that met it.")
+    evaluation_s: NonNegative = Field(
+        0.0, description="Seconds of evaluations per epoch, median over runs; taken to be the same at any rank count."
+    )
     noise_scale: Positive | None = Field(
         None, description="Simple noise scale of the gradients (McCandlish et al. 2018), samples; null: not measured."
     )
@@ -165,8 +168,10 @@ class Ingredients(Spec):
         counts = [point.ranks for point in self.points]
         if counts != sorted(set(counts)):
             raise ValueError("points must ascend by ranks, each rank count once")
-        if wrong := [point.ranks for point in self.points if point.nodes != self.nodes_of(point.ranks)]:
-            raise ValueError(f"the point of {wrong[0]} ranks does not fill nodes of {self.per_node} ranks each")
+        full = self.per_node
+        for point in self.points:
+            if point.ranks != point.nodes * full and not (point.nodes == 1 and point.ranks < full):
+                raise ValueError(f"the point of {point.ranks} ranks does not fill nodes of {full} ranks each")
         return self
 
     @property

@@ -82,9 +82,14 @@ def record(runs: Path, ingredients: Ingredients, projection: Projection, now: da
         raise UserError(f"--record: {runs} is a single run, whose folder never changes; give the folder of runs")
     if not projection.targets:
         raise UserError("--record: nothing was projected, so there is nothing to record")
-    moment = now.astimezone(UTC)
-    kept = RecordedProjection(
-        created=moment.strftime(_UTC),
+    kept = recorded(ingredients, projection, now)
+    return _put(runs, re.sub("[-:]", "", kept.created), kept.model_dump_json(indent=1).encode() + b"\n")
+
+
+def recorded(ingredients: Ingredients, projection: Projection, now: datetime) -> RecordedProjection:
+    """What is written of a projection. `now`: aware, any time zone."""
+    return RecordedProjection(
+        created=now.astimezone(UTC).strftime(_UTC),
         dlbench_version=dlbench.__version__,
         title=ingredients.title,
         system=ingredients.system,
@@ -105,11 +110,15 @@ def record(runs: Path, ingredients: Ingredients, projection: Projection, now: da
         ingredients_digest=projection.digest,
         ingredients=ingredients.model_dump(mode="json"),
     )
-    return _put(runs, moment.strftime("%Y%m%dT%H%M%SZ"), kept.model_dump_json(indent=1).encode() + b"\n")
+
+
+def digest_of(content: bytes) -> str:
+    """What the name of a file says of its content."""
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _put(root: Path, stamp: str, content: bytes) -> Path:
-    path = root / FOLDER / f"{stamp}-{hashlib.sha256(content).hexdigest()[:12]}.json"
+    path = root / FOLDER / f"{stamp}-{digest_of(content)}.json"
     try:
         with folder_below(root, FOLDER, create=True):
             if not path.exists():
@@ -171,7 +180,7 @@ def _read_one(path: Path) -> tuple[RecordedProjection, bytes]:
     content = read_bytes(path, MAX_JSON, follow=False)
     if (said := _NAME.fullmatch(path.name)) is None:
         raise ValueError("no file of a ledger has such a name")
-    if hashlib.sha256(content).hexdigest()[:12] != said["digest"]:
+    if digest_of(content) != said["digest"]:
         raise ValueError("it was changed after it was recorded")
     return RecordedProjection.model_validate(parse_json(content.decode("utf-8"))), content
 

@@ -1,6 +1,6 @@
 """The second opinion: what measured steps alone say of more ranks, without a word on why a step takes as long.
 
-With p0 the smallest rank count that the curve may hold for, and k = p / p0,
+With k the nodes (inside one node: the ranks over those of the smallest point),
 
     T(p) = c0 ideal(p) + c1 x(p),   x = log2 k (trees, the slowest of k) or 1 - 1/k (bytes of a ring, Amdahl's share)
 
@@ -14,16 +14,24 @@ to 16 times the ranks, where the two above were 4 to 14 % off.
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from pydantic import ValidationError
+
+from dlbench.errors import UserError
+from dlbench.opening import read_named, why_unreadable
 from dlbench.perfmodels.extrapolation import Miss, model_error
-from dlbench.projection.ingredients import Ingredients, PointFigures
+from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.projected import Band
 from dlbench.projection.refusals import refusal
+from dlbench.records.folder import MAX_JSON
+from dlbench.specs.problems import problem_of
 from dlbench.stats.pairing import LEAST_RUNS, SEED, resampled
 
 if TYPE_CHECKING:
@@ -62,7 +70,8 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
     points = usable(ingredients, ranks)
     if len(points) < MIN_POINTS:
         return None
-    counts = [point.ranks for point in points]
+    base = ingredients.per_node if ingredients.nodes_of(ranks) > 1 else points[0].ranks
+    counts = [point.ranks / base for point in points]
     is_strong = ingredients.scaling == "strong"
     by_run = [{(run.session, run.run_id): run.step_s for run in point.runs} for point in points]
     drawn = resampled(by_run, centre="geometric mean", resamples=draws)
@@ -84,7 +93,7 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
     error = model_error(missed[best]).drawn(doublings, draws, [SEED, 8, ranks])
     return ByPoints(
         curve=best,
-        step_s=_at(best, counts, drawn, ranks, is_strong) * error,
+        step_s=_at(best, counts, drawn, ranks / base, is_strong) * error,
         error=error,
         missed=math.expm1(-missed[best][-1].error),
     )
@@ -95,7 +104,12 @@ def usable(ingredients: Ingredients, ranks: int) -> list[PointFigures]:
 
     Of a target on several nodes those on several, with full nodes (or a single rank on one) where these are too few.
     """
-    known = [point for point in ingredients.points if len(point.runs) >= LEAST_RUNS]
+    known = [
+        point
+        for point in ingredients.points
+        # A series of the other kind of scaling has other batches.
+        if len(point.runs) >= LEAST_RUNS and point.batch_per_rank == ingredients.batch_at(point.ranks)
+    ]
     if ingredients.nodes_of(ranks) == 1:
         return known
     beyond = [point for point in known if point.nodes > 1]
@@ -104,16 +118,15 @@ def usable(ingredients: Ingredients, ranks: int) -> list[PointFigures]:
     return [point for point in known if point.nodes > 1 or point.ranks == ingredients.per_node]
 
 
-def _at(curve: str, counts: Sequence[int], times: Array, ranks: int, is_strong: bool) -> Array:
-    """The curve through times of shape (draws, points), at a rank count: shape (draws,)."""
+def _at(curve: str, counts: Sequence[float], times: Array, wanted: float, is_strong: bool) -> Array:
+    """The curve through times of shape (draws, points) at these k, at another k: shape (draws,)."""
     import numpy as np
 
-    def terms(count: int) -> tuple[float, float]:
-        k = count / counts[0]
+    def terms(k: float) -> tuple[float, float]:
         return (1 / k if is_strong else 1.0), CURVES[curve](k)
 
     # Relative squares: both sides over the measured time, so that what is fitted is 1.
-    rows = np.array([terms(count) for count in counts])[None] / times[..., None]
+    rows = np.array([terms(k) for k in counts])[None] / times[..., None]
     squares = np.einsum("dpi,dpj->dij", rows, rows)
     sums = rows.sum(axis=1)
     determinant = squares[:, 0, 0] * squares[:, 1, 1] - squares[:, 0, 1] ** 2
@@ -128,5 +141,37 @@ def _at(curve: str, counts: Sequence[int], times: Array, ranks: int, is_strong: 
     alone = sums / squares[:, [0, 1], [0, 1]]
     only = alone * np.stack([both[:, 1] < 0, both[:, 1] >= 0], axis=-1)
     coefficients = np.where((both.min(axis=1) < 0)[:, None], only, both / determinant[:, None])
-    found: Array = coefficients @ np.array(terms(ranks))
+    found: Array = coefficients @ np.array(terms(wanted))
     return found
+
+
+COLUMNS = ("ranks", "nodes", "step_s", "run")
+
+
+def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
+    """Anybody's series: a CSV file with the columns of `COLUMNS`, a row for each run; all else is not known. Raises
+    `UserError`: there is no such file, or a row is wrong, with its line.
+    """
+    try:
+        rows = list(csv.DictReader(read_named(path, MAX_JSON).decode("utf-8-sig").splitlines(), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = why_unreadable(error) if isinstance(error, OSError) else error
+        raise UserError(f"{path}: cannot be read as CSV: {why}") from None
+    if not rows or set(rows[0]) != set(COLUMNS):
+        raise UserError(f"{path}: its first line must be {','.join(COLUMNS)}, and each further line one run")
+    found: dict[tuple[int, int], list[RunFigures]] = {}
+    for line, row in enumerate(rows, 2):
+        try:
+            place = (int(row["ranks"]), int(row["nodes"]))
+            found.setdefault(place, []).append(RunFigures(run_id=row["run"], step_s=float(row["step_s"])))
+        except ValidationError as error:
+            raise UserError(f"{path}: line {line}: {problem_of(RunFigures, error)}") from None
+        except (TypeError, ValueError):
+            raise UserError(f"{path}: line {line}: must hold {', '.join(COLUMNS)}, numbers but for the last") from None
+    try:
+        points = [{"ranks": ranks, "nodes": nodes, "runs": runs} for (ranks, nodes), runs in sorted(found.items())]
+        return Ingredients.model_validate(
+            {"title": path.name, "source": str(path), "scaling": scaling, "points": points}
+        )
+    except ValidationError as error:
+        raise UserError(f"{path}: {problem_of(Ingredients, error)}") from None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dlbench.report.formats.json import HIDDEN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,6 +92,8 @@ class Target:
     second: Band | None  # The step by the points alone, seconds; None: they do not say.
     is_disputed: bool  # Whether the 80 % bands of the two models are apart.
     phi: tuple[tuple[str, float], ...] = ()  # Flows that a link carries at once, by level, at the largest message.
+    drawn: Any = field(default=None, repr=False, compare=False, metadata={HIDDEN: False})
+    """The step by draw, seconds, shape (draws,), for what is computed of it; None where it was written by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ REFUSALS = {
         "{runs} at {ranks} ranks do not say how far runs scatter (at least {least})", "repeat them: --repeats 5"
     ),
     "R2": Words(
-        "{ranks} ranks take {nodes} nodes, and all points are on one: what a network between nodes costs is in none",
-        "measure on several nodes: --nodes 1,2,4",
+        "all points are on one node, and what a network between nodes costs is in none of them",
+        "measure on a machine of several nodes: --nodes 1,2,4",
     ),
     "R3": Words(
         "the costs of messages {level} were never measured", "dlbench comm submit --system {system} --nodes {measured}"
@@ -132,7 +132,7 @@ def _of_target(ingredients: Ingredients, ranks: int, farthest: int) -> Refused |
         what = f"{ranks} ranks do not fill nodes of {per_node}"
         return refused("R7", ranks, what=what, other=f"ask for {nodes * per_node}")
     if nodes > 1 and anchor.nodes == 1:
-        return refused("R2", ranks, ranks=ranks, nodes=nodes)
+        return refused("R2", ranks)
     if ingredients.scaling == "strong" and anchor.batch_per_rank and ingredients.batch_at(ranks) is None:
         whole = anchor.batch_per_rank * anchor.ranks
         what = f"a global batch of {whole} samples does not divide among {ranks} ranks"
@@ -150,7 +150,7 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Refused | None:
         "between nodes": (nodes > 1, None if network is None else network.across),
         "beyond a leaf switch": (
             leaf is not None and nodes > leaf and ingredients.leaf_taper is None,
-            getattr(network, "beyond", None),
+            None if network is None else network.beyond,
         ),
     }
     for level, (is_needed, costs) in levels.items():

@@ -556,6 +556,7 @@ def _rates(ingredients: Ingredients, ranks: int, step: Array) -> dict[str, Any]:
         "nodes": ingredients.nodes_of(ranks),
         "batch_per_rank": batch,
         "doublings": math.log2(ranks / ingredients.anchor.ranks),
+        "drawn": step,
         "throughput": None if batch is None else Band.of(ranks * batch / step),
         "efficiency": Band.of(np.minimum(most, efficiency(ranks, step, first))),
     }

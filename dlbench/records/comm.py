@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.records.exchange import NcclTransport
 from dlbench.records.folder import RunFolder
 from dlbench.records.job import seen_in_log
@@ -24,6 +23,7 @@ from dlbench.records.scan import (
     read_accounting,
     read_each,
     read_failure,
+    read_given,
     read_run,
     run_folders,
 )
@@ -31,7 +31,6 @@ from dlbench.records.status import read_statuses
 from dlbench.records.watch import NodeLoad
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
 from dlbench.specs.comm import Collective, CommPlan, NetworkModel
-from dlbench.specs.problems import problem_of
 from dlbench.units import format_bytes
 
 
@@ -193,16 +192,4 @@ MAX_BYTES = 1 << 24  # Of a file at most: it holds some numbers for each carrier
 
 def read_network(path: Path) -> NetworkModel:
     """The file. Raises UserError: there is none, or it holds something else; or IncompleteDataError: it is damaged."""
-    try:
-        content = parse_json(read_named(path, MAX_BYTES))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `dlbench comm fit` makes one") from None
-    except ValueError as error:
-        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
-    wanted = NetworkModel.model_fields["format"].default
-    if not isinstance(content, dict) or content.get("format") != wanted:
-        raise UserError(f"{path}: holds no fitted costs of a network (format {wanted}); `dlbench comm fit` makes one")
-    try:
-        return NetworkModel.model_validate(content)
-    except ValidationError as error:
-        raise IncompleteDataError(f"{path}: damaged: {problem_of(NetworkModel, error)}") from None
+    return read_given(path, NetworkModel, "fitted costs of a network", "dlbench comm fit", MAX_BYTES)

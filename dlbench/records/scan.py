@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.opening import read_json, why_unreadable
+from dlbench.opening import parse_json, read_json, read_named, why_unreadable
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.interrupted import Interrupted
 from dlbench.records.job import RunAccounting, progress_in_log, seen_in_log
@@ -338,6 +338,26 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
         raise may_not_read(path, error) from None
     except (OSError, ValueError) as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
+
+
+def read_given(path: Path, model: type[ModelT], what: str, made_by: str, limit: int = MAX_JSON) -> ModelT:
+    """A JSON file that a person named, with its `format`; `what` it holds, and the command that writes it.
+
+    Raises UserError: there is none, or it holds something else; or IncompleteDataError: it is damaged.
+    """
+    try:
+        content = parse_json(read_named(path, limit))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `{made_by}` makes one") from None
+    except ValueError as error:
+        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
+    wanted = model.model_fields["format"].default
+    if not isinstance(content, dict) or content.get("format") != wanted:
+        raise UserError(f"{path}: holds no {what} (format {wanted}); `{made_by}` makes one")
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise IncompleteDataError(f"{path}: damaged: {problem_of(model, error)}") from None
 
 
 def refused_file(path: Path, model: type[BaseModel], error: ValidationError) -> IncompleteDataError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from dlbench.analysis.core_load import load_doubts, loads_of
+from dlbench.analysis.core_load import crowded_hosts, load_doubts, loads_of
 from dlbench.analysis.doubts import Doubt, Severity, merged
 from dlbench.analysis.environments import environment_doubts, facts
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
@@ -61,7 +61,7 @@ def _found(run: Run, record: Record) -> Found:
         yield code, "serious", text
     yield from place_doubts(record)
     yield from convolution_doubts(plan, record.environment if on_gpu else {})
-    if crowded := _crowded_hosts(record):
+    if crowded := crowded_hosts(record):
         text = f"more compute threads than cores ({'; '.join(crowded)}): use fewer ranks per node"
         yield "oversubscribed", "serious", text
     if not all(rank.pinned for rank in record.ranks):
@@ -101,18 +101,6 @@ def _exchange(record: Record) -> Found:
         remedy = f"set measure.warmup_steps to {result.autotune.planned_steps} or more"
         text = f"Horovod's autotuner was still searching in the measured steps: {remedy}"
         yield "autotune-unfinished", "serious", text
-
-
-def _crowded_hosts(record: Record) -> list[str]:
-    hosts: dict[str, tuple[int, int, set[int]]] = {}
-    for rank in record.ranks:
-        threads, count, cores = hosts.get(rank.host, (0, 0, set()))
-        hosts[rank.host] = (threads + rank.threads, count + 1, cores | set(rank.cores))
-    return [
-        f"{threads} threads of {count} rank{'s' * (count > 1)} on {len(cores)} core{'s' * (len(cores) > 1)} of {host}"
-        for host, (threads, count, cores) in sorted(hosts.items())
-        if cores and threads > len(cores)
-    ]
 
 
 def _training(run: Run, record: Record, throughput: float) -> Found:

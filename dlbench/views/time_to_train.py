@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dlbench.errors import UserError
-from dlbench.perfmodels.training_time import Recipe, recipe_of, time_to_train, training_samples
+from dlbench.perfmodels.training_time import (
+    HOUR_S,
+    UNSTATED_SAMPLES,
+    Recipe,
+    recipe_of,
+    time_to_train,
+    training_samples,
+)
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
@@ -42,8 +49,6 @@ from dlbench.views.view import GroupSource, GroupView
 Held = Literal["GPU", "node", "core", "rank"]  # What is held while a training runs, and billed by the hour.
 Wanted = Literal["cheapest", "fastest"]  # cheapest: of fewest hours of what is held.
 
-PER = 1_000_000  # Samples of a training whose length nobody states.
-HOUR_S = 3_600
 _UNITS = ((86_400, "days"), (HOUR_S, "hours"), (60, "minutes"), (1, "seconds"))
 
 
@@ -154,7 +159,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
             raise UserError(
                 f"{_workload(first)}: its runs had no GPU; give price and budget in rank-hours or node-hours"
             )
-        place, samples = place_text(point.ranks, point.nodes), length.samples if length else PER
+        place, samples = place_text(point.ranks, point.nodes), length.samples if length else UNSTATED_SAMPLES
         if held == "GPU" and count == point.ranks:
             place = place.replace("rank", "GPU")
         elif held == "GPU":

@@ -21,12 +21,12 @@ from dlbench.comm import choice
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
 from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, rate, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
-from dlbench.comm.report import assemble, contenders, fusion_text, group_doubts, same_messages
+from dlbench.comm.report import assemble, contenders, fusion_text, group_doubts, layout_text, same_messages
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import read_network, scan_comm
-from dlbench.specs.comm import FittedRange, LargestHeldOut, LineCost, NetworkModel, SizeBias
+from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, NetworkModel, Piece, SizeBias
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
 from tests.support.closed_forms import ring_doubling_crossover
@@ -745,6 +745,8 @@ def test_fusion_splits_gradients_into_whole_messages() -> None:
     [
         (1, {}, "two ranks or more"),
         (8, {"group_size": 3}, "--group-size 3: does not divide 8 ranks"),
+        (8, {"group_size": 2, "leaf_size": 3}, "--leaf-size 3: must be whole groups of 2 ranks, and divide 8"),
+        (8, {"group_size": 2, "leaf_size": 6}, "--leaf-size 6: must be whole groups of 2 ranks, and divide 8"),
         (8, {"algorithms": ("rings",)}, "no algorithm of allreduce: did you mean ring"),
         (8, {"algorithms": ("hierarchical",)}, "needs two groups of two ranks or more"),
     ],
@@ -759,6 +761,22 @@ def test_a_level_that_was_never_measured_is_named() -> None:
     predict_all(network, (8,), Wanted(sizes=SIZES))
     with pytest.raises(UserError, match="messages across groups were never measured"):
         predict_all(network, (8,), Wanted(sizes=SIZES, group_size=4))
+
+
+def test_leaf_switches_are_priced_by_their_level() -> None:
+    network = factory.network()
+    slow = Level(pieces=(Piece(alpha_s=5e-4, beta_s_per_byte=1e-7),), links=1)
+    (one, two) = (
+        predict_all(
+            network.model_copy(update={"beyond": slow}), (8,), Wanted(sizes=SIZES, group_size=2, leaf_size=leaf)
+        )
+        for leaf in (8, 4)
+    )
+    assert layout_text(two, two.predictions[0]).endswith("8 ranks in 4 groups of 2 below 2 leaf switches")
+    for within, beyond in zip(one.predictions[0].series, two.predictions[0].series, strict=True):
+        assert all(less < more for less, more in zip(within.seconds, beyond.seconds, strict=True))
+    with pytest.raises(UserError, match="between leaf switches were never measured"):
+        predict_all(network, (8,), Wanted(sizes=SIZES, group_size=2, leaf_size=4))
 
 
 def test_lines_alone_predict_no_other_rank_count() -> None:

@@ -76,7 +76,7 @@ def test_a_projection_of_nothing_says_why_everywhere() -> None:
     for text in (to_text(found), to_markdown(found), to_html(found)):
         assert "ranks shared cores" in text
         assert "give ranks cores of their own" in text
-    assert to_csv(found, "projected").count("\n") == 1
+    assert to_csv(found, "targets").count("\n") == 1
 
 
 def test_a_step_stands_for_an_efficiency_that_is_not_known() -> None:
@@ -106,7 +106,7 @@ def test_json_holds_to_its_schema_and_has_all_quantiles() -> None:
 
 
 def test_csv_has_raw_numbers_and_tables_of_others() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(document(), "projected"))))
+    rows = list(csv.DictReader(io.StringIO(to_csv(document(), "targets"))))
     assert [row["ranks"] for row in rows] == ["64", "256"]
     assert float(rows[1]["efficiency"]) == pytest.approx(0.1 / 0.152)
     assert float(rows[1]["step_s_low"]) == pytest.approx(0.152 * 0.95)
@@ -128,8 +128,9 @@ def test_measured_is_filled_and_projected_hollow() -> None:
     assert filled == {"measured": True, "projected": False, "points alone": False}
     assert "64 ranks, projected: 71 % [68, 75]" in drawn.alt
     assert "1 rank, measured: 100.0 %" in drawn.alt
-    bars = parts_chart(SUBJECT, (target(64),))
-    assert "64 ranks, exchange on the wire: 23.8 ms" in bars.alt
+    bars = parts_chart(SUBJECT, {"compute": 0.1, "exchange": 0.02}, (target(64),))
+    assert "64 ranks, projected, exchange on the wire: 23.8 ms" in bars.alt
+    assert "anchor, measured, exchange on the wire: 20 ms" in bars.alt
 
 
 @pytest.mark.parametrize(("scaling", "batch", "second"), [("weak", 32, 0.1 / 0.104), ("strong", None, 0.1 / 0.208)])

@@ -1,0 +1,304 @@
+"""One comparable group of runs becomes the ingredients of its projection."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, WAIT_PARTS
+from dlbench.analysis.comparability import averaged_id
+from dlbench.analysis.core_load import crowded_hosts
+from dlbench.analysis.measures import load_steps
+from dlbench.analysis.scaling import Group, Point
+from dlbench.analysis.side_by_side import with_train
+from dlbench.analysis.table import RunTable
+from dlbench.analysis.telemetry.energy import KINDS
+from dlbench.analysis.telemetry.readings import read_machine
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.projection.ingredients import (
+    BatchFigures,
+    Ingredients,
+    NodeScatter,
+    PointFigures,
+    QualityFigures,
+    QualityRun,
+    RunFigures,
+    Supply,
+)
+from dlbench.projection.nodes import scatter_of
+from dlbench.records.exchange import ExchangeResult
+from dlbench.records.registry import data_title, goal
+from dlbench.records.scan import Run
+from dlbench.report.wording import clean, place_text
+from dlbench.specs.comm import NetworkModel
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.sync import fusion_bytes
+
+WAITED = 0.01  # Share of a step that waits for input from which on storage gave all it could.
+MORE_DEMAND, NO_MORE_RATE = 1.5, 1.05
+"""Storage is saturated where demand rose by this factor or more, and the rate by no more than that one."""
+
+
+def gathered(
+    group: Group,
+    table: RunTable,
+    *,
+    network: NetworkModel | None = None,
+    groups: Sequence[Group] = (),
+    source: str = "",
+    is_whole: bool = True,
+) -> Ingredients:
+    """What a projection of a group is made of. `network`: fitted costs of its network. `groups`: all groups of the
+    table, for batches that differ. `source`: where the runs are from, in words. `is_whole`: also what takes to read
+    step files and samples again, which points alone do not need: scatter of nodes, and power.
+
+    Raises `UserError`: the network is of another system. `IncompleteDataError`: a step file is damaged.
+    """
+    plan, record = group.sample.plan, group.sample.record
+    assert record is not None
+    per_node, points, left_out = _points(group)
+    anchor = points[-1]
+    runs = [table.runs[run_id] for run_id in anchor.run_ids]
+    exchange = _exchange_of(runs)
+    leaves = {rank.switch for run in runs if run.record for rank in run.record.ranks if rank.switch}
+    notes = [f"Left out, as nodes are not full there: {', '.join(left_out)}."] if left_out else []
+    if len(leaves) > 1:
+        notes.append(f"The runs at {anchor.ranks} ranks lay below {len(leaves)} leaf switches.")
+    elif anchor.nodes > 1:
+        notes.append(f"No point holds switches beyond {anchor.nodes} nodes.")
+    autotune = None if exchange is None else exchange.autotune
+    fused = plan.engine.kind.fusion if plan.sync.library_fusion == "auto" else plan.sync.library_fusion
+    threshold = None if autotune is None else autotune.fusion_threshold_bytes
+    cycle_ms = None if autotune is None else autotune.cycle_time_ms
+    is_horovod = plan.engine.name == "horovod"
+    leaf = plan.system.network
+    found = Ingredients(
+        title=_title(group),
+        source=source,
+        configuration=group.id,
+        system=plan.system.name,
+        sample_unit=clean(plan.workload.sample_unit, 40),
+        scaling=group.scaling,
+        ranks_per_node=per_node,
+        points=tuple(_figures(point, points, table) for point in points),
+        is_crowded=any(crowded_hosts(run.record) for run in group.runs if run.record is not None),
+        exchange=exchange,
+        engine=plan.engine.name,
+        data=clean(data_title(group.sample)),
+        fusion_threshold_bytes=int(threshold or fusion_bytes(fused) or 0) if is_horovod else None,
+        cycle_s=(plan.engine.horovod.cycle_time_ms if cycle_ms is None else cycle_ms) / 1e3 if is_horovod else None,
+        nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
+        leaf_taper=None if leaf is None else leaf.leaf_taper,
+        nodes=_scatter(runs) if is_whole and anchor.ranks > 1 else None,
+        supply=_supply(points, table),
+        no_exchange_s=_without_exchange(group, anchor, per_node, table),
+        batches=_batches(group, points, groups, table),
+        quality=_quality(group, groups),
+        node_watts=_watts(runs, anchor.nodes) if is_whole else None,
+        notes=tuple(notes),
+    )
+    return with_network(found, network)
+
+
+def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingredients:
+    """The same with these costs of messages. Raises `UserError`: they are of another system."""
+    if network is not None and ingredients.system not in ("", network.system):
+        raise UserError(
+            f"the network's costs are of system {network.system}, the runs are of {ingredients.system}: measure theirs "
+            f"(dlbench comm submit --system {ingredients.system}), or leave them out"
+        )
+    return ingredients.model_copy(update={"network": network})
+
+
+def ranks_of_a_node(plan: RunPlan) -> int | None:
+    """Ranks that a node of the system holds, as it declares them; None where it does not."""
+    node = plan.system.node
+    if node.ranks is not None:
+        return node.ranks
+    return node.gpus or (None if node.cores is None else node.cores // plan.layout.cores_per_rank)
+
+
+def _title(group: Group) -> str:
+    plan = group.sample.plan
+    return f"{clean(plan.workload.title)}, {plan.workload.preset} preset, {plan.engine.kind.title}, {plan.system.name}"
+
+
+def _points(group: Group) -> tuple[int, list[Point], list[str]]:
+    """Ranks of a full node, the points that one projection may hold, and those left out, in words."""
+    last = group.points[-1]
+    per_node = -(-last.ranks // last.nodes)
+    if last.nodes == 1:
+        per_node = max(per_node, ranks_of_a_node(group.sample.plan) or 0)
+    kept = {
+        point.ranks: point
+        for point in group.points
+        if point.ranks == point.nodes * per_node or (point.nodes == 1 and point.ranks < per_node)
+    }
+    left = [place_text(point.ranks, point.nodes) for point in group.points if point not in kept.values()]
+    return per_node, list(kept.values()), left
+
+
+def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFigures:
+    every = [table.causes[run_id] for one in points for run_id in one.run_ids if run_id in table.causes]
+    unknown = {name for causes in every for name in causes.not_measured}
+    wanted = (*CAUSES, *COMPUTE_PARTS, *WAIT_PARTS)
+    rows = table.figures
+    steps = dict(zip(rows["run_id"], rows["measured_s"] / rows["steps"], strict=True))
+    found = []
+    for run_id in point.run_ids:
+        record, causes = table.runs[run_id].record, table.causes.get(run_id)
+        exchange = None if record is None else record.exchange
+        parts = {} if causes is None else causes.seconds_without(unknown)
+        waited = float(table.parts["exchange_wait_first"].loc[run_id])
+        taken = None if exchange is None else exchange.communication_s
+        found.append(
+            RunFigures(
+                run_id=run_id,
+                session=table.sessions[run_id],
+                step_s=float(steps[run_id]),
+                # Rounding may take a part a nanosecond below nothing.
+                parts={name: max(0.0, parts[name]) for name in wanted if parts},
+                own_work_s=_own_work(run_id, table),
+                hidden_s=None if exchange is None else exchange.hidden_s,
+                communication_s=None if taken is None else max(0.0, taken - waited),
+            )
+        )
+    return PointFigures(ranks=point.ranks, nodes=point.nodes, batch_per_rank=point.batch_per_rank, runs=tuple(found))
+
+
+def _own_work(run_id: str, table: RunTable) -> float | None:
+    causes = table.causes.get(run_id)
+    return None if causes is None else statistics.median(causes.work_ns) / causes.steps / 1e9 or None
+
+
+def _exchange_of(runs: Sequence[Run]) -> ExchangeResult | None:
+    """Of the run in the middle by communication time (the lower middle of an even number)."""
+    known = [run.record.exchange for run in runs if run.record is not None and run.record.exchange is not None]
+    timed = [one for one in known if one.communication_s is not None and one.messages] or known
+    timed.sort(key=lambda one: one.communication_s or 0.0)
+    return timed[(len(timed) - 1) // 2] if timed else None
+
+
+def _without_exchange(group: Group, anchor: Point, per_node: int, table: RunTable) -> tuple[float, ...]:
+    """Own work where nothing was exchanged: runs of `--decompose`; else, with a rank per node, a single rank."""
+    series = {(run.plan.series.id, run.plan.created) for run in group.runs}
+    apart = [
+        run_id
+        for run_id, run in table.runs.items()
+        if run.plan.series.variant == "no-exchange"
+        and (run.plan.series.id, run.plan.created) in series
+        and (run.plan.layout.ranks, run.plan.layout.nodes) == (anchor.ranks, anchor.nodes)
+    ]
+    if not apart and per_node == 1 and group.scaling == "weak" and group.baseline.ranks == 1:
+        apart = list(group.baseline.run_ids)
+    return tuple(work for run_id in apart if (work := _own_work(run_id, table)))
+
+
+def _batches(
+    group: Group, points: Sequence[Point], groups: Sequence[Group], table: RunTable
+) -> tuple[BatchFigures, ...]:
+    """Own work at every batch per rank: of points of strong series, and of groups that differ in the batch alone."""
+
+    def without_batch(run: Run) -> str:
+        return averaged_id(with_train(run, {"batch_per_rank": 1}))
+
+    wanted = without_batch(group.sample)
+    like = [one.points[-1] for one in groups if one.id != group.id and without_batch(one.sample) == wanted]
+    found: dict[int, list[float]] = {}
+    for point in (*(points if group.scaling == "strong" else points[-1:]), *like):
+        works = (_own_work(run_id, table) for run_id in point.run_ids)
+        found.setdefault(point.batch_per_rank, []).extend(filter(None, works))
+    return tuple(
+        BatchFigures(batch_per_rank=batch, own_work_s=tuple(works)) for batch, works in sorted(found.items()) if works
+    )
+
+
+def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
+    """How unequal nodes and their steps were, by each rank's own work in each step."""
+    found = []
+    for run in runs:
+        steps = load_steps(run)
+        work = (steps.step_ns - steps.phase_ns["exchange"]) / 1e9
+        if run.record is not None and (work > 0).all():
+            found.append((work, [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]))
+    return scatter_of(found)
+
+
+def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
+    """What storage gave to runs that read files; None where none did."""
+    seen: list[tuple[float, float, float, Point]] = []  # Stored bytes of a sample, rate, demand.
+    for point in points:
+        readings = [(run_id, record.reading) for run_id in point.run_ids if (record := table.runs[run_id].record)]
+        sizes = [
+            sum(sum(epoch.tier_bytes.values()) for epoch in reading.epochs) / samples
+            for _, reading in readings
+            if reading is not None and (samples := sum(epoch.samples for epoch in reading.epochs))
+        ]
+        if not sizes or not min(sizes):
+            continue
+        size, step = statistics.median(sizes), point.mean_step.value
+        waits = [table.causes[run_id].seconds["input"] for run_id in point.run_ids if run_id in table.causes]
+        waited = statistics.median(waits) if waits else 0.0
+        rate = point.throughput.value * size
+        seen.append((size, rate, rate * step / max(step - waited, 1e-3 * step), point))
+    if not seen:
+        return None
+    record = table.runs[points[-1].run_ids[0]].record
+    staging = None if record is None else record.staging
+    size, rate, _, best = max(seen, key=lambda one: one[1])
+    _, most, demand, _ = max(seen, key=lambda one: one[2])
+    is_saturated = any(
+        demand >= MORE_DEMAND * other and most <= NO_MORE_RATE * less and demand >= (1 + WAITED) * most
+        for _, less, other, _ in seen
+    )
+    return Supply(
+        sample_bytes=size,
+        bytes_per_s=rate,
+        nodes=best.nodes,
+        is_saturated=is_saturated,
+        is_per_node=staging is not None,
+        source=f"what the runs at {place_text(best.ranks, best.nodes)} read",
+    )
+
+
+def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
+    """Runs of the same network and data to the same target, whatever their batch; and the noise scale of any."""
+    plan = group.sample.plan
+
+    def subject(run: Run) -> tuple[str, str, str, str]:
+        return run.plan.workload.name, run.plan.workload.preset, run.plan.workload.data.source, goal(run)
+
+    runs = [run for one in groups or [group] for run in one.runs if subject(run) == subject(group.sample)]
+    records = [(run, run.record) for run in runs if run.record is not None]
+    scales = [one.noise_scale.noise_scale for _, one in records if one.noise_scale and one.noise_scale.noise_scale]
+    results = [(run, one.quality) for run, one in records if one.quality is not None]
+    samples = [one.train_samples for _, one in results]
+    looks = [one.evaluations for run, one in results if run.plan.layout.ranks == group.points[-1].ranks]
+    spent = [sum(look.eval_s for look in one) / one[-1].epoch for one in looks if one and one[-1].epoch]
+    if plan.goal is None or not samples:
+        return None
+    return QualityFigures(
+        target=goal(group.sample),
+        samples_per_epoch=samples[0],
+        runs=tuple(
+            QualityRun(global_batch=run.plan.global_batch, epochs=one.epochs_to_quality)
+            for run, one in results
+            if one.reached and one.epochs_to_quality
+        ),
+        evaluation_s=statistics.median(spent) if spent else 0.0,
+        noise_scale=statistics.median(scales) if scales else None,
+    )
+
+
+def _watts(runs: Iterable[Run], nodes: int) -> float | None:
+    """Mean power of a node in the measured steps, over runs whose samples hold it; GPUs and processors."""
+    found = []
+    for run in runs:
+        try:
+            energy = read_machine(run).energy
+        except IncompleteDataError:
+            continue  # The report names damaged samples; here they only leave out a figure.
+        stages = [] if energy is None else [energy.stage(kind, "measured") for kind in KINDS]
+        watts = [one.mean_power_w for one in stages if one is not None and one.mean_power_w is not None]
+        found += [sum(watts) / nodes] if watts else []
+    return statistics.median(found) or None if found else None

@@ -1,0 +1,99 @@
+"""A machine by data sheet: what its links and devices should do, where nothing was measured. What comes of it is ideal.
+
+Computing is the roofline (Williams et al., "Roofline", CACM 52(4), 2009): each layer takes as long as its operations at
+peak or its bytes at the memory's rate, whichever is longer; each operand travels once. Messages take alpha + bytes /
+rate of the links that carry them.
+"""
+
+from __future__ import annotations
+
+from dlbench.errors import UserError
+from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.utilisation import TERA, sheet_of, why_no_peak
+from dlbench.projection.strategies.layers import LayerTimes
+from dlbench.specs.base import Precision
+from dlbench.specs.comm import Level, NetworkModel, Piece
+from dlbench.specs.layers import FLOPS_PER_MAC, Layer
+from dlbench.specs.system import LinkSpec, SystemSpec
+
+DATA_SHEET = "data sheet"
+"""Transport of a network that was not measured."""
+_GIGA = 1e9
+ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # Of an activation.
+WEIGHT_BYTES = 4  # Weights, gradients and the optimizer's values are fp32 in every precision of dlbench.
+
+
+def network_of(system: SystemSpec) -> NetworkModel:
+    """The network that a system file states. Raises `UserError`: it states none."""
+    stated = system.network
+    if stated is None or stated.inside is stated.across is None:
+        raise UserError(f"system {system.name}: network.across: is missing; a projection by data sheet needs its links")
+    beyond = stated.beyond or stated.across
+    if stated.nodes_per_leaf is None:
+        beyond = None
+    elif beyond is not None and (stated.beyond is None or stated.leaf_taper is not None):
+        ports = stated.nodes_per_leaf * ((stated.across and stated.across.links) or system.node.default_ranks)
+        beyond = beyond.model_copy(update={"links": max(1, round(ports / (stated.leaf_taper or 1.0)))})
+    levels = [one for one in (stated.inside, stated.across, beyond) if one is not None]
+    return NetworkModel(
+        system=system.name,
+        transport=DATA_SHEET,
+        inside=_level(stated.inside),
+        across=_level(stated.across),
+        beyond=_level(beyond),
+        sources=tuple(dict.fromkeys(one.source for one in levels)),
+    )
+
+
+def layout_of(system: SystemSpec, ranks: int) -> Layout:
+    """Where so many ranks are: full nodes, full leaves."""
+    group = min(ranks, system.node.default_ranks)
+    leaf = None if system.network is None else system.network.nodes_per_leaf
+    return Layout(ranks=ranks, group_size=group, leaf_size=None if leaf is None else leaf * group)
+
+
+def ideal_times(
+    layers: tuple[Layer, ...], system: SystemSpec, precision: Precision, *, batch: int, optimizer_slots: int
+) -> LayerTimes:
+    """What the layers take on one device at its peak. `batch`: samples of a rank, which share the weights that are
+    read. Raises `UserError`: the system states no peak of that precision, or no memory bandwidth.
+    """
+    device, name = system.device, (system.device and system.device.name) or ""
+    sheet = sheet_of(name)
+    tflops = system.node.peak_tflops.get(precision) or (sheet and sheet.tflops.get(precision))
+    if not tflops:
+        raise UserError(
+            f"system {system.name}: node.peak_tflops: no {precision} there, and no device.name that has one"
+            f"{f' ({why_no_peak(name, precision)})' * bool(name)}; give {{{precision}: TFLOP/s}} and peak_source"
+        )
+    if device is not None and device.memory_gb_per_s is not None:
+        rate = device.memory_gb_per_s * _GIGA
+    elif sheet is not None and sheet.memory_tb_per_s is not None:
+        rate = sheet.memory_tb_per_s * TERA
+    else:
+        raise UserError(f"system {system.name}: device.memory_gb_per_s: is missing, and no data sheet on file says it")
+    flops = tflops * TERA
+    width = ELEMENT_BYTES[precision]
+
+    def seconds(layer: Layer, *, backward: bool) -> float:
+        # Forward reads x, writes y; backward reads y's gradient and x, and writes x's gradient where anybody needs it.
+        elements = layer.outputs + layer.inputs * (1 + layer.has_gradient if backward else 1)
+        weights = (layer.weights + layer.shared_weights) * (2 if backward else 1) / batch
+        moved = (elements + weights) * width / rate
+        return max(FLOPS_PER_MAC * layer.passes(backward=backward) / flops, moved)
+
+    weights = sum(layer.weights for layer in layers)
+    return LayerTimes(
+        forward=tuple(seconds(layer, backward=False) for layer in layers),
+        backward=tuple(seconds(layer, backward=True) for layer in layers),
+        # Weight, gradient and the optimizer's values are read; weight and values are written.
+        update_s=weights * (3 + 2 * optimizer_slots) * WEIGHT_BYTES / rate,
+        source=f"ideal: operations at the {precision} peak or bytes at the memory's rate, by data sheet",
+    )
+
+
+def _level(link: LinkSpec | None) -> Level | None:
+    if link is None:
+        return None
+    piece = Piece(alpha_s=link.alpha_s, beta_s_per_byte=1 / (link.gb_per_s * _GIGA))
+    return Level(pieces=(piece,), links=link.links)

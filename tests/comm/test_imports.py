@@ -1,0 +1,259 @@
+"""`dlbench comm import`: tables as nccl-tests and OSU's micro-benchmarks print them, in several versions, become costs.
+
+Times are those of planted costs, rounded as the programs round them, so that the costs are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dlbench.cli import cli
+from dlbench.comm.imports import import_tables, read_tables
+from dlbench.comm.predictions import Wanted, predict_all
+from dlbench.errors import UserError
+from dlbench.perfmodels.predictions import bus_factor, predict
+from dlbench.perfmodels.schedules import Layout
+from dlbench.records.comm import read_network
+from dlbench.specs.comm import Collective
+from tests.support import collectives_factory as factory
+
+PLANTED = factory.network(inside=(10e-6, 1e-11), across=(20e-6, 1e-10))
+SIZES = tuple(1 << power for power in range(10, 28, 2))
+PROGRAMS: dict[Collective, str] = {
+    "allreduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+}
+
+
+def seconds(collective: Collective, size: int, ranks: int, group: int, algorithm: str = "ring") -> float:
+    return predict(collective, algorithm, size, Layout(ranks=ranks, group_size=group), PLANTED)
+
+
+def nccl(
+    ranks: int,
+    hosts: int,
+    *,
+    version: int = 2,
+    collective: Collective = "allreduce",
+    algorithm: str = "ring",
+    named: bool = True,
+) -> str:
+    """Version 0: columns `error`, no devices' groups, no root; 1: `#wrong`; 2: says its version and what it runs."""
+    name = PROGRAMS[collective]
+    lines = ["# nccl-tests version 2.17.6 nccl-headers=22703", f"# Collective test starting: {name}_perf"][
+        : version // 2 * 2
+    ]
+    lines += [f"$ mpirun -np {ranks} ./build/{name}_perf -b 1K -e 64M -f 4"] if named and version < 2 else []
+    lines += ["# nThread 1 nGpus 1 minBytes 1024 maxBytes 67108864 step: 4(factor) warmup iters: 5 iters: 20", "#"]
+    lines.append("# Using devices")
+    for rank in range(ranks):
+        group = "" if version == 0 else "Group  0 "
+        host = f"node{rank * hosts // ranks:04}"
+        lines.append(f"#  Rank {rank:2} {group}Pid {4000 + rank:6} on {host:>10} device  0 [0x18] NVIDIA A100")
+    told = "redop" if collective != "all-gather" else ""
+    columns = ["type", told] if version == 0 else ["type", "redop", "root"]
+    last, good = ("error", "0e+00") if version == 0 else ("#wrong", "0")
+    heads = f"{'time':>7} {'algbw':>7} {'busbw':>7} {last:>6}"
+    lines += [
+        "#",
+        "#" + " " * 62 + "out-of-place                       in-place",
+        f"#       size         count  {' '.join(f'{one:>7}' for one in columns)}  {heads}  {heads}",
+        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)",
+    ]
+    for size in SIZES:
+        took = seconds(collective, size, ranks, ranks // hosts, algorithm)
+        rate = size / took / 1e9
+        cells, slow = (
+            f"{1e6 * took * by:8.2f} {rate / by:7.2f} {rate / by * bus_factor(collective, ranks):7.2f} {good:>6}"
+            for by in (1, 2)
+        )
+        kind = ["float", "sum" if told else ""] if version == 0 else ["float", "sum" if told else "none", "-1"]
+        lines.append(f"{size:12} {size // 4:13} {' '.join(f'{one:>7}' for one in kind)}  {slow}  {cells}")
+    lines += ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 5.21", "#"]
+    return "\n".join([*lines, *[f"# Collective test concluded: {name}_perf"][: version // 2]]) + "\n"
+
+
+def osu(
+    title: str, rows: list[tuple[int, float]], *, version: str = "v7.3", full: bool = False, unit: str = "us"
+) -> str:
+    head = "Bandwidth (MB/s)" if unit == "MB/s" else "Latency (us)" if version == "v3.1.1" else f"Avg Latency({unit})"
+    lines = ["", f"# OSU MPI {title} Test {version}", *["# Datatype: MPI_CHAR."] * (version > "v7")]
+    lines.append(f"# Size       {head}" + "   Min Latency(us)   Max Latency(us)  Iterations" * full)
+    lines += [
+        f"{size:<12} {value:17.2f}" + f" {value / 2:17.2f} {value * 2:17.2f} {1000:11}" * full for size, value in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def osu_collective(
+    title: str, collective: Collective, ranks: int, group: int, *, each: bool = False, full: bool = False
+) -> str:
+    """`each`: sizes are of what a rank sends to another."""
+    sizes = [size // ranks if each else size for size in SIZES]
+    return osu(
+        title,
+        [(one, 1e6 * seconds(collective, size, ranks, group)) for one, size in zip(sizes, SIZES, strict=True)],
+        full=full,
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.txt"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("collective", list(PROGRAMS))
+def test_tables_of_nccl_tests_are_read_in_every_version(
+    version: int, collective: Collective, file: Callable[[str], Path]
+) -> None:
+    (table,) = read_tables(file(nccl(8, 2, version=version, collective=collective)))
+    assert (table.measures, table.ranks, table.nodes, table.element_bytes) == (collective, 8, 2, 4)
+    assert list(table.rows) == list(SIZES)
+    for size, found in table.rows.items():  # In place, as training calls it; out of place it is twice as slow.
+        assert found == pytest.approx(seconds(collective, size, 8, 4), abs=6e-9)
+
+
+def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(file: Callable[[str], Path]) -> None:
+    paths = [file(nccl(ranks, hosts)) for ranks, hosts in ((4, 1), (8, 2), (16, 4))]
+    network = import_tables(paths, system="dgx", fitted="now").network
+    assert [(line.name, line.ranks, line.sizes) for line in network.collectives] == [
+        ("nccl flat", ranks, (SIZES[0], SIZES[-1])) for ranks in (4, 8, 16)
+    ]
+    assert network.transport == "torch-nccl"
+    for found, planted in ((network.inside, PLANTED.inside), (network.across, PLANTED.across)):
+        assert found.pieces[0].alpha_s == pytest.approx(planted.pieces[0].alpha_s, rel=0.05)
+        assert found.pieces[0].beta_s_per_byte == pytest.approx(planted.pieces[0].beta_s_per_byte, rel=0.05)
+    assert all("costs as of ring" in source for source in network.sources)
+    (far,) = predict_all(network, (32,), Wanted(sizes=(SIZES[-1],), group_size=4, algorithms=("ring",))).predictions
+    assert far.series[0].seconds[0] == pytest.approx(seconds("allreduce", SIZES[-1], 32, 4), rel=0.05)
+    assert far.model_error > 1
+
+
+def test_the_algorithm_that_explains_the_times_is_found(file: Callable[[str], Path]) -> None:
+    paths = [file(nccl(ranks, ranks, algorithm="recursive-halving-doubling")) for ranks in (4, 8, 16)]
+    network = import_tables(paths, system="dgx", fitted="now").network
+    assert {one.algorithm for one in network.errors} == {"recursive-halving-doubling"}
+    assert network.across.pieces[0].alpha_s == pytest.approx(20e-6, rel=0.05)
+
+
+def test_repeats_of_a_layout_give_intervals(file: Callable[[str], Path]) -> None:
+    paths = [file(nccl(ranks, 1)) for ranks in (4, 8) for _ in range(3)]
+    network = import_tables(paths, system="dgx", fitted="now").network
+    assert len(network.draws) == 200
+    assert network.fitted_over.runs == 3
+
+
+@pytest.mark.parametrize(
+    ("title", "collective", "each"),
+    [
+        ("Allreduce Latency", "allreduce", False),
+        ("Allgather Latency", "all-gather", True),
+        ("Reduce_scatter Latency", "reduce-scatter", False),
+    ],
+)
+@pytest.mark.parametrize("full", [False, True])
+def test_collectives_of_osu_are_sized_by_the_whole_buffer(
+    title: str, collective: Collective, each: bool, full: bool, file: Callable[[str], Path]
+) -> None:
+    path = file(osu_collective(title, collective, 8, 4, each=each, full=full))
+    network = import_tables([path], system="big", ranks=[8], group_size=4, fitted="now").network
+    (line,) = network.collectives
+    assert line.name == ("mpi flat" if collective == "allreduce" else f"mpi {collective} library")
+    assert line.sizes == (SIZES[0], SIZES[-1])
+    assert line.time(SIZES[-1]) == pytest.approx(seconds(collective, SIZES[-1], 8, 4), rel=0.05)
+    assert network.levels == {}  # One rank count shows no costs of messages.
+
+
+@pytest.mark.parametrize("version", ["v3.1.1", "v5.9", "v7.3"])
+def test_latency_and_bandwidth_are_costs_of_a_level(version: str, file: Callable[[str], Path]) -> None:
+    sizes = [0, *SIZES]
+    paths = [
+        file(osu("Latency", [(size, 1e6 * (alpha + size * beta)) for size in sizes], version=version))
+        for alpha, beta in ((2e-6, 1e-10), (5e-6, 4e-10), (8e-6, 8e-10))
+    ]
+    paths.append(
+        file(osu("Bandwidth", [(size, 3000 * size / (size + 4096)) for size in SIZES], version=version, unit="MB/s"))
+    )
+    levels = ["inside", "across", "beyond", "across"]
+    network = import_tables(paths, system="big", levels=levels, fitted="now").network
+    found = {name: level.pieces[-1] for name, level in network.levels.items()}
+    assert [one.alpha_s for one in found.values()] == pytest.approx([2e-6, 5e-6, 8e-6], rel=0.02)
+    assert [one.beta_s_per_byte for one in found.values()] == pytest.approx([1e-10, 1 / 3e9, 8e-10], rel=0.01)
+
+
+NCCL, OSU = nccl(8, 2), osu_collective("Allreduce Latency", "allreduce", 8, 4)
+
+
+def line_of(text: str, part: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (NCCL.partition("  0  12024.05")[0], {}, "line 26: 8 of 13 columns: the file is cut off"),
+        (NCCL.partition("# Out of")[0], {}, "line 26: the table has no end"),
+        (NCCL.replace("0\n# Out", "3\n# Out"), {}, "line 26: the result was wrong"),
+        (NCCL.replace("0 OK", "7 FAILED"), {}, "line 27: the result was wrong"),
+        (NCCL.replace("Rank  1", "Rank  0"), {}, "line 7: rank 0 again: each process measured alone"),
+        (NCCL.replace("node0001", "node0002", 1), {}, r"8 ranks on 3 nodes: want"),
+        (NCCL.replace("all_reduce", "sendrecv"), {}, "no costs are made of 'sendrecv', but of allreduce"),
+        (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not say its collective; give --collective"),
+        (nccl(8, 2, version=1, named=False), {"collective": "all-gather"}, "busbw is 1.75 x algbw; all-gather over 8"),
+        (NCCL, {"ranks": [8]}, "--ranks: every output says it"),
+        (OSU, {"group_size": 4}, "line 4: does not say its ranks; give --ranks once"),
+        (OSU, {"ranks": [8]}, "does not say its group-size; give --group-size once"),
+        (OSU, {"ranks": [8], "group_size": 3}, "8 ranks on nodes of 3: want"),
+        (OSU.replace("(us)", "(ms)"), {}, r"line 4: 'Size       Avg Latency\(ms\)': the second column must be in us"),
+        (OSU.replace("Allreduce", "Barrier"), {}, "line 2: no costs are made of 'Barrier', but"),
+        (OSU + "2097152   -3.0\n", {}, "line 14: 2097152 B, -3: sizes and times must be above 0"),
+        (OSU + "2097152   nan\n", {}, "line 14: 2097152 B, nan: sizes and times must be above 0"),
+        (OSU + "2097152\n", {}, "line 14: 1 of 2 columns: the file is cut off"),
+        (OSU.partition("1024")[0], {}, r"line 4: no row of OSU Allreduce Latency v7\.3 until here"),
+        ("hello\n", {}, "line 1: no table of nccl-tests or OSU"),
+        ("", {}, "line 0: no table"),
+        (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
+        (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not say its level; give --level"),
+        (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),
+    ],
+    ids=range(24),
+)
+def test_what_is_wrong_is_said_with_its_line(
+    text: str, options: dict[str, object], message: str, file: Callable[[str], Path]
+) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        import_tables([file(text)], system="x", fitted="now", **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_time_in_another_unit_is_noticed_by_its_rate(file: Callable[[str], Path]) -> None:
+    lines = NCCL.splitlines()
+    words = lines[-5].split()
+    lines[-5] = " ".join([*words[:9], str(float(words[9]) / 1e3), *words[10:]])
+    with pytest.raises(UserError, match=r"are no .* GB/s: time must be in us"):
+        read_tables(file("\n".join(lines)))
+
+
+def test_the_command_writes_a_file_that_predict_reads(file: Callable[[str], Path], tmp_path: Path) -> None:
+    out = tmp_path / "dgx.network.json"
+    words = ["comm", "import", str(file(nccl(4, 1))), str(file(nccl(8, 2))), "--system", "dgx", "-o", str(out)]
+    found = CliRunner().invoke(cli, words)
+    assert found.exit_code == 0, found.output
+    assert "Fitted costs of dgx, torch-nccl" in found.stdout
+    network = read_network(out)
+    assert network.system == "dgx"
+    (told,) = predict_all(network, (8,), Wanted(sizes=SIZES, group_size=4)).predictions
+    assert "nccl flat" in [series.name for series in told.series]
+    wrong = CliRunner().invoke(cli, [*words, "--group-size", "0"])
+    assert str(wrong.exception) == "--group-size 0: must be 1 or more"
