@@ -1,6 +1,6 @@
 """What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
 
-`refusal` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7) it says by
+`refusal` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8) it says by
 `refused` and `flagged`, so that all codes and their words are here.
 """
 
@@ -73,6 +73,9 @@ FLAGS = {
     "F5": Words("needs {needed} of storage; {proven} was proven at {nodes} nodes"),
     "F6": Words("its points are of {sessions} sessions, so that what changed between these is part of it"),
     "F7": Words("by the points alone: {why}"),
+    "F8": Words(
+        "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off"
+    ),
 }
 
 LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
