@@ -656,14 +656,18 @@ def _rates(ingredients: Ingredients, ranks: int, step: Array) -> dict[str, Any]:
 
     base, batch = ingredients.points[0], ingredients.batch_at(ranks)
 
-    def efficiency(count: int, seconds: Array, first: Array) -> Array:
-        return first / seconds * (base.ranks / count if ingredients.scaling == "strong" else 1.0)
+    def efficiency(count: int, seconds: Array, first: Array, own: int | None) -> Array:
+        work = base.ranks / count if ingredients.scaling == "strong" else 1.0
+        # By samples where they are known: runs of weak scaling may be asked for the strong one.
+        return first / seconds * (own / base.batch_per_rank if own and base.batch_per_rank else work)
 
     def mean(point: PointFigures) -> Array:
         return np.array(np.mean([run.step_s for run in point.runs]))
 
     # No rank is faster beside others, unless that was measured.
-    most = max(1.0, *(float(efficiency(one.ranks, mean(one), mean(base))) for one in ingredients.points))
+    most = max(
+        1.0, *(float(efficiency(one.ranks, mean(one), mean(base), one.batch_per_rank)) for one in ingredients.points)
+    )
     first = run_weights(base.runs, len(step), base.ranks) @ np.array([run.step_s for run in base.runs])
     return {
         "ranks": ranks,
@@ -672,5 +676,5 @@ def _rates(ingredients: Ingredients, ranks: int, step: Array) -> dict[str, Any]:
         "doublings": math.log2(ranks / ingredients.anchor.ranks),
         "drawn": step,
         "throughput": None if batch is None else Band.of(ranks * batch / step),
-        "efficiency": Band.of(np.minimum(most, efficiency(ranks, step, first))),
+        "efficiency": Band.of(np.minimum(most, efficiency(ranks, step, first, batch))),
     }
