@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from dlbench.projection.ledger import Measured, Row
     from dlbench.projection.strategies.table import Row as StrategyRow
     from dlbench.records.scan import Run
-    from dlbench.report.document import Section
     from dlbench.specs.comm import NetworkModel
 
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
@@ -70,6 +69,9 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
     type=click.Path(path_type=Path),
     help="Project from any series up to 4 times as far: ranks,nodes,step_s,run.",
 )
+@click.option(
+    "--system", metavar="SYSTEM", help="Project to the nodes and the network of another system, by its data sheet."
+)
 @click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
 @click.option("--record", "is_recorded", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
 @click.option(
@@ -99,6 +101,7 @@ def project(
     ingredients: Path | None,
     given: Path | None,
     points: Path | None,
+    system: str | None,
     price_per_node_hour: str | None,
     is_recorded: bool,
     is_scored: bool,
@@ -129,7 +132,13 @@ def project(
     from dlbench.projection.cost import cost_section
     from dlbench.projection.ledger import misses_of, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
+    from dlbench.projection.spec_machine import elsewhere
     from dlbench.projection.step import project as projected
+    from dlbench.projection.strategies.section import chosen as chosen_strategies
+    from dlbench.projection.strategies.section import section as strategy_section
+    from dlbench.projection.strategies.section import strategies_of
+    from dlbench.records.comm import read_network
+    from dlbench.specs.choices import choose_system_with_origins
     from dlbench.specs.requests import parse_counts
 
     if (to is None) != is_scored:
@@ -145,6 +154,7 @@ def project(
         where=where,
         network=network,
         overrides=overrides,
+        system=system,
         ingredients=ingredients,
         record=is_recorded,
         against=is_scored,
@@ -157,13 +167,16 @@ def project(
         raise UserError(f"--price-per-node-hour {price_per_node_hour}: is of a {held}-hour; give that of a node-hour")
     if is_scored:
         others = {"--network": network, "--scaling": scaling, "--set": overrides, "--ingredients": ingredients}
-        further = {"--record": is_recorded, "--price-per-node-hour": price, "--strategy": strategy}
+        further = {"--record": is_recorded, "--price-per-node-hour": price, "--system": system, "--strategy": strategy}
         for option, value in (others | further).items():
             if value:
                 raise UserError(f"{option} has no effect on --against, which projects nothing")
         _score(runs, where, chosen, output, full=full)
         return
-    found, damaged, as_of, measured, samples = _found(runs, where, network, given, points, scaling)
+    machine = None if system is None else choose_system_with_origins(system, {})[0]
+    costs = None if network is None else read_network(network)
+    theirs = costs if costs is not None and machine is not None and costs.system == machine.name else None
+    found, damaged, as_of, measured, samples = _found(runs, where, None if theirs else costs, given, points, scaling)
     rows, problems = _ledger(runs, measured)
     if ingredients is not None:
         if len(found) > 1:
@@ -173,17 +186,25 @@ def project(
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
     groups = []
     for number, one in enumerate(found):
-        projection = projected(one, targets, way=_way(overrides, one), misses=misses_of(rows, one.system))
+        there = None
+        if machine is not None:
+            there = elsewhere(one, machine, theirs)
+            one, there = (there, None) if there.system == one.system else (one, there)
+        misses = misses_of(rows, one.system)
+        projection = projected(one, targets, way=_way(overrides, one), misses=misses, there=there)
         name = one.configuration or one.digest
-        costs = cost_section(name, one, projection.targets, price, currency)
-        if price is not None and costs is None and projection.targets:
+        cost = cost_section(name, one, projection.targets, price, currency)
+        if price is not None and cost is None and projection.targets:
             click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
-        ranks = [target.ranks for target in projection.targets]
+        more = [] if cost is None else [cost]
         strategies: tuple[StrategyRow, ...] = ()
-        more: tuple[Section, ...] = ()
-        if strategy is not None and ranks:
-            strategies, more = _strategies(strategy, memory_limit, one, samples[number], ranks)
-        more = more if costs is None else (*more, costs)
+        if strategy is not None and projection.targets:
+            ranks = [target.ranks for target in projection.targets]
+            asked = chosen_strategies(strategy)
+            strategies, said = strategies_of(
+                there or one, samples[number], ranks, strategies=asked, memory_limit=memory_limit, system=machine
+            )
+            more.insert(0, strategy_section(strategies, said, anchor=f"strategies-{name}"))
         groups.append(projected_group(name, one, projection, ledger=rows, strategies=strategies, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
@@ -226,7 +247,13 @@ class _Found(NamedTuple):
 
 def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
     acts = {"where": ("RUNS",), "network": ("RUNS", "--from"), "overrides": ("RUNS", "--from")}
-    acts |= {"ingredients": ("RUNS", "--points"), "record": ("RUNS",), "against": ("RUNS",), "strategy": ("RUNS",)}
+    acts |= {
+        "ingredients": ("RUNS", "--points"),
+        "record": ("RUNS",),
+        "against": ("RUNS",),
+        "system": ("RUNS", "--from"),
+        "strategy": ("RUNS",),
+    }
     source = next(name for name, is_given in sources.items() if is_given)
     for name, value in options.items():
         if value and source not in acts[name]:
@@ -237,7 +264,7 @@ def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
 def _found(
     runs: Sequence[Path],
     where: Sequence[str],
-    network: Path | None,
+    costs: NetworkModel | None,
     given: Path | None,
     points: Path | None,
     scaling: Literal["weak", "strong"] | None,
@@ -245,12 +272,10 @@ def _found(
     from dlbench.projection.gathering import with_network
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.points_only import read_points
-    from dlbench.records.comm import read_network
     from dlbench.records.scan import read_given
 
     if points is not None:
         return _Found([read_points(points, scaling or "weak")])
-    costs = None if network is None else read_network(network)
     if given is not None:
         one = read_given(given, Ingredients, "ingredients of a projection", "dlbench project RUNS --ingredients")
         read = _Found([one])
@@ -264,8 +289,12 @@ def _found(
     found = [with_network(one, costs) for one, costs in zip(read.ingredients, known, strict=True)]
     if scaling is not None:
         # Of another scaling no run of these is a measurement.
+        note = f"Projected for {scaling} scaling, and measured for the other."
         other = {"scaling": scaling, "configuration": ""}
-        found = [one if one.scaling == scaling else one.model_copy(update=other) for one in found]
+        found = [
+            one if one.scaling == scaling else one.model_copy(update={**other, "notes": (note, *one.notes)})
+            for one in found
+        ]
     return read._replace(ingredients=found)
 
 
@@ -288,16 +317,6 @@ def _gathered(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = Tr
     measured = [run for one in found for run in measured_in(one, created)]
     samples = [table.runs[one.anchor.runs[0].run_id] for one in found]
     return _Found(found, table.damaged, whole_seconds(max(finished)), measured, samples)
-
-
-def _strategies(
-    asked: str, memory_limit: int | None, ingredients: Ingredients, run: Run, targets: Sequence[int]
-) -> tuple[tuple[StrategyRow, ...], tuple[Section, ...]]:
-    """Rows of `--strategy`, and their section. Raises `UserError`: no such strategy, or what it needs is missing."""
-    from dlbench.projection.strategies.section import chosen, section, strategies_of
-
-    rows, said = strategies_of(ingredients, run, targets, strategies=chosen(asked), memory_limit=memory_limit)
-    return rows, (section(rows, said, anchor=f"strategies-{ingredients.configuration}"),)
 
 
 def _fitted(table: CollectiveTable | None, ingredients: Ingredients, where: str) -> NetworkModel | None:

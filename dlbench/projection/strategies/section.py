@@ -18,6 +18,7 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import percent, ranks_text
+from dlbench.specs.system import SystemSpec
 from dlbench.units import format_bytes, format_seconds
 
 FEW_ROWS = 12  # Rows that the terminal's summary prints; of more it says the best.
@@ -43,9 +44,11 @@ def strategies_of(
     *,
     strategies: Sequence[str] = STRATEGIES,
     memory_limit: int | None = None,
+    system: SystemSpec | None = None,
 ) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """Rows at the targets, and at measured rank counts those that were measured; and what all rows rest on, in
-    sentences. `run`: one of the largest point. Raises `UserError`: what the table needs is not known.
+    sentences. `run`: one of the largest point. `system`: another one than it ran on. Raises `UserError`: what the table
+    needs is not known.
     """
     plan, record, network = run.plan, run.record, ingredients.network
     train, model = plan.workload.train, plan.workload.model
@@ -55,7 +58,7 @@ def strategies_of(
             f"--strategy: layers of {plan.workload.name} are not known; a network of DLBENCH_PATH, too, can give them "
             "by layer_table (docs/architecture.md)"
         )
-    if network is None or ingredients.ranks_per_node is None or record is None:
+    if network is None or record is None:
         raise UserError("--strategy needs costs of messages: --network FILE, or runs of dlbench comm beside RUNS")
     anchor = ingredients.anchor
     wanted = ("forward", "backward", "optimizer", "exchange")
@@ -74,8 +77,8 @@ def strategies_of(
         watched=watched,
     )
     held, held_from = gamma(layers, plan, record, WEIGHT_BYTES)
-    most, most_from = limit(memory_limit, plan.system)
-    memory, per_node, leaf = record.memory, ingredients.ranks_per_node, ingredients.nodes_per_leaf
+    most, most_from = limit(memory_limit, system or plan.system)
+    memory, per_node, leaf = record.memory, ingredients.per_node, ingredients.nodes_per_leaf
 
     def at(ranks: int, batch: int, names: Sequence[str]) -> tuple[Row, ...]:
         return table(
@@ -96,7 +99,7 @@ def strategies_of(
         )
 
     rows: list[Row] = []
-    for point in ingredients.points:
+    for point in ingredients.points if ingredients.system == plan.system.name else ():
         name = "data" if point.ranks > 1 else "serial"
         if name in strategies and point.batch_per_rank is not None:
             measured = statistics.fmean(one.step_s for one in point.runs)
