@@ -227,9 +227,9 @@ def times() -> Iterator[Figure]:
         asked = {"system": "box", "points_are": "nodes", "points": (4, 8), "ranks_per_node": 8, "repeats": 20}
         for plan in plans(**asked, launcher="srun-gloo", engine="ddp"):
             gradients = [(2**18, 0.001 * place) for place in range(60)]
-            result = exchange_result(plan, gradients=gradients, alpha_s=1e-4, beta_s_per_byte=1e-9)
+            result = exchange_result(plan, gradients=gradients, alpha_s=1.6e-3, beta_s_per_byte=0.0)
             story = Story(exchange=result, host=lambda rank: f"n{rank // 8}", cores=lambda rank: (rank % 8,))
-            write_run(runs, plan, constant((1.0, 0.0, 30.0, 60.0, 40.0 + plan.layout.nodes, 5.0)), story)
+            write_run(runs, plan, constant((1.0, 0.0, 30.0, 60.0, 36.0 + plan.layout.nodes / 4, 5.0)), story)
         command = ("project", str(runs), "--to", "4096", "--network", str(network), "--format", "json")
         begin = time.monotonic()
         done = subprocess.run([sys.executable, "-m", "dlbench", *command], capture_output=True, text=True, check=False)
@@ -255,5 +255,5 @@ NETWORK = NetworkModel(
     system="box",
     transport="torch-gloo",
     inside=Level(pieces=(Piece(alpha_s=1e-6, beta_s_per_byte=1e-10),)),
-    across=Level(pieces=(Piece(alpha_s=2e-6, beta_s_per_byte=1e-10),)),
+    across=Level(pieces=(Piece(alpha_s=1.2e-5, beta_s_per_byte=1e-10),)),
 )
