@@ -11,8 +11,17 @@ import click
 
 from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
 from dlbench.cli.estimate import amount_of
-from dlbench.cli.options import OUTPUT
-from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, prepared, require_modules
+from dlbench.cli.options import OUTPUT, write_output
+from dlbench.cli.report import (
+    FormatName,
+    check_writable,
+    emit,
+    finish,
+    format_option,
+    network_option,
+    prepared,
+    require_modules,
+)
 from dlbench.errors import DlbenchError, UserError
 from dlbench.units import whole_seconds
 
@@ -30,12 +39,7 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--to", metavar="64,256", help="Rank counts to project.")
 @where_option("--where", "runs")
-@click.option(
-    "--network",
-    metavar="FILE.network.json",
-    type=click.Path(path_type=Path),
-    help="Fitted costs of the network.  [default: fitted to the runs of dlbench comm in RUNS]",
-)
+@network_option("in place of those fitted to the runs of dlbench comm in RUNS")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),
@@ -63,6 +67,9 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
     type=click.Path(path_type=Path),
     help="Project from any series up to 4 times as far: ranks,nodes,step_s,run.",
 )
+@click.option(
+    "--system", metavar="SYSTEM", help="Project to the nodes and the network of another system, by its data sheet."
+)
 @click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
 @click.option("--record", "is_recorded", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
 @click.option(
@@ -81,6 +88,7 @@ def project(
     ingredients: Path | None,
     given: Path | None,
     points: Path | None,
+    system: str | None,
     price_per_node_hour: str | None,
     is_recorded: bool,
     is_scored: bool,
@@ -108,7 +116,10 @@ def project(
     from dlbench.projection.cost import cost_section
     from dlbench.projection.ledger import misses_of, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
+    from dlbench.projection.spec_machine import elsewhere
     from dlbench.projection.step import project as projected
+    from dlbench.records.comm import read_network
+    from dlbench.specs.choices import choose_system_with_origins
     from dlbench.specs.requests import parse_counts
 
     if (to is None) != is_scored:
@@ -124,6 +135,7 @@ def project(
         where=where,
         network=network,
         overrides=overrides,
+        system=system,
         ingredients=ingredients,
         record=is_recorded,
         against=is_scored,
@@ -133,33 +145,43 @@ def project(
         raise UserError(f"--price-per-node-hour {price_per_node_hour}: is of a {held}-hour; give that of a node-hour")
     if is_scored:
         others = {"--network": network, "--scaling": scaling, "--set": overrides, "--ingredients": ingredients}
-        for option, value in (others | {"--record": is_recorded, "--price-per-node-hour": price}).items():
+        for option, value in (
+            others | {"--record": is_recorded, "--price-per-node-hour": price, "--system": system}
+        ).items():
             if value:
                 raise UserError(f"{option} has no effect on --against, which projects nothing")
         _score(runs, where, chosen, output, full=full)
         return
-    found, damaged, as_of, measured = _found(runs, where, network, given, points, scaling)
+    machine = None if system is None else choose_system_with_origins(system, {})[0]
+    costs = None if network is None else read_network(network)
+    theirs = costs if costs is not None and machine is not None and costs.system == machine.name else None
+    found, damaged, as_of, measured = _found(runs, where, None if theirs else costs, given, points, scaling)
     rows, problems = _ledger(runs, measured)
     if ingredients is not None:
         if len(found) > 1:
             titles = "; ".join(one.title for one in found)
             raise UserError(f"--ingredients holds one group, RUNS holds {len(found)} ({titles}): choose by --where")
-        ingredients.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_output((found[0].model_dump_json(indent=1) + "\n").encode("utf-8"), ingredients)
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
     groups = []
     for one in found:
-        projection = projected(one, targets, way=_way(overrides, one), misses=misses_of(rows, one.system))
+        there = None
+        if machine is not None:
+            there = elsewhere(one, machine, theirs)
+            one, there = (there, None) if there.system == one.system else (one, there)
+        misses = misses_of(rows, one.system)
+        projection = projected(one, targets, way=_way(overrides, one), misses=misses, there=there)
         name = one.configuration or one.digest
-        costs = cost_section(name, one, projection.targets, price, currency)
-        if price is not None and costs is None and projection.targets:
+        cost = cost_section(name, one, projection.targets, price, currency)
+        if price is not None and cost is None and projection.targets:
             click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
-        more = () if costs is None else (costs,)
+        more = () if cost is None else (cost,)
         groups.append(projected_group(name, one, projection, ledger=rows, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
     report = ProjectionReport(as_of=as_of, groups=tuple(groups), ledger=rows, damaged=problems)
-    emit(document_of(report), chosen, output, "targets", full=full)
+    emit(document_of(report), chosen, output, "projected", full=full)
     told = any(group.projection.targets for group in groups)
     finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
 
@@ -195,7 +217,12 @@ class _Found(NamedTuple):
 
 def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
     acts = {"where": ("RUNS",), "network": ("RUNS", "--from"), "overrides": ("RUNS", "--from")}
-    acts |= {"ingredients": ("RUNS", "--points"), "record": ("RUNS",), "against": ("RUNS",)}
+    acts |= {
+        "ingredients": ("RUNS", "--points"),
+        "record": ("RUNS",),
+        "against": ("RUNS",),
+        "system": ("RUNS", "--from"),
+    }
     source = next(name for name, is_given in sources.items() if is_given)
     for name, value in options.items():
         if value and source not in acts[name]:
@@ -206,7 +233,7 @@ def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
 def _found(
     runs: Sequence[Path],
     where: Sequence[str],
-    network: Path | None,
+    costs: NetworkModel | None,
     given: Path | None,
     points: Path | None,
     scaling: Literal["weak", "strong"] | None,
@@ -214,12 +241,10 @@ def _found(
     from dlbench.projection.gathering import with_network
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.points_only import read_points
-    from dlbench.records.comm import read_network
     from dlbench.records.scan import read_given
 
     if points is not None:
         return _Found([read_points(points, scaling or "weak")])
-    costs = None if network is None else read_network(network)
     if given is not None:
         one = read_given(given, Ingredients, "ingredients of a projection", "dlbench project RUNS --ingredients")
         read = _Found([one])
@@ -233,8 +258,12 @@ def _found(
     found = [with_network(one, costs) for one, costs in zip(read.ingredients, known, strict=True)]
     if scaling is not None:
         # Of another scaling no run of these is a measurement.
+        note = f"Projected for {scaling} scaling, and measured for the other."
         other = {"scaling": scaling, "configuration": ""}
-        found = [one if one.scaling == scaling else one.model_copy(update=other) for one in found]
+        found = [
+            one if one.scaling == scaling else one.model_copy(update={**other, "notes": (note, *one.notes)})
+            for one in found
+        ]
     return read._replace(ingredients=found)
 
 
