@@ -132,11 +132,11 @@ THRESHOLDS = (
         halved="half the excess, 1.5 %, counts: hosts that differ as like machines do are excluded",
     ),
     Threshold(
-        module="views.scaling_laws",
-        name="LEVEL",
-        decides="chance of points that follow a law to miss it as far, below which nothing is extrapolated from it",
-        why="a forecast from a wrong law does more harm than none from a right one",
-        halved="a wrong law must miss by more to be ruled out",
+        module="projection.refusals",
+        name="UNSTABLE",
+        decides="scatter of the runs of a point beyond which nothing is projected from it",
+        why="far beyond what runs of one state of a machine scatter by",
+        halved="points of a busy machine are refused",
     ),
     Threshold(
         module="analysis.stragglers",

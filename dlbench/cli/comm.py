@@ -184,7 +184,8 @@ def import_(
 
 
 @click.command()
-@click.argument("network", type=click.Path(path_type=Path))
+@click.argument("network", type=click.Path(path_type=Path), required=False)
+@click.option("--topology", metavar="FILE", type=click.Path(path_type=Path), help="Cables to price instead, YAML.")
 @click.option("--ranks", metavar="8,64", required=True, help="Rank counts.")
 @click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
 @click.option("--leaf-size", type=int, metavar="N", help="Ranks below a leaf switch (default: all below one).")
@@ -208,7 +209,8 @@ def import_(
 @click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
 def predict(
-    network: Path,
+    network: Path | None,
+    topology: Path | None,
     ranks: str,
     group_size: int | None,
     leaf_size: int | None,
@@ -230,14 +232,20 @@ def predict(
     Examples:
       dlbench comm predict box.network.json --ranks 8,64 --group-size 4 --sizes 1KiB:100MiB
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
+      dlbench comm predict --topology fat-tree.yaml --ranks 64 --sizes 1MiB:64MiB
     """
     require_modules("comm predict", "numpy", "scipy")
     from dlbench.comm.document import predictions_document
-    from dlbench.comm.predictions import Wanted, predict_all
+    from dlbench.comm.predictions import CABLES, Wanted, predict_all
+    from dlbench.perfmodels.topology import read_topology
     from dlbench.records.comm import read_network
-    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES
+    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES, NetworkModel
     from dlbench.specs.requests import parse_counts, parse_sizes
 
+    if (network is None) == (topology is None):
+        raise UserError("give either a file NETWORK of fitted costs, or --topology FILE")
+    if topology is not None and leaf_size is not None:
+        raise UserError("--leaf-size: the topology says which hosts share a switch")
     for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):
         if name not in known:
             raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
@@ -255,8 +263,10 @@ def predict(
         leaf_size=leaf_size,
         shards=shards,
         workload_bytes=workload_bytes,
+        topology=None if topology is None else read_topology(topology),
     )
-    found = predict_all(read_network(network), counts, wanted)
+    modelled = NetworkModel(system=str(topology), transport=CABLES)
+    found = predict_all(modelled if network is None else read_network(network), counts, wanted)
     emit(predictions_document(found), format_name, None, full=full)
 
 

@@ -90,7 +90,8 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
     read. Runs that still run, or were killed, have no record and are passed over: import them again when they have
     ended. A run that cannot be copied whole, because a file cannot be read or a link, a pipe or a folder too deep lies
     in it, or whose samples or spans are damaged, counts as damaged and stays out: a history keeps whole runs of plain
-    files. The history is made if the folder is empty or not there.
+    files. Recorded projections of a folder (dlbench project --record) come along; one that was changed counts as
+    damaged. The history is made if the folder is empty or not there.
 
     Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
 
@@ -100,6 +101,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
     """
     from dlbench.history import importing as history_import
     from dlbench.history.files import is_there
+    from dlbench.projection.ledger import bring
 
     for path in runs:
         if not is_there(path):
@@ -113,6 +115,11 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
                 line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
                 line = "".join(c if c.isprintable() else " " for c in line)
                 click.echo(line, err=outcome.verdict in ("refused", "damaged"))
+    for path in runs:
+        new, problems = bring(path, opened.store.path) if path.is_dir() else (0, ())
+        for line in (*([f"{path}: {new} recorded projections imported"] if new else []), *problems):
+            click.echo("".join(c if c.isprintable() else " " for c in line), err=line in problems)
+        counts["damaged"] += len(problems)
     click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
     if counts["damaged"]:
         sys.exit(int(ExitCode.INCOMPLETE))

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import click
 
-from dlbench.cli.choosing import named, read_comm_runs, read_runs, where_option
-from dlbench.cli.options import OUTPUT
-from dlbench.cli.report import FormatName, check_writable, emit, finish, format_option, prepared, require_modules
+from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
+from dlbench.cli.estimate import amount_of
+from dlbench.cli.options import OUTPUT, write_output
+from dlbench.cli.report import (
+    FormatName,
+    check_writable,
+    emit,
+    finish,
+    format_option,
+    network_option,
+    prepared,
+    require_modules,
+)
 from dlbench.errors import DlbenchError, UserError
 from dlbench.units import whole_seconds
 
@@ -18,6 +29,7 @@ if TYPE_CHECKING:
     from dlbench.comm.measurements import CollectiveTable
     from dlbench.projection.exchange import Way
     from dlbench.projection.ingredients import Ingredients
+    from dlbench.projection.ledger import Measured, Row
     from dlbench.specs.comm import NetworkModel
 
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
@@ -25,14 +37,9 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 
 @click.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--to", metavar="64,256", required=True, help="Rank counts to project.")
+@click.option("--to", metavar="64,256", help="Rank counts to project.")
 @where_option("--where", "runs")
-@click.option(
-    "--network",
-    metavar="FILE.network.json",
-    type=click.Path(path_type=Path),
-    help="Fitted costs of the network.  [default: fitted to the runs of dlbench comm in RUNS]",
-)
+@network_option("in place of those fitted to the runs of dlbench comm in RUNS")
 @click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),
@@ -60,12 +67,20 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
     type=click.Path(path_type=Path),
     help="Project from any series up to 4 times as far: ranks,nodes,step_s,run.",
 )
+@click.option(
+    "--system", metavar="SYSTEM", help="Project to the nodes and the network of another system, by its data sheet."
+)
+@click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
+@click.option("--record", "is_recorded", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
+@click.option(
+    "--against", "is_scored", is_flag=True, help="Instead of --to: score recorded projections by runs planned since."
+)
 @OUTPUT
 @format_option(*get_args(FormatName))
 @click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
 def project(
     runs: tuple[Path, ...],
-    to: str,
+    to: str | None,
     where: tuple[str, ...],
     network: Path | None,
     scaling: Literal["weak", "strong"] | None,
@@ -73,6 +88,10 @@ def project(
     ingredients: Path | None,
     given: Path | None,
     points: Path | None,
+    system: str | None,
+    price_per_node_hour: str | None,
+    is_recorded: bool,
+    is_scored: bool,
     output: Path | None,
     format_name: FormatName | None,
     full: bool,
@@ -82,7 +101,7 @@ def project(
     A projection is the account of the largest measured point, with what the network's costs, the scatter of nodes and
     the storage change from there. It comes with bands, a reason for each lost percent, and the error at points that
     were held out. What was never measured in kind is refused, with the command that would measure it. Ends with 4 if
-    nothing is said of any rank count.
+    nothing is said of any rank count; with --against if nothing recorded was measured since, or a record was changed.
 
     \b
     Examples:
@@ -90,39 +109,120 @@ def project(
       dlbench project runs --to 256 --network box.network.json -o projection.html
       dlbench project runs --to 256 --set sync.exchange=hierarchical --set sync.wire=bf16
       dlbench project --points series.csv --to 32
+      dlbench project runs --to 64,256 --record
+      dlbench project runs --against
     """
     chosen = prepared("project", output, format_name)
+    from dlbench.projection.cost import cost_section
+    from dlbench.projection.ledger import misses_of, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
+    from dlbench.projection.spec_machine import elsewhere
     from dlbench.projection.step import project as projected
+    from dlbench.records.comm import read_network
+    from dlbench.specs.choices import choose_system_with_origins
     from dlbench.specs.requests import parse_counts
 
-    targets = parse_counts(to, "--to")
+    if (to is None) != is_scored:
+        raise UserError("give --to RANKS, e.g. --to 64,256, or --against, which scores what was recorded")
+    targets = () if to is None else parse_counts(to, "--to")
     if ingredients is not None:
         check_writable(ingredients)
     sources = {"RUNS": bool(runs), "--from": given is not None, "--points": points is not None}
     if sum(sources.values()) != 1:
         raise UserError("give one of RUNS, --from FILE and --points FILE.csv, e.g. dlbench project runs --to 64,256")
-    _refuse_without_effect(sources, where=where, network=network, overrides=overrides, ingredients=ingredients)
-    found, damaged, as_of = _found(runs, where, network, given, points, scaling)
+    _refuse_without_effect(
+        sources,
+        where=where,
+        network=network,
+        overrides=overrides,
+        system=system,
+        ingredients=ingredients,
+        record=is_recorded,
+        against=is_scored,
+    )
+    price, currency, held = amount_of("--price-per-node-hour", price_per_node_hour)
+    if held not in ("", "node"):
+        raise UserError(f"--price-per-node-hour {price_per_node_hour}: is of a {held}-hour; give that of a node-hour")
+    if is_scored:
+        others = {"--network": network, "--scaling": scaling, "--set": overrides, "--ingredients": ingredients}
+        for option, value in (
+            others | {"--record": is_recorded, "--price-per-node-hour": price, "--system": system}
+        ).items():
+            if value:
+                raise UserError(f"{option} has no effect on --against, which projects nothing")
+        _score(runs, where, chosen, output, full=full)
+        return
+    machine = None if system is None else choose_system_with_origins(system, {})[0]
+    costs = None if network is None else read_network(network)
+    theirs = costs if costs is not None and machine is not None and costs.system == machine.name else None
+    found, damaged, as_of, measured = _found(runs, where, None if theirs else costs, given, points, scaling)
+    rows, problems = _ledger(runs, measured)
     if ingredients is not None:
         if len(found) > 1:
             titles = "; ".join(one.title for one in found)
             raise UserError(f"--ingredients holds one group, RUNS holds {len(found)} ({titles}): choose by --where")
-        ingredients.write_text(found[0].model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_output((found[0].model_dump_json(indent=1) + "\n").encode("utf-8"), ingredients)
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
-    groups = [
-        projected_group(one.configuration or one.digest, one, projected(one, targets, way=_way(overrides, one)))
-        for one in found
-    ]
-    report = ProjectionReport(title="dlbench projection", as_of=as_of, groups=tuple(groups))
-    emit(document_of(report), chosen, output, "targets", full=full)
+    groups = []
+    for one in found:
+        there = None
+        if machine is not None:
+            there = elsewhere(one, machine, theirs)
+            one, there = (there, None) if there.system == one.system else (one, there)
+        misses = misses_of(rows, one.system)
+        projection = projected(one, targets, way=_way(overrides, one), misses=misses, there=there)
+        name = one.configuration or one.digest
+        cost = cost_section(name, one, projection.targets, price, currency)
+        if price is not None and cost is None and projection.targets:
+            click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
+        more = () if cost is None else (cost,)
+        groups.append(projected_group(name, one, projection, ledger=rows, more=more))
+        if is_recorded and projection.targets:
+            path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
+            click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
+    report = ProjectionReport(as_of=as_of, groups=tuple(groups), ledger=rows, damaged=problems)
+    emit(document_of(report), chosen, output, "projected", full=full)
     told = any(group.projection.targets for group in groups)
     finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
 
 
+def _score(runs: Sequence[Path], where: Sequence[str], chosen: FormatName, output: Path | None, *, full: bool) -> None:
+    """Prints how right recorded projections were."""
+    from dlbench.projection.page import ProjectionReport, document_of
+
+    found = _gathered(runs, where, is_whole=False)
+    rows, problems = _ledger(runs, found.measured)
+    report = ProjectionReport(as_of=found.as_of, groups=(), ledger=rows, damaged=problems)
+    emit(document_of(report), chosen, output, "ledger", full=full)
+    nothing = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
+    finish((*found.damaged, *problems), "" if rows else nothing)
+
+
+def _ledger(runs: Sequence[Path], measured: Sequence[Measured]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """Recorded targets that were measured since, and files of the ledger that do not count, one line each."""
+    from dlbench.projection.ledger import against, read_ledger
+
+    kept = read_ledger(*expanded(runs))
+    return against(kept.kept, measured), kept.problems
+
+
+class _Found(NamedTuple):
+    """What is projected."""
+
+    ingredients: list[Ingredients]
+    damaged: Sequence[str] = ()  # Of RUNS.
+    as_of: str = ""  # When the newest of RUNS finished.
+    measured: Sequence[Measured] = ()  # All of RUNS, for the ledger.
+
+
 def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
     acts = {"where": ("RUNS",), "network": ("RUNS", "--from"), "overrides": ("RUNS", "--from")}
-    acts["ingredients"] = ("RUNS", "--points")
+    acts |= {
+        "ingredients": ("RUNS", "--points"),
+        "record": ("RUNS",),
+        "against": ("RUNS",),
+        "system": ("RUNS", "--from"),
+    }
     source = next(name for name, is_given in sources.items() if is_given)
     for name, value in options.items():
         if value and source not in acts[name]:
@@ -133,51 +233,58 @@ def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
 def _found(
     runs: Sequence[Path],
     where: Sequence[str],
-    network: Path | None,
+    costs: NetworkModel | None,
     given: Path | None,
     points: Path | None,
     scaling: Literal["weak", "strong"] | None,
-) -> tuple[list[Ingredients], Sequence[str], str]:
-    """What is projected, what of RUNS is damaged, and when the newest of them finished."""
+) -> _Found:
     from dlbench.projection.gathering import with_network
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.points_only import read_points
-    from dlbench.records.comm import read_network
     from dlbench.records.scan import read_given
 
     if points is not None:
-        return [read_points(points, scaling or "weak")], (), ""
-    costs = None if network is None else read_network(network)
+        return _Found([read_points(points, scaling or "weak")])
     if given is not None:
-        found = [read_given(given, Ingredients, "ingredients of a projection", "dlbench project RUNS --ingredients")]
-        damaged: Sequence[str] = ()
-        as_of = ""
-        known = [costs or one.network for one in found]
+        one = read_given(given, Ingredients, "ingredients of a projection", "dlbench project RUNS --ingredients")
+        read = _Found([one])
+        known = [costs or one.network]
     else:
-        found, damaged, as_of = _gathered(runs, where)
+        read = _gathered(runs, where)
         from dlbench.comm.measurements import tabulate
 
         measured = None if costs else tabulate(read_comm_runs(runs))
-        known = [costs or _fitted(measured, one, named(runs)) for one in found]
-    found = [with_network(one, costs) for one, costs in zip(found, known, strict=True)]
-    return [one if scaling is None else one.model_copy(update={"scaling": scaling}) for one in found], damaged, as_of
+        known = [costs or _fitted(measured, one, named(runs)) for one in read.ingredients]
+    found = [with_network(one, costs) for one, costs in zip(read.ingredients, known, strict=True)]
+    if scaling is not None:
+        # Of another scaling no run of these is a measurement.
+        note = f"Projected for {scaling} scaling, and measured for the other."
+        other = {"scaling": scaling, "configuration": ""}
+        found = [
+            one if one.scaling == scaling else one.model_copy(update={**other, "notes": (note, *one.notes)})
+            for one in found
+        ]
+    return read._replace(ingredients=found)
 
 
-def _gathered(runs: Sequence[Path], where: Sequence[str]) -> tuple[list[Ingredients], Sequence[str], str]:
+def _gathered(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = True) -> _Found:
     from dlbench.analysis import scaling
     from dlbench.analysis.table import tabulate
     from dlbench.projection.gathering import gathered
+    from dlbench.projection.ledger import measured_in
     from dlbench.views.model import is_control
 
     require_modules("project", "pandas", "scipy")
     table = tabulate(read_runs(runs, where), with_causes=True)
     groups = scaling.groups(table)
     results = [group for group in groups if not is_control(group.sample)] or groups
-    found = [gathered(group, table, groups=groups, source=named(runs)) for group in results]
+    found = [gathered(group, table, groups=groups, source=named(runs), is_whole=is_whole) for group in results]
     if not found:
         finish(table.damaged, f"{named(runs)}: no run has figures; `dlbench status` says why")
     finished = [run.record.finished for run in table.runs.values() if run.record is not None]
-    return found, table.damaged, whole_seconds(max(finished))
+    created = {run_id: run.plan.created for run_id, run in table.runs.items()}
+    measured = [run for one in found for run in measured_in(one, created)]
+    return _Found(found, table.damaged, whole_seconds(max(finished)), measured)
 
 
 def _fitted(table: CollectiveTable | None, ingredients: Ingredients, where: str) -> NetworkModel | None:

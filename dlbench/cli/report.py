@@ -58,8 +58,19 @@ def report_options(function: F) -> F:
     return decorated(function, decorators)
 
 
+def network_option(purpose: str) -> Callable[[F], F]:
+    """`--network` of commands that read fitted costs."""
+    return click.option(
+        "--network",
+        metavar="FILE.network.json",
+        type=click.Path(path_type=Path),
+        help=f"Fitted costs of the network (dlbench comm fit), {purpose}.",
+    )
+
+
 @click.command()
 @report_options
+@network_option("for projections to more ranks")
 @click.option(
     "--history",
     "store",
@@ -79,6 +90,7 @@ def report(
     output: Path | None,
     format_name: FormatName | None,
     full: bool,
+    network: Path | None,
     store: Path | None,
     table: str | None,
 ) -> None:
@@ -98,8 +110,10 @@ def report(
     """
     chosen = prepared("report", output, format_name, table=None if table == LIST else table)
     from dlbench.jobs.slurm.accounting import with_accounting
+    from dlbench.records.comm import read_network
     from dlbench.views.scaling_report import assemble, document_of
 
+    costs = None if network is None else read_network(network)
     scanned = read_runs(runs, where)
     # Slurm forgets: what it still knows of these runs is kept with them.
     scanned.runs = with_accounting(scanned.runs)[0]
@@ -111,7 +125,7 @@ def report(
 
         opened = open_store(store, None)
         history = trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
-    found = assemble(scanned, history)
+    found = assemble(scanned, history, network=costs)
     document = document_of(found)
     if table == LIST:
         tables = document.tables()
@@ -248,12 +262,7 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
 @click.command()
 @runs_argument()
 @where_option("--where", "runs")
-@click.option(
-    "--network",
-    metavar="FILE.network.json",
-    type=click.Path(path_type=Path),
-    help="Fitted costs of the network (dlbench comm fit), for forecasts of other exchanges.",
-)
+@network_option("for forecasts of other exchanges")
 @click.option(
     "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, next to the samples."
 )

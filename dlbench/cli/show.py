@@ -153,6 +153,8 @@ def schemas() -> dict[str, Any]:
     from dlbench.history.store import Acknowledgement
     from dlbench.jobs.campaign.series_file import SeriesFile
     from dlbench.jobs.scheduler import Submission
+    from dlbench.projection.ingredients import Ingredients
+    from dlbench.projection.ledger import RecordedProjection
     from dlbench.projection.page import ProjectionReport
     from dlbench.records.comm import CommRecord
     from dlbench.records.preflight import PreflightReport
@@ -173,6 +175,8 @@ def schemas() -> dict[str, Any]:
         "comparison": ComparisonReport,
         "trends": TrendsReport,
         "projection": ProjectionReport,
+        "recorded-projection": RecordedProjection,
+        "ingredients": Ingredients,
         "collectives": CollectivesReport,
         "io": Io,
         "io-tiers": IoTiers,

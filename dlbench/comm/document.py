@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dlbench.comm.choice import STAY_WITHIN, Best, Crossover, Ratio
 from dlbench.comm.fits import Errors, Fit, LevelCosts
 from dlbench.comm.measurements import Measurement, Rejected, Series
-from dlbench.comm.predictions import PredictedSeries, Prediction, Predictions
+from dlbench.comm.predictions import CABLES, PredictedSeries, Prediction, Predictions
 from dlbench.comm.report import (
     TITLE,
     CollectivesReport,
@@ -610,9 +610,11 @@ def predictions_document(found: Predictions) -> Document:
     """What a network expects at each layout."""
     network = found.network
     basis = "intervals over runs" if network.draws else "too few runs for intervals"
+    title = f"by the fitted costs of {network.system}, {network.transport} ({network.num_points} points; {basis})"
+    if network.transport == CABLES:
+        title = f"by the cables of {network.system}; nothing here is measured"
     return Document(
-        title=f"Predicted by the fitted costs of {network.system}, {network.transport} "
-        f"({network.num_points} points; {basis})",
+        title=f"Predicted {title}",
         sections=tuple(_prediction(found, one) for one in found.predictions),
         data=found,
         command="dlbench comm predict NETWORK --ranks N",

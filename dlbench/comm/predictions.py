@@ -11,8 +11,9 @@ from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.extrapolation import doublings_beyond, network_error, network_factors
 from dlbench.perfmodels.lines import fit_line
-from dlbench.perfmodels.predictions import crossovers, features, predict
+from dlbench.perfmodels.predictions import crossovers, features
 from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.topology import Cables, seconds
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import (
     ALGORITHMS,
@@ -25,6 +26,8 @@ from dlbench.specs.comm import (
     NetworkModel,
 )
 from dlbench.units import format_bytes
+
+CABLES = "cables"  # What stands for the transport where a topology is priced.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,7 @@ class Wanted:
     leaf_size: int | None = None  # Ranks below a leaf switch; None: all ranks are below one.
     shards: int | None = None
     workload_bytes: int | None = None  # Bytes of all gradients of a step, to be exchanged as a whole.
+    topology: Cables | None = None  # Cables to price instead of a network's fitted costs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +126,10 @@ class _Case:
         import numpy as np
 
         collective, ranks = self.wanted.collective, self.layout.ranks
+        if self.wanted.topology is not None:
+            group = self.layout.group_size
+            took = seconds(self.wanted.topology, collective, name, num_bytes, ranks, group_size=group, **self.model)
+            return took, None, None
         found = features(collective, name, num_bytes, self.layout, self.network, **self.model)
         value = found.seconds(self.network)
         if not self.network.draws:
@@ -154,7 +162,7 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
 
 def _predict(case: _Case) -> Prediction:
     network, wanted, layout = case.network, case.wanted, case.layout
-    has_levels = bool(network.levels)
+    has_levels = bool(network.levels) or wanted.topology is not None
     algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
     sizes = (*wanted.sizes, *filter(None, [wanted.workload_bytes]))
     doublings = doublings_beyond(network, layout.ranks) if algorithms else 0.0
@@ -174,14 +182,14 @@ def _predict(case: _Case) -> Prediction:
     good = [name for name in algorithms if not network.is_poor(wanted.collective, name)]
     changes = (
         crossovers(wanted.collective, good, layout, network, wanted.sizes[0], wanted.sizes[-1], **case.model)
-        if len(good) > 1 and len(wanted.sizes) > 1
+        if len(good) > 1 and len(wanted.sizes) > 1 and wanted.topology is None
         else ()
     )
     return Prediction(
         ranks=layout.ranks,
         group_size=layout.group_size,
         leaf_size=layout.leaf_size,
-        extrapolated=_beyond(network.fitted_over, layout, sizes) if algorithms else (),
+        extrapolated=_beyond(network.fitted_over, layout, sizes) if algorithms and wanted.topology is None else (),
         largest_held_out=network.largest_held_out,
         model_error=max(network_error(network, size).factor(doublings, 0.95) for size in sizes) if doublings else None,
         series=tuple(series),
@@ -318,11 +326,8 @@ def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
     if line.per_byte_s <= 0 or line.startup_s <= 0:
         return predicted
     size = max(1.0, fusion_bytes(line.startup_s, line.per_byte_s))
-
-    def modelled(num_bytes: int) -> float:
-        return predict(wanted.collective, best.name, num_bytes, case.layout, network, **case.model)
-
-    return predicted | {"fusion_bytes": size} | _messages(case, size, line.time if best.is_line else modelled)
+    time = line.time if best.is_line else lambda num_bytes: case.seconds(best.name, int(num_bytes))[0]
+    return predicted | {"fusion_bytes": size} | _messages(case, size, time)
 
 
 def _messages(case: _Case, size: float, time: Callable[[int], float]) -> dict[str, Any]:

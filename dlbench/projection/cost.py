@@ -18,7 +18,7 @@ from dlbench.projection.page import figure
 from dlbench.projection.projected import Band, Target
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet, column, columns_of
-from dlbench.report.wording import sentence
+from dlbench.report.wording import figure_text, ranks_text, sentence, value_text
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.pairing import SEED
 
@@ -44,7 +44,7 @@ class Cost:
     node_hours: Estimate | None = field(metadata=column("Node-hours"))
     kwh: Estimate | None = field(metadata=column("Energy, kWh"))  # None: power was not measured.
     price: Estimate | None = field(metadata=column("Price"))
-    marginal: Estimate | None = field(metadata=column("Node-hours per hour saved", missing="saves no hour for sure"))
+    marginal: Estimate | None = field(metadata=column("Node-hours per hour saved"))
     """Node-hours more than in the row before, over hours less; None: the first row, or no hour is surely saved."""
 
 
@@ -87,8 +87,10 @@ def costs(given: Ingredients, targets: Sequence[Target], price: float | None, cu
     return tuple(found)
 
 
-def cost_section(given: Ingredients, targets: Sequence[Target], price: float | None, currency: str) -> Section | None:
-    """The answer to how many GPUs; None: the batch of no target is known."""
+def cost_section(
+    group_id: str, given: Ingredients, targets: Sequence[Target], price: float | None, currency: str
+) -> Section | None:
+    """The answer to how many GPUs; None: the batch of no target is known. `price`: of a node-hour in `currency`."""
     rows = costs(given, targets, price, currency)
     if not rows:
         return None
@@ -112,4 +114,23 @@ def cost_section(given: Ingredients, targets: Sequence[Target], price: float | N
         "kwh": "Energy, kWh" if given.node_watts else "",
     }
     sheet = Sheet(name="cost", title="Cost", columns=columns_of(Cost, titles=titles), rows=rows)
-    return Section(id="cost", title="How many GPUs?", about=(goal,), sheets=(sheet,), notes=tuple(notes))
+    if any(row.marginal is None for row in rows[1:]):
+        notes.append("Where an hour less has no price it is not sure that the row saves any.")
+    last = rows[-1]
+    figures = [one for one in (last.hours, last.node_hours, last.kwh, last.price) if one is not None]
+    words = f"{ranks_text(last.ranks)}: {', '.join(f'{figure_text(one)} {one.unit}' for one in figures)}"
+    if last.marginal is not None:
+        words += (
+            f"; each hour less than at {ranks_text(rows[-2].ranks)} takes {value_text(last.marginal)} node-hours more"
+        )
+    return Section(
+        id=f"cost-{group_id}",
+        title="How many GPUs?",
+        level="evidence" if price is None else "answer",
+        about=(goal,),
+        words=(f"{words}.",),
+        sheets=(sheet,),
+        notes=tuple(notes),
+        brief=(f"How many GPUs? {goal} {words}.",),
+        where={"group": group_id},
+    )

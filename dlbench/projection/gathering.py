@@ -27,7 +27,7 @@ from dlbench.projection.ingredients import (
 )
 from dlbench.projection.nodes import scatter_of
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.registry import goal
+from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
@@ -84,6 +84,7 @@ def gathered(
         is_crowded=any(crowded_hosts(run.record) for run in group.runs if run.record is not None),
         exchange=exchange,
         engine=plan.engine.name,
+        data=clean(data_title(group.sample)),
         fusion_threshold_bytes=int(threshold or fusion_bytes(fused) or 0) if is_horovod else None,
         cycle_s=(plan.engine.horovod.cycle_time_ms if cycle_ms is None else cycle_ms) / 1e3 if is_horovod else None,
         nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
@@ -272,6 +273,8 @@ def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
     scales = [one.noise_scale.noise_scale for _, one in records if one.noise_scale and one.noise_scale.noise_scale]
     results = [(run, one.quality) for run, one in records if one.quality is not None]
     samples = [one.train_samples for _, one in results]
+    looks = [one.evaluations for run, one in results if run.plan.layout.ranks == group.points[-1].ranks]
+    spent = [sum(look.eval_s for look in one) / one[-1].epoch for one in looks if one and one[-1].epoch]
     if plan.goal is None or not samples:
         return None
     return QualityFigures(
@@ -282,6 +285,7 @@ def _quality(group: Group, groups: Sequence[Group]) -> QualityFigures | None:
             for run, one in results
             if one.reached and one.epochs_to_quality
         ),
+        evaluation_s=statistics.median(spent) if spent else 0.0,
         noise_scale=statistics.median(scales) if scales else None,
     )
 

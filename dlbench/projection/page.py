@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
+from dlbench.analysis.causes import CAUSES
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import Row, Score, line, score
-from dlbench.projection.projected import Band, HeldOut, Part, Projection, Refused, Target, counted
+from dlbench.projection.projected import PARTS, Band, HeldOut, Part, Projection, Refused, Target, counted
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
 from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
 from dlbench.report.charts.style import FORECAST, IDEAL, MEASURED, PART_COLOURS, WIDE
@@ -40,6 +42,7 @@ PART_LOOKS = {
     "slowdown": ("slowed by messages", PART_COLOURS["h2d"]),
 }
 """Parts of a projected step: title and colour."""
+_AS_CAUSES = ("optimizer", "input", "straggler", "exchange")  # Parts that the account knows by the same names.
 _WORK = ("compute", "optimizer")  # What no step of this batch can do without; all else is lost.
 _LEVELS = {"inside": "inside a node", "across": "between nodes", "beyond": "between leaf switches"}
 
@@ -81,6 +84,7 @@ class ProjectedGroup:
     system: str
     sample_unit: str
     measured: tuple[MeasuredPoint, ...]
+    anchor_parts: Mapping[str, float]  # Seconds by `PARTS` of the largest measured point; empty: not known.
     network: tuple[LevelCost, ...]  # Empty: not known.
     notes: tuple[str, ...]
     projection: Projection
@@ -119,6 +123,7 @@ def projected_group(
         system=given.system,
         sample_unit=given.sample_unit,
         measured=measured_points(given),
+        anchor_parts=_anchor_parts(given.anchor),
         network=tuple(
             LevelCost(
                 level=name,
@@ -142,7 +147,7 @@ def _basis(given: Ingredients) -> str:
     anchor, first, network = given.anchor, given.points[0], given.network
     costs = "not known"
     if network is not None:
-        costs = f"{network.system}, {network.transport}, {network.num_points} points"
+        costs = f"{network.system}, {network.transport}" + f", {network.num_points} points" * (network.num_points > 0)
     said = (
         f"from {runs_text(sum(len(point.runs) for point in given.points))} at "
         f"{counted([point.ranks for point in given.points])} ranks",
@@ -217,8 +222,8 @@ def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[
         Column("doublings", "", lambda one: one.doublings),
         Column("efficiency", "", of("efficiency", "fraction"), has_interval=True),
         Column("", name.capitalize(), lambda one: value_text(_main(one, name)), is_brief=True),
-        Column("", "80 %", lambda one: interval_text(_main(one, name)), is_brief=True),
-        Column("", "95 %", lambda one: interval_text(_main(one, name, 95)), is_brief=True),
+        Column("", "80 %", lambda one: interval_text(_main(one, name)) or None, is_brief=True),
+        Column("", "95 %", lambda one: interval_text(_main(one, name, 95)) or None, is_brief=True),
         Column(
             "throughput_per_s",
             rate,
@@ -275,13 +280,6 @@ _REFUSED: tuple[Column[Refused], ...] = (
     Column("ranks", "Ranks", lambda one: one.ranks, lambda one: "all" if one.ranks is None else f"{one.ranks:,}"),
     Column("text", "Why", lambda one: sentence(one.text)),
     Column("remedy", "Remedy", lambda one: one.remedy),
-)
-_HELD_OUT: tuple[Column[HeldOut], ...] = (
-    Column("ranks", "Ranks", lambda one: one.ranks),
-    Column("anchor_ranks", "As projected from", lambda one: one.anchor_ranks),
-    Column("projected_s", "Projected step", lambda one: one.projected_s, unit="s"),
-    Column("measured_s", "Measured step", lambda one: one.measured_s, unit="s"),
-    Column("error", "Error", lambda one: one.error, unit="fraction"),
 )
 
 
@@ -365,30 +363,37 @@ def _curves(alt: Any, rows: Rows, name: str) -> list[Any]:
     ]
 
 
-def parts_chart(subject: Subject, targets: Sequence[Target]) -> Chart:
-    """What each projected step consists of, a bar for each target."""
+def parts_chart(subject: Subject, anchor: Mapping[str, float], targets: Sequence[Target]) -> Chart:
+    """What the anchor's step (empty: not known) and each projected one consist of, a bar each."""
+    found = [("anchor, measured", name, seconds, number_text(seconds, "s")) for name, seconds in anchor.items()]
+    for one in targets:
+        place = f"{ranks_text(one.ranks)}, projected"
+        found += [(place, part.name, part.seconds.median, figure_text(figure(part.seconds, "s"))) for part in one.parts]
     rows: Rows = [
-        {
-            "place": ranks_text(one.ranks),
-            "part": PART_LOOKS[part.name][0],
-            "order": order,
-            "value": part.seconds.median,
-            "shown": figure_text(figure(part.seconds, "s")),
-        }
-        for one in targets
-        for order, part in enumerate(one.parts)
+        {"place": place, "part": PART_LOOKS[name][0], "order": PARTS.index(name), "value": value, "shown": shown}
+        for place, name, value, shown in found
     ]
     tooltip = {"place": "at", "part": "part", "shown": "median, 80 %"}
     by = Series("part", dict(PART_LOOKS.values()))
     return finish(
-        stacked(rows, Axis("projected seconds per step", unit="s"), by, tooltip),
+        stacked(rows, Axis("seconds per step", unit="s"), by, tooltip),
         subject,
         name="parts",
-        title="Parts of the projected step",
+        title="Parts of the step",
         alt="; ".join(f"{row['place']}, {row['part']}: {row['shown']}" for row in rows) + ".",
         table=[("At", "Part", "Median, 80 %"), *((row["place"], row["part"], row["shown"]) for row in rows)],
-        size=(WIDE, 40 + 34 * len(targets)),
+        size=(WIDE - 120, 260),
     )
+
+
+def _anchor_parts(anchor: PointFigures) -> dict[str, float]:
+    """The parts of the measured step as projections have them, means over runs; empty where they are not known."""
+    if not all(run.parts for run in anchor.runs):
+        return {}
+    mean = {name: fmean(run.parts.get(name, 0.0) for run in anchor.runs) for name in anchor.runs[0].parts}
+    others = [mean.get(name, 0.0) for name in CAUSES if name not in ("compute", "input", "straggler", "exchange")]
+    work = mean.get("forward", 0.0) + mean.get("backward", 0.0)
+    return {"compute": work, "host": sum(others), **{name: mean.get(name, 0.0) for name in _AS_CAUSES}}
 
 
 METHODS = (
@@ -481,7 +486,7 @@ def held_out_line(held_out: Sequence[HeldOut]) -> str:
 
 def opinions(targets: Sequence[Target]) -> Iterator[str]:
     """What the points alone say: where the two models disagree both figures, else that of the largest target."""
-    known = [(one, one.second) for one in targets if one.second is not None]
+    known = [(one, one.second) for one in targets if one.second is not None and one.doublings > 0]
     disputed = [pair for pair in known if pair[0].is_disputed]
     for one, second in disputed:
         yield (
@@ -504,7 +509,8 @@ def refusals(refused: Sequence[Refused]) -> list[str]:
     return [f"Refused, {code}{_at(ranks)}: {text}. Remedy: {remedy}" for (code, text, remedy), ranks in found.items()]
 
 
-def _flags(projection: Projection) -> list[str]:
+def flag_lines(projection: Projection) -> list[str]:
+    """What to know beside the figures, a sentence for each flag."""
     found: dict[tuple[str, str], list[int | None]] = {(one.code, one.text): [] for one in projection.flags}
     for one in projection.targets:
         for flag in one.flags:
@@ -537,15 +543,18 @@ def _group(group: ProjectedGroup) -> Section:
 
 def _of_group(group: ProjectedGroup) -> Iterator[Section]:
     projection, targets = group.projection, group.projection.targets
-    subject = ReportSubject(group.id, group.label)
+    subject, split = ReportSubject(group.id, group.label), [one for one in targets if one.parts]
     if targets:
         yield Section(
             id=f"projected-{group.id}",
             title="Projected",
             level="answer",
             headline=_headline(targets[-1], _quantity(targets)[0]),
-            words=(held_out_line(projection.held_out), line(group.ledger), *opinions(targets), *_flags(projection)),
-            charts=lambda: [projection_chart(subject, group.measured, targets)],
+            words=(held_out_line(projection.held_out), line(group.ledger), *opinions(targets), *flag_lines(projection)),
+            charts=lambda: [
+                projection_chart(subject, group.measured, targets),
+                *([parts_chart(subject, group.anchor_parts, split)] if split else []),
+            ],
             sheets=(
                 Sheet(
                     name="targets",
@@ -572,12 +581,11 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             ),
             brief=tuple(refusals(projection.refused)),
         )
-    if split := [one for one in targets if one.parts]:
+    if split:
         yield Section(
             id=f"parts-{group.id}",
             title="Parts of the projected step",
             headline=f"most lost at {ranks_text(split[-1].ranks)}: {largest_loss(split[-1])} of the step",
-            charts=lambda: [parts_chart(subject, split)],
             sheets=(
                 Sheet(
                     name="parts",
@@ -596,13 +604,6 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             headline=f"messages {', '.join(dict.fromkeys(_LEVELS[one.level] for one in group.network))}",
             words=(f"For the library's own all-reduce may stand: {', '.join(stand_ins)}.",) if stand_ins else (),
             sheets=(Sheet(name="network", title="Network used", columns=columns_of(LevelCost), rows=group.network),),
-        )
-    if projection.held_out:
-        yield Section(
-            id=f"held-out-{group.id}",
-            title="Measured points held out",
-            headline=held_out_line(projection.held_out),
-            sheets=(Sheet(name="held-out", title="Held out", columns=_HELD_OUT, rows=projection.held_out),),
         )
 
 

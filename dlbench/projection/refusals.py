@@ -1,6 +1,6 @@
 """What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
 
-`refusal` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7) it says by
+`refusal` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8) it says by
 `refused` and `flagged`, so that all codes and their words are here.
 """
 
@@ -39,8 +39,8 @@ REFUSALS = {
         "{runs} at {ranks} ranks do not say how far runs scatter (at least {least})", "repeat them: --repeats 5"
     ),
     "R2": Words(
-        "{ranks} ranks take {nodes} nodes, and all points are on one: what a network between nodes costs is in none",
-        "measure on several nodes: --nodes 1,2,4",
+        "all points are on one node, and what a network between nodes costs is in none of them",
+        "measure on a machine of several nodes: --nodes 1,2,4",
     ),
     "R3": Words(
         "the costs of messages {level} were never measured", "dlbench comm submit --system {system} --nodes {measured}"
@@ -55,7 +55,7 @@ REFUSALS = {
         "look for neighbours and storage (dlbench diagnose RUNS), then repeat them",
     ),
     "R7": Words("{what}", "{other}"),
-    "R8": Words("{what} has no model", "ask for a setting that has one, or measure it at that size"),
+    "R8": Words("{what}", "ask for a setting that has one, or measure it at that size"),
     "R9": Words("{what}", "measure it: --set train.batch_per_rank={batch}"),
     "R10": Words(
         "{known} to the target and no gradient noise scale do not say how epochs grow with the batch",
@@ -73,6 +73,9 @@ FLAGS = {
     "F5": Words("needs {needed} of storage; {proven} was proven at {nodes} nodes"),
     "F6": Words("its points are of {sessions} sessions, so that what changed between these is part of it"),
     "F7": Words("by the points alone: {why}"),
+    "F8": Words(
+        "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off"
+    ),
 }
 
 LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
@@ -132,7 +135,7 @@ def _of_target(ingredients: Ingredients, ranks: int, farthest: int) -> Refused |
         what = f"{ranks} ranks do not fill nodes of {per_node}"
         return refused("R7", ranks, what=what, other=f"ask for {nodes * per_node}")
     if nodes > 1 and anchor.nodes == 1:
-        return refused("R2", ranks, ranks=ranks, nodes=nodes)
+        return refused("R2", ranks)
     if ingredients.scaling == "strong" and anchor.batch_per_rank and ingredients.batch_at(ranks) is None:
         whole = anchor.batch_per_rank * anchor.ranks
         what = f"a global batch of {whole} samples does not divide among {ranks} ranks"
@@ -158,9 +161,9 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Refused | None:
             measured = "2,4" if level != "beyond a leaf switch" else f"{2 * (leaf or 1)}  # on two leaves"
             return refused("R3", ranks, level=level, system=system, measured=measured)
     if not anchor.runs[0].parts:
-        return refused("R8", ranks, what="a step whose parts are not known")
+        return refused("R8", ranks, what="the parts of the step are not known")
     if anchor.ranks > 1 and ingredients.exchange is None:
-        return refused("R8", ranks, what="an exchange that was not recorded")
+        return refused("R8", ranks, what="the exchange was not recorded")
     if ingredients.scaling == "strong" and ranks > anchor.ranks:
         known = sorted(one.batch_per_rank for one in ingredients.batches)
         wanted = ingredients.batch_at(ranks)

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.perfmodels.utilisation import TERA, sheet_of, why_no_peak
+from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.strategies.layers import LayerTimes
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import Level, NetworkModel, Piece
 from dlbench.specs.layers import FLOPS_PER_MAC, Layer
-from dlbench.specs.system import LinkSpec, SystemSpec
+from dlbench.specs.system import LinkSpec, NetworkSpec, SystemSpec
 
 DATA_SHEET = "data sheet"
 """Transport of a network that was not measured."""
@@ -50,6 +51,30 @@ def layout_of(system: SystemSpec, ranks: int) -> Layout:
     group = min(ranks, system.node.default_ranks)
     leaf = None if system.network is None else system.network.nodes_per_leaf
     return Layout(ranks=ranks, group_size=group, leaf_size=None if leaf is None else leaf * group)
+
+
+def elsewhere(given: Ingredients, system: SystemSpec, network: NetworkModel | None) -> Ingredients:
+    """The same training on the nodes, leaves and network of a system. `network`: its measured costs; None: by data
+    sheet. Of the system of the runs itself only what these do not know is filled in. Raises `UserError`: the file
+    states no network, or that of the runs is not known.
+    """
+    stated = system.network or NetworkSpec()
+    leaves = {"nodes_per_leaf": stated.nodes_per_leaf, "leaf_taper": stated.leaf_taper}
+    if given.system in ("", system.name):
+        known = network or given.network or network_of(system)
+        notes = (*given.notes, f"Costs of messages are those of {system.name} by data sheet.")
+        missing = {name: value for name, value in leaves.items() if getattr(given, name) is None}
+        update = {**missing, "network": known, "notes": notes if known.transport == DATA_SHEET else given.notes}
+        return given.model_copy(update=update)
+    if given.network is None:
+        raise UserError(
+            f"--system {system.name}: costs of messages on {given.system} are not known, so neither is what another "
+            f"network changes: dlbench comm submit --system {given.system}, then the same command with its folder"
+        )
+    per_node = system.node.default_ranks
+    ran = given.exchange and given.exchange.model_copy(update={"group_size": per_node})
+    own = {"system": system.name, "ranks_per_node": per_node, "exchange": ran, "network": network or network_of(system)}
+    return given.model_copy(update={**leaves, **own})
 
 
 def ideal_times(

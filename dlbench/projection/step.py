@@ -90,12 +90,15 @@ def project(
     *,
     way: Way | None = None,
     misses: Sequence[Miss] = (),
+    there: Ingredients | None = None,
     draws: int = DRAWS,
 ) -> Projection:
     """What these rank counts would do, or why nothing is said of them.
 
-    `way`: another way of exchanging gradients than that of the runs. `misses`: of earlier projections of the system,
-    by its ledger. `draws`: how many; seeds are fixed, so that equal ingredients give equal answers.
+    `way`: another way of exchanging gradients than that of the runs. `there`: the same ingredients with the nodes,
+    leaves and network of another system (`dlbench.projection.spec_machine.elsewhere`), for targets alone. `misses`: of
+    earlier projections of the system, by its ledger. `draws`: how many; seeds are fixed, so that equal ingredients give
+    equal answers.
     """
     held_out = _held_out(ingredients, draws)
     seen = [Miss(error=-math.log1p(one.error), doublings=one.doublings) for one in held_out]
@@ -106,24 +109,30 @@ def project(
         error = model_error([*seen, *misses])
     targets, refusals = [], []
     model: _Model | Refused | None = None
+    place = there or ingredients
+    changes = () if way is None else (f"exchange {way.exchange}, fusion {way.fusion}, wire {way.wire}",)
+    if there is not None:
+        changes = (
+            *changes,
+            f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}",
+        )
     for count in ranks:
-        why = refusal(ingredients, count)
+        why = refusal(place, count)
         if why is None:
-            model = model or _model(ingredients, draws)
+            model = model or _model(ingredients, draws, there)
             if isinstance(model, Refused):
                 why = model
             else:
                 try:
-                    targets.append(_target(ingredients, model.at(count, error, way), way, draws))
+                    targets.append(_target(place, model.at(count, error, way), changes, draws))
                     continue
                 except NoModelError as problem:
                     why = refused("R8", count, what=str(problem))
-        found = None if way is not None else _by_points(ingredients, count, why, draws)
+        found = None if changes else _by_points(ingredients, count, why, draws)
         if found is None:
             refusals.append(why)
         else:
             targets.append(found)
-    changes = () if way is None else (f"exchange {way.exchange}, fusion {way.fusion}, wire {way.wire}",)
     return Projection(
         digest=ingredients.digest,
         anchor_ranks=ingredients.anchor.ranks,
@@ -133,8 +142,12 @@ def project(
         # What is refused of all targets is said once.
         refused=tuple(dict.fromkeys(refusals)),
         held_out=held_out,
-        flags=(),
+        flags=() if there is None else (flagged("F8", system=ingredients.system, there=there.system, by=_by(there)),),
     )
+
+
+def _by(there: Ingredients) -> str:
+    return "no costs" if there.network is None else f"{there.network.transport} ({there.network.num_points} points)"
 
 
 def drawn_step(
@@ -321,8 +334,8 @@ class _Costs:
 class _Model:
     """What all targets share: the draws of the anchor, and what anchors the models there."""
 
-    ingredients: Ingredients
-    costs: _Costs | None  # Of messages; None: nothing is exchanged.
+    ingredients: Ingredients  # Of the targets' system.
+    costs: _Costs | None  # Of messages there; None: nothing is exchanged.
     figures: Mapping[str, Array]  # `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`.
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     tau: Array
@@ -415,8 +428,10 @@ def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, A
     return np.maximum(0.0, last_end(ready, costs) - (before + backward) * slower)
 
 
-def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
-    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8)."""
+def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = None) -> _Model | Refused:
+    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
+    `there`: as of `project`.
+    """
     import numpy as np
 
     anchor = ingredients.anchor
@@ -439,6 +454,7 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     shown, hidden, rho = np.zeros(draws), np.zeros(draws), np.ones(draws)
     try:
         costs = _Costs.of(ingredients, draws)
+        elsewhere = costs if there is None else _Costs.of(there, draws)
         if costs is not None:
             messages = costs.messages(anchor.ranks, None, computing, 1.0)
             prices, _ = costs.drawn(anchor.ranks, None, messages)
@@ -461,8 +477,8 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
     return _Model(
-        ingredients=ingredients,
-        costs=costs,
+        ingredients=there or ingredients,
+        costs=elsewhere,
         figures=figures,
         late=late,
         tau=tau,
@@ -501,8 +517,8 @@ def _slowed(ingredients: Ingredients, weights: Array) -> Array:
     return np.where(is_known, np.clip((weights @ np.array(work) - alone) / np.where(is_known, behind, 1.0), 0, 2), 0.0)
 
 
-def _target(ingredients: Ingredients, drawn: Drawn, way: Way | None, draws: int) -> Target:
-    points = None if way is not None else points_only(ingredients, drawn.ranks, draws=draws)
+def _target(ingredients: Ingredients, drawn: Drawn, changes: Sequence[str], draws: int) -> Target:
+    points = None if changes else points_only(ingredients, drawn.ranks, draws=draws)
     second = None if points is None else Band.of(points.step_s)
     step = Band.of(drawn.step)
     return Target(
@@ -542,14 +558,18 @@ def _rates(ingredients: Ingredients, ranks: int, step: Array) -> dict[str, Any]:
 
     base, batch = ingredients.points[0], ingredients.batch_at(ranks)
 
-    def efficiency(count: int, seconds: Array, first: Array) -> Array:
-        return first / seconds * (base.ranks / count if ingredients.scaling == "strong" else 1.0)
+    def efficiency(count: int, seconds: Array, first: Array, own: int | None) -> Array:
+        work = base.ranks / count if ingredients.scaling == "strong" else 1.0
+        # By samples where they are known: runs of weak scaling may be asked for the strong one.
+        return first / seconds * (own / base.batch_per_rank if own and base.batch_per_rank else work)
 
     def mean(point: PointFigures) -> Array:
         return np.array(np.mean([run.step_s for run in point.runs]))
 
     # No rank is faster beside others, unless that was measured.
-    most = max(1.0, *(float(efficiency(one.ranks, mean(one), mean(base))) for one in ingredients.points))
+    most = max(
+        1.0, *(float(efficiency(one.ranks, mean(one), mean(base), one.batch_per_rank)) for one in ingredients.points)
+    )
     first = run_weights(base.runs, len(step), base.ranks) @ np.array([run.step_s for run in base.runs])
     return {
         "ranks": ranks,
@@ -558,5 +578,5 @@ def _rates(ingredients: Ingredients, ranks: int, step: Array) -> dict[str, Any]:
         "doublings": math.log2(ranks / ingredients.anchor.ranks),
         "drawn": step,
         "throughput": None if batch is None else Band.of(ranks * batch / step),
-        "efficiency": Band.of(np.minimum(most, efficiency(ranks, step, first))),
+        "efficiency": Band.of(np.minimum(most, efficiency(ranks, step, first, batch))),
     }

@@ -117,6 +117,13 @@ class OptimizerSpec(Spec):
     clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
 
     @property
+    def slots(self) -> int:
+        """Values that it keeps for each parameter: none, momentum, or two moments."""
+        if self.name == "sgd" and not self.momentum:
+            return 0
+        return 1 if self.name in ("sgd", "lars") else 2
+
+    @property
     def is_compiled(self) -> bool:
         """Whether torch's compiler makes its update."""
         return self.implementation == "fused" and self.name in ("lars", "lamb")

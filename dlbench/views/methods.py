@@ -29,17 +29,13 @@ _METHODS = {
     "Serial fraction": "For strong scaling, Karp and Flatt's experimentally determined serial fraction (1/S - 1/k) / "
     "(1 - 1/k) with k = p/p0 (Communications of the ACM 33(5), 1990). A fraction that grows with the rank count points "
     "to overhead of the exchange rather than to serial work.",
-    "Laws and forecasts": "With k = p/p0: T(k)/T(1) = ideal + a (1 - 1/k) + b log2 k + c (k - 1) + e (k - 1)^2 + d "
-    "(beyond the baseline's one node), one or two of the terms, none below 0; the ideal is 1 (weak) or 1/k (strong "
-    "scaling), where the first term is Amdahl's law. Fitted to the relative times of the points on several nodes, or, "
-    "without these, of those on one node. A law is ruled out if the points miss it by more than the scatter of the "
-    "runs explains (1 %, simulated); of the others the one counts that, fitted without the largest point, comes "
-    "nearest to it (the hindcast). A forecast, for twice the largest rank count, goes from the lowest to the highest "
-    "end of the 95 % bootstrap intervals (over runs, stretched to Student's t) of all laws that are not ruled out, and "
-    "further by what the hindcast may have been off. It holds if one of these laws goes on. It is withheld where the "
-    "hindcast misses beyond the runs' scatter. No fit with fewer than three rank counts; no forecast beyond a node "
-    "from points inside one, from fewer than three runs a point, if no law is left, or if ranks shared cores. "
-    "Forecasts are not measurements and never share a line, a column or a headline with them.",
+    "Projections": "To two and four times the largest rank count. With fitted costs of the network (--network) they "
+    "are the account of the largest point, with what these costs and the scatter of nodes change from there; without, "
+    "T = c0 ideal + c1 x through the points alone, x the logarithm of the nodes or 1 - 1/nodes, chosen by the largest "
+    "point when it is held out, up to four times as far. Intervals are the middle 80 % of 1,000 draws of runs, costs, "
+    "nodes and of the model's own error, which grows with each doubling and is learnt from held-out points. What was "
+    "never measured in kind is refused, with its remedy. Projections are not measurements and never share a line, a "
+    "column or a headline with them.",
     "Published figures": "Drawn as a reference line only where the work is the same: preset with the published "
     "configuration, network, batch per rank, precision class, real or made data, weak or strong scaling. The hardware "
     "is another all the same.",

@@ -26,6 +26,7 @@ from dlbench.records.scan import Run, Scan
 from dlbench.report.document import BaseReport, Document, Level, Section, methods_section, remark
 from dlbench.report.table import named_table
 from dlbench.report.wording import basis_text, clean, counts_text, figure_text, place_text, ranks_text, runs_text
+from dlbench.specs.comm import NetworkModel
 from dlbench.units import whole_seconds
 from dlbench.views import doubts, model
 from dlbench.views.campaign_cost import CampaignCostView
@@ -107,11 +108,17 @@ TITLE = "dlbench scaling report"
 
 
 def assemble(
-    scan: Scan, history: BaseReport | None = None, views: Views = SCALING, *, with_digests: bool = True
+    scan: Scan,
+    history: BaseReport | None = None,
+    views: Views = SCALING,
+    *,
+    with_digests: bool = True,
+    network: NetworkModel | None = None,
 ) -> model.Report:
     """The report of everything found under one folder; equal folders give equal reports.
 
     A history says what changed over months, next to the runs; without digests no view may ask for single steps.
+    `network`: fitted costs of the network, for projections.
     """
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())
@@ -121,7 +128,7 @@ def assemble(
     control_runs = controls(scan.runs, [(group.id, group.runs) for group in results])
     asked = differing_settings([(group_id(group.sample), group.sample.plan) for group in results])
     groups = tuple(
-        _group_numbers(group, found, table, views, apart) for group, apart in zip(results, asked, strict=True)
+        _group_numbers(group, found, table, views, apart, network) for group, apart in zip(results, asked, strict=True)
     )
     groups = tuple(
         dataclasses.replace(
@@ -152,13 +159,18 @@ def assemble(
 
 
 def _group_numbers(
-    group: scaling.Group, groups: Sequence[scaling.Group], table: RunTable, views: Views, apart: tuple[Condition, ...]
+    group: scaling.Group,
+    groups: Sequence[scaling.Group],
+    table: RunTable,
+    views: Views,
+    apart: tuple[Condition, ...],
+    network: NetworkModel | None,
 ) -> model.Group:
     plan = group.sample.plan
     unit = clean(plan.workload.sample_unit, 40)
     settings = tuple(chosen_settings(group.sample).items())
     found = tuple(doubts.group_doubts(group, table))
-    source = GroupSource(group=group, table=table, doubts=found, views={})
+    source = GroupSource(group=group, table=table, doubts=found, views={}, network=network)
     for view in views.group:
         if view.key:
             source = dataclasses.replace(source, views={**source.views, view.key: view.numbers(source)})

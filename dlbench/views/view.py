@@ -18,6 +18,7 @@ from dlbench.report.document import BaseReport, Level, Missing, Section
 from dlbench.report.formats.json import schema_of
 from dlbench.report.table import Column
 from dlbench.report.wording import place_text
+from dlbench.specs.comm import NetworkModel
 from dlbench.specs.plan import RunPlan
 from dlbench.views.model import Group, HasViews, Report
 
@@ -30,6 +31,7 @@ class GroupSource(HasViews):
     table: RunTable
     doubts: tuple[Doubt, ...]
     views: Mapping[str, object]  # Numbers of the views before this one, by key.
+    network: NetworkModel | None = None  # Fitted costs of the network, where they were given.
 
     @property
     def is_oversubscribed(self) -> bool:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from dlbench.cli import cli
 from dlbench.comm.imports import import_tables, read_tables
 from dlbench.comm.predictions import Wanted, predict_all
 from dlbench.errors import UserError
@@ -243,16 +245,15 @@ def test_a_time_in_another_unit_is_noticed_by_its_rate(file: Callable[[str], Pat
         read_tables(file("\n".join(lines)))
 
 
-def test_the_command_writes_a_file_that_predict_reads(
-    cli: Callable[..., object], file: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_the_command_writes_a_file_that_predict_reads(file: Callable[[str], Path], tmp_path: Path) -> None:
     out = tmp_path / "dgx.network.json"
-    found = cli("comm", "import", str(file(nccl(4, 1))), str(file(nccl(8, 2))), "--system", "dgx", "-o", str(out))
-    assert found.returncode == 0, found.stderr
+    words = ["comm", "import", str(file(nccl(4, 1))), str(file(nccl(8, 2))), "--system", "dgx", "-o", str(out)]
+    found = CliRunner().invoke(cli, words)
+    assert found.exit_code == 0, found.output
     assert "Fitted costs of dgx, torch-nccl" in found.stdout
     network = read_network(out)
     assert network.system == "dgx"
     (told,) = predict_all(network, (8,), Wanted(sizes=SIZES, group_size=4)).predictions
     assert "nccl flat" in [series.name for series in told.series]
-    wrong = cli("comm", "import", str(out), "--system", "dgx")
-    assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
+    wrong = CliRunner().invoke(cli, [*words, "--group-size", "0"])
+    assert str(wrong.exception) == "--group-size 0: must be 1 or more"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from dlbench.cli import cli
+from dlbench.errors import UserError
 from dlbench.projection.cost import cost_section, costs
 from dlbench.projection.ingredients import Ingredients, QualityFigures, QualityRun
 from dlbench.projection.projected import Target
 from tests.projection import hand_made
+from tests.support.training_machine import Machine
 
 DRAWS = 500
 
@@ -61,11 +66,12 @@ def test_time_to_quality_grows_with_epochs_and_holds_evaluations() -> None:
 
 def test_too_few_batches_are_refused_in_words_and_a_noise_scale_helps() -> None:
     few, known = quality(256), quality(256, noise_scale=2048.0)
-    section = cost_section(given(quality=few), targets((16, 0.1)), None, "")
+    section = cost_section("g", given(quality=few), targets((16, 0.1)), None, "")
     assert "R10: runs at 1 global batch (at least 3) to the target" in section.notes[1]
     assert section.about == ("Of a million images: how long a training is, is not known.",)
-    section = cost_section(given(quality=known, node_watts=300.0), targets((16, 0.1)), 2.0, "EUR")
+    section = cost_section("g", given(quality=known, node_watts=300.0), targets((16, 0.1)), 2.0, "EUR")
     assert section.about == ("To top-1 of 0.759, with evaluations.",)
+    assert section.words[0].startswith("16 ranks: ")
     assert "gradient noise scale" in section.notes[1]
     assert "idle power is not told apart" in section.notes[2]
     (row,) = section.sheets[0].rows
@@ -74,4 +80,33 @@ def test_too_few_batches_are_refused_in_words_and_a_noise_scale_helps() -> None:
 
 def test_targets_without_a_batch_have_no_cost() -> None:
     (target,) = targets((16, 0.1))
-    assert cost_section(given(), [replace(target, batch_per_rank=None)], None, "") is None
+    assert cost_section("g", given(), [replace(target, batch_per_rank=None)], None, "") is None
+
+
+@pytest.mark.parametrize(
+    ("price", "why"),
+    [
+        ("9 EUR/GPU-hour", "is of a GPU-hour; give that of a node-hour"),
+        ("cheap", "must be an amount above zero, e.g. '9 EUR'"),
+        ("9 EUR node-hours", "must be the price of a node-hour"),
+    ],
+)
+def test_a_price_of_something_else_is_refused(price: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(given().model_dump_json())
+    done = CliRunner().invoke(cli, ["project", "--from", str(file), "--to", "16", "--price-per-node-hour", price])
+    assert isinstance(done.exception, UserError | SystemExit)
+    assert why in (str(done.exception) if isinstance(done.exception, UserError) else done.output)
+
+
+def test_the_command_prints_what_more_ranks_cost(tmp_path: Path) -> None:
+    machine = Machine(hosts=lambda rng, nodes: 0.01 * rng.standard_normal(nodes), run_sd=0.005)
+    file = tmp_path / "given.json"
+    file.write_text(machine.ingredients(np.random.default_rng(1), (1, 2, 4)).model_dump_json())
+    command = ["project", "--from", str(file), "--to", "32,64", "--price-per-node-hour", "9 EUR", "--format"]
+    text = CliRunner().invoke(cli, [*command, "text"]).output
+    assert "How many GPUs? Of a million" in text
+    assert " EUR" in text
+    table = CliRunner().invoke(cli, [*command, "md"]).output
+    assert "Price, EUR" in table
+    assert "Energy" not in table

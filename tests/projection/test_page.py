@@ -128,8 +128,9 @@ def test_measured_is_filled_and_projected_hollow() -> None:
     assert filled == {"measured": True, "projected": False, "points alone": False}
     assert "64 ranks, projected: 71 % [68, 75]" in drawn.alt
     assert "1 rank, measured: 100.0 %" in drawn.alt
-    bars = parts_chart(SUBJECT, (target(64),))
-    assert "64 ranks, exchange on the wire: 23.8 ms" in bars.alt
+    bars = parts_chart(SUBJECT, {"compute": 0.1, "exchange": 0.02}, (target(64),))
+    assert "64 ranks, projected, exchange on the wire: 23.8 ms" in bars.alt
+    assert "anchor, measured, exchange on the wire: 20 ms" in bars.alt
 
 
 @pytest.mark.parametrize(("scaling", "batch", "second"), [("weak", 32, 0.1 / 0.104), ("strong", None, 0.1 / 0.208)])

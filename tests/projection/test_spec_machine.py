@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.perfmodels.predictions import predict
-from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
+from dlbench.projection.ingredients import Ingredients
+from dlbench.projection.projected import Projection
+from dlbench.projection.spec_machine import elsewhere, ideal_times, layout_of, network_of
+from dlbench.projection.step import project
 from dlbench.specs.choices import choose_system_with_origins
 from dlbench.specs.layers import Layer
 from dlbench.specs.system import DeviceSpec, SystemSpec
+from tests.support.training_machine import Machine
 
 LINK = {"alpha_s": 1e-5, "gb_per_s": 10.0, "source": "x"}
 LEAVES = {"nodes_per_leaf": 8, "leaf_source": "x"}
@@ -88,3 +96,67 @@ def test_what_no_data_sheet_states_is_asked_for(sections: dict[str, Any], why: s
 def test_a_system_without_links_is_refused() -> None:
     with pytest.raises(UserError, match=r"system local: network\.across: is missing"):
         network_of(system_of("local"))
+
+
+MACHINE = Machine(hosts=lambda rng, nodes: 0.01 * rng.standard_normal(nodes), run_sd=0.005)
+
+
+def measured(**changes: Any) -> Ingredients:
+    return MACHINE.ingredients(np.random.default_rng(1), (1, 2, 4)).model_copy(update=changes)
+
+
+def step_at(given: Ingredients, ranks: int, there: Ingredients | None = None) -> Projection:
+    return project(given, [ranks], there=there, draws=200)
+
+
+def test_another_system_with_the_same_nodes_and_costs_projects_the_same() -> None:
+    given, system = measured(), made()
+    there = elsewhere(given, system, given.network)
+    (same,), (own,) = (step_at(given, 64, one).targets for one in (there, None))
+    assert same.step == own.step
+    assert same.parts == own.parts
+
+
+def test_another_system_has_its_nodes_leaves_and_prices_and_the_computing_of_the_runs() -> None:
+    given = measured()
+    there = elsewhere(given, system_of("p40-roce"), None)
+    found = step_at(given, 64, there)
+    (one,), (own,) = found.targets, step_at(given, 64).targets
+    assert (one.nodes, own.nodes) == (8, 16)  # of 8 ranks and of 4
+    of = {part.name: part.seconds for part in one.parts}
+    assert of["compute"] == {part.name: part.seconds for part in own.parts}["compute"]
+    assert of["exchange"].median < 0.2 * {part.name: part.seconds for part in own.parts}["exchange"].median
+    assert found.flags[0].code == "F8"
+    assert "priced for p40-roce by data sheet" in found.flags[0].text
+    assert found.changes == ("nodes, leaves and network of p40-roce; computing as measured on simulated",)
+    assert one.second is None  # points say nothing of another machine
+    tapered = elsewhere(given, system_of("abci"), None)
+    assert (tapered.nodes_per_leaf, tapered.per_node) == (34, 4)
+
+
+def test_the_system_of_the_runs_fills_in_what_they_do_not_know() -> None:
+    stated = {"across": LINK, "inside": LINK, **LEAVES, "leaf_taper": 2.0}
+    system = made(network=stated).model_copy(update={"name": "simulated"})
+    filled = elsewhere(measured(network=None), system, None)
+    assert (filled.network.transport, filled.nodes_per_leaf, filled.leaf_taper) == ("data sheet", 8, 2.0)
+    assert filled.notes[-1] == "Costs of messages are those of simulated by data sheet."
+    known = measured(nodes_per_leaf=4)
+    kept = elsewhere(known, system, None)
+    assert (kept.network, kept.nodes_per_leaf, kept.notes) == (known.network, 4, known.notes)
+    with pytest.raises(UserError, match="costs of messages on simulated are not known"):
+        elsewhere(measured(network=None), system_of("abci"), None)
+
+
+def test_the_command_takes_a_measured_network_of_the_other_system(tmp_path: Path) -> None:
+    file, costs = tmp_path / "given.json", tmp_path / "abci.network.json"
+    file.write_text(measured().model_dump_json())
+    command = ["project", "--from", str(file), "--to", "64", "--system", "abci"]
+    assert "priced for abci by data sheet (0 points)" in " ".join(CliRunner().invoke(cli, command).output.split())
+    network = network_of(system_of("abci")).model_copy(update={"transport": "nccl", "num_points": 12})
+    costs.write_text(network.model_dump_json())
+    told = CliRunner().invoke(cli, [*command, "--network", str(costs)]).output
+    assert "priced for abci by nccl (12 points)" in " ".join(told.split())
+    refused = CliRunner().invoke(cli, [*command[:-2], "--network", str(costs)])
+    assert "the network's costs are of system abci, the runs are of simulated" in str(
+        refused.exception or refused.output
+    )

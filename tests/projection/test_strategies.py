@@ -266,11 +266,12 @@ def test_the_best_is_the_fastest_that_fits_and_trains_the_same() -> None:
     fastest = best(rows)
     assert fastest is not None
     assert fastest.strategy not in ("local-sgd", "serial")
-    limited = rows_of(COSMOFLOW, 4, batch=64, memory_limit=fastest.memory_bytes - 1)
+    limited = rows_of(COSMOFLOW, 4, batch=64, memory_limit=int(fastest.memory_bytes) - 1)
     within = best(limited)
     assert within is None or within.memory_bytes < fastest.memory_bytes
     assert next(row for row in limited if row.strategy == fastest.strategy).bound_by == "memory"
-    assert best(rows_of(COSMOFLOW, 4, batch=64, memory_limit=1.0)) is None
+    assert all(row.memory_bytes < fastest.memory_bytes for row in limited if row.fits)
+    assert best(rows_of(COSMOFLOW, 4, batch=64, memory_limit=1)) is None
 
 
 def test_gradients_are_hidden_by_the_backward_pass_but_for_the_last_message() -> None:
@@ -285,3 +286,18 @@ def test_gradients_are_hidden_by_the_backward_pass_but_for_the_last_message() ->
     one = cost("allreduce", 4, 4096 * 4097)  # 64 MiB: each layer travels alone
     assert row.communication_s == pytest.approx(3 * one)
     assert row.exposed_s == pytest.approx(one)
+
+
+def test_out_of_core_plans_for_the_limit_and_pays_by_recomputing() -> None:
+    (within,) = rows_of(COSMOFLOW, 4, "out-of-core", batch=64, memory_limit=2**40)
+    (data,) = rows_of(COSMOFLOW, 4, "data", batch=64)
+    assert within.compute_s == pytest.approx(data.compute_s)
+    assert within.memory_bytes <= data.memory_bytes * (1 + 1e-6)
+    (less,) = rows_of(COSMOFLOW, 4, "out-of-core", batch=64, memory_limit=int(0.8 * data.memory_bytes))
+    assert less.fits
+    assert data.compute_s < less.compute_s < data.compute_s + 64 / 4 * 1e-3 * (1 + 1e-9)  # at most a forward pass
+    assert "recompute" in less.notes[0]
+    (none,) = rows_of(COSMOFLOW, 4, "out-of-core", batch=64, memory_limit=1000)
+    assert "fit" in none.refused or "least" in none.refused
+    (unknown,) = rows_of(COSMOFLOW, 4, "out-of-core", batch=64)
+    assert "limit" in unknown.refused

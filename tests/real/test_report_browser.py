@@ -39,7 +39,7 @@ class Case:
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("sample")
     write_sample(folder / "runs")
-    # A law that holds, beyond one node: there is a forecast to draw.
+    # A curve that holds, beyond one node: there is a projection to draw.
     write_law(folder / "runs")
     return Case(folder / "runs", folder)
 
@@ -587,9 +587,9 @@ def test_tables_and_charts_are_saved_as_files(browser: Any, sample: Case) -> Non
         assert content.startswith("<svg")
         assert 'xmlns="http://www.w3.org/2000/svg"' in content
         # The raw numbers of a table are the file that the command writes.
-        name, content = saved(visit, visit.page.locator("a.raw[href='#data-laws']").first)
-        assert name == "dlbench-laws.csv"
-        assert content.splitlines()[0].startswith("group,label,law,formula,")
+        name, content = saved(visit, visit.page.locator("a.raw[href='#data-step-quantiles']").first)
+        assert name == "dlbench-step-quantiles.csv"
+        assert content.splitlines()[0].startswith("group,label,")
         assert visit.complaints == []
 
 

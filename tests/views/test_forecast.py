@@ -1,33 +1,30 @@
-"""Scaling laws give back what made the points, refuse what they cannot know; anchors stand beside equal work only."""
+"""The report's projection is that of `dlbench project`; published figures stand next to equal work only."""
 
 from __future__ import annotations
 
 import math
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import optimize
 
 from dlbench.analysis import scaling
-from dlbench.analysis.table import RunTable, tabulate
+from dlbench.analysis.table import tabulate
+from dlbench.projection.gathering import gathered
+from dlbench.projection.step import project
 from dlbench.records.scan import Run, scan
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.views import model
-from dlbench.views import scaling_laws as laws
-from dlbench.views.forecast import CURVE, Forecast, ForecastView, forecast_charts, published, references
+from dlbench.views.forecast import Forecast, ForecastView, published, references
 from dlbench.views.scaling_report import assemble, document_of
 from tests.bench.truth import predictions
 from tests.support.run_factory import Story, constant, plans, write_run
 
-SCALINGS: tuple[laws.Scaling, ...] = ("weak", "strong")
 ON_NODES: dict[str, Any] = {
     "system": "box",
     "points_are": "nodes",
@@ -37,29 +34,19 @@ ON_NODES: dict[str, Any] = {
 }
 
 
-def step_of(scaling_kind: str, k: float, *, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> float:
-    """A step's time over that at the baseline, by the formula."""
-    return (1 if scaling_kind == "weak" else 1 / k) + a * (1 - 1 / k) + b * math.log2(k) + c * (k - 1)
+def weakly(k: int) -> float:
+    """Loses a tenth."""
+    return 100 + 10 * (1 - 1 / k)
 
 
 def write_law(
-    out: Path,
-    points: tuple[int, ...] = (1, 2, 4, 8),
-    *,
-    noise: float = 0.001,
-    nodes: bool = True,
-    coefficients: dict[str, float] | None = None,
-    beyond: float = 0.0,
-    **more: Any,
+    out: Path, points: tuple[int, ...] = (1, 2, 4, 8), step_ms: Callable[[int], float] = weakly, **request: Any
 ) -> None:
-    """Runs whose step follows a law, on as many nodes as ranks or on one; `beyond` is added to the time there."""
-    story = more.pop("story", Story())
+    """Runs whose steps take these milliseconds, on as many nodes as ranks unless asked otherwise."""
+    story, noise = request.pop("story", Story()), request.pop("noise", 0.001)
     scatter = random.Random(5)
-    asked = {**(ON_NODES if nodes else {}), "points": points, "repeats": 5, **more}
-    for plan in plans(**asked):
-        k = plan.layout.ranks / points[0]
-        step = 100 * step_of(plan.series.scaling, k, **(coefficients or {"a": 0.1})) + beyond * (plan.layout.nodes > 1)
-        step *= 1 + noise * plan.series.repeat + scatter.gauss(0, noise)
+    for plan in plans(**{**ON_NODES, "points": points, "repeats": 5, **request}):
+        step = step_ms(plan.layout.ranks) * (1 + noise * plan.series.repeat + scatter.gauss(0, noise))
         write_run(out, plan, constant([0, 0, 0, step, 0, 0]), story)
 
 
@@ -71,18 +58,7 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def only_group(out: Path) -> tuple[scaling.Group, RunTable]:
-    table = tabulate(scan(out))
-    (group,) = scaling.groups(table)
-    return group, table
-
-
-def law_of(out: Path) -> laws.Law:
-    group, table = only_group(out)
-    return laws.law_of(group, table).law
-
-
-def forecast_of(out: Path) -> tuple[model.Group, Any]:
+def forecast_of(out: Path) -> tuple[model.Group, Forecast]:
     (group,) = assemble(scan(out)).groups
     found = group.of(Forecast)
     assert found is not None
@@ -93,227 +69,95 @@ def markdown_of(out: Path) -> str:
     return to_markdown(document_of(assemble(scan(out))))
 
 
-# The fit
+@pytest.mark.parametrize("kind", ["weak", "strong"])
+def test_two_and_four_times_the_ranks_are_projected(tmp_path: Path, kind: str) -> None:
+    def step(k: int) -> float:
+        return weakly(k) if kind == "weak" else 1000 / k + 5 * (1 - 1 / k)
 
-
-@given(
-    st.sampled_from(SCALINGS),
-    st.sampled_from(laws.FAMILY),
-    st.lists(st.floats(0, 0.5), min_size=2, max_size=2),
-    st.lists(st.integers(2, 1000), min_size=2, max_size=6, unique=True),
-)
-def test_a_fit_gives_back_the_law(
-    scaling_kind: laws.Scaling, terms: tuple[laws.Term, ...], planted: list[float], counts: list[int]
-) -> None:
-    ratios = np.array(sorted(counts), dtype=float)
-    times = laws.time_at(scaling_kind, terms, np.array(planted[: len(terms)]), ratios)
-    found = laws.fit_terms(scaling_kind, terms, ratios, times)
-    assert laws.time_at(scaling_kind, terms, found, ratios) == pytest.approx(times, rel=1e-6)
-
-
-@given(
-    st.sampled_from(SCALINGS),
-    st.sampled_from(laws.FAMILY),
-    st.lists(
-        st.tuples(st.integers(2, 64), st.floats(0.2, 1.2)), min_size=3, max_size=5, unique_by=lambda pair: pair[0]
-    ),
-)
-def test_no_other_coefficients_fit_better(
-    scaling_kind: laws.Scaling, terms: tuple[laws.Term, ...], points: list[tuple[int, float]]
-) -> None:
-    """Against scipy's non-negative least squares."""
-    ratios = np.array([float(ranks) for ranks, _ in sorted(points)])
-    times = laws.ideal_time(scaling_kind, ratios) / np.array([efficiency for _, efficiency in sorted(points)])
-    rows = np.stack(
-        [
-            laws.time_at(scaling_kind, (term,), np.ones(1), ratios) - laws.ideal_time(scaling_kind, ratios)
-            for term in terms
-        ]
-    )
-    target = (times - laws.ideal_time(scaling_kind, ratios)) / times
-    _, best = optimize.nnls((rows / times).T, target)
-    found = laws.fit_terms(scaling_kind, terms, ratios, times)
-    error = float(np.linalg.norm(target - found @ (rows / times)))
-    assert (found >= 0).all()
-    assert error <= best * (1 + 1e-6) + 1e-9
-
-
-@pytest.mark.parametrize("scaling_kind", SCALINGS)
-@pytest.mark.parametrize("coefficients", [{"a": 0.1}, {"c": 0.005}, {"a": 0.05, "c": 0.01}])
-def test_runs_that_follow_a_law_give_it_back(tmp_path: Path, scaling_kind: str, coefficients: dict[str, float]) -> None:
-    write_law(tmp_path, scaling=scaling_kind, coefficients=coefficients, noise=1e-5)
-    law = law_of(tmp_path)
-    found = {laws.TEXTS[name][0]: one.value for name, one in zip(law.terms, law.coefficients, strict=True)}
-    for letter, value in coefficients.items():
-        assert found[letter] == pytest.approx(value, rel=0.02)
-    assert law.name.startswith("Amdahl") == (scaling_kind == "strong" and "a" in coefficients)
-    assert law.worst_residual < 1e-3
-    assert law.hindcast_ranks == 8
-    assert abs(law.hindcast_error) < 1e-3
-
-
-def test_few_runs_have_no_interval_and_no_forecast(tmp_path: Path) -> None:
-    for repeats in (1, 3):
-        write_law(tmp_path / str(repeats), repeats=repeats, noise=0.01)
-    single, some = (forecast_of(tmp_path / str(repeats))[1] for repeats in (1, 3))
-    assert single.law.coefficients[0].low is None
-    assert "do not say how it scatters" in single.why_no_forecast
-    assert some.law.coefficients[0].low <= some.law.coefficients[0].value <= some.law.coefficients[0].high
-    assert some.forecasts
-
-
-def write_speedups(out: Path, speedups: dict[int, float], scaling_kind: str) -> None:
-    """Runs on one node and on as many nodes as ranks."""
-    for plan in plans(**ON_NODES, points=(1, *speedups), repeats=3, scaling=scaling_kind):
-        ranks = plan.layout.ranks
-        step = 1600 / {1: 1.0, **speedups}[ranks] * (ranks if scaling_kind == "weak" else 1)
-        step *= 1 + 0.001 * plan.series.repeat
-        write_run(out, plan, constant([0, 0, 0, step, 0, 0]))
-
-
-@pytest.mark.parametrize("scaling_kind", SCALINGS)
-def test_more_than_the_ideal_is_forecast_by_no_law(tmp_path: Path, scaling_kind: str) -> None:
-    write_speedups(tmp_path, {2: 2.4, 4: 5.0, 8: 11.0}, scaling_kind)
+    write_law(tmp_path, step_ms=step, scaling=kind)
     group, found = forecast_of(tmp_path)
-    assert found.forecasts == ()
-    assert "exceed the ideal" in found.why_no_forecast
-    (chart,) = forecast_charts(group, found)
-    (curve,) = [rows for rows in chart.spec["datasets"].values() if len(rows) == CURVE]
-    assert {row["value"] for row in curve} == {1.0}
+    assert [one.ranks for one in found.projection.targets] == [16, 32]
+    for one in found.projection.targets:
+        truth = step(1) / step(one.ranks) / (1 if kind == "weak" else one.ranks)
+        assert one.efficiency is not None
+        assert one.throughput is not None
+        low, high = one.efficiency.middle(80)
+        assert low <= truth <= high <= 1
+        rate = one.efficiency.median * one.ranks * group.baseline.throughput.value
+        assert one.throughput.median == pytest.approx(rate, rel=0.01)
 
 
-# Forecasts
+def test_the_report_says_what_the_command_says(weak: Path) -> None:
+    table = tabulate(scan(weak), with_causes=True)
+    (group,) = scaling.groups(table)
+    (one, other) = project(gathered(group, table, source=str(weak)), [16, 32]).targets
+    _, found = forecast_of(weak)
+    assert found.projection.targets == (one, other)
 
 
-def test_forecast_is_the_law_at_more_ranks(weak: Path) -> None:
-    group, found = forecast_of(weak)
-    (one,) = found.forecasts
-    assert one.ranks == 16
-    assert one.efficiency == pytest.approx(1 / step_of("weak", one.ranks, a=0.1), abs=0.01)
-    assert one.low <= one.efficiency <= one.high <= 1
-    base = group.baseline.throughput
-    assert one.throughput == pytest.approx(one.efficiency * one.ranks * base.value)
-
-
-def test_digits_of_a_law_and_of_a_forecast_follow_their_intervals(tmp_path: Path) -> None:
-    """Runs that scatter by a tenth tell no tenths of a percent."""
-    write_law(tmp_path, noise=0.1)
+def test_digits_of_a_projection_follow_its_interval(tmp_path: Path) -> None:
+    """Runs that scatter by a twentieth tell no tenths of a percent."""
+    write_law(tmp_path, noise=0.05)
     text = markdown_of(tmp_path).replace("\\", "")
-    assert re.search(r"with a = 0\.\d\d \[0\.\d\d, 0\.\d\d\] \(k:", text)
-    assert re.search(r"16 ranks \| \d\d % \[\d\d, \d+\] \|", text)
+    assert re.search(r"\| 16 \| 16 \| \d\d % \| \[\d\d, \d+\] \|", text)
 
 
-@pytest.mark.parametrize(("scaling_kind", "cost"), [("weak", 0.00495), ("strong", 0.0008083)])
-def test_forecast_holds_what_came_true(tmp_path: Path, scaling_kind: str, cost: float) -> None:
-    """25 buckets, each with 2 (p - 1) start-ups of 10 us: what grows with the ranks is in the interval at 16."""
-    write_law(tmp_path, scaling=scaling_kind, coefficients={"c": cost}, noise=0.01)
-    _, found = forecast_of(tmp_path)
-    (coming,) = found.forecasts
-    assert coming.ranks == 16
-    truth = (1 if scaling_kind == "weak" else 1 / 16) / step_of(scaling_kind, 16, c=cost)
-    assert coming.low <= truth <= coming.high
-
-
-def test_a_forecast_is_withheld_where_the_hindcast_misses(tmp_path: Path) -> None:
-    """Two and four nodes lose alike, eight lose more: a law fits all three, but not one that the two foretell."""
-    noise = {1: (0, 2, -1, 1, -2), 2: (1, -2, 0, 2, -1), 4: (-1, 0, 2, -2, 1), 8: (2, 1, -2, -1, 0)}
-    for plan in plans(**ON_NODES, points=(1, 2, 4, 8), repeats=5):
-        nodes = plan.layout.nodes
-        step = {1: 100.0, 2: 102.0, 4: 102.0, 8: 103.0}[nodes] * (1 + 0.0015 * noise[nodes][plan.series.repeat])
-        write_run(tmp_path, plan, constant([0, 0, 0, step, 0, 0]))
-    _, found = forecast_of(tmp_path)
-    assert not found.law.is_ruled_out
-    assert found.forecasts == ()
-    told = "No forecast: withheld, because no law foretells 8 ranks from the others: the nearest misses them by "
-    assert re.match(re.escape(told) + r"\d\.\d points of efficiency \[", found.why_no_forecast)
-    text = markdown_of(tmp_path)
-    assert found.why_no_forecast.partition(" [")[0] in text
-    assert "Forecast, not measured" not in text
-
-
-def test_no_law_crosses_the_edge_of_a_node(tmp_path: Path) -> None:
-    """Four rank counts inside one node: refused, with what to measure instead where there are further nodes."""
-    write_law(tmp_path / "alone", nodes=False)
-    cluster = {"system": "box", "launcher": "mpirun", "ranks_per_node": 8, "overrides": {"system.node.ranks": 8}}
-    write_law(tmp_path / "inside", nodes=False, **cluster)
-    for name in ("alone", "inside"):
+def test_a_point_that_the_others_do_not_foretell_widens_the_band(tmp_path: Path) -> None:
+    """Two and four nodes lose alike, eight lose more."""
+    write_law(tmp_path / "bent", step_ms=lambda k: {1: 100.0, 2: 102.0, 4: 102.0, 8: 110.0}[k])
+    write_law(tmp_path / "straight", step_ms=lambda k: 100 + 2 * math.log2(k))
+    widths = {}
+    for name in ("bent", "straight"):
         _, found = forecast_of(tmp_path / name)
-        assert found.law is not None
-        assert found.forecasts == ()
-        assert "all points are on one node" in found.why_no_forecast
-        assert ("--nodes 1,2,4" in found.why_no_forecast) == (name == "inside")
-    text = markdown_of(tmp_path / "inside")
-    assert "Forecast, not measured" not in text
-    assert "measure 2 rank counts or more on several nodes" in text
-
-
-def test_a_law_beyond_the_node_is_fitted_beyond_the_node(tmp_path: Path) -> None:
-    """Points of several ranks inside a node, none of them slow, do not talk a law of the network down."""
-    many = {**ON_NODES, "ranks_per_node": 2}
-    write_law(tmp_path, (1, 2, 4, 8), beyond=30.0, noise=0.005, **many)
-    _, found = forecast_of(tmp_path)
-    assert {point.nodes for point in found.law.points} == {2, 4, 8}
-    coming = found.forecasts[0]
-    truth = 100 * step_of("weak", 2, a=0.1) / (100 * step_of("weak", 32, a=0.1) + 30)
-    assert coming.low <= truth <= coming.high
+        low, high = found.projection.targets[0].step.middle(80)
+        widths[name] = math.log(high / low)
+    assert widths["bent"] > 1.5 * widths["straight"]
 
 
 def test_a_node_that_holds_more_ranks_is_inside(tmp_path: Path) -> None:
-    one_node = {"points_are": "ranks", "ranks_per_node": None, "launcher": "local", "system": "local"}
-    write_law(tmp_path, nodes=False, points=(1, 2, 4), overrides={"system.node.ranks": 8}, **one_node)
+    local = {"points_are": "ranks", "ranks_per_node": None, "launcher": "local", "system": "local"}
+    write_law(tmp_path, (1, 2, 4), overrides={"system.node.ranks": 8}, **local)
     _, found = forecast_of(tmp_path)
-    assert [one.ranks for one in found.forecasts] == [8]
+    assert [one.ranks for one in found.projection.targets] == [8]
+    assert [one.code for one in found.projection.refused] == ["R2"]
+
+
+INSIDE = {"points_are": "ranks", "ranks_per_node": 8, "overrides": {"system.node.ranks": 8}}
 
 
 @pytest.mark.parametrize(
     ("points", "more", "told"),
     [
-        ((1, 2), {}, "needs 3 rank counts (you have 2)"),
-        ((1, 2, 4, 8), {"coefficients": {"a": 0.1}, "beyond": -60.0}, "exceed the ideal"),
-        ((1, 2, 4), {"story": Story(threads=2)}, "ranks shared cores"),
+        ((1, 2), {}, "needs 3 rank counts (you have 2): run the same workload with --ranks 1,2,4."),
+        ((1, 2, 4), {"repeats": 2}, "Refused, R1: 2 runs at 4 ranks do not say how far runs scatter"),
+        ((1, 2, 4, 8), INSIDE, "Refused, R2 (16 and 32 ranks): all points are on one node"),
+        ((1, 2, 4), {"story": Story(threads=2)}, "Refused, R4: ranks shared cores"),
+        ((1, 2, 4), {"noise": 0.2}, "Refused, R6: the runs at"),
     ],
 )
-def test_nothing_is_forecast_from_what_tells_nothing(
+def test_nothing_is_projected_from_what_tells_nothing(
     tmp_path: Path, points: tuple[int, ...], more: dict[str, Any], told: str
 ) -> None:
     write_law(tmp_path, points, **more)
-    _, found = forecast_of(tmp_path)
-    assert found.forecasts == ()
-    assert told in f"{found.why_no_law} {found.why_no_forecast}"
-    assert "Forecast, not measured" not in markdown_of(tmp_path)
+    group, found = forecast_of(tmp_path)
+    assert found.projection.targets == ()
+    assert ForecastView().section(group) is None
+    assert told in ForecastView().remedy(group)
+    assert "Projected, not measured" not in markdown_of(tmp_path)
 
 
-def test_points_of_no_law_are_forecast_by_none(tmp_path: Path) -> None:
-    for plan in plans(**ON_NODES, points=(1, 2, 4, 8), repeats=5):
-        step = {1: 100.0, 2: 150.0, 4: 110.0, 8: 150.0}[plan.layout.ranks] * (1 + 0.001 * plan.series.repeat)
-        write_run(tmp_path, plan, constant([0, 0, 0, step, 0, 0]))
-    _, found = forecast_of(tmp_path)
-    assert found.forecasts == ()
-    assert "no law of the family fits" in found.why_no_forecast
-    assert "No law fits; the nearest, " in markdown_of(tmp_path)
-
-
-def test_forecasts_share_no_column_and_no_headline_with_measurements(weak: Path) -> None:
+def test_projections_share_no_column_and_no_headline_with_measurements(weak: Path) -> None:
     report = assemble(scan(weak))
     document = document_of(report)
     points = to_csv(document, "points").splitlines()
     assert len(points) == 5
-    assert "forecast" not in points[0]
+    assert "projected" not in points[0]
     header = to_csv(document, "forecast").splitlines()[0].split(",")
-    assert all(name.startswith("forecast_") for name in header if "efficiency" in name or "throughput" in name)
+    assert {"projected_efficiency", "projected_throughput_per_s"} <= set(header)
+    assert all(name.startswith("projected_") for name in header if name not in ("group", "label"))
     (group,) = report.groups
-    assert "forecast" not in group.verdict
-    text = to_markdown(document)
-    table = text.partition("#### Forecast, not measured")[2].partition("####")[0]
-    assert "16 ranks" in table
-    assert "16 ranks" not in text.partition("#### Forecast, not measured")[0].partition("### Laws")[0]
-
-
-def test_laws_that_the_points_do_not_tell_apart_are_named(tmp_path: Path) -> None:
-    write_law(tmp_path, coefficients={"b": 0.01}, noise=0.02)
-    _, found = forecast_of(tmp_path)
-    assert len(found.law.alternatives) >= 2
-    assert any("Not ruled out" in note for note in found.notes)
+    assert "project" not in group.verdict
+    assert "#### Projected, not measured" in to_markdown(document)
 
 
 # Published figures
@@ -377,12 +221,15 @@ def test_small_presets_say_why_there_is_no_reference_line(weak: Path) -> None:
     assert "No published reference is of the same work" in found.why_no_anchor
     assert "preset" in found.why_no_anchor
     other = replace(found, anchors=(replace(found.anchors[0], differences=()),), why_no_anchor="")
-    (chart,) = forecast_charts(group, other)
-    (plain,) = forecast_charts(group, found)
-    assert "published" in str(chart.spec)
-    assert "published" not in str(plain.spec)
-    section = ForecastView().section(replace(group, views={"forecast": other}))
-    assert [sheet.name for sheet in section.sheets][-1] == "anchors"
+    bare = replace(other, projection=replace(found.projection, targets=()))
+    drawn = {}
+    for name, one in (("published", other), ("plain", found), ("unprojected", bare)):
+        section = ForecastView().section(replace(group, views={"forecast": one}))
+        assert section is not None
+        (chart,) = section.charts()
+        drawn[name] = "published" in str(chart.spec)
+        assert (section.sheets[-1].name == "anchors") == drawn[name]
+    assert drawn == {"published": True, "plain": False, "unprojected": True}
 
 
 def test_gains_do_not_depend_on_the_scale_of_the_network() -> None:

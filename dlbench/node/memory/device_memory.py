@@ -222,9 +222,6 @@ def give_back_freed(at_once: bool, mapped_from_bytes: int = MAPPED_FROM_BYTES) -
 MAX_TRIALS = 12  # halvings of the batch sizes that are still in question: 4,096 of them are distinguished
 MAX_S = 60.0
 
-_SLOTS = {"sgd": 1, "lars": 1, "lamb": 2, "adamw": 2}
-"""Values of fp32 that an optimizer keeps for each parameter: momentum, or two moments."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
@@ -296,10 +293,7 @@ def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec
     """Bytes that the optimizer will keep from its first update on; 0 once it has them."""
     if optimizer.state:
         return 0
-    slots = _SLOTS.get(spec.name, 2)
-    if spec.name == "sgd" and not spec.momentum:
-        slots = 0
-    return slots * 4 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return spec.slots * 4 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def out_of_memory(

@@ -22,11 +22,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise, product
 
+from dlbench.perfmodels.memory.planner import CURVE_EFFORT, plan_blocks, scaled
+from dlbench.perfmodels.memory.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.strategies.layers import LayerTimes
+from dlbench.projection.strategies.memory import chain_of
 from dlbench.projection.strategies.network import Groups
 from dlbench.specs.comm import Collective, NetworkModel
 from dlbench.specs.layers import Layer
+from dlbench.specs.memory import Chain, TransferRates
 
 BUCKET_BYTES = 25 * 2**20  # Gradients that travel together: the default of DDP's bucket_cap_mb (torch.nn.parallel).
 PARTS_PER_STAGE = (
@@ -35,7 +39,16 @@ PARTS_PER_STAGE = (
 AVERAGE_EVERY = 8  # Steps between two averages of local SGD (`sync.average_every`), where nothing else is said.
 
 INNER = ("spatial", "pipeline", "filter", "channel", "tensor")  # Strategies that share a model, each next to data.
-STRATEGIES = ("serial", "data", "zero-1", "fsdp", "local-sgd", *INNER, *(f"data+{name}" for name in INNER))
+STRATEGIES = (
+    "serial",
+    "data",
+    "zero-1",
+    "fsdp",
+    "out-of-core",
+    "local-sgd",
+    *INNER,
+    *(f"data+{name}" for name in INNER),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +68,13 @@ class Row:
     redundant_bytes: float = 0.0  # Weights that all ranks hold together beyond one copy of the network.
     phi: float = 1.0  # Flows over links of the busiest level, of the groups that exchange most at once.
     fits: bool | None = None  # None: no limit is known.
+    rest_s: float = 0.0  # What a step has besides: input, host, waiting for others; as it was measured.
     measured_s: float | None = None  # The step as runs had it.
     notes: tuple[str, ...] = ()
 
     @property
     def step_s(self) -> float:
-        return self.compute_s + self.exposed_s
+        return self.compute_s + self.exposed_s + self.rest_s
 
     @property
     def accuracy(self) -> float | None:
@@ -79,7 +93,10 @@ def table(
     element_bytes: int = 4,
     activation_bytes: int | None = None,
     gamma: float = 1.0,
-    memory_limit: float | None = None,
+    memory_limit: int | None = None,
+    chain: Chain | None = None,
+    rates: TransferRates | None = None,
+    rest_s: float = 0.0,
     average_every: int = AVERAGE_EVERY,
     strategies: Sequence[str] = STRATEGIES,
     sharing: bool = True,
@@ -90,9 +107,11 @@ def table(
     a node, those below a leaf switch. `batch`: samples of a step of all ranks. `optimizer_slots`: values that the
     optimizer keeps for each weight. `element_bytes`: of a weight or gradient. `activation_bytes`: of an element of an
     activation where it travels; None: the same. `gamma`: activations held over sum of x and y (`memory.gamma`).
-    `memory_limit`: bytes of a rank; None: not known. `average_every`: H of local SGD. `strategies`: which of
-    `STRATEGIES`. `sharing`: whether flows share links (phi); without, each has a port of its own. Raises `UserError`:
-    a level of the network that is needed was never measured; `ValueError`: no layers, or times of others.
+    `memory_limit`: bytes of a rank; None: not known. `chain` and `rates`: as a run of out-of-core training measured
+    them; None: blocks of the network, which are recomputed. `rest_s`: what a step has besides. `average_every`: H of
+    local SGD. `strategies`: which of `STRATEGIES`. `sharing`: whether flows share links (phi); without, each has a
+    port of its own. Raises `UserError`: a level of the network that is needed was never measured; `ValueError`: no
+    layers, or times of others.
     """
     if not layers or len(layers) != len(times.forward):
         raise ValueError(f"{len(layers)} layers with times of {len(times.forward)}")
@@ -110,13 +129,17 @@ def table(
         width=element_bytes,
         activation_width=activation_bytes or element_bytes,
         gamma=gamma,
+        limit=memory_limit,
+        chain=chain,
+        rates=rates,
         average_every=average_every,
     )
-    rows = [row for name in strategies for row in model.rows(name)]
-    if memory_limit is None:
-        return tuple(rows)
-    judged = (row if row.refused else replace(row, fits=row.memory_bytes <= memory_limit) for row in rows)
-    return tuple(row if row.fits is not False else replace(row, bound_by="memory") for row in judged)
+    rows = []
+    for row in (row for name in strategies for row in model.rows(name)):
+        fits = None if memory_limit is None or row.refused else row.memory_bytes <= memory_limit
+        bound = "memory" if fits is False else row.bound_by
+        rows.append(replace(row, fits=fits, bound_by=bound, rest_s=0.0 if row.refused else rest_s))
+    return tuple(rows)
 
 
 def best(rows: Sequence[Row]) -> Row | None:
@@ -165,6 +188,9 @@ class _Model:
     width: int
     activation_width: int
     gamma: float
+    limit: int | None
+    chain: Chain | None
+    rates: TransferRates | None
     average_every: int
 
     # --- which groups there are, and how far they go
@@ -174,7 +200,7 @@ class _Model:
         if inner not in INNER:
             yield self._plain(name)
             return
-        most, reason = self.limit(inner)
+        most, reason = self.most(inner)
         ranks, group = self.layout.ranks, self.layout.group_size
         if not most:
             yield Row(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason, refused=reason)
@@ -189,7 +215,7 @@ class _Model:
                 rows = [Row(strategy=name, ranks=ranks, replicas=1, limit=total, bound_by=by, refused=why)]
             yield from rows
 
-    def limit(self, inner: str) -> tuple[int, str]:
+    def most(self, inner: str) -> tuple[int, str]:
         """Most ranks of a group, and what limits them; 0: the network has nothing to divide so, and why."""
         convolutions = [layer for layer in self.layers if layer.kind.startswith("conv")]
         if inner == "pipeline":
@@ -229,7 +255,8 @@ class _Model:
         update, held, notes = self.times.update_s, (2.0 + self.slots) * weights, list[str]()
         sent = groups.seconds("allreduce", weights * self.width, self.width) / self.average_every
         exposed = sent
-        if name in ("data", "zero-1"):
+        computed = sum(forward) + sum(backward)
+        if name in ("data", "zero-1", "out-of-core"):
             sizes = [layer.weights * self.width for layer in self.layers]
             sent, exposed = self._overlapped(sizes, backward, groups)
         if name == "zero-1":
@@ -239,18 +266,44 @@ class _Model:
         elif name == "fsdp":
             sent, exposed, largest = self._gathered(forward, backward, groups)
             update, held = update / ranks, (2 + self.slots) * weights / ranks + 2 * largest
+        elif name == "out-of-core":
+            chain = self._chain(batch, held, activations)
+            if self.limit is None:
+                return replace(row, refused="it plans for a memory limit, and none is known")
+            try:
+                swap = self.rates is not None
+                plan = plan_blocks(chain, self.rates, self.limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
+            except DoesNotFitError as error:
+                return replace(row, bound_by="memory", refused=str(error))
+            computed, held, activations = plan.predicted.pass_s, 0.0, plan.predicted.peak_bytes
+            done = sorted({block.decision for block in plan.blocks})
+            notes.append(
+                f"a plan for {'measured blocks' if self.chain else 'blocks of the network'}: {', '.join(done)}"
+            )
         elif name == "local-sgd":
             notes.append(f"an average every {self.average_every} steps; what it does to the loss has no model")
         held_weights = weights if name == "fsdp" else ranks * weights
         return replace(
             row,
-            compute_s=sum(forward) + sum(backward) + update,
+            compute_s=computed + update,
             communication_s=sent,
             exposed_s=exposed,
             memory_bytes=self.width * held + activations,
             redundant_bytes=self.width * (held_weights - weights),
             phi=groups.phi,
             notes=tuple(notes),
+        )
+
+    def _chain(self, batch: int, held: float, activations: float) -> Chain:
+        if self.chain is not None:
+            return scaled(self.chain, batch)
+        elements = batch * sum(layer.inputs + layer.outputs for layer in self.layers)
+        return chain_of(
+            self.layers,
+            self.times,
+            batch=batch,
+            state_bytes=self.width * held,
+            element_bytes=activations / elements,
         )
 
     def _overlapped(self, sizes: Sequence[float], backward: Sequence[float], groups: Groups) -> tuple[float, float]:

@@ -1,0 +1,229 @@
+"""Networks by their cables: collectives on a fat tree, a loop with shortcuts, a torus, a dragonfly, optical circuits.
+
+A topology is one function, `links`: what a message between two hosts passes. Each step of a schedule takes as long as
+its busiest link: the longest start-up of a message on it, then its bytes one after the other. Where the messages of a
+step are equally long, that is when max-min fair sharing ends: on the link with the largest load over capacity no flow
+is slower, and no flow elsewhere ends later. `tests/perfmodels/test_topology.py` compares it with SimGrid. Rank r is on
+host r, which has one link to its switch. Nothing here is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from dlbench.errors import UserError, nearest
+from dlbench.perfmodels.algorithms import power_below
+from dlbench.perfmodels.schedules import pipeline_chunks, schedule
+from dlbench.specs.base import Count, NonNegative, Positive, Ranks, Spec
+from dlbench.specs.comm import Collective
+from dlbench.specs.files import read_yaml
+from dlbench.specs.problems import problem_of
+
+MOST_RANKS = 512  # Every message of every rank is walked.
+
+Link = tuple[object, ...]
+Messages = frozenset[tuple[int, int, int]]  # From which host to which, elements.
+
+
+class Cables(Spec):
+    """What all topologies share."""
+
+    hosts: Ranks = Field(description="Hosts, with a rank each.")
+    alpha_s: NonNegative = Field(description="Start-up of a message, seconds; those of one rank follow each other.")
+    hop_s: NonNegative = Field(0.0, description="Delay of each link on the way, seconds.")
+    beta_s_per_byte: Positive = Field(description="Seconds per byte of a link, in each direction.")
+    gamma_s_per_byte: NonNegative = Field(0.0, description="Seconds per byte that a rank adds.")
+
+    @abstractmethod
+    def between(self, source: int, target: int) -> Iterator[Link]:
+        """Links between the switches of two hosts."""
+
+    def links(self, source: int, target: int) -> list[Link]:
+        """The links that a message passes, in one direction each."""
+        return [("up", source), *self.between(source, target), ("down", target)]
+
+    def step_s(self, messages: Messages, width: float, held: Messages) -> tuple[float, Messages]:
+        """Seconds of a step and the circuits it leaves. `width`: bytes of an element; `held`: circuits from before."""
+        own, loads, starts = Counter(source for source, _, _ in messages), Counter[Link](), dict[Link, float]()
+        for source, target, count in messages:
+            path = self.links(source, target)
+            start = own[source] * self.alpha_s + len(path) * self.hop_s
+            for link in path:
+                loads[link] += count
+                starts[link] = max(starts.get(link, 0.0), start)
+        return max(
+            (starts[one] + load * width * self.beta_s_per_byte for one, load in loads.items()), default=0.0
+        ), held
+
+
+class FatTree(Cables):
+    """Two levels of switches: every leaf switch has one link to each of some spine switches."""
+
+    hosts_per_leaf: Ranks = Field(description="Hosts below a leaf switch.")
+    uplinks: Ranks = Field(description="Links of a leaf switch upwards, one to each spine switch.")
+
+    def between(self, source: int, target: int) -> Iterator[Link]:
+        here, there = source // self.hosts_per_leaf, target // self.hosts_per_leaf
+        if here != there:
+            yield from (("to spine", here, target % self.uplinks), ("from spine", there, target % self.uplinks))
+
+
+class Optical(FatTree):
+    """A fat tree, and beside it a switch of optical circuits for long messages (Farrington et al., SIGCOMM 2010)."""
+
+    threshold_bytes: Count = Field(description="Least bytes of a message that takes a circuit.")
+    ports: Ranks = Field(description="Ports of the optical switch: circuits at once, one a host each way.")
+    circuit_s_per_byte: Positive = Field(description="Seconds per byte of a circuit.")
+    reconfiguration_s: NonNegative = Field(description="Seconds until other circuits stand.")
+
+    def step_s(self, messages: Messages, width: float, held: Messages) -> tuple[float, Messages]:
+        far = frozenset(one for one in messages if one[2] * width >= self.threshold_bytes)
+        electrical, _ = super().step_s(messages - far, width, held)
+        if not far:
+            return electrical, held
+        circuits = frozenset((source, target, 0) for source, target, _ in far)
+        busiest = max(max(Counter(one[end] for one in far).values()) for end in (0, 1))
+        rounds = max(busiest, -(-len(far) // self.ports))
+        again = 0 if circuits <= held else rounds
+        took = rounds * (self.alpha_s + max(count for *_, count in far) * width * self.circuit_s_per_byte)
+        return max(electrical, took + again * self.reconfiguration_s), circuits if rounds == 1 else frozenset()
+
+
+class Loop(Cables):
+    """Distributed loop network: a ring of switches with shortcuts of some lengths (Nguyen & Wahib, CCGRID 2021)."""
+
+    shortcuts: tuple[Count, ...] = Field((), description="Lengths of shortcuts, e.g. 2, 4, 8, beside the ring itself.")
+
+    def between(self, source: int, target: int) -> Iterator[Link]:
+        ahead = (target - source) % self.hosts
+        way = 1 if 2 * ahead <= self.hosts else -1
+        left = min(ahead, self.hosts - ahead)
+        while left:
+            length = max(one for one in (1, *self.shortcuts) if one <= left)
+            yield ("loop", source, way * length)
+            source, left = (source + way * length) % self.hosts, left - length
+
+
+class Torus(Cables):
+    """A grid that goes around in each dimension; messages go along one dimension after the other, the shorter way."""
+
+    extents: tuple[Ranks, ...] = Field(min_length=1, description="Switches along each dimension, with a host each.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if math.prod(self.extents) != self.hosts:
+            raise ValueError(f"extents: are of {math.prod(self.extents)} hosts, not of {self.hosts}")
+        return self
+
+    def between(self, source: int, target: int) -> Iterator[Link]:
+        stride = 1
+        for axis, extent in enumerate(self.extents):
+            ahead = (target // stride - source // stride) % extent
+            way = 1 if 2 * ahead <= extent else -1
+            for _ in range(min(ahead, extent - ahead)):
+                yield ("torus", source, axis, way)
+                place = source // stride % extent
+                source += ((place + way) % extent - place) * stride
+            stride *= extent
+
+
+class Dragonfly(Cables):
+    """Groups of routers, each linked to all of its group; one link between any two groups (Kim et al., ISCA 2008)."""
+
+    routers: Ranks = Field(description="Routers of a group.")
+    hosts_per_router: Ranks = Field(description="Hosts of a router.")
+
+    def between(self, source: int, target: int) -> Iterator[Link]:
+        own = self.hosts_per_router
+        (group, router), (other, last) = divmod(source // own, self.routers), divmod(target // own, self.routers)
+        if group != other:
+            # Links to the groups behind are dealt to the routers in turn.
+            groups = -(-self.hosts // (own * self.routers))
+            leaving, entering = ((one % groups - 1) % self.routers for one in (other - group, group - other))
+            if router != leaving:
+                yield ("local", group, router, leaving)
+            yield ("global", group, other)
+            group, router = other, entering
+        if router != last:
+            yield ("local", group, router, last)
+
+
+KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "optical": Optical, "loop": Loop, "torus": Torus}
+KINDS["dragonfly"] = Dragonfly
+
+
+def read_topology(path: Path) -> Cables:
+    """A file: `kind`, one of `KINDS`, and its values. Raises `UserError`: what is wrong with it."""
+    content = read_yaml(path)
+    kind = content.pop("kind", None)
+    if kind not in KINDS:
+        raise UserError(f"{path}: kind: {kind!r} is no topology: {nearest(str(kind), KINDS)}")
+    try:
+        return KINDS[kind].model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path}: {problem_of(KINDS[kind], error)}") from None
+
+
+def seconds(
+    topology: Cables,
+    collective: Collective,
+    algorithm: str,
+    num_bytes: int,
+    ranks: int,
+    *,
+    group_size: int,
+    element_bytes: int = 4,
+    shards: int | None = None,
+) -> float:
+    """Seconds of a collective on hosts 0 to `ranks` - 1; arguments as `predictions.predict`. Raises `UserError`: more
+    ranks than hosts or `MOST_RANKS`; otherwise as `schedule`.
+    """
+    if ranks > min(topology.hosts, MOST_RANKS):
+        raise UserError(f"{ranks} ranks: the topology has {topology.hosts} hosts, and at most {MOST_RANKS} are walked")
+    elements = num_bytes // element_bytes
+    chunks = pipeline_chunks(collective, algorithm, ranks, elements)
+    # From one element a rank on, parts are exact shares of the vector: one walk serves all sizes.
+    walked = 2 * ranks * power_below(ranks) * (shards or 1) * chunks if elements >= ranks else elements
+    width = num_bytes / walked if walked else 0.0
+    total, held = 0.0, Messages()
+    known: dict[tuple[Messages, Messages], tuple[float, Messages]] = {}
+    for messages, reduced in steps_of(collective, algorithm, ranks, walked, group_size, shards, chunks):
+        if (messages, held) not in known:
+            known[messages, held] = topology.step_s(messages, width, held)
+        took, held = known[messages, held]
+        total += took + reduced * width * topology.gamma_s_per_byte
+    return total
+
+
+@lru_cache(maxsize=64)
+def steps_of(
+    collective: Collective,
+    algorithm: str,
+    ranks: int,
+    elements: int,
+    group_size: int,
+    shards: int | None,
+    chunks: int,
+) -> list[tuple[Messages, int]]:
+    """Messages of all ranks in each step, and the most elements that a rank adds."""
+    every = [
+        schedule(collective, algorithm, rank, ranks, elements, group_size=group_size, shards=shards, chunks=chunks)
+        for rank in range(ranks)
+    ]
+    found = []
+    for steps in zip(*every, strict=True):
+        sizes: Counter[tuple[int, int]] = Counter()
+        for rank, step in enumerate(steps):
+            for transfer in step.sends:  # Those to one rank travel as one message.
+                sizes[rank, transfer.peer] += transfer.count
+        reduced = max(sum(one.count for one in step.receives) if step.reduce else 0 for step in steps)
+        found.append((frozenset((*pair, count) for pair, count in sizes.items()), reduced))
+    return found
