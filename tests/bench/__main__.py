@@ -82,6 +82,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     **faults.PARTS,
     **{f"slurm.{name}": figures for name, figures in slurm.SUBJECTS.items()},
     **{f"truth.{name}": figures for name, figures in truth.SUBJECTS.items()},
+    "truth.projection-quick": truth.projection.quick,
 }
 """Of areas; measured only when named."""
 
