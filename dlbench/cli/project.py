@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dlbench.projection.exchange import Way
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.ledger import Measured, Row
-    from dlbench.projection.strategies.table import Row as StrategyRow
     from dlbench.records.scan import Run
     from dlbench.specs.comm import NetworkModel
 
@@ -197,7 +196,6 @@ def project(
         if price is not None and cost is None and projection.targets:
             click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
         more = [] if cost is None else [cost]
-        strategies: tuple[StrategyRow, ...] = ()
         if strategy is not None and projection.targets:
             ranks = [target.ranks for target in projection.targets]
             asked = chosen_strategies(strategy)
@@ -205,12 +203,12 @@ def project(
                 there or one, samples[number], ranks, strategies=asked, memory_limit=memory_limit, system=machine
             )
             more.insert(0, strategy_section(strategies, said, anchor=f"strategies-{name}"))
-        groups.append(projected_group(name, one, projection, ledger=rows, strategies=strategies, more=more))
+        groups.append(projected_group(name, one, projection, ledger=rows, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
     report = ProjectionReport(as_of=as_of, groups=tuple(groups), ledger=rows, damaged=problems)
-    emit(document_of(report), chosen, output, "projected", full=full)
+    emit(document_of(report), chosen, output, "targets", full=full)
     told = any(group.projection.targets for group in groups)
     finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
 
