@@ -184,8 +184,8 @@ def changed(**fields: Callable[[Any], Any]) -> AbstractContextManager[Any]:
     """A model with fields that are made of it."""
     model = module._model
 
-    def mutated(ingredients: Any, draws: int) -> Any:
-        found = model(ingredients, draws)
+    def mutated(*given: Any) -> Any:
+        found = model(*given)
         if not isinstance(found, module._Model):
             return found
         return replace(found, **{name: made(found) for name, made in fields.items()})
