@@ -146,7 +146,7 @@ def test_the_algorithm_of_a_library_is_one_that_fits_the_measured_rank_counts() 
 
 
 def test_costs_that_grew_from_point_to_point_go_on_growing() -> None:
-    """Congestion of 10 % a doubling, which no schedule has: at eight times the nodes more than half of it is foreseen."""
+    """Congestion of 10 % a doubling, which no schedule has: at eight times the nodes most of it is foreseen."""
     machine = Machine(congestion=0.1, run_sd=0.002)
     truth = machine.point(generator(), 64, runs=1)[0].runs[0].parts["exchange"]
     found = drawn(machine.ingredients(generator(), (1, 2, 4, 8)), 256).parts["exchange"]
