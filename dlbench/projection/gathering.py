@@ -91,7 +91,6 @@ def gathered(
         leaf_taper=None if leaf is None else leaf.leaf_taper,
         nodes=_scatter(runs) if is_whole and anchor.ranks > 1 else None,
         supply=_supply(points, table),
-        no_exchange_s=_without_exchange(group, anchor, per_node, table),
         batches=_batches(group, points, groups, table),
         quality=_quality(group, groups),
         node_watts=_watts(runs, anchor.nodes) if is_whole else None,
@@ -159,7 +158,6 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
                 # Rounding may take a part a nanosecond below nothing.
                 parts={name: max(0.0, parts[name]) for name in wanted if parts},
                 own_work_s=_own_work(run_id, table),
-                hidden_s=None if exchange is None else exchange.hidden_s,
                 communication_s=None if taken is None else max(0.0, taken - waited),
             )
         )
@@ -177,21 +175,6 @@ def _exchange_of(runs: Sequence[Run]) -> ExchangeResult | None:
     timed = [one for one in known if one.communication_s is not None and one.messages] or known
     timed.sort(key=lambda one: one.communication_s or 0.0)
     return timed[(len(timed) - 1) // 2] if timed else None
-
-
-def _without_exchange(group: Group, anchor: Point, per_node: int, table: RunTable) -> tuple[float, ...]:
-    """Own work where nothing was exchanged: runs of `--decompose`; else, with a rank per node, a single rank."""
-    series = {(run.plan.series.id, run.plan.created) for run in group.runs}
-    apart = [
-        run_id
-        for run_id, run in table.runs.items()
-        if run.plan.series.variant == "no-exchange"
-        and (run.plan.series.id, run.plan.created) in series
-        and (run.plan.layout.ranks, run.plan.layout.nodes) == (anchor.ranks, anchor.nodes)
-    ]
-    if not apart and per_node == 1 and group.scaling == "weak" and group.baseline.ranks == 1:
-        apart = list(group.baseline.run_ids)
-    return tuple(work for run_id in apart if (work := _own_work(run_id, table)))
 
 
 def _batches(

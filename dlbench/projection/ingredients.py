@@ -43,7 +43,6 @@ class RunFigures(Spec):
     own_work_s: Positive | None = Field(
         None, description="Step less exchange phase, seconds: mean over steps, median over ranks."
     )
-    hidden_s: NonNegative | None = Field(None, description="Exchange within the backward pass, seconds per step.")
     communication_s: NonNegative | None = Field(
         None, description="Time in which a message was under way, without waiting for other ranks, seconds per step."
     )
@@ -153,9 +152,6 @@ class Ingredients(Spec):
     )
     nodes: NodeScatter | None = Field(None, description="How unequal nodes are; null: not known.")
     supply: Supply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
-    no_exchange_s: tuple[Positive, ...] = Field(
-        (), description="Own work of runs that exchanged nothing (`--decompose`), seconds per step."
-    )
     batches: tuple[BatchFigures, ...] = Field((), description="Own work at every batch measured, ascending.")
     quality: QualityFigures | None = Field(None, description="How much training a target takes; null: not known.")
     node_watts: Positive | None = Field(

@@ -41,7 +41,6 @@ PART_LOOKS = {
     "host": ("host and the rest", PART_COLOURS["other"]),
     "straggler": ("waiting for stragglers", PART_COLOURS["imbalance"]),
     "exchange": ("exchange on the wire", PART_COLOURS["exchange"]),
-    "slowdown": ("slowed by messages", PART_COLOURS["h2d"]),
 }
 """Parts of a projected step: title and colour."""
 _AS_CAUSES = ("optimizer", "input", "straggler", "exchange")  # Parts that the account knows by the same names.

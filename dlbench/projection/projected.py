@@ -48,10 +48,10 @@ def figure(band: Band, unit: str, level: Literal[80, 95] = 80) -> Estimate:
     return Estimate(band.median, low, high, 1, "fit", unit, level=level / 100)
 
 
-PARTS = ("compute", "optimizer", "input", "host", "straggler", "exchange", "slowdown")
+PARTS = ("compute", "optimizer", "input", "host", "straggler", "exchange")
 """Parts of a projected step, in the order in which they are printed; they sum to the step in every draw. `compute` is
-forward and backward, `host` all causes of the account that have no model (host, launch, throttling, memory, rest),
-`slowdown` computing that messages slow down, beyond what it was at the anchor."""
+forward and backward, `host` all causes of the account that have no model (host, launch, throttling, memory,
+rest)."""
 
 
 @dataclass(frozen=True, kw_only=True)

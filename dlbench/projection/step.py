@@ -9,14 +9,11 @@ beta_j when it is ready as a share of the backward pass,
     s_j   = max(a_j, e_{j-1}),  e_j = s_j + rho c_j(p)
     X(p)  = max(0, e_J - (A + S))                             what shows behind the backward pass
     E(p)  = max(0, X(p) + exchange - X(anchor))
-    G(p)  = rho sum_j c_j(p) - X(p)                           what is hidden behind it
-    K(p)  = max(0, kappa (G(p) - G(anchor)))                  computing that hidden messages slow down
-    T(p)  = A + U + H + S(p) + E(p) + K(p) + I(p)             I: waiting for storage (`input`)
+    T(p)  = A + U + H + S(p) + E(p) + I(p)                    I: waiting for storage (`input`)
 
-rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange),
-kappa = (own work with exchange - without) / hidden, in [0, 2]. So at the anchor all parts are the account's, whatever
-the models say of it, and they only say what changes from there. Under strong scaling A is scaled by the own work at the
-batch that a rank then has.
+rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange).
+So at the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there.
+Under strong scaling A is scaled by the own work at the batch that a rank then has.
 
 c_j is the price of the network's fitted costs, by an algorithm that may stand for the library's own: one whose times
 over the measured rank counts have the shape of the measured ones. What is left of that shape, the trend, goes on, as
@@ -406,9 +403,7 @@ class _Model:
     figures: Mapping[str, Array]  # `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`.
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     rho: Array
-    kappa: Array
     shown: Array  # X at the anchor, seconds.
-    hidden: Array  # G at the anchor, seconds.
 
     def at(self, ranks: int, error: ModelError, way: Way | None) -> Drawn:
         """Raises `NoModelError`: the exchange has no model."""
@@ -433,7 +428,7 @@ class _Model:
         if nodes != anchor.nodes:
             late = lateness(found.nodes, nodes, draws)
             straggler = np.maximum(0.0, straggler + begun * (late - self.late))
-        shown, hidden = np.zeros(draws), np.zeros(draws)
+        shown = np.zeros(draws)
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
         names: tuple[str, ...] = ()
@@ -444,7 +439,6 @@ class _Model:
             costs, names = self.costs.drawn(ranks, way, messages)
             costs = [one * self.rho for one in costs]
             shown = _shown(messages, costs, computing, straggler)
-            hidden = sum(costs) - shown
             levels, phi = self.costs.by_level(ranks, way, messages, costs, computing)
         parts = {
             "compute": computing["forward"] + computing["backward"],
@@ -453,7 +447,6 @@ class _Model:
             "host": at["host"],
             "straggler": straggler,
             "exchange": np.maximum(0.0, shown + at["exchange"] - self.shown),
-            "slowdown": np.maximum(0.0, self.kappa * (hidden - self.hidden)),
         }
         told = flags(found, ranks)
         supply, size = found.supply, None if found.supply is None else found.supply.sample_bytes
@@ -538,7 +531,7 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
     computing = {name: figures[name] for name in ("input", "forward", "backward")}
     step = sum(figures.values(), np.zeros(draws))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
-    shown, hidden, rho = np.zeros(draws), np.zeros(draws), np.ones(draws)
+    shown, rho = np.zeros(draws), np.ones(draws)
     try:
         costs = _Costs.of(ingredients, draws)
         elsewhere = costs if there is None else _Costs.of(there, draws, costs)
@@ -553,7 +546,6 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
                 figures["exchange"],
             )
             shown = _shown(messages, [one * rho for one in prices], computing, figures["straggler"])
-            hidden = sum(prices) * rho - shown
             scale = float(np.median(rho))
             off = float(np.median((figures["exchange"] - shown) / step))
             if not 1 / SCALE <= scale <= SCALE:
@@ -568,9 +560,7 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
         figures=figures,
         late=late,
         rho=rho,
-        kappa=_slowed(ingredients, weights),
         shown=shown,
-        hidden=hidden,
     )
 
 
@@ -597,21 +587,6 @@ def _calibrated(
         low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
     is_right = np.isclose(shown(np.ones_like(measured)), measured, rtol=1e-9, atol=0.0)
     return np.where(is_right, 1.0, np.exp(low))
-
-
-def _slowed(ingredients: Ingredients, weights: Array) -> Array:
-    """kappa: seconds that computing takes longer per second of hidden exchange, by draw; 0 where it is not known."""
-    import numpy as np
-
-    anchor, draws = ingredients.anchor, len(weights)
-    work, hidden = ([getattr(run, name) for run in anchor.runs] for name in ("own_work_s", "hidden_s"))
-    without = np.array(ingredients.no_exchange_s)
-    if not len(without) or None in work or None in hidden:
-        return np.zeros(draws)
-    alone = np.random.default_rng([SEED, 17]).choice(without, (draws, len(without))).mean(axis=1)
-    behind = weights @ np.array(hidden)
-    is_known = behind > 0.01 * alone
-    return np.where(is_known, np.clip((weights @ np.array(work) - alone) / np.where(is_known, behind, 1.0), 0, 2), 0.0)
 
 
 def _target(ingredients: Ingredients, drawn: Drawn, changes: Sequence[str], draws: int) -> Target:

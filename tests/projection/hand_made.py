@@ -11,7 +11,7 @@ from dlbench.projection.projected import PARTS, QUANTILES, Band, Flag, HeldOut, 
 from dlbench.specs.comm import Level, NetworkModel, Piece
 
 STEPS = {1: 0.1, 2: 0.104, 4: 0.109, 8: 0.115}
-SHARES = dict(zip(PARTS, (0.66, 0.05, 0.02, 0.03, 0.06, 0.17, 0.01), strict=True))
+SHARES = dict(zip(PARTS, (0.67, 0.05, 0.02, 0.03, 0.06, 0.17), strict=True))
 
 
 def band(median: float, width: float = 0.05) -> Band:

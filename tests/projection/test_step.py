@@ -75,7 +75,6 @@ def test_at_the_anchor_all_parts_are_the_accounts_and_beyond_it_they_sum(machine
     account = {
         "compute": mean["compute"] - mean["optimizer"],
         "host": sum(mean[name] for name in ("host", "launch", "throttling", "memory", "rest")),
-        "slowdown": 0.0,
         **{name: mean[name] for name in ("optimizer", "input", "straggler", "exchange")},
     }
     for name, seconds in found.parts.items():
@@ -98,7 +97,7 @@ def test_at_the_anchor_all_parts_are_the_accounts_and_beyond_it_they_sum(machine
 def test_the_truth_is_projected_where_the_model_holds() -> None:
     """Whatever a machine is made of, its own costs at its own rank counts give its steps at four times the nodes."""
     for sizes in ((4_000_000,) * 4, (25_000_000,) * 4):
-        machine = Machine(hosts=spread(0.02), jitter=0.01, slowed=0.2, sizes=sizes)
+        machine = Machine(hosts=spread(0.02), jitter=0.01, sizes=sizes)
         ingredients = machine.ingredients(generator(), (1, 2, 4, 8))
         truth = np.mean([machine.point(generator(seed), 32)[0].runs[0].step_s for seed in range(20)])
         found = drawn(ingredients, 128)

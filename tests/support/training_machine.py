@@ -110,7 +110,6 @@ class Machine:
             step_s=sum(parts[cause] for cause in causes),
             parts={key: float(value) for key, value in parts.items()},
             own_work_s=float(np.median(work)),
-            hidden_s=float(hidden.mean()),
             communication_s=float(costs.sum()),
         )
         return figures, work
@@ -166,8 +165,6 @@ class Machine:
         """Points on some node counts, each on the nodes of the smaller ones too. `network`: fitted; None: the truth."""
         effects = self.hosts(generator, nodes[-1])
         points = [self.point(generator, count, runs=runs, hosts=effects[:count]) for count in nodes]
-        own = self.input_s + self.forward_s + self.backward_s + self.optimizer_s + self.host_s
-        alone = own * np.exp(self.run_sd * generator.standard_normal(runs))
         return Ingredients(
             title="simulated",
             source="tests",
@@ -178,5 +175,4 @@ class Machine:
             engine="ddp",
             network=self.network if network is None else network,
             nodes=points[-1][1],
-            no_exchange_s=tuple(float(one) for one in alone),
         ).model_copy(update=changes)

@@ -195,10 +195,6 @@ def changed(**fields: Callable[[Any], Any]) -> AbstractContextManager[Any]:
     return mock.patch.object(module, "_model", mutated)
 
 
-def zeros(found: Any) -> np.ndarray:
-    return np.zeros_like(found.rho)
-
-
 lateness, prices = module.lateness, module._Costs._prices
 
 
@@ -240,7 +236,6 @@ MUTATIONS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
         "_calibrated", lambda prices, anchor, drawn, shown, exchange: np.ones_like(exchange)
     ),
     "the exchange is the model's, not the account's": lambda: changed(shown=lambda found: found.figures["exchange"]),
-    "hidden messages slow nothing down": lambda: changed(kappa=zeros),
     "costs of messages are certain": lambda: changed(
         costs=lambda found: replace(found.costs, rows=np.zeros_like(found.costs.rows))
     ),
