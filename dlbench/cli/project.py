@@ -258,8 +258,12 @@ def _found(
     found = [with_network(one, costs) for one, costs in zip(read.ingredients, known, strict=True)]
     if scaling is not None:
         # Of another scaling no run of these is a measurement.
+        note = f"Projected for {scaling} scaling, and measured for the other."
         other = {"scaling": scaling, "configuration": ""}
-        found = [one if one.scaling == scaling else one.model_copy(update=other) for one in found]
+        found = [
+            one if one.scaling == scaling else one.model_copy(update={**other, "notes": (note, *one.notes)})
+            for one in found
+        ]
     return read._replace(ingredients=found)
 
 

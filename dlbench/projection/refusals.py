@@ -55,7 +55,7 @@ REFUSALS = {
         "look for neighbours and storage (dlbench diagnose RUNS), then repeat them",
     ),
     "R7": Words("{what}", "{other}"),
-    "R8": Words("{what} has no model", "ask for a setting that has one, or measure it at that size"),
+    "R8": Words("{what}", "ask for a setting that has one, or measure it at that size"),
     "R9": Words("{what}", "measure it: --set train.batch_per_rank={batch}"),
     "R10": Words(
         "{known} to the target and no gradient noise scale do not say how epochs grow with the batch",
@@ -161,9 +161,9 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Refused | None:
             measured = "2,4" if level != "beyond a leaf switch" else f"{2 * (leaf or 1)}  # on two leaves"
             return refused("R3", ranks, level=level, system=system, measured=measured)
     if not anchor.runs[0].parts:
-        return refused("R8", ranks, what="a step whose parts are not known")
+        return refused("R8", ranks, what="the parts of the step are not known")
     if anchor.ranks > 1 and ingredients.exchange is None:
-        return refused("R8", ranks, what="an exchange that was not recorded")
+        return refused("R8", ranks, what="the exchange was not recorded")
     if ingredients.scaling == "strong" and ranks > anchor.ranks:
         known = sorted(one.batch_per_rank for one in ingredients.batches)
         wanted = ingredients.batch_at(ranks)

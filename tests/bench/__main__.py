@@ -21,6 +21,7 @@ from tests.bench import (
     known_loops,
     memory,
     memory_plan,
+    projection,
     reader_rate,
     reading,
     shuffling,
@@ -44,6 +45,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reader_rate": reader_rate.figures,
     "input": input_rate.figures,
     "gate": gate.figures,
+    "projection": projection.figures,
     "gpu": gpu.figures,
     "gpu-losses": gpu_losses.figures,
     "history": history.figures,
@@ -74,9 +76,13 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "spine.hook": hook_cost.figures,
     "spine.host": host_work.figures,
     **{f"gpu.{workload}": partial(gpu.axes, workload) for workload in gpu.AXES},
+    "projection.few": projection.few,
+    "projection.held-out": projection.held_out,
+    "projection.times": projection.times,
     **faults.PARTS,
     **{f"slurm.{name}": figures for name, figures in slurm.SUBJECTS.items()},
     **{f"truth.{name}": figures for name, figures in truth.SUBJECTS.items()},
+    "truth.projection-quick": truth.projection.quick,
 }
 """Of areas; measured only when named."""
 

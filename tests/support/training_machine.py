@@ -55,6 +55,7 @@ class Machine:
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # When messages are ready, of the backward pass.
     network: NetworkModel = field(default_factory=network_of)
     algorithm: str = "ring"
+    carrier: str = "gloo"
     congestion: float = 0.0  # By which messages take longer with each doubling of the nodes (1).
     slowed: float = 0.0  # Seconds that computing takes longer per second of hidden exchange.
     hosts: Callable[[np.random.Generator, int], Array] = equal_hosts  # Logarithms of what hosts take longer.
@@ -138,7 +139,7 @@ class Machine:
         ]
         return ExchangeResult.model_validate(
             {
-                "carrier": "nccl",
+                "carrier": self.carrier,
                 "by": "backend",
                 "exchange": "flat",
                 "fusion": "auto",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives, gate, hosts, intervals, predictions, trends, verdicts
+from tests.bench.truth import collectives, gate, hosts, intervals, predictions, projection, trends, verdicts
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "intervals": intervals.figures,
@@ -19,6 +19,7 @@ SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "verdicts": verdicts.figures,
     "predictions": predictions.figures,
     "collectives": collectives.figures,
+    "projection": projection.figures,
 }
 """Name -> its figures; in the order of the issue they answer."""
 
