@@ -98,7 +98,8 @@ def by_data_sheet(
     batch is that of the smallest count. Raises `UserError`: as `ideal_rows`; a count that does not fill nodes.
     """
     per_node, own = system.node.default_ranks, workload.train.batch_per_rank
-    rates, rows = [], []
+    rates: list[IdealRate] = []
+    rows: list[Row] = []
     for count in sorted(ranks):
         if count > per_node and count % per_node:
             raise UserError(f"--to {count}: does not fill nodes of {per_node} ranks; ask for a multiple of it")
@@ -150,8 +151,9 @@ def by_data_sheet(
                 ),
             ),
             notes=(
-                "Operations at the peak or bytes at the memory's rate, links at their stated rate: no run will be as "
-                "fast. For figures with a band measure a few ranks: dlbench project RUNS --to RANKS.",
+                "Operations at the peak or bytes at the memory's rate, links at their stated rate, all-reduce as a "
+                "ring (which a hierarchical one can beat at many ranks). For figures with a band measure a few ranks: "
+                "dlbench project RUNS --to RANKS.",
                 *report.sources,
             ),
         ),
