@@ -11,7 +11,7 @@ import click
 
 from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
 from dlbench.cli.estimate import amount_of
-from dlbench.cli.options import OUTPUT, write_output
+from dlbench.cli.options import OUTPUT, size_in_bytes, write_output
 from dlbench.cli.report import (
     FormatName,
     check_writable,
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dlbench.projection.exchange import Way
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.ledger import Measured, Row
+    from dlbench.projection.strategies.table import Row as StrategyRow
+    from dlbench.records.scan import Run
     from dlbench.specs.comm import NetworkModel
 
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
@@ -75,6 +77,17 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 @click.option(
     "--against", "is_scored", is_flag=True, help="Instead of --to: score recorded projections by runs planned since."
 )
+@click.option(
+    "--strategy",
+    metavar="all|NAME",
+    help="What other ways of sharing the training would take and hold: all, or one, e.g. fsdp; RUNS only.",
+)
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    callback=size_in_bytes,
+    help="What a rank may hold, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
+)
 @OUTPUT
 @format_option(*get_args(FormatName))
 @click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
@@ -92,6 +105,8 @@ def project(
     price_per_node_hour: str | None,
     is_recorded: bool,
     is_scored: bool,
+    strategy: str | None,
+    memory_limit: int | None,
     output: Path | None,
     format_name: FormatName | None,
     full: bool,
@@ -110,6 +125,7 @@ def project(
       dlbench project runs --to 256 --set sync.exchange=hierarchical --set sync.wire=bf16
       dlbench project --points series.csv --to 32
       dlbench project runs --to 64,256 --record
+      dlbench project runs --to 64,256 --strategy all --memory-limit 16GiB
       dlbench project runs --against
     """
     chosen = prepared("project", output, format_name)
@@ -118,6 +134,9 @@ def project(
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
     from dlbench.projection.spec_machine import elsewhere
     from dlbench.projection.step import project as projected
+    from dlbench.projection.strategies.section import chosen as chosen_strategies
+    from dlbench.projection.strategies.section import section as strategy_section
+    from dlbench.projection.strategies.section import strategies_of
     from dlbench.records.comm import read_network
     from dlbench.specs.choices import choose_system_with_origins
     from dlbench.specs.requests import parse_counts
@@ -139,15 +158,17 @@ def project(
         ingredients=ingredients,
         record=is_recorded,
         against=is_scored,
+        strategy=strategy,
     )
+    if memory_limit is not None and strategy is None:
+        raise UserError("--memory-limit has no effect without --strategy")
     price, currency, held = amount_of("--price-per-node-hour", price_per_node_hour)
     if held not in ("", "node"):
         raise UserError(f"--price-per-node-hour {price_per_node_hour}: is of a {held}-hour; give that of a node-hour")
     if is_scored:
         others = {"--network": network, "--scaling": scaling, "--set": overrides, "--ingredients": ingredients}
-        for option, value in (
-            others | {"--record": is_recorded, "--price-per-node-hour": price, "--system": system}
-        ).items():
+        further = {"--record": is_recorded, "--price-per-node-hour": price, "--system": system, "--strategy": strategy}
+        for option, value in (others | further).items():
             if value:
                 raise UserError(f"{option} has no effect on --against, which projects nothing")
         _score(runs, where, chosen, output, full=full)
@@ -155,7 +176,7 @@ def project(
     machine = None if system is None else choose_system_with_origins(system, {})[0]
     costs = None if network is None else read_network(network)
     theirs = costs if costs is not None and machine is not None and costs.system == machine.name else None
-    found, damaged, as_of, measured = _found(runs, where, None if theirs else costs, given, points, scaling)
+    found, damaged, as_of, measured, samples = _found(runs, where, None if theirs else costs, given, points, scaling)
     rows, problems = _ledger(runs, measured)
     if ingredients is not None:
         if len(found) > 1:
@@ -164,7 +185,7 @@ def project(
         write_output((found[0].model_dump_json(indent=1) + "\n").encode("utf-8"), ingredients)
         click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
     groups = []
-    for one in found:
+    for number, one in enumerate(found):
         there = None
         if machine is not None:
             there = elsewhere(one, machine, theirs)
@@ -175,8 +196,16 @@ def project(
         cost = cost_section(name, one, projection.targets, price, currency)
         if price is not None and cost is None and projection.targets:
             click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
-        more = () if cost is None else (cost,)
-        groups.append(projected_group(name, one, projection, ledger=rows, more=more))
+        more = [] if cost is None else [cost]
+        strategies: tuple[StrategyRow, ...] = ()
+        if strategy is not None and projection.targets:
+            ranks = [target.ranks for target in projection.targets]
+            asked = chosen_strategies(strategy)
+            strategies, said = strategies_of(
+                there or one, samples[number], ranks, strategies=asked, memory_limit=memory_limit, system=machine
+            )
+            more.insert(0, strategy_section(strategies, said, anchor=f"strategies-{name}"))
+        groups.append(projected_group(name, one, projection, ledger=rows, strategies=strategies, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
@@ -213,6 +242,7 @@ class _Found(NamedTuple):
     damaged: Sequence[str] = ()  # Of RUNS.
     as_of: str = ""  # When the newest of RUNS finished.
     measured: Sequence[Measured] = ()  # All of RUNS, for the ledger.
+    samples: Sequence[Run] = ()  # Of each group of RUNS a run of its largest point.
 
 
 def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
@@ -222,6 +252,7 @@ def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
         "record": ("RUNS",),
         "against": ("RUNS",),
         "system": ("RUNS", "--from"),
+        "strategy": ("RUNS",),
     }
     source = next(name for name, is_given in sources.items() if is_given)
     for name, value in options.items():
@@ -284,7 +315,8 @@ def _gathered(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = Tr
     finished = [run.record.finished for run in table.runs.values() if run.record is not None]
     created = {run_id: run.plan.created for run_id, run in table.runs.items()}
     measured = [run for one in found for run in measured_in(one, created)]
-    return _Found(found, table.damaged, whole_seconds(max(finished)), measured)
+    samples = [table.runs[one.anchor.runs[0].run_id] for one in found]
+    return _Found(found, table.damaged, whole_seconds(max(finished)), measured, samples)
 
 
 def _fitted(table: CollectiveTable | None, ingredients: Ingredients, where: str) -> NetworkModel | None:

@@ -11,6 +11,7 @@ from dlbench.analysis.causes import CAUSES
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import Row, Score, line, score
 from dlbench.projection.projected import PARTS, Band, HeldOut, Part, Projection, Refused, Target, counted
+from dlbench.projection.strategies.table import Row as StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
 from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
 from dlbench.report.charts.style import FORECAST, IDEAL, MEASURED, PART_COLOURS, WIDE
@@ -89,6 +90,7 @@ class ProjectedGroup:
     notes: tuple[str, ...]
     projection: Projection
     ledger: tuple[Row, ...]  # Of its system.
+    strategies: tuple[StrategyRow, ...] = ()  # Of --strategy.
     more: tuple[Section, ...] = field(default=(), metadata={HIDDEN: False})  # Further subjects, with their tables.
 
 
@@ -110,6 +112,7 @@ def projected_group(
     projection: Projection,
     *,
     ledger: Sequence[Row] = (),
+    strategies: Sequence[StrategyRow] = (),
     more: Sequence[Section] = (),
 ) -> ProjectedGroup:
     """A projection with what it is made of. `ledger`: rows of every system; those of its own are shown."""
@@ -139,6 +142,7 @@ def projected_group(
         notes=given.notes,
         projection=projection,
         ledger=tuple(row for row in ledger if row.system == given.system),
+        strategies=tuple(strategies),
         more=tuple(more),
     )
 

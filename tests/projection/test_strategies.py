@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import heapq
+import json
 from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.cli.show import schema
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout, counts
-from dlbench.projection.strategies.layers import LayerTimes
+from dlbench.projection.strategies.layers import LayerTimes, watched_layers
+from dlbench.projection.strategies.memory import gamma
 from dlbench.projection.strategies.network import Groups
 from dlbench.projection.strategies.table import STRATEGIES, Row, best, cut, table
+from dlbench.records.memory import MemoryResult
+from dlbench.records.rows.spans import COMPUTE, SpanWriter
+from dlbench.records.scan import scan
 from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
 from dlbench.specs.files import find
 from dlbench.specs.layers import Layer, Layers
+from tests.conftest import Cli
+from tests.projection.test_gathering import NETWORK, write
 
 ALPHA, BETA = 1e-5, 1e-9
 BATCH = 720_720  # Every count up to 16 divides it.
@@ -301,3 +311,96 @@ def test_out_of_core_plans_for_the_limit_and_pays_by_recomputing() -> None:
     assert "fit" in none.refused or "least" in none.refused
     (unknown,) = rows_of(COSMOFLOW, 4, "out-of-core", batch=64)
     assert "limit" in unknown.refused
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("strategies") / "runs"
+    write(out)
+    inside = NETWORK.model_copy(update={"inside": NETWORK.across})
+    (out.parent / "box.network.json").write_text(inside.model_dump_json())
+    return out
+
+
+def asked(runs: Path, *words: object) -> tuple[object, ...]:
+    return "project", runs, "--network", runs.parent / "box.network.json", *words
+
+
+def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs: Path) -> None:
+    done = cli(*asked(runs, "--to", "64", "--strategy", "all", "--memory-limit", "1GiB", "--format", "json"))
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    jsonschema.validate(content, schema("projection"), cls=jsonschema.Draft202012Validator)
+    rows = content["groups"][0]["strategies"]
+    measured = [row for row in rows if row["measured_s"] is not None]
+    assert [(row["strategy"], row["ranks"]) for row in measured] == [("data", 2), ("data", 4), ("data", 8)]
+    # By the plan: half of the batch's samples per rank of the sum of forward, backward and update of 85 ms.
+    assert all(row["compute_s"] == pytest.approx(0.085, rel=0.01) for row in measured)
+    assert {row["strategy"] for row in rows if row["ranks"] == 64} == set(STRATEGIES)
+    full = cli(*asked(runs, "--to", "64", "--strategy", "pipeline", "--full")).stdout
+    assert "64 ranks: data+pipeline 8 x 8" in full
+    assert "model only" in full
+    assert "by multiply-adds" in " ".join(full.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--to", "16", "--strategy", "fdsp"), "--strategy fdsp: did you mean fsdp"),
+        (("--to", "16", "--memory-limit", "1GiB"), "--memory-limit has no effect without --strategy"),
+        (("--to", "16", "--strategy", "all", "--memory-limit", "much"), "--memory-limit: 'much' is not a number"),
+        (("--against", "--strategy", "all"), "--strategy has no effect on --against"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(cli: Cli, runs: Path, words: tuple[str, ...], line: str) -> None:
+    done = cli(*asked(runs, *words) if "--against" not in words else ("project", runs, *words))
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_costs_of_messages_nothing_is_said_of_strategies(cli: Cli, runs: Path) -> None:
+    done = cli("project", runs, "--to", "16", "--strategy", "all")
+    assert done.returncode == 2
+    assert "--strategy needs costs of messages" in done.stderr
+
+
+def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0000.spans"
+    writer = SpanWriter(path, {"rank": 0, "run_id": "planted"}, 2**20)
+    layers = [layer for layer in BERT if layer.kind not in ("attention", "embedding") and not layer.shared_weights]
+    for number, layer in enumerate(layers):
+        for step in (3, 4):
+            writer.add(COMPUTE, f"forward {layer.name}", 0, 1000 * (number + 1), step=step)
+            writer.add(COMPUTE, f"backward {layer.name}", 0, 3000 * (number + 1), step=step)
+    writer.close()
+    found = watched_layers(BERT, path)
+    assert found is not None
+    times = LayerTimes.split(BERT, forward_s=1.0, backward_s=2.0, update_s=0.0, source="spans", watched=found)
+    assert (sum(times.forward), sum(times.backward)) == (pytest.approx(1.0), pytest.approx(2.0))
+    by_name = {layer.name: seconds for layer, seconds in zip(BERT, times.forward, strict=True)}
+    names = [layer.name for layer in layers]
+    assert by_name[names[5]] / by_name[names[1]] == pytest.approx(3.0)
+    assert by_name["mlm_decoder"] > 0
+    path = tmp_path / "rank-0001.spans"
+    writer = SpanWriter(path, {"rank": 1, "run_id": "planted"}, 2**20)
+    writer.add(COMPUTE, "forward pooler", 0, 1000, step=3)
+    writer.close()
+    assert watched_layers(BERT, path) is None
+    assert watched_layers(BERT, tmp_path / "none.spans") is None
+
+
+@pytest.mark.parametrize(("in_core", "expected"), [(None, 1.0), (0, 1.0), (600, 0.5)])
+def test_gamma_is_what_a_run_in_core_held(runs: Path, in_core: int | None, expected: float) -> None:
+    run = next(iter(scan(runs).runs))
+    assert run.record is not None
+    layers = run.plan.workload.model.layer_table(run.plan.workload.data)
+    weights = 4 * sum(layer.weights for layer in layers) * (2 + run.plan.workload.train.optimizer.slots)
+    elements = sum(layer.inputs + layer.outputs for layer in layers) * run.plan.workload.train.batch_per_rank
+    record = run.record
+    if in_core is not None:
+        memory = MemoryResult.model_construct(in_core_bytes=weights + 2 * elements if in_core else 10)
+        record = record.model_copy(update={"memory": memory})
+    held, source = gamma(layers, run.plan, record, 4)
+    assert held == pytest.approx(expected)
+    assert source

@@ -69,12 +69,9 @@ class Row:
     phi: float = 1.0  # Flows over links of the busiest level, of the groups that exchange most at once.
     fits: bool | None = None  # None: no limit is known.
     rest_s: float = 0.0  # What a step has besides: input, host, waiting for others; as it was measured.
+    step_s: float = 0.0  # Computing, exposed messages and the rest.
     measured_s: float | None = None  # The step as runs had it.
     notes: tuple[str, ...] = ()
-
-    @property
-    def step_s(self) -> float:
-        return self.compute_s + self.exposed_s + self.rest_s
 
     @property
     def accuracy(self) -> float | None:
@@ -136,9 +133,12 @@ def table(
     )
     rows = []
     for row in (row for name in strategies for row in model.rows(name)):
-        fits = None if memory_limit is None or row.refused else row.memory_bytes <= memory_limit
-        bound = "memory" if fits is False else row.bound_by
-        rows.append(replace(row, fits=fits, bound_by=bound, rest_s=0.0 if row.refused else rest_s))
+        if not row.refused:
+            fits = None if memory_limit is None else row.memory_bytes <= memory_limit
+            step = row.compute_s + row.exposed_s + rest_s
+            row = replace(row, fits=fits, rest_s=rest_s, step_s=step)
+            row = replace(row, bound_by="memory") if fits is False else row
+        rows.append(row)
     return tuple(rows)
 
 
