@@ -15,7 +15,7 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.spec_machine import ELEMENT_BYTES, WEIGHT_BYTES, ideal_times, layout_of, network_of
 from dlbench.projection.strategies.memory import limit
-from dlbench.projection.strategies.section import section, strategies_of
+from dlbench.projection.strategies.section import FEW_ROWS, section, strategies_of
 from dlbench.projection.strategies.table import Row, table
 from dlbench.records.scan import Run
 from dlbench.report.document import BaseReport, Document, Section
@@ -32,8 +32,8 @@ class IdealRate:
     ranks: int = field(metadata=column("Ranks", is_brief=True))
     strategy: str = field(metadata=column("Strategy", is_brief=True))
     global_batch: int = field(metadata=column("Global batch"))
-    throughput: float = field(metadata=column("Throughput, ideal", "throughput_per_s", is_brief=True))
-    efficiency: float = field(metadata=column("Efficiency, ideal", unit="fraction", is_brief=True))
+    throughput: float = field(metadata=column("Throughput, ideal", "ideal_throughput_per_s", is_brief=True))
+    efficiency: float = field(metadata=column("Efficiency, ideal", "ideal_efficiency", unit="fraction", is_brief=True))
     """Throughput per rank over that of one rank with the same batch per rank."""
 
 
@@ -93,7 +93,7 @@ def by_data_sheet(
     strategies: Sequence[str],
     is_strong: bool = False,
     memory_limit: int | None = None,
-) -> tuple[IdealReport, Document]:
+) -> Document:
     """What these rank counts would do if every part of the machine kept its data sheet. `is_strong`: whether the global
     batch is that of the smallest count. Raises `UserError`: as `ideal_rows`; a count that does not fill nodes.
     """
@@ -110,17 +110,20 @@ def by_data_sheet(
         alone = max(1, batch // count)
         (base,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
         rows += found
-        rates += [
-            IdealRate(
-                ranks=count,
-                strategy=row.strategy,
-                global_batch=batch,
-                throughput=batch / row.step_s,
-                efficiency=(batch / row.step_s) / (count * alone / base.step_s),
-            )
-            for row in found
-            if not row.refused
-        ]
+        # Of several ways to group ranks the best; one rank is what the others are compared with.
+        by_step = sorted(
+            (row for row in found if not row.refused and row.strategy != "serial"), key=lambda row: row.step_s
+        )
+        for name in dict.fromkeys(row.strategy for row in found):
+            row = next((row for row in by_step if row.strategy == name), None)
+            if row is not None:
+                throughput = batch / row.step_s
+                efficiency = throughput / (count * alone / base.step_s)
+                rates.append(
+                    IdealRate(
+                        ranks=count, strategy=name, global_batch=batch, throughput=throughput, efficiency=efficiency
+                    )
+                )
     device = () if system.device is None else (system.device.source,)
     report = IdealReport(
         workload=workload.name,
@@ -130,7 +133,7 @@ def by_data_sheet(
         rates=tuple(rates),
         rows=tuple(rows),
     )
-    return report, report.document(
+    return report.document(
         Section(
             id="ideal",
             title="Ideal throughput",
@@ -139,7 +142,7 @@ def by_data_sheet(
             words=tuple(
                 f"{ranks_text(one.ranks)}, {one.strategy}: {one.throughput:,.0f} {workload.sample_unit}/s, "
                 f"{percent(one.efficiency)} of one rank's; ideal."
-                for one in rates[-1:]
+                for one in sorted(rates, key=lambda one: (one.ranks, one.throughput))[-1:]
             ),
             sheets=(
                 Sheet(
@@ -147,7 +150,7 @@ def by_data_sheet(
                     title="Ideal, not measured",
                     columns=columns_of(IdealRate),
                     rows=report.rates,
-                    in_terminal=True,
+                    in_terminal=len(rates) <= FEW_ROWS,
                 ),
             ),
             notes=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.perfmodels.predictions import predict
-from dlbench.projection.ideal import by_data_sheet, ideal_rows
+from dlbench.projection.ideal import IdealReport, by_data_sheet, ideal_rows
 from dlbench.projection.spec_machine import layout_of, network_of
 from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origins
 from dlbench.specs.files import find
@@ -63,9 +63,8 @@ def test_flows_share_the_adapters_that_are_stated() -> None:
 
 def test_strong_scaling_keeps_the_global_batch_of_the_smallest_count() -> None:
     workload, system = workload_of("resnet50"), system_of("p40-roce")
-    weak, strong = (
-        by_data_sheet(workload, system, (8, 64), strategies=("data",), is_strong=one)[0].rates for one in (False, True)
-    )
+    documents = (by_data_sheet(workload, system, (8, 64), strategies=("data",), is_strong=one) for one in (False, True))
+    weak, strong = (cast("IdealReport", one.data).rates for one in documents)
     assert [one.global_batch for one in weak] == [512, 4096]
     assert [one.global_batch for one in strong] == [512, 512]
     assert strong[1].efficiency < weak[1].efficiency < weak[0].efficiency < 1
@@ -78,7 +77,7 @@ def test_the_command_says_that_it_is_ideal_in_every_format(form: str) -> None:
     assert "deal" in done.output
     if form == "text":
         assert "Modelled by data sheet, not measured." in done.output
-        assert "2,048 ranks, data: " in " ".join(done.output.split())
+        assert "2048 ranks, data: " in " ".join(done.output.split())
         assert len(done.output.splitlines()) < 45
     if form == "json":
         content = json.loads(done.output)
