@@ -95,7 +95,7 @@ def fit(
     transport: str | None,
     dtype: str | None,
 ) -> None:
-    """Fit the costs of a message to the runs in folders RUNS: alpha, beta and gamma, inside groups and across.
+    """Fit the costs of a message to the runs in folders RUNS: alpha and beta of each level, and gamma.
 
     The file holds one system and one carrier; training (sync.network) and `dlbench comm predict` read it. Ends with 4
     if no run has figures, or too few for a fit.

@@ -276,6 +276,9 @@ def _fit(
 ) -> tuple[Fit, str]:
     """The fit of a scope, and what it left out, in words."""
     used, left = _real_groups(found)
+    if any(group.has_uneven_leaves for group, _ in used):
+        why = "ranks lie below leaf switches in unequal blocks, or not alike in all runs"
+        left = f"{left}; {why}: messages between switches count as between groups".removeprefix("; ")
     observed = dict(_observations(used))
     observations = list(observed.values())
     # By series and repeat: runs of a repeat were interleaved, whatever their rank count.

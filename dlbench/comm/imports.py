@@ -23,6 +23,7 @@ from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing
 from dlbench.perfmodels.predictions import bus_factor
 from dlbench.perfmodels.schedules import Layout
+from dlbench.specs.base import Precision
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName, LineCost, NetworkModel
 
 MAX_BYTES = 1 << 24  # Of a file at most: these tables have some hundred lines.
@@ -77,15 +78,14 @@ class Table:
         if len(words) < len(self.columns):
             raise ValueError(f"{len(words)} of {len(self.columns)} columns: the file is cut off here; give all of it")
         size = int(words[0])
-        checks = {(name, word) for name, word in zip(self.columns, words, strict=False)}
-        if (
-            any(name == "#wrong" and word not in ("0", "N/A") for name, word in checks)
-            or ("Validation", "Fail") in checks
-        ):
+        checks = {(name, word) for name, word in zip(self.columns, words, strict=False) if word not in ("0", "N/A")}
+        if any(name == "#wrong" or (name, word) == ("Validation", "Fail") for name, word in checks):
             raise ValueError(WRONG)
-        if self.carrier == "nccl" and "algbw" in self.columns:
-            places = [place for place, name in enumerate(self.columns) if name == "algbw" and words[place] != "N/A"]
-            value, algbw, busbw = (float(words[places[-1] + shift]) for shift in (-1, 0, 1))
+        if "algbw" in self.columns:
+            places = [place for place, name in enumerate(self.columns) if name == "algbw"]  # Out of place, in place.
+            # Of all-to-all, which has no form in place, the second result is never checked.
+            place = ([one for one in places if words[one + 2] != "N/A"] or places[:1])[-1]
+            value, algbw, busbw = map(float, words[place - 1 : place + 2])
             if value > 0 and abs(algbw - size / value * 1e-3) > max(ROUNDED * algbw, 0.006):
                 raise ValueError(f"{size} B in {value:g} us are no {algbw:g} GB/s: time must be in us, algbw in GB/s")
             self.bus = busbw / algbw if algbw >= 1 else self.bus
@@ -188,19 +188,17 @@ def import_tables(
     order or one for all: `ranks` of a collective, `group_size` of a node, `levels` of the two ranks of osu_latency and
     osu_bw, `collective` of nccl-tests.
 
-    Raises `UserError`: as `read_tables`; an option is missing or has no effect; outputs of several carriers; too few
-    sizes for a line or a fit.
+    Raises `UserError`: as `read_tables`; an option lacks or has no effect; several carriers; too few sizes for a fit.
     """
     tables = [table for path in paths for table in read_tables(path)]
-    nameless = [one for one in tables if not one.measures]
-    for one, kind in _each("--collective", [collective] if collective else [], nameless).items():
+    named = _each("--collective", [collective] if collective else [], [one for one in tables if not one.measures])
+    for one, kind in named.items():
         one.measures = kind
-    pairs = _each("--level", levels, [one for one in tables if one.measures in ("latency", "bandwidth")])
-    rankless = [one for one in tables if one.measures in ALGORITHMS and not one.ranks]
-    for one, count in _each("--ranks", ranks, rankless).items():
+    pairs = _each("--level", levels, [one for one in tables if one.measures not in ALGORITHMS])
+    whole = [one for one in tables if one not in pairs]
+    for one, count in _each("--ranks", ranks, [one for one in whole if not one.ranks]).items():
         one.ranks = count
-    homeless = [one for one in tables if one.measures in ALGORITHMS and not one.nodes]
-    groups = dict(_each("--group-size", [group_size] if group_size else [], homeless))
+    groups = _each("--group-size", [group_size] if group_size else [], [one for one in whole if not one.nodes])
     placed: dict[str, list[tuple[Table, Layout]]] = {}
     for one in tables:
         if one.carrier != tables[0].carrier:
@@ -227,23 +225,16 @@ def import_tables(
                 name = f"{carrier} flat" if kind == "allreduce" else f"{carrier} {kind} library"
                 line = fit_line(name, count, list(rows), list(rows.values()))
                 lines.append(line.model_copy(update={"sizes": (min(rows), max(rows))}))
-        sources += [
-            f"{one.path.name}: {one.title} {kind}, {layout.ranks} ranks"
-            + (f", costs as of {assumed}" if assumed else "")
-            for one, layout in found
-        ]
-    scope = Scope(
-        system=system,
-        carrier="torch-nccl" if carrier == "nccl" else carrier,
-        dtype="fp16" if tables[0].element_bytes == 2 else "fp32",
-    )
+        as_of = f", costs as of {assumed}" if assumed else ""
+        sources += [f"{one.path.name}: {one.title} {kind}, {layout.ranks} ranks{as_of}" for one, layout in found]
+    dtype: Precision = "fp16" if tables[0].element_bytes == 2 else "fp32"
+    scope = Scope(system=system, carrier="torch-nccl" if carrier == "nccl" else carrier, dtype=dtype)
+    about: dict[str, Any] = {"sources": tuple(sources), "fitted": fitted}
     if not observed:
-        network = NetworkModel(
-            system=system, transport=scope.carrier, collectives=tuple(lines), sources=tuple(sources), fitted=fitted
-        )
+        network = NetworkModel(system=system, transport=scope.carrier, collectives=tuple(lines), **about)
         return described(scope, network, tuple(sorted({line.ranks for line in lines})))
     points, by_run = zip(*observed, strict=True)
-    fit = fit_of(scope, points, by_run, sources=tuple(sources), lines=tuple(lines), fitted=fitted)
+    fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
     network = fit.network
     for one, _ in placed.get("bandwidth", []):
         if (level := network.levels.get(pairs[one])) is None:
@@ -290,19 +281,10 @@ def _seen(
         for size, seconds in table.rows.items():
             known = runs.setdefault((layout, size, table.element_bytes), {})
             known[str(len(known))] = seconds
+    kind: dict[str, Any] = {"collective": collective, "algorithm": algorithm, "shards": None}
     for (layout, size, width), by_run in runs.items():
-        yield (
-            Observation(
-                collective=collective,
-                algorithm=algorithm,
-                layout=layout,
-                num_bytes=size,
-                element_bytes=width,
-                shards=None,
-                seconds=statistics.median(by_run.values()),
-            ),
-            by_run,
-        )
+        seconds = statistics.median(by_run.values())
+        yield Observation(layout=layout, num_bytes=size, element_bytes=width, seconds=seconds, **kind), by_run
 
 
 def _assumed(collective: Collective, found: Sequence[tuple[Table, Layout]]) -> str:

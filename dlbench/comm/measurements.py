@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from dlbench.analysis.comparability import digest_of, system_content
 from dlbench.perfmodels.lines import fit_line
@@ -118,8 +119,15 @@ class CollectiveGroup:
 
     @property
     def layout(self) -> Layout:
-        """Ranks and groups, as costs count them."""
-        return layout_of(self.sample)
+        """Ranks, groups and leaf switches, as costs count them; no leaf switches where runs differ in them."""
+        layouts = {layout_of(run) for run in self.runs}
+        return layouts.pop() if len(layouts) == 1 else replace(layouts.pop(), leaf_size=None)
+
+    @property
+    def has_uneven_leaves(self) -> bool:
+        """Whether ranks were below several leaf switches of which costs take no notice: not in equal blocks."""
+        switches = (run.record.switches for run in self.runs if run.record)
+        return self.layout.leaf_size is None and any(len(set(names)) > 1 for names in switches)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -199,9 +207,15 @@ def why_not(point: CommPoint) -> str:
 
 
 def layout_of(run: CommRun) -> Layout:
-    """The layout by which a run's points are counted: groups as its record says."""
-    group = run.plan.group_size if run.record is None else run.record.group_size
-    return Layout(ranks=run.plan.layout.ranks, group_size=group)
+    """The layout by which a run's points are counted: groups and leaf switches as its record says. Switches count where
+    each has equally many ranks, whole groups and one after the other.
+    """
+    if run.record is None:
+        return Layout(ranks=run.plan.layout.ranks, group_size=run.plan.group_size)
+    group, switches = run.record.group_size, run.record.switches
+    blocks = [len(list(ranks)) for _, ranks in groupby(switches)]
+    is_even = len(blocks) == len(set(switches)) > 1 and len(set(blocks)) == 1 and blocks[0] % group == 0
+    return Layout(ranks=run.plan.layout.ranks, group_size=group, leaf_size=blocks[0] if is_even else None)
 
 
 def group_id(run: CommRun) -> str:

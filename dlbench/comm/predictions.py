@@ -127,9 +127,7 @@ class _Case:
 
         collective, ranks = self.wanted.collective, self.layout.ranks
         if self.wanted.topology is not None:
-            group = self.layout.group_size
-            took = seconds(self.wanted.topology, collective, name, num_bytes, ranks, group_size=group, **self.model)
-            return took, None, None
+            return seconds(self.wanted.topology, collective, name, num_bytes, self.layout, **self.model), None, None
         found = features(collective, name, num_bytes, self.layout, self.network, **self.model)
         value = found.seconds(self.network)
         if not self.network.draws:

@@ -58,7 +58,6 @@ MOST_NEAR = 6  # Sizes around the best octave at which a break is tried, about.
 POINTS_OF_A_PIECE = 4  # Points that must have messages of a piece.
 SMALLEST_MEAN_ERROR = 1e-4  # Mean relative errors below this count as this large: exact data need no cost more.
 DIGITS = 6  # Significant digits of a drawn cost: far below its scatter.
-GOOD_FIT = 0.05  # Median held-out error that is good enough: algorithms that differ by less count as equally fast.
 
 
 def fit_network(
@@ -193,9 +192,8 @@ def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -
 def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[tuple[Observation, float]]]:
     """What ranks share by the measurements: what predicts points held out best; with these predictions.
 
-    Level by level from inside out: one link for a block, or a port for each of its ranks. Where neither predicts to
-    within `GOOD_FIT`, several adapters of a node as well, as many as divide its ranks. What is inside a group is
-    looked at again once the adapters are known, whose bytes it may have been taken for.
+    Level by level from outside in, as the slower links decide most steps: one link for a block, or a port for each of
+    its ranks; of a node's adapters also as many as divide its ranks. Each is kept only if it predicts better.
 
     Raises `UserError`: as `fit_network`.
     """
@@ -203,23 +201,16 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
     predictions = held_out(observations, best)
     layouts = {seen.layout for seen in observations}
     groups = {layout.group_size for layout in layouts if layout.num_groups > 1}
-
-    def try_all(level: LevelName, tried: Iterable[int | None]) -> None:
-        nonlocal best, predictions
-        for links in tried:
-            best, predictions = _better(observations, replace(best, **{level: links}), best, predictions)
-
-    if any(layout.group_size > 1 for layout in layouts):
-        try_all("inside", [1])
+    common = math.gcd(*groups)
+    tried: list[tuple[LevelName, int | None]] = []
+    if any(seen.layout.num_leaves > 1 for seen, _ in predictions):  # else no point held out tells
+        tried.append(("beyond", None))
     if max(groups, default=1) > 1:
-        try_all("across", [None])
-        if predictions and _median_error(predictions) > GOOD_FIT:
-            common = math.gcd(*groups)
-            try_all("across", [links for links in range(2, common) if common % links == 0])
-        if best.across != ONE_LINK.across:
-            try_all("inside", [None if best.inside else 1])
-    if any(layout.num_leaves > 1 for layout in layouts):
-        try_all("beyond", [None])
+        tried += [("across", links) for links in (None, *(n for n in range(2, common) if common % n == 0))]
+    if any(layout.group_size > 1 for layout in layouts):
+        tried.append(("inside", 1))
+    for level, links in tried:
+        best, predictions = _better(observations, replace(best, **{level: links}), best, predictions)
     return best, predictions
 
 
@@ -375,25 +366,26 @@ def _draws(table: LoadTable, structure: Structure, drawn: Array) -> tuple[tuple[
 def _level(
     table: LoadTable, fit: CostFit, intervals: Array | None, level: LevelName, links: int | None
 ) -> Level | None:
-    import numpy as np
-
     if not len(table.sizes(level)):
         return None
     structure = fit.structure
     pieces = []
     for index, limit in enumerate((*structure.breaks(level), None)):
         alpha = structure.column(level, index)
-        ends = None if intervals is None else intervals[:, alpha : alpha + 2].copy()
-        if not fit.rows[:, alpha : alpha + 2].any():  # it never decided a step
-            other = structure.column("inside" if level == "across" else "across", 0)
-            ends = np.stack([np.zeros(2), fit.costs[other : other + 2]])
+        other = structure.column("inside" if level == "across" else "across", 0)
+        ends: list[tuple[float, float] | None] = []
+        for cost in (alpha, alpha + 1):
+            if not fit.rows[:, cost].any():  # it never decided a step
+                ends.append((0.0, float(fit.costs[other + cost - alpha])))
+            else:
+                ends.append(None if intervals is None else (float(intervals[0, cost]), float(intervals[1, cost])))
         pieces.append(
             Piece(
                 up_to_bytes=limit,
                 alpha_s=float(fit.costs[alpha]),
                 beta_s_per_byte=float(fit.costs[alpha + 1]),
-                alpha_interval_s=None if ends is None else (float(ends[0, 0]), float(ends[1, 0])),
-                beta_interval_s_per_byte=None if ends is None else (float(ends[0, 1]), float(ends[1, 1])),
+                alpha_interval_s=ends[0],
+                beta_interval_s_per_byte=ends[1],
             )
         )
     return Level(pieces=tuple(pieces), links=links)

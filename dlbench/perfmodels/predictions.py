@@ -10,6 +10,7 @@ where its share is no smaller.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from dlbench.errors import UserError
 from dlbench.perfmodels.patterns import Load, Sharing, StepLoads, summarise
 from dlbench.perfmodels.schedules import Layout
-from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
+from dlbench.specs.comm import ALGORITHMS, LIBRARY, Collective, Level, LevelName, NetworkModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -180,6 +181,54 @@ def _slowest(step: StepLoads, scale: float, levels: dict[LevelName, Level]) -> L
 
 def _piece(level: Level, num_bytes: float) -> int:
     return level.pieces.index(level.piece(num_bytes))
+
+
+STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
+"""What libraries sum by: NCCL by rings and double binary trees, MPI by rings and halving and doubling, both with a
+hierarchy on top."""
+WITHIN_LEAST = 2.0  # An algorithm may stand for a library up to this multiple of the least median error.
+
+
+def standing_for(
+    network: NetworkModel,
+    collective: Collective = "allreduce",
+    *,
+    group_size: int | None = None,
+    leaf_size: int | None = None,
+) -> tuple[str, ...]:
+    """The algorithms that may stand for the network's library, which chooses by itself: those whose predicted times
+    miss its measured lines, over all their rank counts and sizes, by no more than `WITHIN_LEAST` times the least median
+    error. All where no line or no level tells them apart. Gloo's all-reduce is a ring.
+
+    `group_size`: ranks of a node; none: the largest that the costs were fitted to. `leaf_size`: ranks below a leaf
+    switch; none: all.
+    """
+    carrier = network.transport.removeprefix("torch-")
+    if collective == "allreduce" and carrier.endswith("gloo"):
+        return ("ring",)
+    names = STAND_INS if collective == "allreduce" else ALGORITHMS[collective]
+    title = f"{carrier} flat" if collective == "allreduce" else f"{carrier} {collective} {LIBRARY}"
+    known = (group_size,) if group_size else network.fitted_over.group_sizes if network.fitted_over else (1,)
+    errors: dict[str, list[float]] = {}
+    for line in network.collectives:
+        if line.name != title or line.sizes is None or line.ranks < 2:
+            continue
+        group = max((size for size in known if line.ranks % size == 0), default=1)
+        leaf = leaf_size if leaf_size and leaf_size % group == 0 else None
+        layout = Layout(ranks=line.ranks, group_size=group, leaf_size=leaf)
+        low, high = (math.log2(size) for size in line.sizes)
+        steps = max(1, round(high - low))
+        sizes = [4 * math.ceil(2 ** (low + (high - low) * i / steps) / 4) for i in range(steps + 1)]
+        for name in names:
+            try:
+                seconds = [predict(collective, name, size, layout, network) for size in sizes]
+            except UserError:  # a level that was never measured
+                continue
+            missed = [abs(took / line.time(size) - 1) for took, size in zip(seconds, sizes, strict=True)]
+            errors.setdefault(name, []).extend(missed)
+    medians = {name: statistics.median(found) for name, found in errors.items()}
+    limit = WITHIN_LEAST * min(medians.values(), default=0.0)
+    return tuple(name for name in names if medians.get(name, math.inf) <= limit) if medians else names
 
 
 def recommend(

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.algorithms import power_below
-from dlbench.perfmodels.schedules import pipeline_chunks, schedule
+from dlbench.perfmodels.schedules import Layout, pipeline_chunks, schedule
 from dlbench.specs.base import Count, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.comm import Collective
 from dlbench.specs.files import read_yaml
@@ -177,17 +177,17 @@ def seconds(
     collective: Collective,
     algorithm: str,
     num_bytes: int,
-    ranks: int,
+    layout: Layout,
     *,
-    group_size: int,
     element_bytes: int = 4,
     shards: int | None = None,
 ) -> float:
-    """Seconds of a collective on hosts 0 to `ranks` - 1; arguments as `predictions.predict`. Raises `UserError`: more
-    ranks than hosts or `MOST_RANKS`; otherwise as `schedule`.
+    """Seconds of a collective on the first hosts; arguments as `predictions.predict`. Raises `UserError`: more ranks
+    than hosts or `MOST_RANKS`; otherwise as `schedule`.
     """
+    ranks = layout.ranks
     if ranks > min(topology.hosts, MOST_RANKS):
-        raise UserError(f"{ranks} ranks: the topology has {topology.hosts} hosts, and at most {MOST_RANKS} are walked")
+        raise UserError(f"{ranks} ranks: the topology has {topology.hosts} hosts, of which {MOST_RANKS} at most count")
     elements = num_bytes // element_bytes
     chunks = pipeline_chunks(collective, algorithm, ranks, elements)
     # From one element a rank on, parts are exact shares of the vector: one walk serves all sizes.
@@ -195,7 +195,7 @@ def seconds(
     width = num_bytes / walked if walked else 0.0
     total, held = 0.0, Messages()
     known: dict[tuple[Messages, Messages], tuple[float, Messages]] = {}
-    for messages, reduced in steps_of(collective, algorithm, ranks, walked, group_size, shards, chunks):
+    for messages, reduced in steps_of(collective, algorithm, layout, walked, shards, chunks):
         if (messages, held) not in known:
             known[messages, held] = topology.step_s(messages, width, held)
         took, held = known[messages, held]
@@ -205,19 +205,12 @@ def seconds(
 
 @lru_cache(maxsize=64)
 def steps_of(
-    collective: Collective,
-    algorithm: str,
-    ranks: int,
-    elements: int,
-    group_size: int,
-    shards: int | None,
-    chunks: int,
+    collective: Collective, algorithm: str, layout: Layout, elements: int, shards: int | None, chunks: int
 ) -> list[tuple[Messages, int]]:
     """Messages of all ranks in each step, and the most elements that a rank adds."""
-    every = [
-        schedule(collective, algorithm, rank, ranks, elements, group_size=group_size, shards=shards, chunks=chunks)
-        for rank in range(ranks)
-    ]
+    cut: dict[str, Any] = {"group_size": layout.group_size, "shards": shards, "chunks": chunks}
+    ranks = layout.ranks
+    every = [schedule(collective, algorithm, rank, ranks, elements, **cut) for rank in range(ranks)]
     found = []
     for steps in zip(*every, strict=True):
         sizes: Counter[tuple[int, int]] = Counter()

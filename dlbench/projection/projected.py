@@ -91,7 +91,7 @@ class Target:
     flags: tuple[Flag, ...]
     second: Band | None  # The step by the points alone, seconds; None: they do not say.
     is_disputed: bool  # Whether the 80 % bands of the two models are apart.
-    phi: tuple[tuple[str, float], ...] = ()  # Flows that a link carries at once, by level, at the largest message.
+    phi: tuple[tuple[str, float], ...] = ()  # Most flows that a link carries at once, by level.
     drawn: Any = field(default=None, repr=False, compare=False, metadata={HIDDEN: False})
     """The step by draw, seconds, shape (draws,), for what is computed of it; None where it was written by hand."""
 

@@ -92,6 +92,7 @@ class Drawn:
     error: Array  # Factor that the model's own error puts on the step.
     step: Array  # Seconds.
     exchange_by_level: tuple[tuple[str, float], ...]
+    phi: tuple[tuple[str, float], ...]
     algorithms: tuple[str, ...]
     flags: tuple[Flag, ...]
 
@@ -381,19 +382,23 @@ class _Costs:
         costs: Sequence[Array],
         computing: Mapping[str, Array],
         scale: float,
-    ) -> dict[str, float]:
-        """Seconds of the last busy stretch by level of the network, in the middle of the draws."""
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """By level of the network, of the last busy stretch: its seconds in the middle of the draws, and the most flows
+        that a link carries at once.
+        """
         import numpy as np
 
         middle = {name: float(np.median(one)) for name, one in computing.items()}
         ready = [middle["input"] + middle["forward"] + share * middle["backward"] for share in _shares(messages)]
         first = last_stretch(ready, [float(np.median(one)) for one in costs])
         levels: dict[str, float] = {}
+        phi: dict[str, float] = {}
         for size in messages.sizes[first:]:
             apart = taken_apart(self.network, self._layout(ranks, way), way or self.ran, self._names(way)[0], size)
             for level, seconds in apart.by_level(self.network).items():
                 levels[level] = levels.get(level, 0.0) + seconds * scale
-        return levels
+            phi |= {level: max(flows, phi.get(level, 0.0)) for level, flows in apart.phi.items()}
+        return levels, phi
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,6 +440,7 @@ class _Model:
             straggler = np.maximum(0.0, straggler + self.tau * begun * (late - self.late))
         shown, hidden = np.zeros(draws), np.zeros(draws)
         levels: dict[str, float] = {}
+        phi: dict[str, float] = {}
         names: tuple[str, ...] = ()
         if ranks > 1:
             if self.costs is None:
@@ -444,7 +450,7 @@ class _Model:
             costs = [one * self.rho for one in costs]
             shown = _shown(messages, costs, computing, straggler)
             hidden = sum(costs) - shown
-            levels = self.costs.by_level(ranks, way, messages, costs, computing, float(np.median(self.rho)))
+            levels, phi = self.costs.by_level(ranks, way, messages, costs, computing, float(np.median(self.rho)))
         parts = {
             "compute": computing["forward"] + computing["backward"],
             "optimizer": updating,
@@ -474,6 +480,7 @@ class _Model:
             error=ended / step,
             step=ended,
             exchange_by_level=tuple(levels.items()),
+            phi=tuple(phi.items()),
             algorithms=names,
             flags=told,
         )
@@ -625,6 +632,7 @@ def _target(ingredients: Ingredients, drawn: Drawn, changes: Sequence[str], draw
         parts=tuple(Part(name=name, seconds=Band.of(seconds)) for name, seconds in drawn.parts.items()),
         model_error=Band.of(drawn.error),
         exchange_by_level=drawn.exchange_by_level,
+        phi=drawn.phi,
         algorithms=drawn.algorithms,
         flags=drawn.flags,
         second=second,

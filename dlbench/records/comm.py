@@ -91,6 +91,10 @@ class CommRecord(Spec):
     started: str = Field(description="UTC, ISO 8601, of rank 0's start.")
     finished: str = Field(description="UTC, ISO 8601.")
     hosts: tuple[str, ...] = Field(description="Host of each rank.")
+    switches: tuple[str, ...] = Field(
+        (),
+        description="Switches above each rank's node from the root, root.leaf1, as Slurm reports them; empty: none.",
+    )
     device: str = Field(description="Where buffers lay, e.g. cpu.")
     group_size: Ranks = Field(description="Ranks of a group.")
     points: tuple[CommPoint, ...] = Field(description="Everything measured, in order.")

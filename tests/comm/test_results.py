@@ -21,7 +21,7 @@ from dlbench.comm import choice
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
 from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, rate, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
-from dlbench.comm.report import assemble, contenders, fusion_text, group_doubts, layout_text, same_messages
+from dlbench.comm.report import assemble, contenders, fit_caption, fusion_text, group_doubts, layout_text, same_messages
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout
@@ -540,6 +540,27 @@ def test_pretended_groups_are_left_out_beside_real_ones(tmp_path: Path) -> None:
     assert fit.network.across.pieces[0].alpha_s == pytest.approx(100e-6, rel=0.1)
     (left,) = found.unfitted
     assert "12 points of groups inside one node are left out" in left
+
+
+def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:
+    """Two nodes below each: runs on two span one switch, on four two, on eight four."""
+    asked: dict[str, Any] = {"points": (2, 4, 8), "backends": "none", "sizes": "1KiB:16MiB"}
+    planted = factory.network(inside=INSIDE, across=ACROSS, beyond=(300e-6, 24e-9))
+    factory.write_comm_series(tmp_path / "even", factory.Story(network=planted, leaf_nodes=2), **{**BOX, **asked})
+    (fit,) = fit_all(table_of(tmp_path / "even")).fits
+    assert [(piece.level, piece.links) for piece in fit.pieces] == [("inside", None), ("across", 1), ("beyond", 1)]
+    assert fit.pieces[-1].alpha_s == pytest.approx(300e-6, rel=0.1)
+    assert fit.pieces[-1].beta_s_per_byte == pytest.approx(24e-9, rel=0.1)
+    assert "Ranks below one leaf switch share one link to other leaf switches." in fit_caption(fit)
+    # Three nodes below one and one below the other are no blocks.
+    factory.write_comm_series(
+        tmp_path / "odd",
+        factory.Story(network=planted, leaf_nodes=3),
+        **{**BOX, **asked, "points": (2, 4), "sizes": "1KiB:1MiB"},
+    )
+    found = fit_all(table_of(tmp_path / "odd"))
+    assert {piece.level for piece in found.fits[0].pieces} == {"inside", "across"}
+    assert "ranks lie below leaf switches in unequal blocks" in found.unfitted[0]
 
 
 def test_only_libraries_give_a_file_of_lines(tmp_path: Path) -> None:

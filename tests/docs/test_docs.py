@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from dlbench.cli import cli
 from dlbench.errors import DlbenchError
+from dlbench.perfmodels.topology import read_topology
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.engine import key_for_name
@@ -328,6 +329,9 @@ def test_yaml_examples_are_valid(page: str, body: str, tmp_path: Path) -> None:
     path.write_text(body, encoding="utf-8")
     if "format: dlbench.system" in body:
         choose_system(str(path), {})
+        return
+    if body.startswith("kind: "):
+        read_topology(path)
         return
     file = WorkloadFile(path)
     for preset in file.presets:

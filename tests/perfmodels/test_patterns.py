@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import power_below
+from dlbench.perfmodels.lines import fit_line
+from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
 from dlbench.perfmodels.patterns import Sharing, patterns
-from dlbench.perfmodels.predictions import features, predict
+from dlbench.perfmodels.predictions import STAND_INS, features, predict, standing_for
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Level, NetworkModel, Piece
 from tests.support.closed_forms import closed_form
@@ -71,3 +74,109 @@ def test_a_short_vector_of_many_ranks_costs_its_start_ups() -> None:
     assert predict("allreduce", "ring", 400, layout, network(level(1.0, 0.0))) == 2 * 1023
     found = features("allreduce", "ring", 400, layout, network(level(1.0, 0.0)))
     assert sum(found.num_bytes.values()) == pytest.approx(2 * 1023 / 1024 * 400)
+
+
+# --- levels ------------------------------------------------------------------------------------------------------
+
+LEAVES = Layout(ranks=8, group_size=2, leaf_size=4)
+"""Two leaf switches of two nodes of two ranks."""
+
+
+def test_a_message_beyond_a_leaf_loads_its_node_and_the_uplinks() -> None:
+    """All-to-all: each rank sends an eighth to one rank inside its node, two below its switch and four beyond."""
+    free, size = level(0.0, 0.0), 8000
+    by_node = network(free, level(2.0, 1.0, 1), level(3.0, 0.0, 1))
+    assert predict("all-to-all", "direct", size, LEAVES, by_node) == pytest.approx(2 * 2 + 4 * 3 + 2 * 6 * 1000)
+    by_uplink = network(free, level(2.0, 0.0, 1), level(3.0, 1.0, 1))
+    assert predict("all-to-all", "direct", size, LEAVES, by_uplink) == pytest.approx(4 * 3 + 4 * 4 * 1000)
+    two_uplinks = network(free, level(2.0, 0.0, 1), level(3.0, 1.0, 2))
+    assert predict("all-to-all", "direct", size, LEAVES, two_uplinks) == pytest.approx(4 * 3 + 4 * 4 * 1000 / 2)
+    # A ring puts one flow on each of them: the start-up is that of the way, the slower link decides.
+    ring = network(free, level(2.0, 1.0, 1), level(3.0, 0.5, 1))
+    assert predict("allreduce", "ring", size, LEAVES, ring) == pytest.approx(14 * (3 + 1000))
+    taken_apart = features("allreduce", "ring", size, LEAVES, ring)
+    assert taken_apart.by_level(ring) == {"across": pytest.approx(14 * 1000), "beyond": pytest.approx(14 * 3)}
+
+
+@pytest.mark.parametrize(("links", "phi"), [(None, 1.0), (1, 4.0), (2, 2.0), (3, 4 / 3), (8, 1.0)])
+def test_phi_is_flows_over_links(links: int | None, phi: float) -> None:
+    """Four ranks of a node send to the next node at once; no flow is faster than its own port."""
+    layout, size = Layout(ranks=8, group_size=4), 2**20
+    priced = network(level(0.0, 0.0), level(0.0, 1.0, links))
+    found = features("allreduce", "hierarchical", size, layout, priced)
+    assert found.phi["across"] == pytest.approx(phi)
+    assert found.seconds(priced) == pytest.approx(size / 4 * phi)  # 2 steps of half of a rank's quarter
+
+
+def test_levels_that_were_never_measured_are_refused() -> None:
+    with pytest.raises(UserError, match="messages between leaf switches were never measured"):
+        predict("allreduce", "ring", 4096, LEAVES, network(level(1.0, 0.0), level(1.0, 0.0)))
+    with pytest.raises(ValueError, match="6 ranks below a leaf switch are no whole groups of 4"):
+        Layout(ranks=12, group_size=4, leaf_size=6)
+
+
+def test_draws_price_with_the_links_that_decide() -> None:
+    levels = (level(1e-5, 1e-9), level(1e-4, 4e-9, 1), level(2e-4, 8e-9, 1))
+    draws = ((1e-5, 1e-9, 1e-4, 4e-9, 2e-4, 8e-9, 0.0), (2e-5, 3e-9, 2e-4, 5e-9, 5e-4, 9e-9, 1e-10))
+    drawn = network(*levels, draws=draws)
+    found = features("allreduce", "recursive-halving-doubling", 2**20, LEAVES, drawn)
+    other = network(level(2e-5, 3e-9), level(2e-4, 5e-9, 1), level(5e-4, 9e-9, 1), gamma_s_per_byte=1e-10)
+    assert found.drawn(drawn) == pytest.approx([found.seconds(drawn), found.seconds(other)])
+    assert len(found.drawn(network(*levels))) == 0
+
+
+# --- fits --------------------------------------------------------------------------------------------------------
+
+
+def measured(planted: NetworkModel, *layouts: Layout) -> list[Observation]:
+    return [
+        Observation(
+            collective="allreduce",
+            algorithm=name,
+            layout=layout,
+            num_bytes=size,
+            element_bytes=4,
+            shards=None,
+            seconds=predict("allreduce", name, size, layout, planted),
+        )
+        for layout in layouts
+        for name in ("ring", "hierarchical", "direct", "recursive-doubling")
+        for size in (2**12, 2**16, 2**20, 2**24)
+    ]
+
+
+def test_three_levels_are_found() -> None:
+    planted = network(level(1e-5, 2e-10), level(1e-4, 4e-9, 1), level(3e-4, 5e-9))
+    points = measured(planted, Layout(ranks=4, group_size=2), LEAVES, Layout(ranks=16, group_size=2, leaf_size=8))
+    sharing, _ = choose_sharing(points)
+    assert sharing == Sharing(across=1, beyond=None)
+    found = fit_network(points, system="test", transport="none", sources=(), fitted="", sharing=sharing)
+    assert list(found.levels) == ["inside", "across", "beyond"]
+    for name, one in found.levels.items():
+        piece, expected = one.pieces[0], planted.levels[name].pieces[0]
+        assert piece.alpha_s == pytest.approx(expected.alpha_s, rel=1e-3)
+        assert piece.beta_s_per_byte == pytest.approx(expected.beta_s_per_byte, rel=1e-3)
+
+
+def test_two_adapters_of_four_ranks_are_found() -> None:
+    planted = network(level(1e-5, 2e-10), level(5e-5, 4e-9, 2))
+    points = measured(planted, Layout(ranks=8, group_size=4), Layout(ranks=16, group_size=4))
+    assert choose_sharing(points)[0] == Sharing(across=2)
+
+
+# --- libraries ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", ["ring", "double-binary-tree", "recursive-halving-doubling"])
+def test_what_a_library_does_is_told_by_its_lines(chosen: str) -> None:
+    levels, sizes = (level(2e-5, 1e-10), level(5e-5, 4e-10)), [2**k for k in range(10, 26, 3)]
+    lines = []
+    for ranks in (8, 32, 64):
+        layout = Layout(ranks=ranks, group_size=4)
+        seconds = [predict("allreduce", chosen, size, layout, network(*levels)) for size in sizes]
+        line = fit_line("nccl flat", ranks, sizes, seconds).model_copy(update={"sizes": (sizes[0], sizes[-1])})
+        lines.append(line.model_dump())
+    measured = network(*levels, transport="torch-nccl", collectives=lines)
+    assert standing_for(measured, group_size=4) == (chosen,)
+    assert standing_for(network(*levels, transport="torch-nccl")) == STAND_INS  # nothing tells them apart
+    assert standing_for(network(*levels, transport="torch-gloo", collectives=lines)) == ("ring",)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import UserError
+from dlbench.perfmodels.schedules import Layout
 from dlbench.perfmodels.topology import (
     Cables,
     Dragonfly,
@@ -51,7 +52,7 @@ ALL: dict[str, Cables] = {
 
 
 def allreduce(cables: Cables, algorithm: str, num_bytes: int, ranks: int) -> float:
-    return seconds(cables, "allreduce", algorithm, num_bytes, ranks, group_size=4)
+    return seconds(cables, "allreduce", algorithm, num_bytes, Layout(ranks=ranks, group_size=4))
 
 
 @given(st.sampled_from(sorted(ALL)), st.integers(0, 15), st.integers(0, 15))
@@ -183,8 +184,8 @@ def test_simgrid_gives_the_same_times() -> None:
     kinds = itertools.product(ALL.items(), ALGORITHMS["allreduce"], (6, 8, 16), (4 * MIB, 1001), (0.0, 1e-7))
     for (name, one), algorithm, ranks, elements, hop_s in kinds:
         cables = one.model_copy(update={"alpha_s": 0.0, "hop_s": hop_s})  # SimGrid's start-ups are delays of links.
-        group = 4 if ranks > 6 else 3
-        steps = [step for step, _ in steps_of("allreduce", algorithm, ranks, elements, group, None, 1) if step]
+        layout = Layout(ranks=ranks, group_size=4 if ranks > 6 else 3)
+        steps = [step for step, _ in steps_of("allreduce", algorithm, layout, elements, None, 1) if step]
         routes = [[(a, b, 4 * n, [str(link) for link in cables.links(a, b)]) for a, b, n in step] for step in steps]
         if hop_s and any(len({len(path) for *_, path in step}) > 1 for step in routes):
             continue

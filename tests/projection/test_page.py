@@ -83,7 +83,6 @@ def test_a_step_stands_for_an_efficiency_that_is_not_known() -> None:
     made = projection(target(64, efficiency=None, throughput=None, parts=()))
     found = document(made)
     assert "64 140 ms [133, 147] [132, 148]" in flat(to_text(found))
-    assert "140 ms" in to_html(found)
     assert chart_of(SUBJECT, measured_points(ingredients()), made.targets).title == "Step: measured, and projected"
 
 

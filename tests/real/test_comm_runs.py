@@ -86,9 +86,12 @@ def test_mpirun_carries_messages_over_mpi(cli: Cli, tmp_path: Path) -> None:
     done = cli(
         *("comm", "run", "--ranks", "4", "--launcher", "mpirun", *asked, "--sizes", "1KiB,64KiB", "--iterations", "3"),
         **AS_ROOT,
+        SLURM_TOPOLOGY_ADDR="root.leaf1.n3",
+        SLURM_TOPOLOGY_ADDR_PATTERN="switch.switch.node",
     )
     assert done.returncode == 0, done.stderr
     record = record_of(only_run(tmp_path / "runs"))
+    assert record.switches == ("root.leaf1",) * 4
     assert {(p.algorithm, p.carrier) for p in record.points} == {
         ("ring", "mpi"),
         ("leader", "mpi"),

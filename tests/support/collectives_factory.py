@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ def network(
     *,
     inside: tuple[float, float] = (20e-6, 0.5e-9),
     across: tuple[float, float] = (100e-6, 8e-9),
+    beyond: tuple[float, float] | None = None,
     gamma: float = 0.0,
     shared_link: bool = True,
 ) -> NetworkModel:
@@ -44,6 +45,7 @@ def network(
         transport="planted",
         inside=level(inside),
         across=level(across, 1 if shared_link else None),
+        beyond=None if beyond is None else level(beyond, 1),
         gamma_s_per_byte=gamma,
     )
 
@@ -66,6 +68,8 @@ class Story:
     environment: Mapping[str, str] = field(default_factory=lambda: {"host": "n0", "os": "Debian 12"})
     finished: datetime = NOW
     host: Callable[[int], str] = lambda node: f"n{node}"
+    leaf_nodes: int | None = None
+    """Nodes below a leaf switch; none: no switches are reported."""
     device: str = "cpu"
     nccl: Mapping[str, Any] | None = None
 
@@ -90,6 +94,10 @@ def write_comm_run(out: Path, plan: CommPlan, story: Story | None = None) -> Run
             "started": _utc(story.finished - timedelta(minutes=1)),
             "finished": _utc(story.finished),
             "hosts": [story.host(rank // plan.layout.ranks_per_node) for rank in range(plan.layout.ranks)],
+            "switches": [
+                f"root.leaf{rank // plan.layout.ranks_per_node // story.leaf_nodes}"
+                for rank in range(plan.layout.ranks if story.leaf_nodes else 0)
+            ],
             "device": story.device,
             "group_size": plan.group_size,
             "points": _points(plan, story),
@@ -135,11 +143,12 @@ def planted_seconds(plan: CommPlan, story: Story, algorithm: str, num_bytes: int
     """Seconds of one point without noise."""
     if algorithm.startswith(LIBRARY):
         return story.library[0] + num_bytes * story.library[1]
+    leaf = None if story.leaf_nodes is None else story.leaf_nodes * plan.layout.ranks_per_node
     return predict(
         plan.comm.collective,
         algorithm,
         num_bytes,
-        _layout(plan),
+        replace(_layout(plan), leaf_size=leaf),
         story.network,
         element_bytes=ELEMENT_BYTES[plan.comm.dtype],
         shards=plan.comm.shards,

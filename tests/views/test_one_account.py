@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -11,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dlbench.cli import cli
+from dlbench.perfmodels.predictions import predict
+from dlbench.perfmodels.schedules import Layout
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import scan
 from dlbench.report.charts.chart import Chart
@@ -25,6 +30,8 @@ from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.model import Group, Report
 from dlbench.views.scaling_report import assemble, document_of
+from tests.support.collectives_factory import Story as CommStory
+from tests.support.collectives_factory import network, write_comm_series
 from tests.support.run_factory import MS, Story, exchange_result, plans, write_run
 
 PHASE_MS = {
@@ -404,3 +411,84 @@ def diagnosed(line: str) -> Callable[[Group], Group]:
 def test_a_planted_contradiction_is_found(sound: Report, planted: Callable[[Group], Group], found: str) -> None:
     report = dataclasses.replace(sound, groups=tuple(map(planted, sound.groups)))
     assert any(found in text for text in contradictions(report, document_of(report)))
+
+
+# Of ranks that were not measured
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on 1 to 8 nodes of two ranks whose messages cost what a planted network says, and runs that measured it."""
+    out = tmp_path_factory.mktemp("machine")
+    nodes = {"system": "box", "points_are": "nodes", "ranks_per_node": 2, "launcher": "mpirun"}
+    for plan in plans(**nodes, points=(1, 2, 4, 8), repeats=5):
+        costs, end = planted_exchange(plan.layout.ranks)
+        drift = 1 + 0.002 * plan.series.repeat
+        rest = round(3 * drift * MS)
+        phases = [round(one * drift * MS) for one in (5.0, 1.0, 30.0, 50.0, 1e3 * end - 50.0, 8.0)]
+        gradients = exchange_result(plan, gradients=MESSAGES, alpha_s=0.0, beta_s_per_byte=0.0)
+        story = Story(
+            exchange={**gradients, "communication_s": sum(costs)},
+            host=lambda rank: f"n{rank // 2}",
+            cores=lambda rank: (rank % 2,),
+        )
+        write_run(out, plan, lambda rank, step, phases=phases, rest=rest: (phases, rest), story)
+    own = {"backends": "none", "algorithms": "ring,hierarchical", "sizes": "64KiB:16MiB", "repeats": 3}
+    write_comm_series(out, CommStory(network=PLANTED, noise=0.005), **nodes, **own, points=(2, 4))
+    said("comm", "fit", out, "-o", out / "box.network.json")
+    return out
+
+
+MESSAGES = ((4_000_000, 0.02), (1_000_000, 0.05))
+PLANTED = network(across=(100e-6, 4e-9))
+
+
+def planted_exchange(ranks: int) -> tuple[list[float], float]:
+    """Seconds of each message at so many ranks, and when the last is through."""
+    layout, end = Layout(ranks=ranks, group_size=2), 0.0
+    costs = [predict("allreduce", "ring", size, layout, PLANTED) for size, _ in MESSAGES]
+    for (_, ready), cost in zip(MESSAGES, costs, strict=True):
+        end = max(end, ready) + cost
+    return costs, end
+
+
+def said(*words: object) -> Any:
+    """What a command prints, as JSON if it is any."""
+    found = CliRunner().invoke(cli, list(map(str, words)), catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout) if "json" in words else None
+
+
+def test_all_commands_say_the_same_of_ranks_that_were_not_measured(machine: Path) -> None:
+    costs = ("--network", machine / "box.network.json", "--format", "json")
+    (group,) = said("project", machine, "--to", "16,32,64", *costs)["groups"]
+    told = {one["ranks"]: one for one in group["projection"]["targets"]}
+    # The report shows the numbers of the command.
+    forecast = said("report", machine, *costs)["groups"][0]["forecast"]["projection"]["targets"]
+    assert forecast == [told[32], told[64]]
+    for ranks in (32, 64):
+        step = told[ranks]["step"]["quantiles"]
+        assert step[2] < 0.047 + planted_exchange(ranks)[1] < step[6]
+        # Messages cost what `comm predict` says of them; at the anchor they took what the network says.
+        sizes = ",".join(str(size) for size, _ in reversed(MESSAGES))
+        asked = ("--ranks", ranks, "--group-size", 2, "--sizes", sizes, "--algorithms", "ring", "--format", "json")
+        series = said("comm", "predict", costs[1], *asked)["predictions"][0]["series"][0]
+        assert sum(seconds for _, seconds in told[ranks]["exchange_by_level"]) == pytest.approx(
+            sum(series["seconds"]), rel=0.01
+        )
+    # What diagnosis expects of another exchange is what the same change projects to the measured ranks.
+    verdict = said("diagnose", machine, *costs)["groups"][0]["causes"]["diagnosed"]["points"][-1]["verdict"]
+    gains = {one["text"]: one["forecast_gain"] for one in verdict["experiments"]}
+    change = ("--set", "sync.exchange=hierarchical")
+    (changed,) = said("project", machine, "--to", "16", *costs, *change)["groups"][0]["projection"]["targets"]
+    gain = told[16]["step"]["quantiles"][4] / changed["step"]["quantiles"][4] - 1
+    assert gain > 0.02
+    assert gain == pytest.approx(gains["use the hierarchical exchange (--set sync.exchange=hierarchical)"], abs=0.002)
+
+
+def test_without_a_network_the_report_says_what_the_points_say(machine: Path) -> None:
+    (group,) = said("report", machine, "--format", "json")["groups"]
+    with_costs = said("project", machine, "--to", "32,64", "--format", "json")["groups"][0]["projection"]["targets"]
+    for one, other in zip(group["forecast"]["projection"]["targets"], with_costs, strict=True):
+        assert one["step"] == other["second"]
+        assert "by the points alone" in one["flags"][0]["text"]

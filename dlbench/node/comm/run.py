@@ -97,6 +97,7 @@ class CommRun:
             raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
         load.measuring(False)
         seats = self._seats(control)
+        switches = control.gather("switches", self._place.switch)
         loads = control.gather("load of the cores", [self._place.node_rank, load.summary()])
         logs = control.gather("NCCL's logs", None if self._nccl is None else self._nccl.read())
         self._deadline.begin("end of the run")
@@ -106,7 +107,7 @@ class CommRun:
         self._deadline.stop()
         if self._place.rank != 0:
             return None
-        return self._record(points, seats, loads, logs, lineup.not_measured, warnings)
+        return self._record(points, seats, switches, loads, logs, lineup.not_measured, warnings)
 
     def _seats(self, control: Control) -> list[Seat]:
         own = self._binding
@@ -129,6 +130,7 @@ class CommRun:
         self,
         points: Sequence[CommPoint],
         seats: Sequence[Seat],
+        switches: Sequence[str],
         loads: Sequence[Any],
         logs: Sequence[Any],
         not_measured: Sequence[str],
@@ -144,6 +146,7 @@ class CommRun:
             started=self._started_utc,
             finished=utc_now(),
             hosts=tuple(seat.host for seat in seats),
+            switches=tuple(switches) if any(switches) else (),
             device=f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
             group_size=self._plan.group_size,
             points=tuple(points),

@@ -1,0 +1,134 @@
+"""`dlbench project`: what it is made from, how it ends, and one line for what makes no sense."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dlbench.cli import cli
+from dlbench.errors import DlbenchError
+from dlbench.projection.ingredients import Ingredients
+from tests.projection.test_gathering import NETWORK, write
+
+SERIES = "\n".join(
+    [
+        "ranks,nodes,step_s,run",
+        *(f"{p},{p},{0.1 + 0.004 * math.log2(p) + 1e-4 * r},{r}" for p in (1, 2, 4) for r in range(3)),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on 1, 2 and 4 nodes of two ranks, a network of theirs and one of another system, and a series."""
+    out = tmp_path_factory.mktemp("project")
+    write(out / "runs")
+    write(out / "single", repeats=1, series="s2", overrides={"train.batch_per_rank": 16})
+    inside = NETWORK.model_copy(update={"inside": NETWORK.across})
+    (out / "box.json").write_text(inside.model_dump_json())
+    (out / "other.json").write_text(inside.model_copy(update={"system": "elsewhere"}).model_dump_json())
+    (out / "series.csv").write_text(SERIES)
+    assert ask(out, "runs", "--to", "16", "--ingredients", "made.json").exit_code == 0
+    return out
+
+
+def ask(folder: Path, *words: str) -> Result:
+    """The command; words that name a file of the folder are it."""
+    own = [str(folder / one) if (folder / one).exists() or one in ("made.json", "new.json") else one for one in words]
+    return CliRunner().invoke(cli, ["project", *own])
+
+
+def problem(result: Result) -> str:
+    """The one line of an error, with its exit code in front."""
+    assert isinstance(result.exception, DlbenchError), result.output
+    return f"{int(result.exception.exit_code)} {result.exception}"
+
+
+def targets(result: Result) -> list[Any]:
+    assert result.exit_code == 0, result.output
+    (group,) = json.loads(result.stdout)["groups"]
+    found: list[Any] = group["projection"]["targets"]
+    return found
+
+
+def test_ingredients_project_as_the_runs_that_they_are_of(folder: Path) -> None:
+    costs = ("--to", "16,64", "--network", "box.json", "--format", "json")
+    assert targets(ask(folder, "runs", *costs)) == targets(ask(folder, "--from", "made.json", *costs))
+    made = Ingredients.model_validate_json((folder / "made.json").read_text())
+    assert made.anchor.ranks == 8
+
+
+def test_without_a_network_the_points_reach_four_times_as_far(folder: Path) -> None:
+    result = ask(folder, "runs", "--to", "32,64", "--format", "json")
+    assert [one["ranks"] for one in targets(result)] == [32]
+    (group,) = json.loads(result.stdout)["groups"]
+    assert [(one["code"], one["ranks"]) for one in group["projection"]["refused"]] == [("R3", 64)]
+
+
+def test_anybodys_series_is_projected(folder: Path) -> None:
+    result = ask(folder, "--points", "series.csv", "--to", "8,16")
+    assert result.exit_code == 0
+    assert "by the points alone" in " ".join(result.stdout.split())
+
+
+def test_another_exchange_changes_the_exchange_alone(folder: Path) -> None:
+    asked = ("runs", "--to", "64", "--network", "box.json", "--format", "json")
+    (plain,), (half,) = targets(ask(folder, *asked)), targets(ask(folder, *asked, "--set", "sync.wire=bf16"))
+    parts = [{part["name"]: part["seconds"]["quantiles"][4] for part in one["parts"]} for one in (plain, half)]
+    assert parts[1]["exchange"] < parts[0]["exchange"]
+    assert parts[1]["optimizer"] == parts[0]["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--to", "8"], "2 give one of RUNS, --from FILE and --points FILE.csv"),
+        (["runs", "--points", "series.csv", "--to", "8"], "2 give one of RUNS"),
+        (["runs", "--to", "0"], "2 --to '0': must be 1 or more"),
+        (["runs", "--to", "-4"], "2 --to '-4': must be 1 or more"),
+        (["runs", "--to", "many"], "2 --to 'many': must be whole numbers"),
+        (["runs", "--to", "16", "--network", "other.json"], "2 the network's costs are of system elsewhere"),
+        (["runs", "--to", "16", "--network", "made.json"], "2 .*holds no fitted costs of a network"),
+        (["--from", "series.csv", "--to", "16"], "4 .*series.csv: damaged"),
+        (["--from", "box.json", "--to", "16"], "2 .*holds no ingredients of a projection"),
+        (
+            ["runs", "--to", "16", "--set", "train.batch_per_rank=8"],
+            "2 --set train.batch_per_rank: a projection changes",
+        ),
+        (["runs", "--to", "16", "--set", "sync.wire=fp8"], "2 --set sync.wire: must be fp32, fp16"),
+        (["runs", "--to", "16", "--set", "sync.fusion=12"], "2 --set sync.fusion: 12 is 12 bytes"),
+        (["--points", "series.csv", "--to", "8", "--set", "sync.wire=bf16"], "2 --set has no effect on --points"),
+        (["--from", "made.json", "--to", "16", "--where", "ranks=8"], "2 --where has no effect on --from"),
+        (["runs", "--to", "16", "--where", "engine=ddp"], "2 --where engine=ddp: no run of"),
+        (["runs", "single", "--to", "16", "--ingredients", "new.json"], "2 --ingredients holds one group"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(folder: Path, words: list[str], told: str) -> None:
+    line = problem(ask(folder, *words))
+    assert re.match(told, line), line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(("change", "told"), [({"step_s": -0.1}, "above 0"), ({"step_s": 1.0}, "the causes of run")])
+def test_ingredients_of_nonsense_are_one_line(folder: Path, tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    content = json.loads((folder / "made.json").read_text())
+    content["points"][0]["runs"][0] |= change
+    (tmp_path / "wrong.json").write_text(json.dumps(content))
+    line = problem(ask(folder, "--from", str(tmp_path / "wrong.json"), "--to", "16"))
+    assert line.startswith("4 ")
+    assert "points.0.runs.0" in line
+    assert told in line
+
+
+@pytest.mark.parametrize(("words", "code"), [(["single", "--to", "16"], "R1"), (["runs", "--to", "9,1"], "R7")])
+def test_no_target_ends_with_4_and_the_remedy(folder: Path, words: list[str], code: str) -> None:
+    result = ask(folder, *words)
+    assert result.exit_code == 4
+    assert f"Refused, {code}" in result.stdout
+    assert "Remedy: " in " ".join(result.stdout.split())

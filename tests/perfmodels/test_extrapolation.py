@@ -1,0 +1,58 @@
+"""The error of a model beyond its points: what it draws, and what it learns of a network's fit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dlbench.perfmodels.extrapolation import Miss, model_error, network_error, network_factors
+from dlbench.specs.comm import FittedRange, LargestHeldOut, Residual, SizeBias
+from tests.support import collectives_factory as factory
+
+
+def fitted(*, draws: int = 200, ratios: tuple[float, ...] = (0.98, 0.8)) -> object:
+    """Costs fitted at 4, 8 and 16 ranks; without 16, times there were predicted so many times as long."""
+    by_size = tuple(SizeBias(num_bytes=1024 << 10 * i, ratio=ratio) for i, ratio in enumerate(ratios))
+    held = LargestHeldOut(
+        ranks=16, fitted_ranks=(4, 8), num_points=2, ratio=ratios[0], median_error=0.1, by_size=by_size
+    )
+    over = FittedRange(ranks=(4, 8, 16), group_sizes=(2,), num_groups=(2, 8), sizes=(1024, 1 << 20), runs=5)
+    left = tuple(
+        Residual(collective="allreduce", algorithm="ring", ranks=ranks, least=0.9, most=1.2) for ranks in (8, 16)
+    )
+    costs = {"fitted_over": over, "largest_held_out": held, "residuals": left, "draws": ((0.0,) * 5,) * draws}
+    return factory.network().model_copy(update=costs)
+
+
+def test_the_scale_is_that_of_the_posterior() -> None:
+    found = model_error([Miss(error=0.1, doublings=1.0), Miss(error=-0.2, doublings=2.0)])
+    assert found.freedom == 4
+    assert found.scale == pytest.approx(math.sqrt((2 * 0.03**2 + 0.1**2 + 0.2**2 / 2) / 4))
+    with pytest.raises(ValueError, match="above 0"):
+        model_error([Miss(error=0.1, doublings=0.0)])
+
+
+@pytest.mark.parametrize("doublings", [0.5, 1, 4])
+def test_draws_have_the_quantiles_of_the_factor_however_few_they_are(doublings: float) -> None:
+    found = model_error([Miss(error=0.1, doublings=1.0)])
+    logs = np.log(found.drawn(doublings, 200, (1,)))
+    for level in (0.5, 0.8, 0.95):
+        assert math.exp(np.quantile(logs, (1 + level) / 2)) == pytest.approx(found.factor(doublings, level), rel=0.02)
+    expected = stats.t.ppf(0.975, 3) * found.scale * math.sqrt(doublings)
+    assert math.log(found.factor(doublings, 0.95)) == pytest.approx(expected)
+    assert set(found.drawn(0, 10, (1,)).tolist()) == {1.0}
+
+
+def test_a_network_misses_by_size_and_by_doublings() -> None:
+    network = fitted()
+    small, large = (network_error(network, size).scale for size in (2000, 1 << 20))
+    assert small == pytest.approx(math.sqrt((2 * 0.03**2 + math.log(0.98) ** 2) / 3))
+    assert large == pytest.approx(math.sqrt((2 * 0.03**2 + math.log(0.8) ** 2) / 3))
+    assert network_error(network.model_copy(update={"largest_held_out": None}), 1).scale == 0.03
+    inside, once, twice = (network_factors(network, "allreduce", "ring", 1 << 20, ranks) for ranks in (16, 32, 64))
+    assert set(inside.tolist()) == {0.9, 1.2}  # Half of the draws at either end of what the fit misses.
+    ends = np.where(np.arange(200) % 2, 1.2, 0.9)
+    np.testing.assert_allclose(np.log(twice / ends), math.sqrt(2) * np.log(once / ends))
