@@ -236,7 +236,7 @@ def project(
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
     report = ProjectionReport(as_of=as_of, groups=tuple(groups), ledger=rows, damaged=problems)
-    emit(document_of(report), chosen, output, "projected", full=full)
+    emit(document_of(report), chosen, output, "targets", full=full)
     told = any(group.projection.targets for group in groups)
     finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
 

@@ -21,7 +21,7 @@ from dlbench.errors import UserError
 from dlbench.opening import read_named, why_unreadable
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing
-from dlbench.perfmodels.predictions import bus_factor
+from dlbench.perfmodels.predictions import STAND_INS, bus_factor
 from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName, LineCost, NetworkModel
@@ -291,8 +291,8 @@ def _assumed(collective: Collective, found: Sequence[tuple[Table, Layout]]) -> s
     """The algorithm by which points held out are predicted best; the first where none can be held out."""
     errors: dict[str, float] = {}
     has_groups = all(1 < layout.group_size < layout.ranks for _, layout in found)
-    for name in ALGORITHMS[collective]:
-        if name not in ("direct", "parameter-server", "leader") and (has_groups or name not in GROUPED_ALGORITHMS):
+    for name in STAND_INS if collective == "allreduce" else ALGORITHMS[collective]:
+        if has_groups or name not in GROUPED_ALGORITHMS:
             _, predictions = choose_sharing([seen for seen, _ in _seen(collective, name, found)])
             missed = [abs(seconds / seen.seconds - 1) for seen, seconds in predictions]
             errors[name] = statistics.median(missed) if missed else float("inf")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES
 from dlbench.projection.batch import LEAST_BATCHES, epochs, why_no_epochs
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.page import figure
-from dlbench.projection.projected import Band, Target
+from dlbench.projection.projected import Band, Target, figure
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import figure_text, ranks_text, sentence, value_text

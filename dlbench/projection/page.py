@@ -8,9 +8,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 from dlbench.analysis.causes import CAUSES
+from dlbench.projection.cost import Cost
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import Row, Score, line, score
-from dlbench.projection.projected import PARTS, Band, HeldOut, Part, Projection, Refused, Target, counted
+from dlbench.projection.projected import PARTS, HeldOut, Part, Projection, Refused, Target, counted, figure
 from dlbench.projection.strategies.table import Row as StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
 from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
@@ -90,6 +91,7 @@ class ProjectedGroup:
     notes: tuple[str, ...]
     projection: Projection
     ledger: tuple[Row, ...]  # Of its system.
+    costs: tuple[Cost, ...] = ()  # Of a training at each target.
     strategies: tuple[StrategyRow, ...] = ()  # Of --strategy.
     more: tuple[Section, ...] = field(default=(), metadata={HIDDEN: False})  # Further subjects, with their tables.
 
@@ -142,6 +144,7 @@ def projected_group(
         notes=given.notes,
         projection=projection,
         ledger=tuple(row for row in ledger if row.system == given.system),
+        costs=tuple(row for one in more for sheet in one.sheets for row in sheet.rows if isinstance(row, Cost)),
         strategies=tuple(strategies),
         more=tuple(more),
     )
@@ -190,12 +193,6 @@ def measured_points(given: Ingredients) -> tuple[MeasuredPoint, ...]:
         )
         for point in given.points
     )
-
-
-def figure(band: Band, unit: str, level: Literal[80, 95] = 80) -> Estimate:
-    """The median of a band with the ends of its middle `level` %."""
-    low, high = band.middle(level)
-    return Estimate(band.median, low, high, 1, "fit", unit, level=level / 100)
 
 
 def _quantity(targets: Sequence[Target]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlbench.report.formats.json import HIDDEN
+from dlbench.stats.estimates import Estimate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +40,12 @@ class Band:
         """Ends of the middle `percent` of the draws."""
         place = {95: 0, 90: 1, 80: 2, 50: 3}[percent]
         return self.quantiles[place], self.quantiles[-1 - place]
+
+
+def figure(band: Band, unit: str, level: Literal[80, 95] = 80) -> Estimate:
+    """The median of a band with the ends of its middle `level` %."""
+    low, high = band.middle(level)
+    return Estimate(band.median, low, high, 1, "fit", unit, level=level / 100)
 
 
 PARTS = ("compute", "optimizer", "input", "host", "straggler", "exchange", "slowdown")

@@ -17,7 +17,6 @@ from dlbench import bundled
 from dlbench.projection.gathering import gathered
 from dlbench.projection.page import (
     MeasuredPoint,
-    figure,
     flag_lines,
     held_out_line,
     measured_points,
@@ -27,7 +26,7 @@ from dlbench.projection.page import (
     target_columns,
 )
 from dlbench.projection.points_only import MIN_POINTS
-from dlbench.projection.projected import Projection
+from dlbench.projection.projected import Projection, figure
 from dlbench.projection.step import project
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart

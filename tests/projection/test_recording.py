@@ -38,6 +38,7 @@ def test_a_recorded_projection_is_scored_by_runs_planned_since(cli: Cli, tmp_pat
     assert [one["ranks"] for one in json.loads(file.read_text())["targets"]] == [16]
     assert not scan_comm(runs).runs
     levels = {level["level"]: level["phi"] for level in json.loads(done.stdout)["groups"][0]["network"]}
+    assert [one["ranks"] for one in json.loads(done.stdout)["groups"][0]["costs"]] == [16]
     assert levels == {"inside": None, "across": 1.0}  # A ring crosses each node's link once at a time.
 
     # The larger runs of this test are planned before today, so it is recorded as of an earlier day.
@@ -57,6 +58,8 @@ def test_a_recorded_projection_is_scored_by_runs_planned_since(cli: Cli, tmp_pat
     assert row["accuracy"] == pytest.approx(1 - abs(row["projected"]["value"] / row["measured_s"] - 1))
     table = cli("project", runs, "--against")
     assert "in all" in table.stdout
+    table = cli("project", runs, "--to", "32", "--network", costs, "--format", "csv")
+    assert table.stdout.startswith("group,ranks,nodes,")
     again = cli("project", runs, "--to", "32", "--network", costs)
     assert "Ledger: 1 recorded target, measured since" in " ".join(again.stdout.split())
 
