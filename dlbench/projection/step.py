@@ -4,7 +4,7 @@ Of the largest measured point, the anchor, with its account by causes (`dlbench.
 B backward, U optimizer, H all causes without a model; A = In + F + B. At p ranks, with c_j the price of message j, and
 beta_j when it is ready as a share of the backward pass,
 
-    S(p)  = straggler + tau A (L(p) - L(anchor))              L: lateness of the slowest node (`nodes`)
+    S(p)  = straggler + A (L(p) - L(anchor))                  L: lateness of the slowest node (`nodes`)
     a_j   = (In + F + beta_j B) (1 + S / A)                   when message j is ready on the slowest rank
     s_j   = max(a_j, e_{j-1}),  e_j = s_j + rho c_j(p)
     X(p)  = max(0, e_J - (A + S))                             what shows behind the backward pass
@@ -14,9 +14,9 @@ beta_j when it is ready as a share of the backward pass,
     T(p)  = A + U + H + S(p) + E(p) + K(p) + I(p)             I: waiting for storage (`input`)
 
 rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange),
-tau = straggler / (L A) at the anchor, in [0, 2], kappa = (own work with exchange - without) / hidden, in [0, 2]. So at
-the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there. Under
-strong scaling A is scaled by the own work at the batch that a rank then has.
+kappa = (own work with exchange - without) / hidden, in [0, 2]. So at the anchor all parts are the account's, whatever
+the models say of it, and they only say what changes from there. Under strong scaling A is scaled by the own work at the
+batch that a rank then has.
 
 c_j is the price of the network's fitted costs, by an algorithm that may stand for the library's own: one whose times
 over the measured rank counts have the shape of the measured ones. What is left of that shape, the trend, goes on, as
@@ -375,28 +375,24 @@ class _Costs:
         return found, names
 
     def by_level(
-        self,
-        ranks: int,
-        way: Way | None,
-        messages: Messages,
-        costs: Sequence[Array],
-        computing: Mapping[str, Array],
-        scale: float,
+        self, ranks: int, way: Way | None, messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array]
     ) -> tuple[dict[str, float], dict[str, float]]:
         """By level of the network, of the last busy stretch: its seconds in the middle of the draws, and the most flows
-        that a link carries at once.
+        that a link carries at once. `costs`: of messages.
         """
         import numpy as np
 
         middle = {name: float(np.median(one)) for name, one in computing.items()}
+        taken = [float(np.median(one)) for one in costs]
         ready = [middle["input"] + middle["forward"] + share * middle["backward"] for share in _shares(messages)]
-        first = last_stretch(ready, [float(np.median(one)) for one in costs])
+        first = last_stretch(ready, taken)
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
-        for size in messages.sizes[first:]:
+        for size, seconds in zip(messages.sizes[first:], taken[first:], strict=True):
             apart = taken_apart(self.network, self._layout(ranks, way), way or self.ran, self._names(way)[0], size)
-            for level, seconds in apart.by_level(self.network).items():
-                levels[level] = levels.get(level, 0.0) + seconds * scale
+            whole = apart.seconds(self.network)
+            for level, part in apart.by_level(self.network).items():
+                levels[level] = levels.get(level, 0.0) + seconds * part / whole
             phi |= {level: max(flows, phi.get(level, 0.0)) for level, flows in apart.phi.items()}
         return levels, phi
 
@@ -409,7 +405,6 @@ class _Model:
     costs: _Costs | None  # Of messages there; None: nothing is exchanged.
     figures: Mapping[str, Array]  # `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`.
     late: Array  # Lateness of the slowest of the anchor's own nodes.
-    tau: Array
     rho: Array
     kappa: Array
     shown: Array  # X at the anchor, seconds.
@@ -420,7 +415,7 @@ class _Model:
         import numpy as np
 
         found, at = self.ingredients, self.figures
-        draws, anchor, nodes = len(self.tau), found.anchor, found.nodes_of(ranks)
+        draws, anchor, nodes = len(self.rho), found.anchor, found.nodes_of(ranks)
         begun, updating = at["input"] + at["forward"] + at["backward"], at["optimizer"]
         scale = np.ones(draws)
         batch = found.batch_at(ranks)
@@ -437,7 +432,7 @@ class _Model:
         straggler = at["straggler"]
         if nodes != anchor.nodes:
             late = lateness(found.nodes, nodes, draws)
-            straggler = np.maximum(0.0, straggler + self.tau * begun * (late - self.late))
+            straggler = np.maximum(0.0, straggler + begun * (late - self.late))
         shown, hidden = np.zeros(draws), np.zeros(draws)
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
@@ -450,7 +445,7 @@ class _Model:
             costs = [one * self.rho for one in costs]
             shown = _shown(messages, costs, computing, straggler)
             hidden = sum(costs) - shown
-            levels, phi = self.costs.by_level(ranks, way, messages, costs, computing, float(np.median(self.rho)))
+            levels, phi = self.costs.by_level(ranks, way, messages, costs, computing)
         parts = {
             "compute": computing["forward"] + computing["backward"],
             "optimizer": updating,
@@ -541,10 +536,8 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
     figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
     figures["host"] = sum((part(name) for name in CAUSES if name not in _MODELLED), np.zeros(draws))
     computing = {name: figures[name] for name in ("input", "forward", "backward")}
-    begun, step = sum(computing.values(), np.zeros(draws)), sum(figures.values(), np.zeros(draws))
+    step = sum(figures.values(), np.zeros(draws))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
-    is_late = late * begun > 1e-6 * step
-    tau = np.where(is_late, np.clip(figures["straggler"] / np.where(is_late, late * begun, 1.0), 0.0, 2.0), 1.0)
     shown, hidden, rho = np.zeros(draws), np.zeros(draws), np.ones(draws)
     try:
         costs = _Costs.of(ingredients, draws)
@@ -574,7 +567,6 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
         costs=elsewhere,
         figures=figures,
         late=late,
-        tau=tau,
         rho=rho,
         kappa=_slowed(ingredients, weights),
         shown=shown,

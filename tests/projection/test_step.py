@@ -129,6 +129,32 @@ def test_where_runs_do_not_say_how_long_messages_took_costs_are_scaled_to_the_me
     assert np.median(drawn(other, 64).step) == pytest.approx(np.median(drawn(ingredients, 64).step), rel=0.02)
 
 
+def test_the_algorithm_of_a_library_is_one_that_fits_the_measured_rank_counts() -> None:
+    """Start-ups count, so that a tree is told from a ring by how its times grow with the nodes."""
+    for algorithm in ("ring", "double-binary-tree"):
+        slow = network_of(across=(1e-4, 1e-9))
+        machine = Machine(carrier="nccl", algorithm=algorithm, sizes=(400_000,) * 4, network=slow)
+        ingredients = machine.ingredients(generator(), (1, 2, 4, 8))
+        found = drawn(ingredients, 256)
+        assert algorithm in found.algorithms
+        assert len(found.algorithms) < 4
+        truth = machine.point(generator(), 64, runs=1)[0].runs[0].step_s
+        low, high = np.quantile(found.step, [0.05, 0.95])
+        assert low <= truth <= high
+    # Where one rank count of several nodes is all there is, none is ruled out.
+    assert len(drawn(machine.ingredients(generator(), (1, 2)), 64).algorithms) == 4
+
+
+def test_costs_that_grew_from_point_to_point_go_on_growing() -> None:
+    """Congestion of 10 % a doubling, which no schedule has: at eight times the nodes most of it is foreseen."""
+    machine = Machine(congestion=0.1, run_sd=0.002)
+    truth = machine.point(generator(), 64, runs=1)[0].runs[0].parts["exchange"]
+    found = drawn(machine.ingredients(generator(), (1, 2, 4, 8)), 256).parts["exchange"]
+    steady = drawn(Machine(run_sd=0.002).ingredients(generator(), (1, 2, 4, 8)), 256).parts["exchange"]
+    assert np.median(found) - np.median(steady) > 0.5 * (truth - np.median(steady)) > 0.01
+    assert np.quantile(found, 0.95) > truth
+
+
 def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
     def width(found: Target) -> float:
         low, high = found.model_error.middle(90)

@@ -63,6 +63,7 @@ class Machine:
     spikes: float = 0.0  # Share of steps in which a node takes 20 % longer.
     session_sd: float = 0.0
     run_sd: float = 0.0
+    unmodelled: float = 0.0  # What the host does more with each doubling of the nodes, of a step's computing (1).
     steps: int = 40
 
     def prices(self, nodes: int) -> Array:
@@ -95,12 +96,12 @@ class Machine:
             "forward": self.forward_s * speed * middle.mean(),
             "backward": float((backward * middle).mean()),
             "optimizer": self.optimizer_s * speed,
-            "host": self.host_s * speed,
+            "host": (self.host_s + self.unmodelled * math.log2(nodes) * (self.forward_s + self.backward_s)) * speed,
             "straggler": float(((before + backward) * (slowest - middle)).mean()),
             "exchange": float(shown.mean()),
         }
         parts["compute"] = parts["forward"] + parts["backward"] + parts["optimizer"]
-        rest = (self.optimizer_s + self.host_s) * speed
+        rest = parts["optimizer"] + parts["host"]
         work = (before + backward) * factors + rest
         causes = ("compute", "exchange", "straggler", "input", "host")
         figures = RunFigures(

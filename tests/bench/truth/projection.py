@@ -59,6 +59,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "a tenth of the hosts is slow": {"hosts": "bimodal"},
     "sessions drift by 2 %": {"session_sd": 0.02},
     "the library's algorithm is another": {"algorithm": "double-binary-tree"},
+    "what has no model grows by up to 4 % a doubling": {"unmodelled": 0.04},
 }
 
 
@@ -86,6 +87,7 @@ def machine_of(rng: np.random.Generator, kind: Mapping[str, Any]) -> Machine:
         spikes=rng.choice([0.0, 0.005]),
         session_sd=kind.get("session_sd", 0.005),
         run_sd=0.005,
+        unmodelled=rng.uniform(0, kind.get("unmodelled", 0.0)),
     )
 
 
@@ -184,8 +186,8 @@ def changed(**fields: Callable[[Any], Any]) -> AbstractContextManager[Any]:
     """A model with fields that are made of it."""
     model = module._model
 
-    def mutated(ingredients: Any, draws: int) -> Any:
-        found = model(ingredients, draws)
+    def mutated(*given: Any) -> Any:
+        found = model(*given)
         if not isinstance(found, module._Model):
             return found
         return replace(found, **{name: made(found) for name, made in fields.items()})
@@ -194,7 +196,7 @@ def changed(**fields: Callable[[Any], Any]) -> AbstractContextManager[Any]:
 
 
 def zeros(found: Any) -> np.ndarray:
-    return np.zeros_like(found.tau)
+    return np.zeros_like(found.rho)
 
 
 lateness, prices = module.lateness, module._Costs._prices
@@ -206,6 +208,10 @@ def patched(name: str, mutated: Callable[..., Any], owner: Any = module) -> Call
 
 def measured_hosts(scatter: Any, nodes: int, draws: int, **_: bool) -> np.ndarray:
     return lateness(scatter, min(nodes, MEASURED[-1]), draws, is_measured=True)
+
+
+def never_late(scatter: Any, nodes: int, draws: int, **_: bool) -> np.ndarray:
+    return np.zeros(draws)
 
 
 def no_jitter(scatter: Any, nodes: int, draws: int, **more: bool) -> np.ndarray:
@@ -220,15 +226,10 @@ def prior_alone(*_: Any, **__: Any) -> ModelError:
     return model_error(())
 
 
-def ones(found: Any) -> np.ndarray:
-    return np.ones_like(found.tau)
-
-
 MUTATIONS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
-    "stragglers stay as they are": lambda: changed(tau=zeros),
+    "stragglers stay as they are": patched("lateness", never_late),
     "no hosts but those that were measured": patched("lateness", measured_hosts),
     "no jitter of nodes": patched("lateness", no_jitter),
-    "stragglers as nodes have them, not as the account": lambda: changed(tau=ones),
     "the model has no error of its own": patched("drawn", frozen, ModelError),
     "the model's error does not learn": patched("model_error", prior_alone),
     "messages cost what they did": patched("_prices", as_at_the_anchor, module._Costs),
