@@ -12,6 +12,7 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.perfmodels.utilisation import TERA, sheet_of, why_no_peak
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.strategies.layers import LayerTimes
+from dlbench.projection.strategies.memory import ELEMENT_BYTES, WEIGHT_BYTES
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import Level, NetworkModel, Piece
 from dlbench.specs.layers import FLOPS_PER_MAC, Layer
@@ -20,8 +21,6 @@ from dlbench.specs.system import LinkSpec, NetworkSpec, SystemSpec
 DATA_SHEET = "data sheet"
 """Transport of a network that was not measured."""
 _GIGA = 1e9
-ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # Of an activation.
-WEIGHT_BYTES = 4  # Weights, gradients and the optimizer's values are fp32 in every precision of dlbench.
 
 
 def network_of(system: SystemSpec) -> NetworkModel:

@@ -8,10 +8,14 @@ from itertools import groupby
 
 from dlbench.projection.strategies.layers import LayerTimes
 from dlbench.records.record import Record
+from dlbench.specs.base import Precision
 from dlbench.specs.layers import Layer
 from dlbench.specs.memory import Chain, Unit
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
+
+ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # Of an activation.
+WEIGHT_BYTES = 4  # Weights, gradients and the optimizer's values are fp32 in every precision of dlbench.
 
 
 def gamma(layers: Sequence[Layer], plan: RunPlan, record: Record, element_bytes: int) -> tuple[float, str]:

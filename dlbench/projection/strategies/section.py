@@ -10,9 +10,8 @@ from itertools import groupby
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.spec_machine import ELEMENT_BYTES, WEIGHT_BYTES
 from dlbench.projection.strategies.layers import LayerTimes, watched_layers
-from dlbench.projection.strategies.memory import gamma, limit
+from dlbench.projection.strategies.memory import ELEMENT_BYTES, WEIGHT_BYTES, gamma, limit
 from dlbench.projection.strategies.table import STRATEGIES, Row, best, table
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
