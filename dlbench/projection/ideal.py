@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.spec_machine import ELEMENT_BYTES, WEIGHT_BYTES, ideal_times, layout_of, network_of
-from dlbench.projection.strategies.memory import limit
+from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
+from dlbench.projection.strategies.memory import ELEMENT_BYTES, WEIGHT_BYTES, limit
 from dlbench.projection.strategies.section import FEW_ROWS, section, strategies_of
 from dlbench.projection.strategies.table import Row, table
 from dlbench.records.scan import Run
