@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dlbench.projection.exchange import Way
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.ledger import Measured, Row
-    from dlbench.projection.strategies.table import Row as StrategyRow
     from dlbench.records.scan import Run
     from dlbench.specs.comm import NetworkModel
 
@@ -219,7 +218,6 @@ def project(
         if price is not None and cost is None and projection.targets:
             click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
         more = [] if cost is None else [cost]
-        strategies: tuple[StrategyRow, ...] = ()
         if strategy is not None and projection.targets:
             ranks = [target.ranks for target in projection.targets]
             asked = chosen_strategies(strategy)
@@ -231,7 +229,7 @@ def project(
                 place, run = machine or samples[number].plan.system, samples[number]
                 steps = accuracy_section(one, run, strategies, asked, place, anchor=f"accuracy-{name}")
                 more += [] if steps is None else [steps]
-        groups.append(projected_group(name, one, projection, ledger=rows, strategies=strategies, more=more))
+        groups.append(projected_group(name, one, projection, ledger=rows, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)

@@ -114,7 +114,6 @@ def projected_group(
     projection: Projection,
     *,
     ledger: Sequence[Row] = (),
-    strategies: Sequence[StrategyRow] = (),
     more: Sequence[Section] = (),
 ) -> ProjectedGroup:
     """A projection with what it is made of. `ledger`: rows of every system; those of its own are shown."""
@@ -145,7 +144,9 @@ def projected_group(
         projection=projection,
         ledger=tuple(row for row in ledger if row.system == given.system),
         costs=tuple(row for one in more for sheet in one.sheets for row in sheet.rows if isinstance(row, Cost)),
-        strategies=tuple(strategies),
+        strategies=tuple(
+            row for one in more for sheet in one.sheets for row in sheet.rows if isinstance(row, StrategyRow)
+        ),
         more=tuple(more),
     )
 

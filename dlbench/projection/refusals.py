@@ -12,7 +12,7 @@ from typing import Literal
 
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.projected import Flag, Refused
-from dlbench.report.wording import percent
+from dlbench.report.wording import percent, ranks_text, runs_text
 from dlbench.stats.pairing import LEAST_RUNS
 
 FARTHEST = 64  # Times the largest measured rank count beyond which nothing is said.
@@ -35,9 +35,7 @@ class Words:
 
 
 REFUSALS = {
-    "R1": Words(
-        "{runs} at {ranks} ranks do not say how far runs scatter (at least {least})", "repeat them: --repeats 5"
-    ),
+    "R1": Words("{runs} at {ranks} do not say how far runs scatter (at least {least})", "repeat them: --repeats 5"),
     "R2": Words(
         "all points are on one node, and what a network between nodes costs is in none of them",
         "measure on a machine of several nodes: --nodes 1,2,4",
@@ -51,7 +49,7 @@ REFUSALS = {
         "measure the network of these runs: dlbench comm submit, then --network FILE",
     ),
     "R6": Words(
-        "the runs at {ranks} ranks scatter by {scatter} (at most {most}), so the machine was in no one state",
+        "the runs at {ranks} scatter by {scatter} (at most {most}), so the machine was in no one state",
         "look for neighbours and storage (dlbench diagnose RUNS), then repeat them",
     ),
     "R7": Words("{what}", "{other}"),
@@ -111,13 +109,14 @@ def _of_points(ingredients: Ingredients) -> Refused | None:
         return refused("R4", None)
     anchor = ingredients.anchor
     if len(anchor.runs) < LEAST_RUNS:
-        count = f"{len(anchor.runs)} run{'s' * (len(anchor.runs) > 1)}"
-        return refused("R1", None, runs=count, ranks=anchor.ranks, least=LEAST_RUNS)
+        return refused("R1", None, runs=runs_text(len(anchor.runs)), ranks=ranks_text(anchor.ranks), least=LEAST_RUNS)
     for point in ingredients.points:
         steps = [run.step_s for run in point.runs]
         scatter = statistics.stdev(steps) / statistics.fmean(steps) if len(steps) > 1 else 0.0
         if scatter > UNSTABLE:
-            return refused("R6", None, ranks=point.ranks, scatter=percent(scatter), most=percent(UNSTABLE, 0))
+            return refused(
+                "R6", None, ranks=ranks_text(point.ranks), scatter=percent(scatter), most=percent(UNSTABLE, 0)
+            )
     return None
 
 
