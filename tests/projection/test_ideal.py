@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origi
 from dlbench.specs.files import find
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
+from tests.projection.test_gathering import NETWORK, write
 
 P40 = "project --workload resnet50 --preset full --system p40-roce --from-spec --to"
 
@@ -103,3 +105,40 @@ def test_what_a_data_sheet_cannot_say_is_refused_in_a_line(command: str, why: st
     done = run(command)
     assert done.exit_code != 0
     assert why in (str(done.exception) if isinstance(done.exception, UserError) else done.output)
+
+
+SHEET = """format: dlbench.system
+version: 1
+name: box
+title: The box, with what its parts should do
+node: {cores: 4, peak_tflops: {fp32: 0.05}, peak_source: the vendor}
+device: {memory_gb_per_s: 10, source: the vendor}
+network:
+  inside: {alpha_s: 1.0e-6, gb_per_s: 10, source: the vendor}
+  across: {alpha_s: 1.0e-5, gb_per_s: 1, links: 1, source: the vendor}
+"""
+
+
+def test_measured_points_show_how_right_each_step_is(tmp_path: Path) -> None:
+    write(tmp_path / "runs")
+    (tmp_path / "box.yaml").write_text(SHEET)
+    network = NETWORK.model_copy(update={"inside": NETWORK.across})
+    (tmp_path / "box.network.json").write_text(network.model_dump_json())
+    asked = ["project", str(tmp_path / "runs"), "--to", "16", "--network", str(tmp_path / "box.network.json")]
+    asked += ["--strategy", "data", "--format", "md"]
+    found = []
+    for system in ([], ["--system", str(tmp_path / "box.yaml")]):
+        done = CliRunner().invoke(cli, [*asked, *system])
+        assert done.exit_code == 0, done.output or done.exception
+        table = done.output[done.output.index("Accuracy by data sheet") :]
+        lines = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:5]
+        found.append([[cell.strip().removesuffix(" %") for cell in line[1:-1]] for line in lines])
+    plain, stated = found
+    assert [line[:2] for line in stated] == [["2", "data"], ["4", "data"], ["8", "data"]]
+    assert [line[3] for line in plain] == ["no data sheet"] * 3
+    rows = json.loads(CliRunner().invoke(cli, [*asked[:-1], "json"]).output)["groups"][0]["strategies"]
+    for without, line, row in zip(plain, stated, rows, strict=False):
+        assert without[4:] == line[4:]  # what was measured does not change with what a vendor states
+        by_hand = 100 * (1 - abs(row["step_s"] / row["measured_s"] - 1))
+        assert float(line[5]) == pytest.approx(by_hand, abs=0.1)
+        assert line[3] != line[4]
