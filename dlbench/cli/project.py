@@ -71,6 +71,14 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 @click.option(
     "--system", metavar="SYSTEM", help="Project to the nodes and the network of another system, by its data sheet."
 )
+@click.option(
+    "--from-spec",
+    "is_ideal",
+    is_flag=True,
+    help="Project by data sheet alone, without runs: --workload on --system. What comes of it is ideal.",
+)
+@click.option("--workload", metavar="WORKLOAD", help="What is trained, for --from-spec.")
+@click.option("--preset", metavar="NAME", help="Preset of --workload.  [default: that of a run on --system]")
 @click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
 @click.option("--record", "is_recorded", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
 @click.option(
@@ -101,6 +109,9 @@ def project(
     given: Path | None,
     points: Path | None,
     system: str | None,
+    is_ideal: bool,
+    workload: str | None,
+    preset: str | None,
     price_per_node_hour: str | None,
     is_recorded: bool,
     is_scored: bool,
@@ -126,9 +137,11 @@ def project(
       dlbench project runs --to 64,256 --record
       dlbench project runs --to 64,256 --strategy all --memory-limit 16GiB
       dlbench project runs --against
+      dlbench project --workload resnet50 --preset full --system p40-roce --from-spec --to 8,64,2048
     """
     chosen = prepared("project", output, format_name)
     from dlbench.projection.cost import cost_section
+    from dlbench.projection.ideal import accuracy_section
     from dlbench.projection.ledger import misses_of, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
     from dlbench.projection.spec_machine import elsewhere
@@ -146,8 +159,11 @@ def project(
     if ingredients is not None:
         check_writable(ingredients)
     sources = {"RUNS": bool(runs), "--from": given is not None, "--points": points is not None}
+    sources["--from-spec"] = is_ideal
     if sum(sources.values()) != 1:
         raise UserError("give one of RUNS, --from FILE and --points FILE.csv, e.g. dlbench project runs --to 64,256")
+    if is_ideal and (workload is None or system is None):
+        raise UserError("--from-spec needs --workload and --system, e.g. --workload resnet50 --system p40-roce")
     _refuse_without_effect(
         sources,
         where=where,
@@ -158,7 +174,13 @@ def project(
         record=is_recorded,
         against=is_scored,
         strategy=strategy,
+        workload=workload,
+        preset=preset,
+        price_per_node_hour=price_per_node_hour,
     )
+    if is_ideal and workload is not None and system is not None:
+        _ideal(workload, preset, system, targets, scaling, strategy, memory_limit, chosen, output, full=full)
+        return
     if memory_limit is not None and strategy is None:
         raise UserError("--memory-limit has no effect without --strategy")
     price, currency, held = amount_of("--price-per-node-hour", price_per_node_hour)
@@ -203,6 +225,10 @@ def project(
                 there or one, samples[number], ranks, strategies=asked, memory_limit=memory_limit, system=machine
             )
             more.insert(0, strategy_section(strategies, said, anchor=f"strategies-{name}"))
+            if there is None:
+                place, run = machine or samples[number].plan.system, samples[number]
+                steps = accuracy_section(one, run, strategies, asked, place, anchor=f"accuracy-{name}")
+                more += [] if steps is None else [steps]
         groups.append(projected_group(name, one, projection, ledger=rows, more=more))
         if is_recorded and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
@@ -211,6 +237,37 @@ def project(
     emit(document_of(report), chosen, output, "targets", full=full)
     told = any(group.projection.targets for group in groups)
     finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
+
+
+def _ideal(
+    workload: str,
+    preset: str | None,
+    system: str,
+    targets: Sequence[int],
+    scaling: Literal["weak", "strong"] | None,
+    strategy: str | None,
+    memory_limit: int | None,
+    chosen: FormatName,
+    output: Path | None,
+    *,
+    full: bool,
+) -> None:
+    """Prints what data sheets say."""
+    from dlbench.projection.ideal import by_data_sheet
+    from dlbench.projection.strategies.section import chosen as chosen_strategies
+    from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origins
+    from dlbench.specs.files import find
+
+    machine, file = choose_system_with_origins(system, {})[0], WorkloadFile(find("workloads", workload))
+    document = by_data_sheet(
+        choose(file, preset or file.preset_on(machine), {}).workload(),
+        machine,
+        targets,
+        strategies=chosen_strategies(strategy) if strategy else ("data",),
+        is_strong=scaling == "strong",
+        memory_limit=memory_limit,
+    )
+    emit(document, chosen, output, "ideal", full=full)
 
 
 def _score(runs: Sequence[Path], where: Sequence[str], chosen: FormatName, output: Path | None, *, full: bool) -> None:
@@ -249,13 +306,15 @@ def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
         "ingredients": ("RUNS", "--points"),
         "record": ("RUNS",),
         "against": ("RUNS",),
-        "system": ("RUNS", "--from"),
-        "strategy": ("RUNS",),
+        "system": ("RUNS", "--from", "--from-spec"),
+        "strategy": ("RUNS", "--from-spec"),
+        "price_per_node_hour": ("RUNS", "--from"),
+        **dict.fromkeys(("workload", "preset"), ("--from-spec",)),
     }
     source = next(name for name, is_given in sources.items() if is_given)
     for name, value in options.items():
         if value and source not in acts[name]:
-            option = "--set" if name == "overrides" else f"--{name}"
+            option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
             raise UserError(f"{option} has no effect on {source}; it acts on {' and '.join(acts[name])}")
 
 

@@ -153,6 +153,7 @@ def schemas() -> dict[str, Any]:
     from dlbench.history.store import Acknowledgement
     from dlbench.jobs.campaign.series_file import SeriesFile
     from dlbench.jobs.scheduler import Submission
+    from dlbench.projection.ideal import IdealReport
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.ledger import RecordedProjection
     from dlbench.projection.page import ProjectionReport
@@ -177,6 +178,7 @@ def schemas() -> dict[str, Any]:
         "projection": ProjectionReport,
         "recorded-projection": RecordedProjection,
         "ingredients": Ingredients,
+        "ideal-projection": IdealReport,
         "collectives": CollectivesReport,
         "io": Io,
         "io-tiers": IoTiers,

@@ -44,10 +44,11 @@ def strategies_of(
     strategies: Sequence[str] = STRATEGIES,
     memory_limit: int | None = None,
     system: SystemSpec | None = None,
+    sharing: bool = True,
 ) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """Rows at the targets, and at measured rank counts those that were measured; and what all rows rest on, in
-    sentences. `run`: one of the largest point. `system`: another one than it ran on. Raises `UserError`: what the table
-    needs is not known.
+    sentences. `run`: one of the largest point. `system`: another one than it ran on. `sharing`: whether flows share
+    links. Raises `UserError`: what the table needs is not known.
     """
     plan, record, network = run.plan, run.record, ingredients.network
     train, model = plan.workload.train, plan.workload.model
@@ -95,6 +96,7 @@ def strategies_of(
             rates=None if memory is None else memory.rates,
             rest_s=rest,
             strategies=names,
+            sharing=sharing,
         )
 
     rows: list[Row] = []
@@ -137,7 +139,7 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
         words=tuple(verdicts),
         brief=tuple(verdicts),
         sheets=(sheet,),
-        notes=(*said, _CONSEQUENCE),
+        notes=(*said, "" if all(row.is_ideal for row in rows) else _CONSEQUENCE),
     )
 
 
@@ -175,6 +177,8 @@ def _named(row: Row) -> str:
 def _basis(row: Row) -> str:
     if row.refused:
         return "refused"
+    if row.is_ideal:
+        return "ideal, by data sheet"
     return "model only" if row.accuracy is None else f"measured, accuracy {percent(row.accuracy)}"
 
 

@@ -71,6 +71,7 @@ class Row:
     rest_s: float = 0.0  # What a step has besides: input, host, waiting for others; as it was measured.
     step_s: float = 0.0  # Computing, exposed messages and the rest.
     measured_s: float | None = None  # The step as runs had it.
+    is_ideal: bool = False  # Of data sheets alone.
     notes: tuple[str, ...] = ()
 
     @property

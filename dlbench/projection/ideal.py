@@ -1,0 +1,225 @@
+"""A training by data sheet alone, which is ideal; how much nearer measured times, fitted and shared links come.
+
+The steps are those of Kahira et al., HPDC 2021 (ParaDL): ideal has peaks and links of data sheets, empirical the
+measured times of layers and the fitted costs of links, each flow on a port of its own; then flows share links (phi).
+Accuracy is 1 - |projected / measured - 1|. Congestion by others is in none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from dlbench.errors import UserError
+from dlbench.perfmodels.schedules import Layout
+from dlbench.projection.ingredients import Ingredients
+from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
+from dlbench.projection.strategies.memory import ELEMENT_BYTES, WEIGHT_BYTES, limit
+from dlbench.projection.strategies.section import FEW_ROWS, section, strategies_of
+from dlbench.projection.strategies.table import Row, table
+from dlbench.records.scan import Run
+from dlbench.report.document import BaseReport, Document, Section
+from dlbench.report.table import Sheet, column, columns_of
+from dlbench.report.wording import percent, ranks_text
+from dlbench.specs.system import SystemSpec
+from dlbench.specs.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdealRate:
+    """What a strategy would reach by data sheet."""
+
+    ranks: int = field(metadata=column("Ranks", is_brief=True))
+    strategy: str = field(metadata=column("Strategy", is_brief=True))
+    global_batch: int = field(metadata=column("Global batch"))
+    throughput: float = field(metadata=column("Throughput, ideal", "ideal_throughput_per_s", is_brief=True))
+    efficiency: float = field(metadata=column("Efficiency, ideal", "ideal_efficiency", unit="fraction", is_brief=True))
+    """Throughput per rank over that of one rank with the same batch per rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdealReport(BaseReport):
+    """`dlbench project --from-spec`: nothing in it was measured."""
+
+    format: str = "dlbench.ideal-projection"
+    title: str = "Ideal, by data sheet: nothing was measured"
+    as_of: str = ""
+    workload: str
+    preset: str
+    system: str
+    sources: tuple[str, ...]  # Of the links and the device, as the system's file names them.
+    rates: tuple[IdealRate, ...]
+    rows: tuple[Row, ...]
+
+
+def ideal_rows(
+    workload: Workload,
+    system: SystemSpec,
+    layout: Layout,
+    *,
+    batch: int,
+    strategies: Sequence[str],
+    memory_limit: int | None = None,
+    sharing: bool = True,
+) -> tuple[Row, ...]:
+    """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks; the others as of
+    `table`. Raises `UserError`: the layers, the peak, the memory's rate or a link is not stated.
+    """
+    layers, train = workload.model.layer_table(workload.data), workload.train
+    if not layers:
+        raise UserError(f"--from-spec: layers of {workload.name} are not known (layer_table, docs/architecture.md)")
+    per_rank, slots = max(1, batch // layout.ranks), train.optimizer.slots
+    rows = table(
+        layers,
+        ideal_times(layers, system, train.precision, batch=per_rank, optimizer_slots=slots),
+        network_of(system),
+        layout,
+        batch=batch,
+        optimizer_slots=slots,
+        element_bytes=WEIGHT_BYTES,
+        activation_bytes=ELEMENT_BYTES[train.precision],
+        memory_limit=limit(memory_limit, system)[0],
+        strategies=strategies,
+        sharing=sharing,
+    )
+    return tuple(replace(row, is_ideal=True) for row in rows)
+
+
+def by_data_sheet(
+    workload: Workload,
+    system: SystemSpec,
+    ranks: Sequence[int],
+    *,
+    strategies: Sequence[str],
+    is_strong: bool = False,
+    memory_limit: int | None = None,
+) -> Document:
+    """What these rank counts would do if every part of the machine kept its data sheet. `is_strong`: whether the global
+    batch is that of the smallest count. Raises `UserError`: as `ideal_rows`; a count that does not fill nodes.
+    """
+    per_node, own = system.node.default_ranks, workload.train.batch_per_rank
+    rates: list[IdealRate] = []
+    rows: list[Row] = []
+    for count in sorted(ranks):
+        if count > per_node and count % per_node:
+            raise UserError(f"--to {count}: does not fill nodes of {per_node} ranks; ask for a multiple of it")
+        batch = own * (min(ranks) if is_strong else count)
+        found = ideal_rows(
+            workload, system, layout_of(system, count), batch=batch, strategies=strategies, memory_limit=memory_limit
+        )
+        alone = max(1, batch // count)
+        (base,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
+        rows += found
+        # Of several ways to group ranks the best; one rank is what the others are compared with.
+        by_step = sorted(
+            (row for row in found if not row.refused and row.strategy != "serial"), key=lambda row: row.step_s
+        )
+        for name in dict.fromkeys(row.strategy for row in found):
+            row = next((row for row in by_step if row.strategy == name), None)
+            if row is not None:
+                throughput = batch / row.step_s
+                efficiency = throughput / (count * alone / base.step_s)
+                rates.append(
+                    IdealRate(
+                        ranks=count, strategy=name, global_batch=batch, throughput=throughput, efficiency=efficiency
+                    )
+                )
+    device = () if system.device is None else (system.device.source,)
+    report = IdealReport(
+        workload=workload.name,
+        preset=workload.preset,
+        system=system.name,
+        sources=(*device, *network_of(system).sources),
+        rates=tuple(rates),
+        rows=tuple(rows),
+    )
+    return report.document(
+        Section(
+            id="ideal",
+            title="Ideal throughput",
+            level="answer",
+            about=(f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on {system.title}.",),
+            words=tuple(
+                f"{ranks_text(one.ranks)}, {one.strategy}: {one.throughput:,.0f} {workload.sample_unit}/s, "
+                f"{percent(one.efficiency)} of one rank's; ideal."
+                for one in sorted(rates, key=lambda one: (one.ranks, one.throughput))[-1:]
+            ),
+            sheets=(
+                Sheet(
+                    name="ideal",
+                    title="Ideal, not measured",
+                    columns=columns_of(IdealRate),
+                    rows=report.rates,
+                    in_terminal=len(rates) <= FEW_ROWS,
+                ),
+            ),
+            notes=(
+                "Operations at the peak or bytes at the memory's rate, links at their stated rate, all-reduce as a "
+                "ring (which a hierarchical one can beat at many ranks). For figures with a band measure a few ranks: "
+                "dlbench project RUNS --to RANKS.",
+                *report.sources,
+            ),
+        ),
+        section(report.rows, ("Every figure is ideal, by data sheet.",)),
+        notices=("Modelled by data sheet, not measured.",),
+        file_prefix="ideal-",
+        command="dlbench project --from-spec",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """How right each step is at a measured point; None: what it needs is not known."""
+
+    ranks: int = field(metadata=column("Ranks"))
+    strategy: str = field(metadata=column("Strategy"))
+    measured_s: float = field(metadata=column("Measured step", unit="s"))
+    ideal: float | None = field(metadata=column("Ideal", unit="fraction", missing="no data sheet"))
+    empirical: float | None = field(metadata=column("Empirical", unit="fraction"))
+    shared: float | None = field(metadata=column("+ phi", unit="fraction"))
+
+
+def accuracy_section(
+    given: Ingredients, run: Run, rows: Sequence[Row], strategies: Sequence[str], system: SystemSpec, *, anchor: str
+) -> Section | None:
+    """The steps at every measured point; None where no strategy of `rows` (`strategies_of`) was measured. `system`:
+    that of the runs, as its file states it. `anchor`: unique in a document.
+    """
+    shared = [row for row in rows if row.accuracy is not None]
+    plain = {row.ranks: row for row in strategies_of(given, run, (), strategies=strategies, sharing=False)[0]}
+    leaf, per_node, found = given.nodes_per_leaf, given.per_node, []
+    batches = {point.ranks: point.ranks * (point.batch_per_rank or 0) for point in given.points}
+    for row in shared:
+        assert row.measured_s is not None
+        ideal = None
+        if system.device is not None and system.network is not None:
+            layout = Layout(ranks=row.ranks, group_size=per_node, leaf_size=None if leaf is None else leaf * per_node)
+            (one,) = ideal_rows(
+                run.plan.workload, system, layout, batch=batches[row.ranks], strategies=(row.strategy,), sharing=False
+            )
+            ideal = replace(one, measured_s=row.measured_s).accuracy
+        found.append(
+            Accuracy(
+                ranks=row.ranks,
+                strategy=row.strategy,
+                measured_s=row.measured_s,
+                ideal=ideal,
+                empirical=plain[row.ranks].accuracy,
+                shared=row.accuracy,
+            )
+        )
+    if not found:
+        return None
+    last = found[-1]
+    steps = {"ideal": last.ideal, "empirical": last.empirical, "with shared links": last.shared}
+    said = ", ".join(f"{name} {percent(value)}" for name, value in steps.items() if value is not None)
+    return Section(
+        id=anchor,
+        title="Accuracy by data sheet, by measured costs, with shared links",
+        words=(f"Accuracy at {ranks_text(last.ranks)}, {last.strategy}: {said}.",),
+        sheets=(Sheet(name="accuracy", title="Accuracy", columns=columns_of(Accuracy), rows=tuple(found)),),
+        notes=(
+            "Accuracy: 1 - |projected / measured - 1|. Ideal: peaks and links of data sheets. Empirical: measured "
+            "times of layers, fitted links, each flow on its own; + phi: flows share links. Congestion is in none.",
+        ),
+    )

@@ -1,0 +1,144 @@
+"""A training by data sheet alone: it says that it is ideal, in every format, and holds nothing that was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dlbench.cli import cli
+from dlbench.errors import UserError
+from dlbench.perfmodels.predictions import predict
+from dlbench.projection.ideal import IdealReport, by_data_sheet, ideal_rows
+from dlbench.projection.spec_machine import layout_of, network_of
+from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origins
+from dlbench.specs.files import find
+from dlbench.specs.system import SystemSpec
+from dlbench.specs.workload import Workload
+from tests.projection.test_gathering import NETWORK, write
+
+P40 = "project --workload resnet50 --preset full --system p40-roce --from-spec --to"
+
+
+def system_of(name: str) -> SystemSpec:
+    return choose_system_with_origins(name, {})[0]
+
+
+def workload_of(name: str, preset: str = "full") -> Workload:
+    return choose(WorkloadFile(find("workloads", name)), preset, {}).workload()
+
+
+def run(text: str, *more: str) -> Result:
+    return CliRunner().invoke(cli, [*text.split(), *more])
+
+
+def test_computing_is_operations_at_the_peak_and_the_exchange_a_ring_over_stated_links() -> None:
+    workload, system = workload_of("resnet50"), system_of("p40-roce")
+    (row,) = ideal_rows(workload, system, layout_of(system, 64), batch=64 * 64, strategies=("data",))
+    least = 64 * workload.model.training_flops(workload.data) / 12e12
+    assert least < row.compute_s < 1.5 * least  # the rest is bytes of layers that compute little
+    weights = 4 * sum(layer.weights for layer in workload.model.layer_table(workload.data))
+    ring = predict("allreduce", "ring", weights // 4 * 4, layout_of(system, 64), network_of(system))
+    assert ring <= row.communication_s < 1.3 * ring  # more start-ups: it goes in buckets
+    assert row.step_s == pytest.approx(row.compute_s + row.exposed_s)
+    assert (row.fits, row.is_ideal, row.measured_s) == (True, True, None)
+
+
+def test_flows_share_the_adapters_that_are_stated() -> None:
+    bert, system = workload_of("bert"), system_of("abci")
+    asked: dict[str, Any] = {"batch": 64, "strategies": ("data+tensor",)}
+    shared, alone = (
+        next(
+            row
+            for row in ideal_rows(bert, system, layout_of(system, 64), **asked, sharing=sharing)
+            if row.replicas == 16
+        )
+        for sharing in (True, False)
+    )
+    # Each of the four places in a node has an all-reduce of its own, over the node's two adapters.
+    assert (shared.phi, alone.phi) == (2, 1)
+    assert shared.communication_s > 1.01 * alone.communication_s
+
+
+def test_strong_scaling_keeps_the_global_batch_of_the_smallest_count() -> None:
+    workload, system = workload_of("resnet50"), system_of("p40-roce")
+    documents = (by_data_sheet(workload, system, (8, 64), strategies=("data",), is_strong=one) for one in (False, True))
+    weak, strong = (cast("IdealReport", one.data).rates for one in documents)
+    assert [one.global_batch for one in weak] == [512, 4096]
+    assert [one.global_batch for one in strong] == [512, 512]
+    assert strong[1].efficiency < weak[1].efficiency < weak[0].efficiency < 1
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv", "md"])
+def test_the_command_says_that_it_is_ideal_in_every_format(form: str) -> None:
+    done = run(f"{P40} 8,64,2048 --format {form}")
+    assert done.exit_code == 0, done.output
+    assert "deal" in done.output
+    if form == "text":
+        assert "Modelled by data sheet, not measured." in done.output
+        assert "2048 ranks, data: " in " ".join(done.output.split())
+        assert len(done.output.splitlines()) < 45
+    if form == "json":
+        content = json.loads(done.output)
+        assert (content["format"], content["system"]) == ("dlbench.ideal-projection", "p40-roce")
+        assert [one["ranks"] for one in content["rates"]] == [8, 64, 2048]
+        assert all(one["is_ideal"] and one["measured_s"] is None for one in content["rows"])
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (f"{P40} 12", "--to 12: does not fill nodes of 8 ranks"),
+        ("project --workload resnet50 --from-spec --to 8", "--from-spec needs --workload and --system"),
+        ("project --system abci --from-spec --to 8", "--from-spec needs --workload and --system"),
+        ("project --workload resnet50 --system abci --to 8", "give one of RUNS"),
+        (f"{P40} 8 --network x.json", "--network has no effect on --from-spec"),
+        (f"{P40} 8 --record", "--record has no effect on --from-spec"),
+        ("project --workload resnet50 --preset gpu --system p40-roce --from-spec --to 8", "no bf16"),
+        ("project --workload resnet50 --preset full --system local --from-spec --to 1", "no fp32 there"),
+    ],
+)
+def test_what_a_data_sheet_cannot_say_is_refused_in_a_line(command: str, why: str) -> None:
+    done = run(command)
+    assert done.exit_code != 0
+    assert why in (str(done.exception) if isinstance(done.exception, UserError) else done.output)
+
+
+SHEET = """format: dlbench.system
+version: 1
+name: box
+title: The box, with what its parts should do
+node: {cores: 4, peak_tflops: {fp32: 0.05}, peak_source: the vendor}
+device: {memory_gb_per_s: 10, source: the vendor}
+network:
+  inside: {alpha_s: 1.0e-6, gb_per_s: 10, source: the vendor}
+  across: {alpha_s: 1.0e-5, gb_per_s: 1, links: 1, source: the vendor}
+"""
+
+
+def test_measured_points_show_how_right_each_step_is(tmp_path: Path) -> None:
+    write(tmp_path / "runs")
+    (tmp_path / "box.yaml").write_text(SHEET)
+    network = NETWORK.model_copy(update={"inside": NETWORK.across})
+    (tmp_path / "box.network.json").write_text(network.model_dump_json())
+    asked = ["project", str(tmp_path / "runs"), "--to", "16", "--network", str(tmp_path / "box.network.json")]
+    asked += ["--strategy", "data", "--format", "md"]
+    found = []
+    for system in ([], ["--system", str(tmp_path / "box.yaml")]):
+        done = CliRunner().invoke(cli, [*asked, *system])
+        assert done.exit_code == 0, done.output or done.exception
+        table = done.output[done.output.index("Accuracy by data sheet") :]
+        lines = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:5]
+        found.append([[cell.strip().removesuffix(" %") for cell in line[1:-1]] for line in lines])
+    plain, stated = found
+    assert [line[:2] for line in stated] == [["2", "data"], ["4", "data"], ["8", "data"]]
+    assert [line[3] for line in plain] == ["no data sheet"] * 3
+    rows = json.loads(CliRunner().invoke(cli, [*asked[:-1], "json"]).output)["groups"][0]["strategies"]
+    for without, line, row in zip(plain, stated, rows, strict=False):
+        assert without[4:] == line[4:]  # what was measured does not change with what a vendor states
+        by_hand = 100 * (1 - abs(row["step_s"] / row["measured_s"] - 1))
+        assert float(line[5]) == pytest.approx(by_hand, abs=0.1)
+        assert line[3] != line[4]
