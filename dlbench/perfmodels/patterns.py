@@ -179,13 +179,7 @@ def _summary(
 
 
 def patterns(
-    collective: Collective,
-    algorithm: str,
-    layout: Layout,
-    elements: int,
-    *,
-    shards: int | None = None,
-    chunks: int = 1,
+    collective: Collective, algorithm: str, layout: Layout, elements: int, *, shards: int | None = None, chunks: int = 1
 ) -> Iterator[Pattern]:
     """The messages of all steps of a collective; none for one rank. Steps that load a network alike may be given as one
     that is repeated. Arguments as of `schedule`, whose steps these are. Raises `UserError`: as `schedule`.
