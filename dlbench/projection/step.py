@@ -596,7 +596,7 @@ def _target(ingredients: Ingredients, drawn: Drawn, changes: Sequence[str], draw
         algorithms=drawn.algorithms,
         flags=drawn.flags,
         second=second,
-        is_disputed=second is not None and is_apart(step, second),
+        is_disputed=second is not None and drawn.ranks > ingredients.anchor.ranks and is_apart(step, second),
     )
 
 
