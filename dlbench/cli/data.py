@@ -195,11 +195,7 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 
         try:
             manifest = produce(
-                build.recipe,
-                folder,
-                workers=workers or most,
-                progress=progress,
-                estimated_bytes=build.estimated_bytes,
+                build.recipe, folder, workers=workers or most, progress=progress, estimated_bytes=build.estimated_bytes
             )
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)

@@ -28,7 +28,7 @@ TF32_NEEDS = "TF32 is arithmetic of NVIDIA GPUs since Ampere"
 NVIDIA_FILES = ("dev/nvidiactl", "usr/lib/wsl/lib/libcuda.so.1")
 """What NVIDIA's driver makes; on WSL2 it is Windows' own, and there is its library instead (NVIDIA, "CUDA on WSL")."""
 _GPU_FILES = dict.fromkeys(NVIDIA_FILES, ("CUDA_VISIBLE_DEVICES",)) | {
-    "dev/kfd": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "dev/kfd": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 }
 """Files of the drivers of NVIDIA and AMD GPUs, and what hides GPUs (ROCm, "GPU isolation techniques")."""
 _AMD_NODES = "sys/class/kfd/kfd/topology/nodes"

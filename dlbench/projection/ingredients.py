@@ -13,15 +13,7 @@ from pydantic import Field, model_validator
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.records.exchange import ExchangeResult
-from dlbench.specs.base import (
-    Count,
-    CountOrZero,
-    Flag,
-    NonNegative,
-    Positive,
-    Ranks,
-    Spec,
-)
+from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.comm import NetworkModel
 
 TOLERANCE = 0.01  # By which causes may miss the step that they are the whole of, a share.

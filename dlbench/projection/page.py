@@ -459,10 +459,7 @@ def _card(group: ProjectedGroup) -> Card:
         title=group.label,
         link=link,
         big=value_text(near),
-        small=(
-            f"{name} at {ranks_text(last.ranks)}, {by}",
-            f"80 %: {interval_text(near)}, 95 %: {interval_text(far)}",
-        ),
+        small=(f"{name} at {ranks_text(last.ranks)}, {by}", f"80 %: {interval_text(near)}, 95 %: {interval_text(far)}"),
         words=(sentence(_headline(last, name)), *tuple(opinions(targets))[:1]),
         warnings=tuple(f"{one.code}: {one.text}" for one in refused),
         warnings_link=f"refused-{group.id}",

@@ -97,7 +97,7 @@ class Target:
     algorithms: tuple[str, ...]  # That may stand for a library's own all-reduce, in words.
     flags: tuple[Flag, ...]
     second: Band | None  # The step by the points alone, seconds; None: they do not say.
-    is_disputed: bool  # Whether the 80 % bands of the two models are apart.
+    is_disputed: bool  # Whether the 80 % bands of the two models are apart, beyond the anchor.
     phi: tuple[tuple[str, float], ...] = ()  # Most flows that a link carries at once, by level.
     drawn: Any = field(default=None, repr=False, compare=False, metadata={HIDDEN: False})
     """The step by draw, seconds, shape (draws,), for what is computed of it; None where it was written by hand."""

@@ -554,14 +554,7 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
                 return refused("R5", None, what=f"they miss the measured exchange by {percent(off, 0)} of a step")
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
-    return _Model(
-        ingredients=there or ingredients,
-        costs=elsewhere,
-        figures=figures,
-        late=late,
-        rho=rho,
-        shown=shown,
-    )
+    return _Model(ingredients=there or ingredients, costs=elsewhere, figures=figures, late=late, rho=rho, shown=shown)
 
 
 def _calibrated(
@@ -603,7 +596,7 @@ def _target(ingredients: Ingredients, drawn: Drawn, changes: Sequence[str], draw
         algorithms=drawn.algorithms,
         flags=drawn.flags,
         second=second,
-        is_disputed=second is not None and is_apart(step, second),
+        is_disputed=second is not None and drawn.ranks > ingredients.anchor.ranks and is_apart(step, second),
     )
 
 

@@ -92,8 +92,7 @@ class CommRecord(Spec):
     finished: str = Field(description="UTC, ISO 8601.")
     hosts: tuple[str, ...] = Field(description="Host of each rank.")
     switches: tuple[str, ...] = Field(
-        (),
-        description="Switches above each rank's node from the root, root.leaf1, as Slurm reports them; empty: none.",
+        (), description="Switches above each rank's node from the root, root.leaf1, as Slurm reports them; empty: none."
     )
     device: str = Field(description="Where buffers lay, e.g. cpu.")
     group_size: Ranks = Field(description="Ranks of a group.")

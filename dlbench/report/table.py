@@ -62,10 +62,7 @@ def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
     """A value in the form that suits its type and unit; an en dash for what is missing."""
     if isinstance(value, Cell):
         return Cell(
-            clean(value.text, limit),
-            clean(value.interval),
-            tuple(clean(item) for item in value.items),
-            value.number,
+            clean(value.text, limit), clean(value.interval), tuple(clean(item) for item in value.items), value.number
         )
     if isinstance(value, Estimate):
         return Cell(value_text(value), interval_text(value), number=value.value)

@@ -223,11 +223,7 @@ class BertModel(Model):
         assert isinstance(data, TextData)  # `formats` holds that
         found, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
         width = tokens * hidden
-        for name, size in (
-            ("word", self.vocab_size),
-            ("position", self.max_positions),
-            ("type", self.type_vocab_size),
-        ):
+        for name, size in (("word", self.vocab_size), ("position", self.max_positions), ("type", self.type_vocab_size)):
             found.other(f"{name}_embedding", "embedding", tokens, width, weights=size * hidden)
         found.other("embedding_norm", "norm", width, weights=2 * hidden)
         for number in range(self.num_layers):

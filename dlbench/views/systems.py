@@ -64,11 +64,7 @@ def convolution_doubts(plan: RunPlan, environment: Mapping[str, str]) -> Iterato
     if release < (2, 9):
         yield "conv3d", "serious", f"{what} give wrong results for large volumes (pytorch#163539): {remedy}"
     elif release == (2, 9) or plan.workload.model.order == "contiguous":
-        yield (
-            "conv3d",
-            "serious",
-            f"{what} are left to torch's own, slower kernels (pytorch#166122): {remedy}",
-        )
+        yield ("conv3d", "serious", f"{what} are left to torch's own, slower kernels (pytorch#166122): {remedy}")
 
 
 def _is_outside(rank: RankResult) -> bool:

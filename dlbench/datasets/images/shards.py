@@ -115,12 +115,7 @@ def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
     return {c: found for c, p in _PATTERNS.items() if (found := [name for name in names if p.fullmatch(name)])}
 
 
-def scan_shards(
-    folder: Path,
-    *,
-    classes: Sequence[str] | None = None,
-    first_label: int | None = None,
-) -> ShardIndex:
+def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_label: int | None = None) -> ShardIndex:
     """Reads the headers of all shards of a folder.
 
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.

@@ -244,12 +244,7 @@ def _finished(kind: str, made_with: MadeWith, folder: Path) -> Manifest | None:
     return manifest
 
 
-def _require_same(
-    folder: Path,
-    verb: str,
-    there: tuple[str, MadeWith],
-    wanted: tuple[str, MadeWith],
-) -> None:
+def _require_same(folder: Path, verb: str, there: tuple[str, MadeWith], wanted: tuple[str, MadeWith]) -> None:
     """Compares two recipes, each its kind and `made_with`.
 
     Raises UserError: they differ; names the first key that does, and both values.
@@ -264,12 +259,7 @@ def _require_same(
 
 
 def _make(
-    recipe: Recipe,
-    made_with: MadeWith,
-    folder: Path,
-    workers: int,
-    progress: Progress,
-    needed: int | None,
+    recipe: Recipe, made_with: MadeWith, folder: Path, workers: int, progress: Progress, needed: int | None
 ) -> Manifest:
     folder.mkdir(parents=True, exist_ok=True)
     with Journal(folder) as journal:
@@ -397,13 +387,7 @@ def _put(path: Path, target: Path) -> None:
     path.rename(target)
 
 
-def _complete(
-    recipe: Recipe,
-    made_with: MadeWith,
-    folder: Path,
-    parts: Sequence[Part],
-    state: _State,
-) -> Manifest:
+def _complete(recipe: Recipe, made_with: MadeWith, folder: Path, parts: Sequence[Part], state: _State) -> Manifest:
     recipe.finish(folder)
     in_parts = [entry for part in parts for entry in state.files[part.name]]
     known = {entry.path for entry in in_parts}

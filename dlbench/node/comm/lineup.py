@@ -22,14 +22,7 @@ from dlbench.node.comm.contestants import (
 )
 from dlbench.node.comm.control import Control, Deadline, first_line
 from dlbench.node.comm.inputs import DTYPES
-from dlbench.node.comm.transport import (
-    GlooTransport,
-    MpiTransport,
-    NcclTransport,
-    Transport,
-    start_mpi,
-    stop_mpi,
-)
+from dlbench.node.comm.transport import GlooTransport, MpiTransport, NcclTransport, Transport, start_mpi, stop_mpi
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine

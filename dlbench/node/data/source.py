@@ -26,13 +26,7 @@ from dlbench.node.data.sharding import HeldOrder, Position, ShardedOrder
 from dlbench.node.data.staging import StagedData
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.data.text import arranged
-from dlbench.specs.workload import (
-    DataSpec,
-    DensityData,
-    ImageData,
-    ModelSpec,
-    TextData,
-)
+from dlbench.specs.workload import DataSpec, DensityData, ImageData, ModelSpec, TextData
 
 
 def build_source(
@@ -92,12 +86,7 @@ def build_source(
         order = HeldOrder(ownership, batch_size=batch_size, rank=rank, start=start)
     else:
         order = ShardedOrder(
-            reader.num_samples,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            seed=seed,
-            start=start,
+            reader.num_samples, batch_size=batch_size, rank=rank, world_size=world_size, seed=seed, start=start
         )
     audit = ReadAudit(
         order, num_samples=reader.num_samples, ranks=world_size, labels=reader.labels(), start=start or Position()

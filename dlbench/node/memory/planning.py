@@ -262,11 +262,7 @@ class Workbench:
         # Gradients to which several passes add outlast each of them.
         keeps = self.train.gradient_accumulation > 1 or self.gradients_stay
         profile = ChainProfile(
-            model=self.model,
-            units=cut.units,
-            device=self.device,
-            keeps_gradients=keeps,
-            beat=self.beat,
+            model=self.model, units=cut.units, device=self.device, keeps_gradients=keeps, beat=self.beat
         )
         samples, update, warnings = wanted, 0, list[str]()
         # The host updates group by group, alongside the next forward pass.

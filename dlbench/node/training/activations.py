@@ -90,11 +90,7 @@ def workbench(
         loss_of=sample_loss(model, loss, precision),
         batch_of=sample_batches(plan, device),
         open_tier=far_tier(
-            *(train, plan.system.storage, device),
-            host=place.host,
-            rank=place.rank,
-            variables=os.environ,
-            beat=beat,
+            *(train, plan.system.storage, device), host=place.host, rank=place.rank, variables=os.environ, beat=beat
         ),
         beat=beat,
         gather=gather,

@@ -323,18 +323,7 @@ def stretched(seconds: float, transfers_s: float, drag: float) -> float:
 class _WayBack:
     """What comes back, and when: the queue of blocks that have not been issued, and the room that is owed."""
 
-    __slots__ = (
-        "_below",
-        "_costs",
-        "_done",
-        "_in_free",
-        "_issued",
-        "_limits",
-        "_next",
-        "_ready",
-        "_setting",
-        "_trace",
-    )
+    __slots__ = ("_below", "_costs", "_done", "_in_free", "_issued", "_limits", "_next", "_ready", "_setting", "_trace")
 
     def __init__(self, done: Pass, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None) -> None:
         self._done, self._costs, self._setting, self._trace = done, costs, setting, trace

@@ -300,11 +300,7 @@ class _Model:
             return scaled(self.chain, batch)
         elements = batch * sum(layer.inputs + layer.outputs for layer in self.layers)
         return chain_of(
-            self.layers,
-            self.times,
-            batch=batch,
-            state_bytes=self.width * held,
-            element_bytes=activations / elements,
+            self.layers, self.times, batch=batch, state_bytes=self.width * held, element_bytes=activations / elements
         )
 
     def _overlapped(self, sizes: Sequence[float], backward: Sequence[float], groups: Groups) -> tuple[float, float]:

@@ -27,15 +27,7 @@ from torch import nn
 from dlbench.errors import RunError, UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
-from dlbench.node.sync.own.buckets import (
-    ExchangeThread,
-    all_in_one,
-    at_least,
-    fill,
-    one_each,
-    require_fp32,
-    split,
-)
+from dlbench.node.sync.own.buckets import ExchangeThread, all_in_one, at_least, fill, one_each, require_fp32, split
 from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import Clock, clock_for
