@@ -267,7 +267,7 @@ def _ideal(
         is_strong=scaling == "strong",
         memory_limit=memory_limit,
     )
-    emit(document, chosen, output, "ideal", full=full)
+    emit(document, chosen, output, "strategies", full=full)
 
 
 def _score(runs: Sequence[Path], where: Sequence[str], chosen: FormatName, output: Path | None, *, full: bool) -> None:
