@@ -203,7 +203,7 @@ def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
             samples = sum(epoch.samples for epoch in epochs)
             if samples:
                 sizes.append(sum(sum(epoch.tier_bytes.values()) for epoch in epochs) / samples)
-        if sizes and min(sizes):
+        if sizes and min(sizes) > 0:
             size, step = statistics.median(sizes), point.mean_step.value
             waits = [table.causes[run_id].seconds["input"] for run_id in point.run_ids if run_id in table.causes]
             waited = statistics.median(waits or [0.0])
