@@ -123,9 +123,9 @@ def pipeline_chunks(collective: Collective, algorithm: str, ranks: int, elements
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How ranks are grouped: rank r is in group r // group_size, of which algorithms are made, on node r // node_size (as
-    launchers number them) and below leaf switch r // leaf_size. A message belongs to the innermost of node, leaf switch
-    and network that holds both of its ranks.
+    """How ranks are grouped: rank r is in group r // group_size (of grouped algorithms), on node r // node_size (as
+    launchers number ranks) and below leaf switch r // leaf_size. A message belongs to the innermost level that holds
+    both of its ranks.
     """
 
     ranks: int
