@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from dlbench.report.formats.json import HIDDEN
 from dlbench.stats.estimates import Estimate
@@ -93,14 +93,14 @@ class Target:
     efficiency: Band | None  # Share of the ideal, against the smallest measured point.
     parts: tuple[Part, ...]  # Empty: points only.
     model_error: Band  # Factor on the step (1) that the model's own error puts there.
-    exchange_by_level: tuple[tuple[str, float], ...]  # Seconds of the exchange's last busy stretch, by level.
-    algorithms: tuple[str, ...]  # That may stand for a library's own all-reduce, in words.
+    exchange_by_level: tuple[tuple[str, float], ...] = ()  # Seconds of the exchange's last busy stretch, by level.
+    algorithms: tuple[str, ...] = ()  # That may stand for a library's own all-reduce, in words.
     flags: tuple[Flag, ...]
-    second: Band | None  # The step by the points alone, seconds; None: they do not say.
-    is_disputed: bool  # Whether the 80 % bands of the two models are apart, beyond the anchor.
+    second: Band | None = None  # The step by the points alone, seconds; None: they do not say.
+    is_disputed: bool = False  # Whether the 80 % bands of the two models are apart.
     phi: tuple[tuple[str, float], ...] = ()  # Most flows that a link carries at once, by level.
-    drawn: Any = field(default=None, repr=False, compare=False, metadata={HIDDEN: False})
-    """The step by draw, seconds, shape (draws,), for what is computed of it; None where it was written by hand."""
+    drawn: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False, metadata={HIDDEN: False})
+    """By draw, shape (draws,): `step`, the model's `error` on it and its parts; empty where it was written by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +131,6 @@ class Projection:
     refused: tuple[Refused, ...]
     held_out: tuple[HeldOut, ...]
     flags: tuple[Flag, ...]  # Of all targets.
-
-
-def is_apart(one: Band, other: Band) -> bool:
-    """Whether two middle 80 % have nothing in common."""
-    (low, high), (least, most) = one.middle(80), other.middle(80)
-    return high < least or most < low
 
 
 def counted(values: Sequence[int]) -> str:
