@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import column
@@ -101,8 +101,8 @@ class Target:
     second: Band | None = None  # The step by the points alone, seconds; None: they do not say.
     is_disputed: bool = False  # Whether the 80 % bands of the two models are apart.
     phi: tuple[tuple[str, float], ...] = ()  # Most flows that a link carries at once, by level.
-    drawn: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False, metadata={HIDDEN: False})
-    """By draw, shape (draws,): `step`, the model's `error` on it and its parts; empty where it was written by hand."""
+    drawn: Any = field(default_factory=dict, repr=False, compare=False, metadata={HIDDEN: False})
+    """By draw, arrays of shape (draws,): `step`, the model's `error` on it, and its parts. Empty: written by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
