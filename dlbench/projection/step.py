@@ -583,6 +583,10 @@ def _target(
         efficiency=Band.of(np.minimum(max(1.0, *measured), efficiency(ranks, batch, first, step))),
         parts=tuple(Part(name=name, seconds=Band.of(seconds)) for name, seconds in parts.items()),
         model_error=Band.of(error),
+        exchange_by_level=(),
+        algorithms=(),
         flags=told,
+        second=None,
+        is_disputed=False,
         drawn={"step": step, "error": error, **parts},
     )
