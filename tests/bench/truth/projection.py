@@ -219,7 +219,7 @@ MUTATIONS: Mapping[str, Callable[[], Mutation]] = {
         "_prices", lambda self, ranks, way: prices(self, self.ingredients.anchor.ranks, way), module._Costs
     ),
     "costs have no trend": changed(costs=lambda found: replace(found.costs, trend=0 * found.costs.trend)),
-    "a ring stands for every library": patched("STANDING", ("ring",)),
+    "a ring stands for every library": patched("STAND_INS", ("ring",)),
     "the outer beta is doubled beyond the anchor": patched("_prices", beta_doubled, module._Costs),
     "costs are not scaled to the measured exchange": patched(
         "_calibrated", lambda prices, anchor, drawn, shown, exchange: np.ones_like(exchange)
