@@ -332,8 +332,8 @@ class _Costs:
         return self.algorithms if way is None or way.exchange == self.ran.exchange else (priced_as(way),)
 
     def _layout(self, ranks: int, way: Way | None) -> Layout:
-        group, leaf = min(ranks, (way or self.ran).group_size), self.ingredients.nodes_per_leaf
-        return Layout(ranks=ranks, group_size=group, leaf_size=leaf and leaf * self.ingredients.per_node)
+        group = min(ranks, (way or self.ran).group_size)
+        return Layout(ranks=ranks, group_size=group, leaf_size=self.ingredients.ranks_per_leaf)
 
     def _prices(self, ranks: int, way: Way | None) -> list[Price]:
         layout = self._layout(ranks, way)
