@@ -29,9 +29,10 @@ from dlbench.comm.measurements import (
     why_not,
 )
 from dlbench.comm.predictions import Prediction, Predictions
+from dlbench.perfmodels.algorithms import RankCounts, counts
 from dlbench.perfmodels.extrapolation import PRIOR_SCALE
 from dlbench.perfmodels.predictions import bus_factor
-from dlbench.perfmodels.schedules import Layout, RankCounts, counts
+from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun

@@ -88,28 +88,30 @@ class Segment:
         return [value * math.exp(self.rise * (at - night)) for night, value in enumerate(own, self.start)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChangePoint:
+@dataclass(frozen=True)
+class Found:
     """A night from which on the level is another, or nights over which it drifted."""
 
-    shape: Shape
     index: int  # First night after the change; of a drift its first night.
+    end: int  # Of a drift the first night after it; else `index`.
+    evidence: float
+    """Bayes factor: how much likelier the nights between the neighbouring change points are with this change than
+    without; of several histories divided by what all of them cost."""
+    shape: Shape
+    earliest: int
+    """First of the nights that may be the first after the change: of 95 % of what is likely. Of a drift its second."""
+    latest: int  # Last of them; of a drift its last night.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangePoint(Found):
+    """The change with the levels around it."""
+
     before: Segment  # The segment before; of a drift the drift, its level that of the first night.
     after: Segment
     ratio: Estimate
     """The shift of the nights after against those before (1), by rank sums; of a drift its last night over its first
     (Theil and Sen). The place was found in the same nights, so a small change is shown slightly larger than it is."""
-    evidence: float
-    """Bayes factor: how much likelier the nights between the neighbouring change points are with this change than
-    without; of several histories divided by what all of them cost."""
-    earliest: int
-    """First of the nights that may be the first after the change: of 95 % of what is likely. Of a drift its second."""
-    latest: int  # Last of them; of a drift its last night.
-
-    @property
-    def end(self) -> int:
-        """Of a drift the first night after it; else `index`."""
-        return self.after.end if self.shape == "drift" else self.index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,18 +123,6 @@ class Newest:
     low: float  # Usual range of the nights before: holds the next but for `NAMED`; `MIN_EFFECT` or more each way.
     high: float
     wait_for: int  # More such nights that make a change point of them; 0 if none is beyond.
-
-
-@dataclass(frozen=True)
-class Found:
-    """A change as `detect` finds it."""
-
-    index: int  # First night after the change, or of the drift.
-    end: int
-    evidence: float
-    shape: Shape
-    earliest: int
-    latest: int
 
 
 def change_points(
@@ -169,22 +159,11 @@ def _described(values: Sequence[float], found: Sequence[Found]) -> list[ChangePo
             before = next(piece for piece in pieces if piece.end == one.index)
             after = next(piece for piece in pieces if piece.start == one.index)
             ratio = shift_estimate(after.flat(values, after.start), before.flat(values, before.end - 1))
-        made.append(
-            ChangePoint(
-                shape=one.shape,
-                index=one.index,
-                before=before,
-                after=after,
-                ratio=ratio,
-                evidence=one.evidence,
-                earliest=one.earliest,
-                latest=one.latest,
-            )
-        )
+        made.append(ChangePoint(**vars(one), before=before, after=after, ratio=ratio))
     return made
 
 
-def segments(values: Sequence[float], found: Sequence[Found | ChangePoint]) -> list[Segment]:
+def segments(values: Sequence[float], found: Sequence[Found]) -> list[Segment]:
     """The levels, and drifts, between changes (in order); one segment where there are none."""
     from scipy.stats import theilslopes
 

@@ -3,9 +3,9 @@
 What the kernel answers was tried on ext4, tmpfs and a loop device under Linux 6.18:
 
 - `cachestat(2)` (6.5 and later) counts the cached pages of a file exactly, of one's own files only.
-- `mincore(2)` answers for one's own files as well; of others it calls every page cached.
 - A read with `RWF_NOWAIT` fails with EAGAIN where it would have to wait, for anybody; it begins to read ahead as it
   does so, one page where the file is advised as random. What such a look brought in is evicted again. Not on tmpfs.
+- `mincore(2)` is not asked: it answers for one's own files alone, and of others calls every page cached.
 
 Files on tmpfs are in the page cache and nowhere else. Caches of file servers are out of reach.
 """
@@ -55,22 +55,13 @@ class _Counts(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recent"))
 
 
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    return library
-
-
 def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
     """The share of the pages of files that is in the page cache, nothing being read for it.
 
     Of a data set some hundred files, drawn at random, are looked at.
     """
     generator = random.Random(seed)
-    library = _library()
+    library = ctypes.CDLL(None)
     chosen = list(files) if len(files) <= _LOOKED_AT else generator.sample(list(files), _LOOKED_AT)
     cached = looked = 0
     ways: dict[str, None] = {}
@@ -108,28 +99,8 @@ def _look(
     arguments = ctypes.c_uint(opened), ctypes.byref(_Range(0, 0)), ctypes.byref(counts), ctypes.c_uint(0)
     if library.syscall(ctypes.c_long(_CACHESTAT), *arguments) == 0:
         return "cachestat", min(int(counts.cached), pages), pages
-    spots = sorted(generator.sample(range(pages), min(pages, num_spots)))
-    if os.fstat(opened).st_uid == os.geteuid():
-        known = [_is_mapped_in(library, opened, page) for page in spots]
-        if None not in known:
-            return "mincore", sum(map(bool, known)), len(spots)
-    return _tried(opened, spots)
-
-
-def _is_mapped_in(library: ctypes.CDLL, opened: int, page: int) -> bool | None:
-    address = library.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_SHARED, opened, page * mmap.PAGESIZE)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        return None
-    answer = ctypes.create_string_buffer(1)
-    try:
-        return bool(answer.raw[0] & 1) if library.mincore(address, mmap.PAGESIZE, answer) == 0 else None
-    finally:
-        library.munmap(address, mmap.PAGESIZE)
-
-
-def _tried(opened: int, spots: Sequence[int]) -> tuple[str, int, int] | None:
-    """The same by reads that may not wait."""
-    cached = 0
+    # Before Linux 6.5, or of somebody else's files: by reads that may not wait.
+    spots, cached = sorted(generator.sample(range(pages), min(pages, num_spots))), 0
     os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
     for page in spots:
         start, before = page * mmap.PAGESIZE, storage_reads()

@@ -1,7 +1,9 @@
-"""Phases of algorithms as steps and transfers: rings, chains, trees, straight to everyone, and halving and doubling.
+"""Collective algorithms: who sends which elements to whom in which step, over all ranks at once.
 
-A phase is the list of one rank's steps over a team of ranks and a span of elements. After a reduce-scatter the member
-at place i holds the sum of part i of the span; before an all-gather it holds part i.
+A collective is a list of patterns of messages, arrays of source, target and elements. One rank's share of them is its
+schedule, which the node executes (`dlbench.perfmodels.schedules` says how); what they load a network with is its price
+(`dlbench.perfmodels.patterns`). After a reduce-scatter the member at place i holds the sum of part i of the vector;
+before an all-gather it holds part i. Every algorithm takes any number of ranks and elements.
 
 Halving and doubling take log2 p steps; surplus ranks are folded onto a power of two first. With p = 2^k + r ranks,
 member 2j < 2r sends its vector to member 2j + 1, rests, and gets the result at the end (Rabenseifner 2004; Thakur,
@@ -10,499 +12,465 @@ Rabenseifner & Gropp 2005): 2 alpha + 2 n beta + n gamma on top.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
+
+from dlbench.errors import UserError
+from dlbench.perfmodels.schedules import (
+    Layout,
+    Schedule,
+    Step,
+    Transfer,
+    all_to_all_block,
+    invalid,
+    pipeline_chunks,
+    power_below,
+)
+from dlbench.specs.comm import Collective
+
+Numbers = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
-class Transfer:
-    """A run of elements that travels."""
+class Pattern:
+    """The messages of a step, of which a collective has `repeat`."""
 
-    peer: int  # The other rank.
-    first: int  # First element, in the buffer.
-    count: int  # Elements.
+    source: Numbers  # Ranks.
+    target: Numbers
+    first: Numbers  # First element of each message; it goes on around the end of the vector.
+    count: Numbers  # Elements of each message; those without any do not travel.
+    reduce: bool = False  # Whether what arrives is added.
+    repeat: int = 1
+    weight: Numbers | None = None
+    """Messages that each entry stands for, to as many ranks of the same level; None: one."""
+    into: Numbers | None = None  # First element at the target, of all-to-all; None: as at the source.
+
+    def backwards(self) -> Pattern:
+        """What was received is sent back, and put in place."""
+        return replace(self, source=self.target, target=self.source, reduce=False)
+
+    def runs(self, elements: int) -> Numbers:
+        """Source, target, first element there and there, and elements of what travels, (5, runs), in a vector of this
+        many elements: messages around its end are two.
+        """
+        first = self.first % max(1, elements)
+        around = np.maximum(first + self.count - elements, 0)
+        runs = np.stack([self.source, self.target, first, first if self.into is None else self.into, self.count])
+        if around.any():
+            rest = np.stack([self.source, self.target, 0 * first, 0 * first, around])
+            runs[4] -= around
+            runs = np.concatenate([runs, rest], axis=1)
+        return runs[:, runs[4] > 0]
 
 
-@dataclass(frozen=True)
-class Step:
-    """What one rank does at a time."""
+def schedule(
+    collective: Collective,
+    algorithm: str,
+    rank: int,
+    ranks: int,
+    elements: int,
+    *,
+    group_size: int = 1,
+    shards: int | None = None,
+    chunks: int | None = None,
+) -> Schedule:
+    """The steps of one rank; () for one rank alone.
 
-    sends: tuple[Transfer, ...] = ()
-    receives: tuple[Transfer, ...] = ()
-    reduce: bool = False  # Whether what arrives is added (True) or put in place (False).
-    from_input: bool = False  # Whether sends read the untouched input instead of the working buffer (all-to-all).
-
-
-Schedule = tuple[Step, ...]
-
-
-def block(elements: int, parts: int, index: int) -> tuple[int, int]:
-    """First element and number of elements of one of nearly equal parts; the first parts are the longer ones.
-    `elements`: of the whole, 0 or more. `parts`: into how many it is cut. `index`: which part, from 0.
+    `algorithm`: one of `ALGORITHMS[collective]`. `rank`: whose steps, from 0. `elements`: of the vector, 0 or more.
+    `group_size`: ranks of a group, for hierarchical and leader; rank r is in group r // group_size. `shards`: servers
+    of parameter-server, on the first ranks; none: every rank is one. `chunks`: for double-binary-tree and chain; none:
+    `pipeline_chunks`. Raises `UserError`: no such algorithm; groups that do not divide the ranks; more servers than
+    ranks; `ValueError`: no such rank, a negative number of elements, or no chunk.
     """
-    share, rest = divmod(elements, parts)
-    return index * share + min(index, rest), share + (index < rest)
-
-
-@dataclass(frozen=True)
-class Span:
-    """A run of elements that a phase works on."""
-
-    first: int
-    count: int
-
-    def part(self, parts: int, index: int) -> Span:
-        first, count = block(self.count, parts, index)
-        return Span(self.first + first, count)
-
-    def cover(self, parts: int, low: int, high: int) -> Span:
-        """Parts low, ..., high - 1 as one run."""
-        first = block(self.count, parts, low)[0]
-        end = block(self.count, parts, high)[0]
-        return Span(self.first + first, end - first)
-
-
-@dataclass(frozen=True)
-class Team:
-    """The ranks of a phase in order, and which of them this one is."""
-
-    members: Sequence[int]
-    index: int
-
-    @property
-    def size(self) -> int:
-        return len(self.members)
-
-    def rank(self, index: int) -> int:
-        """The rank at a place, counted around the end."""
-        return self.members[index % len(self.members)]
-
-
-def moves(peer: int, *spans: Span) -> tuple[Transfer, ...]:
-    """Runs of elements to or from a rank; empty runs do not travel."""
-    return tuple(Transfer(peer, span.first, span.count) for span in spans if span.count)
-
-
-def ring_reduce_scatter(team: Team, span: Span) -> list[Step]:
-    """In p - 1 steps; each rank sends (p - 1) / p of the span (Patarasuk & Yuan 2009)."""
-    p, i = team.size, team.index
-    return [
-        Step(
-            sends=moves(team.rank(i + 1), span.part(p, (i - s - 1) % p)),
-            receives=moves(team.rank(i - 1), span.part(p, (i - s - 2) % p)),
-            reduce=True,
-        )
-        for s in range(p - 1)
-    ]
-
-
-def ring_all_gather(team: Team, span: Span) -> list[Step]:
-    """In p - 1 steps; each rank sends (p - 1) / p of the span."""
-    p, i = team.size, team.index
-    return [
-        Step(
-            sends=moves(team.rank(i + 1), span.part(p, (i - s) % p)),
-            receives=moves(team.rank(i - 1), span.part(p, (i - s - 1) % p)),
-        )
-        for s in range(p - 1)
-    ]
-
-
-def ring_allreduce(team: Team, span: Span) -> list[Step]:
-    """Reduce-scatter, then all-gather: 2 (p - 1) steps."""
-    return [*ring_reduce_scatter(team, span), *ring_all_gather(team, span)]
-
-
-def direct_reduce_scatter(team: Team, span: Span) -> list[Step]:
-    """One step: everyone sends each other its part. Partners are taken in turn, so that not all reach for one."""
-    return _straight(team, span, sends_own=False, reduce=True)
-
-
-def direct_all_gather(team: Team, span: Span) -> list[Step]:
-    """One step: everyone sends its part to all others."""
-    return _straight(team, span, sends_own=True, reduce=False)
-
-
-def _straight(team: Team, span: Span, *, sends_own: bool, reduce: bool) -> list[Step]:
-    p, i = team.size, team.index
-    if p == 1:
-        return []
-    sends: list[Transfer] = []
-    receives: list[Transfer] = []
-    for distance in range(1, p):
-        to, origin = (i + distance) % p, (i - distance) % p
-        sends += moves(team.rank(to), span.part(p, i if sends_own else to))
-        receives += moves(team.rank(origin), span.part(p, origin if sends_own else i))
-    return [Step(sends=tuple(sends), receives=tuple(receives), reduce=reduce)]
-
-
-def parameter_server(team: Team, span: Span, shards: int) -> list[Step]:
-    """Two steps: each server adds up its shard of the span and sends the sum to all. Servers stand on the first
-    `shards` ranks, next to the worker there (co-located): what a server's own worker adds does not travel.
-    """
-    p, i = team.size, team.index
-    if p == 1:
-        return []
-    to_servers = tuple(t for s in _others(i, shards) for t in moves(team.rank(s), span.part(shards, s)))
-    own = [span.part(shards, i)] if i < shards else []
-    to_workers = tuple(t for w in _others(i, p) for t in moves(team.rank(w), *own))
-    return [Step(sends=to_servers, receives=to_workers, reduce=True), Step(sends=to_workers, receives=to_servers)]
-
-
-def _others(index: int, count: int) -> list[int]:
-    return [(index + 1 + k) % count for k in range(count) if (index + 1 + k) % count != index]
-
-
-def gather_to_first(team: Team, span: Span) -> list[Step]:
-    """In p - 1 steps: in step s the member s + 1 sends its part to the first."""
-    return _one_by_one(team, span, inwards=True)
-
-
-def scatter_from_first(team: Team, span: Span) -> list[Step]:
-    """In p - 1 steps: in step s the first sends its part to the member s + 1."""
-    return _one_by_one(team, span, inwards=False)
-
-
-def _one_by_one(team: Team, span: Span, *, inwards: bool) -> list[Step]:
-    steps = []
-    for other in range(1, team.size):
-        part = span.part(team.size, other)
-        if team.index == 0:
-            transfers, sends = moves(team.rank(other), part), not inwards
-        else:
-            transfers, sends = moves(team.rank(0), part) if team.index == other else (), inwards
-        steps.append(Step(sends=transfers) if sends else Step(receives=transfers))
-    return steps
-
-
-def chain_broadcast(team: Team, span: Span, chunks: int) -> list[Step]:
-    """From each to the next, in chunks one behind the other: p - 2 + chunks steps."""
-    p, i = team.size, team.index
-    steps = []
-    for s in range(p - 2 + chunks if p > 1 else 0):
-        out, into = s - i, s - i + 1  # member i receives chunk c in step i - 1 + c and sends it on in the next
-        steps.append(
+    problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
+    if problem:
+        raise UserError(problem)
+    if not 0 <= rank < ranks or elements < 0 or (chunks is not None and chunks < 1):
+        raise ValueError(f"no schedule for rank {rank} of {ranks}, {elements} elements in {chunks} chunks")
+    layout = Layout(ranks=ranks, group_size=max(1, group_size))
+    pieces = pipeline_chunks(collective, algorithm, ranks, elements) if chunks is None else chunks
+    found = []
+    for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=pieces):
+        runs = pattern.runs(elements)
+        source, target, first, into, count = runs
+        sends, receives = source == rank, target == rank
+        found.append(
             Step(
-                sends=moves(team.rank(i + 1), span.part(chunks, out)) if i < p - 1 and 0 <= out < chunks else (),
-                receives=moves(team.rank(i - 1), span.part(chunks, into)) if i > 0 and 0 <= into < chunks else (),
+                sends=tuple(map(Transfer, target[sends].tolist(), first[sends].tolist(), count[sends].tolist())),
+                receives=tuple(
+                    map(Transfer, source[receives].tolist(), into[receives].tolist(), count[receives].tolist())
+                ),
+                reduce=pattern.reduce,
+                from_input=pattern.into is not None,
             )
         )
-    return steps
+    return tuple(found)
 
 
-def pairwise_all_to_all(ranks: int, rank: int, elements: int) -> list[Step]:
-    """In p - 1 steps: in step s every rank sends to the one s + 1 further."""
-    return [
-        Step(
-            sends=_piece(elements, ranks, rank, (rank + d) % ranks, sent=True),
-            receives=_piece(elements, ranks, (rank - d) % ranks, rank, sent=False),
-            from_input=True,
-        )
-        for d in range(1, ranks)
-    ]
+@dataclass(frozen=True, kw_only=True)
+class RankCounts:
+    """What one rank does in one collective."""
+
+    steps: int  # Steps of its schedule, those without a message of its own included: equal on all ranks.
+    messages: int  # Messages it sends.
+    bytes_sent: int  # Bytes it sends.
+    bytes_across: int  # Those of them that leave its group.
 
 
-def direct_all_to_all(ranks: int, rank: int, elements: int) -> list[Step]:
-    """The same messages in one step."""
-    steps = pairwise_all_to_all(ranks, rank, elements)
-    if not steps:
-        return []
-    return [
-        Step(
-            sends=tuple(t for step in steps for t in step.sends),
-            receives=tuple(t for step in steps for t in step.receives),
-            from_input=True,
-        )
-    ]
+def counts(
+    collective: Collective,
+    algorithm: str,
+    layout: Layout,
+    elements: int,
+    element_bytes: int,
+    *,
+    shards: int | None = None,
+) -> tuple[RankCounts, ...]:
+    """Counts of every rank; arguments and errors as `schedule`."""
+    ranks, chunks, steps = layout.ranks, pipeline_chunks(collective, algorithm, layout.ranks, elements), 0
+    totals = np.zeros((3, ranks), np.int64)  # messages, elements, elements that leave the group
+    for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks):
+        source, target, _, _, count = pattern.runs(elements)
+        away = source // layout.group_size != target // layout.group_size
+        for total, weights in zip(totals, (count > 0, count, count * away), strict=True):
+            np.add.at(total, source, weights)
+        steps += 1
+    return tuple(
+        RankCounts(steps=steps, messages=messages, bytes_sent=sent * element_bytes, bytes_across=across * element_bytes)
+        for messages, sent, across in totals.T.tolist()
+    )
 
 
-def _piece(elements: int, ranks: int, source: int, target: int, *, sent: bool) -> tuple[Transfer, ...]:
-    out, into, count = all_to_all_block(elements, ranks, source, target)
-    return moves(target, Span(out, count)) if sent else moves(source, Span(into, count))
+def patterns(
+    collective: Collective,
+    algorithm: str,
+    layout: Layout,
+    elements: int,
+    *,
+    shards: int | None = None,
+    chunks: int = 1,
+    lumped: bool = False,
+) -> Iterator[Pattern]:
+    """The messages of all steps of a collective, in turn; none for one rank. Arguments and errors as `schedule`.
 
-
-def all_to_all_block(elements: int, ranks: int, source: int, target: int) -> tuple[int, int, int]:
-    """Where a piece of an all-to-all lies: first element in the source's input, in the target's output, elements.
-
-    Every input and every output has `elements` elements. If the ranks divide them, these are the equal blocks
-    `target` of the input and `source` of the output. Otherwise rank i sends one element more to itself and to the
-    next elements % ranks - 1 ranks, so that outputs are as long as inputs.
+    `lumped`: steps that load a network alike are given as one that is repeated, messages that do as one with a weight;
+    thousands of ranks are priced so.
     """
-    share, rest = divmod(elements, ranks)
-    # Element by element of a row: longer where (target - source) mod ranks < rest; of a column: the same mirrored.
-    before_in_row = _marked_below(target, ranks, source, rest)
-    before_in_column = _marked_below(source, ranks, target - rest + 1, rest)
-    longer = (target - source) % ranks < rest
-    return target * share + before_in_row, source * share + before_in_column, share + longer
+    p, g = layout.ranks, layout.group_size
+    problem = invalid(collective, algorithm, p, group_size=g, shards=shards)
+    if problem:
+        raise UserError(problem)
+    if p == 1:
+        return iter(())
+    n, ranks = elements, np.arange(p)[None]
+    groups = ranks.reshape(-1, g) if p % g == 0 else ranks
+
+    def ring(phases: str, teams: Numbers = ranks, parts: int = 1) -> Iterator[Pattern]:
+        return _ring(teams, n, parts, phases, lumped)
+
+    made: dict[str, Callable[[], Iterator[Pattern]]] = {
+        "allreduce ring": lambda: ring("both"),
+        "allreduce binomial-tree": lambda: _there_and_back(_binomial_reduce(p, n)),
+        "allreduce double-binary-tree": lambda: _there_and_back(_double_tree(p, n, chunks, lumped)),
+        "allreduce recursive-doubling": lambda: _folded(p, n, _recursive_doubling),
+        "allreduce recursive-halving-doubling": lambda: _folded(p, n, _halving_doubling),
+        "allreduce shifted-halving-doubling": lambda: _folded(p, n, _shifted),
+        "allreduce direct": lambda: _there_and_back(_to_servers(layout, n, p, lumped)),
+        "allreduce parameter-server": lambda: _there_and_back(_to_servers(layout, n, shards or p, lumped)),
+        # In the group, across groups among ranks of one place, in the group: Horovod's hierarchical and torus
+        # all-reduce (2D ring, Mikami et al. 2018).
+        "allreduce hierarchical": lambda: _chained(
+            ring("scatter", groups), ring("both", groups.T, g), ring("gather", groups)
+        ),
+        # To the first rank of each group, ring of these, from it in the group (Jia et al. 2018).
+        "allreduce leader": lambda: _chained(
+            ring("scatter", groups),
+            (one.backwards() for one in _from_first(groups, n)),
+            ring("both", groups.T[:1]),
+            _from_first(groups, n),
+            ring("gather", groups),
+        ),
+        "reduce-scatter ring": lambda: ring("scatter"),
+        "reduce-scatter recursive-halving": lambda: _halved(p, n, gather=False),
+        "reduce-scatter direct": lambda: _to_servers(layout, n, p, lumped),
+        "all-gather ring": lambda: ring("gather"),
+        "all-gather recursive-doubling": lambda: _halved(p, n, gather=True),
+        "all-gather direct": lambda: (one.backwards() for one in _to_servers(layout, n, p, lumped)),
+        "broadcast binomial-tree": lambda: (one.backwards() for one in [*_binomial_reduce(p, n)][::-1]),
+        "broadcast chain": lambda: _chain(layout, n, chunks, lumped),
+        "broadcast scatter-all-gather": lambda: _chained(_binomial_scatter(p, n), ring("gather")),
+        "all-to-all pairwise": lambda: _pairwise(layout, n, lumped),
+        "all-to-all direct": lambda: _all_to_all(layout, n, lumped),
+    }
+    return made[f"{collective} {algorithm}"]()
 
 
-def _marked_below(limit: int, ranks: int, start: int, length: int) -> int:
-    """How many of the places start, ..., start + length - 1, counted around `ranks`, lie below `limit`."""
-    start %= ranks
-    end = start + length
-    return max(0, min(limit, end) - start) + max(0, min(limit, end - ranks))
+def _outer_block(layout: Layout) -> int:
+    """Ranks of the largest blocks that some messages leave; 1 where all ranks are in one."""
+    sizes = [size for size in (layout.leaf_size or layout.ranks, layout.group_size) if size < layout.ranks]
+    return sizes[0] if sizes else 1
 
 
-def power_below(ranks: int) -> int:
-    """The largest power of two that is not above `ranks`."""
-    return 1 << (ranks.bit_length() - 1)
+def _begin(elements: int | Numbers, parts: int, index: int | Numbers) -> Numbers:
+    """First elements of some of nearly equal parts, as `block` cuts them."""
+    return np.asarray(index * (elements // parts) + np.minimum(index, elements % parts))
 
 
-def folded(team: Team, span: Span, core: Callable[[Team, Span], list[Step]]) -> list[Step]:
-    """An allreduce for a power of two of ranks, `core`, for any number of ranks."""
-    whole = moves(team.rank(_partner(team)), span)
-    return _between(team, core, span, Step(sends=whole), Step(receives=whole))
+def _cut(elements: int | Numbers, parts: int, index: int | Numbers) -> Numbers:
+    """Elements of these parts."""
+    return np.asarray(elements // parts + (index < elements % parts))
 
 
-def _between(
-    team: Team, core: Callable[[Team, Span], list[Step]], span: Span, give: Step, take: Step, *, reduce: bool = True
-) -> list[Step]:
-    """The core between the steps in which surplus members give their data away and take the result. `give` and `take`
-    are seen by the surplus member; its partner does the opposite.
+def _chained(*phases: Iterator[Pattern]) -> Iterator[Pattern]:
+    for phase in phases:
+        yield from phase
+
+
+def _there_and_back(phase: Iterator[Pattern]) -> Iterator[Pattern]:
+    there = list(phase)
+    return iter([*there, *(one.backwards() for one in reversed(there))])
+
+
+def _whole(source: Numbers, target: Numbers, elements: int, *, reduce: bool) -> Pattern:
+    return Pattern(source, target, np.zeros(len(source), int), np.full(len(source), elements), reduce)
+
+
+def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) -> Iterator[Pattern]:
+    """Rings at once (Patarasuk & Yuan 2009), one a row of `teams`, each over all elements, or over one of `parts`;
+    `phases`: scatter, gather or both, of p - 1 steps each in which a rank sends (p - 1) / p.
     """
-    surplus = team.size - power_below(team.size)
-    rests = team.index < 2 * surplus and team.index % 2 == 0
-    helps = team.index < 2 * surplus and team.index % 2 == 1
-    steps = core(_core_team(team), span)
-    if rests:
-        return [give, *[Step() for _ in steps], take]
-    if helps:
-        return [
-            Step(sends=give.receives, receives=give.sends, reduce=reduce),
-            *steps,
-            Step(sends=take.receives, receives=take.sends),
-        ]
-    return [Step(), *steps, Step()] if surplus else steps
+    size, place = teams.shape[1], np.arange(len(teams)) if parts > 1 else np.zeros(len(teams), int)
+    source, target = teams.ravel(), np.roll(teams, -1, axis=1).ravel()
+    begins, vectors = _begin(elements, parts, place)[:, None], _cut(elements, parts, place)[:, None]
+    is_one = lumped and not (vectors % size).any()
+    for reduce in (True, False) if phases == "both" else (phases == "scatter",):
+        for step in range(min(1, size - 1) if is_one else size - 1):
+            index = (np.arange(size) - step - reduce)[None] % size
+            first, count = begins + _begin(vectors, size, index), _cut(vectors, size, index)
+            yield Pattern(source, target, first.ravel(), count.ravel(), reduce, size - 1 if is_one else 1)
 
 
-def _partner(team: Team) -> int:
-    return team.index + 1 if team.index % 2 == 0 else team.index - 1
+def _from_first(teams: Numbers, elements: int) -> Iterator[Pattern]:
+    """The first of each team sends the others their parts, one after the other: p - 1 steps."""
+    size, equal = teams.shape[1], np.ones(len(teams), int)
+    for place in range(1, size):
+        first, count = equal * _begin(elements, size, place), equal * _cut(elements, size, place)
+        yield Pattern(teams[:, 0], teams[:, place], first, count)
 
 
-def _core_team(team: Team) -> Team:
-    surplus = team.size - power_below(team.size)
-    members = [team.members[i] for i in range(team.size) if i >= 2 * surplus or i % 2 == 1]
-    index = team.index // 2 if team.index < 2 * surplus else team.index - surplus
-    return Team(members, index)
-
-
-def recursive_doubling(team: Team, span: Span) -> list[Step]:
-    """log2 p steps; in each, partners exchange and add whole vectors. For a power of two of ranks."""
-    steps = []
-    distance = 1
-    while distance < team.size:
-        whole = moves(team.rank(team.index ^ distance), span)
-        steps.append(Step(sends=whole, receives=whole, reduce=True))
-        distance *= 2
-    return steps
-
-
-def halving_doubling(team: Team, span: Span) -> list[Step]:
-    """Rabenseifner's allreduce: 2 log2 p steps, 2 (p - 1) / p of the span sent. For a power of two of ranks. Neighbours
-    exchange the largest halves, so that these stay inside groups.
-    """
-    p, low, high = team.size, 0, team.size
-    scatter: list[Step] = []
-    gather: list[Step] = []
+def _binomial_reduce(p: int, elements: int) -> Iterator[Pattern]:
+    """ceil(log2 p) steps; the first member then holds the sum."""
     distance = 1
     while distance < p:
-        peer, middle = team.rank(team.index ^ distance), (low + high) // 2
-        lower, upper = moves(peer, span.cover(p, low, middle)), moves(peer, span.cover(p, middle, high))
-        if team.index & distance:
-            kept, given, low = upper, lower, middle
-        else:
-            kept, given, high = lower, upper, middle
-        scatter.append(Step(sends=given, receives=kept, reduce=True))
-        gather.append(Step(sends=kept, receives=given))
+        source = np.arange(distance, p, 2 * distance)
+        yield _whole(source, source - distance, elements, reduce=True)
         distance *= 2
-    return [*scatter, *reversed(gather)]
 
 
-def shifted_halving_doubling(team: Team, span: Span) -> list[Step]:
-    """Halving and doubling by cyclic shifts instead of exchanges (Nguyen & Wahib, CCGRID 2021). For a power of two.
-
-    Each step uses one length of shortcut of a distributed loop network, in one direction; steps and bytes are those
-    of halving and doubling. Runs of parts that go around the end travel as two transfers.
-    """
-    p, i = team.size, team.index
-    scatter: list[Step] = []
-    gather: list[Step] = []
-    distance = p // 2
-    while distance:
-        after, before = team.rank(i + distance), team.rank(i - distance)
-        far, near = _around(span, p, i + distance, distance), _around(span, p, i, distance)
-        scatter.append(Step(sends=moves(after, *far), receives=moves(before, *near), reduce=True))
-        gather.append(Step(sends=moves(before, *near), receives=moves(after, *far)))
-        distance //= 2
-    return [*scatter, *reversed(gather)]
-
-
-def _around(span: Span, parts: int, start: int, length: int) -> list[Span]:
-    """Parts start, ..., start + length - 1 counted around the end, as one or two runs."""
-    start %= parts
-    end = start + length
-    if end <= parts:
-        return [span.cover(parts, start, end)]
-    return [span.cover(parts, start, parts), span.cover(parts, 0, end - parts)]
-
-
-def halving_reduce_scatter(team: Team, span: Span) -> list[Step]:
-    """log2 p steps, (p - 1) / p of the span sent, for a power of two of ranks; others fold. A member that takes over a
-    surplus one works for both of their parts, and sends its part back at the end.
-    """
-    partner = team.rank(_partner(team))
-    own = span.part(team.size, team.index - team.index % 2)
-    give, take = Step(sends=moves(partner, span)), Step(receives=moves(partner, own))
-    return _between(team, lambda core, _: _halve(team, core, span)[0], span, give, take)
-
-
-def doubling_all_gather(team: Team, span: Span) -> list[Step]:
-    """log2 p steps, (p - 1) / p of the span sent, for a power of two of ranks; others fold. A surplus member gives its
-    part away at the start and gets all others at the end.
-    """
-    p, partner = team.size, team.rank(_partner(team))
-    surplus_index = team.index - team.index % 2
-    own = span.part(p, surplus_index)
-    rest = (span.cover(p, 0, surplus_index), span.cover(p, surplus_index + 1, p))
-    give, take = Step(sends=moves(partner, own)), Step(receives=moves(partner, *rest))
-    return _between(team, lambda core, _: _halve(team, core, span)[1], span, give, take, reduce=False)
-
-
-def _halve(team: Team, core: Team, span: Span) -> tuple[list[Step], list[Step]]:
-    """Halving over the members of the core, each for its own part and that of the member it took over; and back."""
-    p, low, high = team.size, 0, core.size
-    surplus = p - core.size
-
-    def first_part(place: int) -> int:
-        return 2 * place if place < surplus else place + surplus
-
-    halving: list[Step] = []
-    doubling: list[Step] = []
-    distance = core.size // 2
-    while distance:
-        peer, middle = core.rank(core.index ^ distance), (low + high) // 2
-        lower = moves(peer, span.cover(p, first_part(low), first_part(middle)))
-        upper = moves(peer, span.cover(p, first_part(middle), first_part(high)))
-        if core.index & distance:
-            kept, given, low = upper, lower, middle
-        else:
-            kept, given, high = lower, upper, middle
-        halving.append(Step(sends=given, receives=kept, reduce=True))
-        doubling.append(Step(sends=kept, receives=given))
-        distance //= 2
-    return halving, doubling[::-1]
-
-
-def binomial_reduce(team: Team, span: Span) -> list[Step]:
-    """ceil(log2 p) steps; the first member then holds the sum."""
-    i, steps = team.index, []
-    distance = 1
-    while distance < team.size:
-        step = Step()
-        if i % (2 * distance) == distance:
-            step = Step(sends=moves(team.rank(i - distance), span))
-        elif i % (2 * distance) == 0 and i + distance < team.size:
-            step = Step(receives=moves(team.rank(i + distance), span), reduce=True)
-        steps.append(step)
-        distance *= 2
-    return steps
-
-
-def binomial_broadcast(team: Team, span: Span) -> list[Step]:
-    """ceil(log2 p) steps: the reduction backwards."""
-    return [Step(sends=step.receives, receives=step.sends) for step in reversed(binomial_reduce(team, span))]
-
-
-def binomial_scatter(team: Team, span: Span) -> list[Step]:
+def _binomial_scatter(p: int, elements: int) -> Iterator[Pattern]:
     """ceil(log2 p) steps; member i then holds part i, sent with all parts of the members behind it."""
-    p, i = team.size, team.index
-    steps = []
     distance = 1 << (p - 1).bit_length() >> 1
     while distance:
-        step = Step()
-        if i % (2 * distance) == distance:
-            step = Step(receives=moves(team.rank(i - distance), span.cover(p, i, min(i + distance, p))))
-        elif i % (2 * distance) == 0 and i + distance < p:
-            behind = span.cover(p, i + distance, min(i + 2 * distance, p))
-            step = Step(sends=moves(team.rank(i + distance), behind))
-        steps.append(step)
+        target = np.arange(distance, p, 2 * distance)
+        first, end = _begin(elements, p, target), _begin(elements, p, np.minimum(target + distance, p))
+        yield Pattern(target - distance, target, first, end - first)
         distance //= 2
-    return steps
 
 
-@dataclass(frozen=True)
-class Tree:
-    """A binary tree over places 0 to p - 1: for each its parent (the root's is -1), its children and its depth."""
+def _folded(p: int, elements: int, core: Callable[[Numbers, int], Iterator[Pattern]]) -> Iterator[Pattern]:
+    """An all-reduce for a power of two of ranks, `core`, for any number of ranks."""
+    members, rests = _core(p)
+    surplus = [_whole(rests, rests + 1, elements, reduce=True)] if len(rests) else []
+    yield from _chained(iter(surplus), core(members, elements), (one.backwards() for one in surplus))
 
-    parents: tuple[int, ...]
-    children: tuple[tuple[int, ...], ...]
-    depths: tuple[int, ...]
+
+def _core(p: int) -> tuple[Numbers, Numbers]:
+    """The members of the power of two that works, and the surplus members, which rest."""
+    ranks, surplus = np.arange(p), p - power_below(p)
+    is_surplus = (ranks < 2 * surplus) & (ranks % 2 == 0)
+    return ranks[~is_surplus], ranks[is_surplus]
+
+
+def _recursive_doubling(members: Numbers, elements: int) -> Iterator[Pattern]:
+    """log2 p steps; in each, partners exchange and add whole vectors."""
+    place = np.arange(len(members))
+    for bit in range(len(members).bit_length() - 1):
+        yield _whole(members, members[place ^ (1 << bit)], elements, reduce=True)
+
+
+def _halving_doubling(members: Numbers, elements: int) -> Iterator[Pattern]:
+    """Rabenseifner's all-reduce: 2 log2 p steps, 2 (p - 1) / p of the vector sent. Neighbours exchange the largest
+    halves, so that these stay inside groups.
+    """
+    bits = range(len(members).bit_length() - 1)
+    bounds = np.arange(len(members) + 1)
+    return _there_and_back(_halving(members, elements, bounds, [1 << bit for bit in bits]))
+
+
+def _halving(members: Numbers, elements: int, bounds: Numbers, distances: Sequence[int]) -> Iterator[Pattern]:
+    """Of what a member still works on it gives one half to its partner. `bounds`: first part of each place, of as many
+    parts as the last bound says.
+    """
+    begins = _begin(elements, int(bounds[-1]), bounds)
+    place, low, high = np.arange(len(members)), np.zeros(len(members), int), np.full(len(members), len(members))
+    for distance in distances:
+        middle, takes_upper = (low + high) // 2, (place & distance) > 0
+        first, end = begins[np.where(takes_upper, low, middle)], begins[np.where(takes_upper, middle, high)]
+        yield Pattern(members, members[place ^ distance], first, end - first, reduce=True)
+        low, high = np.where(takes_upper, middle, low), np.where(takes_upper, high, middle)
+
+
+def _halved(p: int, elements: int, *, gather: bool) -> Iterator[Pattern]:
+    """Reduce-scatter by halving, or all-gather by doubling, in log2 p steps. A member that takes over a surplus one
+    works for both of their parts, and sends its part back at the end, or all others.
+    """
+    members, rests = _core(p)
+    surplus = len(rests)
+    place = np.arange(len(members) + 1)
+    bounds = np.where(place < surplus, 2 * place, place + surplus)
+    distances = [1 << bit for bit in reversed(range(len(members).bit_length() - 1))]
+    halving = list(_halving(members, elements, bounds, distances))
+    first, own = _begin(elements, p, rests), _cut(elements, p, rests)
+    there, back = [_whole(rests, rests + 1, elements, reduce=True)], [Pattern(rests + 1, rests, first, own)]
+    if gather:
+        there, back = [Pattern(rests, rests + 1, first, own)], [Pattern(rests + 1, rests, first + own, elements - own)]
+        halving = [one.backwards() for one in reversed(halving)]
+    yield from [*there * bool(surplus), *halving, *back * bool(surplus)]
+
+
+def _shifted(members: Numbers, elements: int) -> Iterator[Pattern]:
+    """Halving and doubling by cyclic shifts instead of exchanges (Nguyen & Wahib, CCGRID 2021): each step uses one
+    length of shortcut of a distributed loop network, in one direction.
+    """
+    p = len(members)
+    place = np.arange(p)
+    scatter = []
+    for distance in (1 << bit for bit in reversed(range(p.bit_length() - 1))):
+        start, end = (place + distance) % p, (place + 2 * distance) % p
+        first = _begin(elements, p, start)
+        count = _begin(elements, p, end) - first + elements * (end <= start)
+        scatter.append(Pattern(members, members[start], first, count, reduce=True))
+    return _there_and_back(iter(scatter))
+
+
+def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> Iterator[Pattern]:
+    """One step: each server, on the first ranks, gets its part from everyone; direct where every rank is one. Partners
+    are taken in turn, so that not all reach for one.
+    """
+    if servers == layout.ranks and lumped and (alike := _alike(layout, elements)):
+        yield replace(alike, reduce=True)
+        return
+    source, target = _pairs(layout.ranks, servers)
+    yield Pattern(source, target, _begin(elements, servers, target), _cut(elements, servers, target), reduce=True)
+
+
+def _pairs(p: int, targets: int) -> tuple[Numbers, Numbers]:
+    """Everyone to the first ranks; each begins with the one behind it."""
+    turn, source = (one.ravel() for one in np.indices((targets, p)))
+    target = (source + 1 + turn) % targets
+    return source[source != target], target[source != target]
+
+
+def _alike(layout: Layout, elements: int) -> Pattern | None:
+    """Everyone to all others where all ranks are alike: one message of each level; None where they are not."""
+    p, group = layout.ranks, min(layout.group_size, layout.ranks)
+    leaf = min(layout.leaf_size or p, p)
+    if elements % p or p % leaf or leaf % group:
+        return None
+    ranks = np.arange(p)
+    near, far = ranks // group * group, ranks // leaf * leaf
+    targets = (near + (ranks + 1) % group, far + (ranks + group) % leaf, (ranks + leaf) % p)
+    many = (group - 1, leaf - group, p - leaf)
+    source = np.repeat(ranks, [sum(n > 0 for n in many)] * p)
+    target = np.stack([one for one, n in zip(targets, many, strict=True) if n], axis=1).ravel()
+    weight = np.tile([n for n in many if n], p)
+    return Pattern(source, target, 0 * source, np.full(len(source), elements // p), weight=weight)
+
+
+def _all_to_all(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
+    if lumped and (alike := _alike(layout, elements)):
+        yield alike
+        return
+    source, target = _pairs(layout.ranks, layout.ranks)
+    first, into, count = all_to_all_block(elements, layout.ranks, source, target)
+    yield Pattern(source, target, first, count, into=into)
+
+
+def _pairwise(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
+    """In p - 1 steps: in step s every rank sends to the one s + 1 further. Beyond the ranks of an outermost block all
+    distances load a network alike, and so do d and p - d.
+    """
+    p, block, ranks = layout.ranks, _outer_block(layout), np.arange(layout.ranks)
+    kinds = Counter((min(d, p - d, block) if lumped else d, int(_cut(elements, p, d))) for d in range(1, p))
+    for (distance, count), repeat in kinds.items():
+        target = (ranks + distance) % p
+        first, into, _ = all_to_all_block(elements, p, ranks, target)
+        yield Pattern(ranks, target, first, np.full(p, count), repeat=repeat, into=into)
+
+
+def _chain(layout: Layout, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
+    """From each to the next, in chunks one behind the other, p - 2 + chunks steps: in step s member i sends chunk
+    s - i. A full window of chunks loads a network as one a block further.
+    """
+    p, block = layout.ranks, _outer_block(layout)
+    kinds: Counter[int] = Counter()
+    for step in range(p - 2 + chunks):
+        is_full = lumped and chunks - 1 <= step <= p - 2
+        kinds[chunks - 1 + (step - chunks + 1) % block if is_full else step] += 1
+    for step, repeat in kinds.items():
+        source = np.arange(max(0, step - chunks + 1), min(step, p - 2) + 1)
+        first, count = _begin(elements, chunks, step - source), _cut(elements, chunks, step - source)
+        yield Pattern(source, source + 1, first, count, repeat=repeat)
 
 
 @cache
-def in_order_tree(size: int) -> Tree:
-    """The tree whose in-order walk is 0, 1, ...: even places are leaves and odd ones are not; depth floor(log2 p)."""
-    parents, depths = [-1] * size, [0] * size
-    children: list[list[int]] = [[] for _ in range(size)]
+def in_order_tree(size: int) -> tuple[Numbers, Numbers]:
+    """Parents (the root's is -1) and depths of the binary tree over places 0, 1, ... whose in-order walk these are:
+    even places are leaves and odd ones are not; depth floor(log2 p).
+    """
+    parents, depths = np.full(size, -1), np.zeros(size, int)
     ranges = [(0, size, -1, 0)]
     while ranges:
         low, high, parent, depth = ranges.pop()
-        if low == high:
-            continue
-        root = low + (1 << ((high - low).bit_length() - 1)) - 1
-        parents[root], depths[root] = parent, depth
-        if parent >= 0:
-            children[parent].append(root)
-        ranges += [(root + 1, high, root, depth + 1), (low, root, root, depth + 1)]
-    return Tree(tuple(parents), tuple(tuple(c) for c in children), tuple(depths))
+        if low < high:
+            root = low + (1 << ((high - low).bit_length() - 1)) - 1
+            parents[root], depths[root] = parent, depth
+            ranges += [(root + 1, high, root, depth + 1), (low, root, root, depth + 1)]
+    return parents, depths
 
 
-def double_tree_place(ranks: int, tree: int, index: int) -> int:
-    """Place of a member in the first (0) or second (1) of the two trees.
+def _double_tree(p: int, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
+    """Reduction in two trees, each of one half of the vector, in chunks one behind the other (Sanders, Speck & Träff
+    2009): depth + chunks - 1 steps. In a step a member takes from two children in the one tree and gives to its parents
+    in both, so that both directions are used.
 
-    The second is the mirror image of the first for an even number of members, and the first shifted by one for an odd
-    number: then what is inside one tree is a leaf of the other. Of an odd number one member is a leaf of both.
+    The second tree is the mirror image of the first for an even number of members, and the first shifted by one for an
+    odd number: then what is inside one tree is a leaf of the other. Of an odd number one member is a leaf of both.
     """
-    if tree == 0:
-        return index
-    return ranks - 1 - index if ranks % 2 == 0 else (index - 1) % ranks
-
-
-def _member(ranks: int, tree: int, place: int) -> int:
-    if tree == 0:
-        return place
-    return ranks - 1 - place if ranks % 2 == 0 else (place + 1) % ranks
-
-
-def double_binary_tree(team: Team, span: Span, chunks: int) -> list[Step]:
-    """Two trees, each for one half of the span, in chunks one behind the other (Sanders, Speck & Träff 2009).
-
-    Reduction to both roots, then broadcast: 2 (depth + chunks - 1) steps with depth floor(log2 p). In a step a member
-    takes from two children in the one tree and gives to its parents in both, so that both directions are used.
-    """
-    p = team.size
-    if p == 1:
-        return []
-    shape = in_order_tree(p)
-    depth = max(shape.depths)
-    length = depth + chunks - 1
-    sends: list[list[Transfer]] = [[] for _ in range(length)]
-    receives: list[list[Transfer]] = [[] for _ in range(length)]
-    for tree in range(2):
-        half = span.part(2, tree)
-        place = double_tree_place(p, tree, team.index)
-        for chunk in range(chunks):
-            piece = half.part(chunks, chunk)
-            # A member at depth d passes chunk c on in step depth - d + c, one step after its children did.
-            start = depth - shape.depths[place] + chunk
-            if shape.parents[place] >= 0:
-                sends[start] += moves(team.rank(_member(p, tree, shape.parents[place])), piece)
-            for child in shape.children[place]:
-                receives[start - 1] += moves(team.rank(_member(p, tree, child)), piece)
-    up = [Step(sends=tuple(s), receives=tuple(r), reduce=True) for s, r in zip(sends, receives, strict=True)]
-    return [*up, *_back(up)]
-
-
-def _back(up: list[Step]) -> list[Step]:
-    return [Step(sends=step.receives, receives=step.sends) for step in reversed(up)]
+    parents, depths = in_order_tree(p)
+    depth, places, ranks = int(depths.max()), np.flatnonzero(parents >= 0), np.arange(p)
+    member = [ranks, p - 1 - ranks if p % 2 == 0 else (ranks + 1) % p]  # at each place of the trees
+    is_equal = lumped and elements % (2 * chunks) == 0
+    kinds: Counter[tuple[int, int, int]] = Counter()
+    for step in range(depth + chunks - 1):
+        # A member at depth d passes chunk c on in step depth - d + c, one step after its children did.
+        low, high = max(1, depth - step), min(depth, depth - step + chunks - 1)
+        kinds[low, high, -1 if is_equal else step] += 1
+    for (low, high, step), repeat in kinds.items():
+        active = places[(depths[places] >= low) & (depths[places] <= high)]
+        chunk = np.zeros(len(active), int) if is_equal else step - depth + depths[active]
+        source = np.concatenate([member[tree][active] for tree in (0, 1)])
+        target = np.concatenate([member[tree][parents[active]] for tree in (0, 1)])
+        halves = [int(_cut(elements, 2, tree)) for tree in (0, 1)]
+        first = np.concatenate([tree * halves[0] + _begin(halves[tree], chunks, chunk) for tree in (0, 1)])
+        count = np.concatenate([_cut(halves[tree], chunks, chunk) for tree in (0, 1)])
+        if lumped:  # between two ranks it is one message
+            pair, index = np.unique(source * p + target, return_inverse=True)
+            source, target, first = pair // p, pair % p, 0 * pair
+            count = np.bincount(index, count).astype(np.int64)
+        yield Pattern(source, target, first, count, reduce=True, repeat=repeat)

@@ -2,11 +2,10 @@
 
 Wait-free back-propagation sends each gradient as soon as it is ready (Zhang et al., Poseidon, USENIX ATC 2017).
 Messages follow each other: one starts when it is ready and the one before is through. Each costs startup + bytes x per
-byte, so that it pays to merge gradients, and costs to wait for the later ones. MG-WFBP (Shi, Chu & Li, INFOCOM 2019)
-merges by a rule that looks at two neighbours at a time: `merge`. It is never worse than a message a gradient or one
-message, but not always the best: gradients of 10, 1 and 10 bytes ready at 0, 0.5 and 2.5 s, at 2 s + 0.1 s/byte, end
-at 6.6 s by the rule and could at 6.1 s. `best_merge` finds the least end of all partitions in the same model; it is the
-planner, and the rule is kept to compare with.
+byte, so that it pays to merge gradients, and costs to wait for the later ones. MG-WFBP (Shi, Chu & Li, INFOCOM 2019,
+algorithm 1) merges by a rule that looks at two neighbours at a time, which is not always the best: gradients of 10, 1
+and 10 bytes ready at 0, 0.5 and 2.5 s, at 2 s + 0.1 s/byte, end at 6.6 s by the rule and could at 6.1 s. `best_merge`
+finds the least end of all partitions in the same model.
 
 Gradients stand in the order in which they become ready; times are seconds on one clock, usually from the start of the
 backward pass.
@@ -51,32 +50,6 @@ def merged(
     return tuple(sum(sizes[span]) for span in spans), tuple(max(ready_s[span]) for span in spans)
 
 
-def merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[int, ...]:
-    """Gradients of each message by the rule of MG-WFBP (Shi, Chu & Li, INFOCOM 2019, algorithm 1).
-
-    A gradient joins the message before it if that has not started when the gradient is ready (merging is free), or has
-    started less than one start-up before and is still under way (waiting costs less than the start-up saved).
-
-    `sizes`: bytes of each gradient. `ready_s`: when each is ready, ascending. `cost`: of a message; its start-up is the
-    rule's a. Raises `ValueError`: as `exchange_times`, or times that do not ascend.
-    """
-    _check(sizes, ready_s, ascending=True)
-    groups: list[int] = []
-    free, start, held = -math.inf, 0.0, 0.0  # end of the message before the last; start and bytes of the last
-    for size, ready in zip(sizes, ready_s, strict=True):
-        if groups:
-            end = start + cost.time(held)
-            if ready < end and (start > ready or ready - start < cost.startup_s):
-                groups[-1] += 1
-                held += size
-                start = max(free, ready)
-                continue
-            free = end
-        groups.append(1)
-        start, held = max(free, ready), size
-    return tuple(groups)
-
-
 def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[int, ...]:
     """Gradients of each message so that the last exchange ends as early as any partition in this order allows.
 
@@ -86,7 +59,7 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
     the square of the number of gradients.
 
     `sizes`: bytes of each gradient. `ready_s`: when each is ready, ascending. `cost`: of a message. Raises
-    `ValueError`: as `merge`.
+    `ValueError`: as `exchange_times`, or times that do not ascend.
     """
     _check(sizes, ready_s, ascending=True)
     total = [0.0, *accumulate(float(size) for size in sizes)]
@@ -112,11 +85,6 @@ def exposed(
     message_sizes, message_ready = merged(groups, sizes, ready_s)
     times = exchange_times(message_sizes, message_ready, cost)
     return max(0.0, times[-1][1] - backward_s) if times else 0.0
-
-
-def best_exposed(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost, backward_s: float) -> float:
-    """The least `exposed` of all partitions in this order, seconds; arguments and errors as there and `best_merge`."""
-    return exposed(best_merge(sizes, ready_s, cost), sizes, ready_s, cost, backward_s)
 
 
 def hybrid_threshold(flat: LineCost, grouped: LineCost) -> int | None:

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from dlbench.errors import UserError, nearest
-from dlbench.perfmodels.algorithms import power_below
-from dlbench.perfmodels.schedules import Layout, pipeline_chunks, schedule
+from dlbench.perfmodels.algorithms import patterns
+from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.base import Count, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.comm import Collective
 from dlbench.specs.files import read_yaml
@@ -208,15 +208,12 @@ def steps_of(
     collective: Collective, algorithm: str, layout: Layout, elements: int, shards: int | None, chunks: int
 ) -> list[tuple[Messages, int]]:
     """Messages of all ranks in each step, and the most elements that a rank adds."""
-    cut: dict[str, Any] = {"group_size": layout.group_size, "shards": shards, "chunks": chunks}
-    ranks = layout.ranks
-    every = [schedule(collective, algorithm, rank, ranks, elements, **cut) for rank in range(ranks)]
     found = []
-    for steps in zip(*every, strict=True):
+    for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks):
         sizes: Counter[tuple[int, int]] = Counter()
-        for rank, step in enumerate(steps):
-            for transfer in step.sends:  # Those to one rank travel as one message.
-                sizes[rank, transfer.peer] += transfer.count
-        reduced = max(sum(one.count for one in step.receives) if step.reduce else 0 for step in steps)
-        found.append((frozenset((*pair, count) for pair, count in sizes.items()), reduced))
+        added: Counter[int] = Counter()
+        for source, target, count in zip(*pattern.runs(elements)[[0, 1, 4]].tolist(), strict=True):
+            sizes[source, target] += count  # Those to one rank travel as one message.
+            added[target] += count * pattern.reduce
+        found.append((frozenset((*pair, count) for pair, count in sizes.items()), max(added.values(), default=0)))
     return found

@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from dlbench.jobs.box.box import Box
+from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
 from dlbench.perfmodels.patterns import Sharing
 from dlbench.perfmodels.predictions import predict
-from dlbench.perfmodels.schedules import Layout, counts
+from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import CommRun, scan_comm
 from tests.bench.figures import FOLDER, Figure, median_interval
 from tests.bench.shaped_cluster import (

@@ -92,7 +92,7 @@ def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pyt
     monkeypatch.setattr(page_cache, "_CACHESTAT", 9999)
     older = cached_pages(files)
     assert older.share == pytest.approx(1 / 8, abs=FEW)
-    assert older.evidence == "512 pages of 8 files asked for by mincore"
+    assert older.evidence == "512 pages of 8 files asked for by reads that may not wait"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
@@ -109,7 +109,6 @@ def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> N
                 break
             time.sleep(0.1)
         assert told[0] == "emptied of these files by posix_fadvise"
-        # mincore would call all of them cached.
         assert {look.evidence for look in seen} == {"512 pages of 8 files asked for by reads that may not wait"}
         assert all(look.share is not None and look.share <= FEW for look in seen), seen
 

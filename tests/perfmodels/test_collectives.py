@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
+from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
 from dlbench.perfmodels.patterns import Sharing
 from dlbench.perfmodels.predictions import bus_factor, crossovers, features, predict, recommend
-from dlbench.perfmodels.schedules import Layout, counts, pipeline_chunks
+from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
 from tests.support.closed_forms import closed_form, closed_form_bytes, closed_form_steps, ring_doubling_crossover
 

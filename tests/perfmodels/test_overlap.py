@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.perfmodels.overlap import (
-    best_exposed,
     best_merge,
     exchange_times,
     exposed,
     hybrid_threshold,
-    merge,
     merged,
 )
 from dlbench.specs.comm import LineCost
@@ -50,19 +48,8 @@ def test_the_planner_is_as_good_as_the_best_of_all_partitions(
     sizes, ready = gradients
     best = min(end(groups, sizes, ready, cost) for groups in partitions(len(sizes)))
     assert end(best_merge(sizes, ready, cost), sizes, ready, cost) == pytest.approx(best, rel=1e-12)
-    assert best_exposed(sizes, ready, cost, ready[-1]) == pytest.approx(max(0.0, best - ready[-1]), abs=1e-9)
-
-
-@given(gradients=gradients, cost=costs)
-def test_both_are_no_worse_than_single_messages_and_one_message(
-    gradients: tuple[list[int], list[float]], cost: LineCost
-) -> None:
-    sizes, ready = gradients
-    count = len(sizes)
-    plain = min(end((1,) * count, sizes, ready, cost), end((count,), sizes, ready, cost))
-    for groups in (merge(sizes, ready, cost), best_merge(sizes, ready, cost)):
-        assert sum(groups) == count
-        assert end(groups, sizes, ready, cost) <= plain * (1 + 1e-12)
+    shown = exposed(best_merge(sizes, ready, cost), sizes, ready, cost, ready[-1])
+    assert shown == pytest.approx(max(0.0, best - ready[-1]), abs=1e-9)
 
 
 @given(gradients=gradients, per_byte=st.floats(0, 0.5))
@@ -70,8 +57,7 @@ def test_without_a_startup_merging_gains_nothing(gradients: tuple[list[int], lis
     sizes, ready = gradients
     cost = line(0.0, per_byte)
     wait_free = end((1,) * len(sizes), sizes, ready, cost)
-    for groups in (merge(sizes, ready, cost), best_merge(sizes, ready, cost)):
-        assert end(groups, sizes, ready, cost) == pytest.approx(wait_free, rel=1e-12)
+    assert end(best_merge(sizes, ready, cost), sizes, ready, cost) == pytest.approx(wait_free, rel=1e-12)
 
 
 @given(
@@ -80,12 +66,12 @@ def test_without_a_startup_merging_gains_nothing(gradients: tuple[list[int], lis
 )
 def test_what_is_ready_at_once_goes_as_one_message(sizes: list[int], cost: LineCost) -> None:
     ready = [0.0] * len(sizes)
-    assert merge(sizes, ready, cost) == best_merge(sizes, ready, cost) == (len(sizes),)
+    assert best_merge(sizes, ready, cost) == (len(sizes),)
 
 
 def test_gradients_far_apart_are_not_merged() -> None:
     sizes, ready, cost = [10, 10, 10], [0.0, 100.0, 200.0], line(1.0, 0.1)
-    assert merge(sizes, ready, cost) == best_merge(sizes, ready, cost) == (1, 1, 1)
+    assert best_merge(sizes, ready, cost) == (1, 1, 1)
     assert exchange_times(sizes, ready, cost) == ((0.0, 2.0), (100.0, 102.0), (200.0, 202.0))
     assert exposed((1, 1, 1), sizes, ready, cost, 200.0) == 2.0
     assert exposed((3,), sizes, ready, cost, 200.0) == 4.0
@@ -96,15 +82,9 @@ def test_the_published_rule_is_not_always_the_best() -> None:
     # The rule looks at two neighbours: the second gradient joins the first, half a second late, and the third comes a
     # whole start-up after that and stays alone. Better: the first alone, the others together behind it.
     sizes, ready, cost = [10, 1, 10], [0.0, 0.5, 2.5], line(2.0, 0.1)
-    assert merge(sizes, ready, cost) == (2, 1)
     assert end((2, 1), sizes, ready, cost) == pytest.approx(6.6)
     assert best_merge(sizes, ready, cost) == (1, 2)
     assert end((1, 2), sizes, ready, cost) == pytest.approx(6.1)
-
-
-def test_waiting_less_than_a_startup_is_worth_it() -> None:
-    assert merge([10, 10], [0.0, 0.5], line(1.0, 0.1)) == (2,)
-    assert merge([10, 10], [0.0, 1.5], line(1.0, 0.1)) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +108,8 @@ def test_threshold_of_hybrid(flat: LineCost, grouped: LineCost, threshold: int |
 
 def test_nothing_to_send() -> None:
     cost = line(1.0, 1.0)
-    assert merge([], [], cost) == best_merge([], [], cost) == ()
-    assert best_exposed([], [], cost, 1.0) == 0.0
+    assert best_merge([], [], cost) == ()
+    assert exposed((), [], [], cost, 1.0) == 0.0
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -138,9 +118,8 @@ def test_what_cannot_be_is_refused() -> None:
         exchange_times([1, 2], [0.0], cost)
     with pytest.raises(ValueError, match="below 0"):
         exchange_times([-1], [0.0], cost)
-    for planner in (merge, best_merge):
-        with pytest.raises(ValueError, match="in the order"):
-            planner([1, 2], [1.0, 0.0], cost)
+    with pytest.raises(ValueError, match="in the order"):
+        best_merge([1, 2], [1.0, 0.0], cost)
     for groups in ((1,), (2, 1), (2, 0)):
         with pytest.raises(ValueError, match="do not hold 2"):
             merged(groups, [1, 2], [0.0, 1.0])

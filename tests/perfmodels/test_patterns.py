@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.perfmodels.algorithms import power_below
+from dlbench.perfmodels.algorithms import patterns
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
-from dlbench.perfmodels.patterns import Sharing, patterns
+from dlbench.perfmodels.patterns import Sharing, loads_of
 from dlbench.perfmodels.predictions import STAND_INS, features, predict, standing_for
-from dlbench.perfmodels.schedules import Layout, pipeline_chunks
+from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Level, NetworkModel, Piece
 from tests.support.closed_forms import closed_form
 from tests.support.schedule_walk import walked
@@ -47,8 +47,8 @@ def test_patterns_load_a_network_as_the_schedules_do(
     sharing = Sharing(**dict(zip(("inside", "across", "beyond"), links, strict=True)))
     expected = walked(*name, layout, elements, shards, chunks, sharing)
     found = {}
-    for pattern in patterns(*name, layout, elements, shards=shards, chunks=chunks):
-        step = pattern.loads(layout, sharing)
+    for pattern in patterns(*name, layout, elements, shards=shards, chunks=chunks, lumped=True):
+        step = loads_of(pattern, layout, sharing)
         if step.loads:
             found[step] = found.get(step, 0) + pattern.repeat
     assert found == expected

@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.perfmodels.algorithms import double_tree_place, in_order_tree
-from dlbench.perfmodels.schedules import Schedule, all_to_all_block, block, pipeline_chunks, schedule
+from dlbench.perfmodels.algorithms import schedule
+from dlbench.perfmodels.schedules import Schedule, all_to_all_block, block, pipeline_chunks
 from dlbench.specs.comm import ALGORITHMS, Collective
 
 Vectors = list[npt.NDArray[np.float64]]
@@ -125,10 +125,11 @@ def test_pieces_of_all_to_all_fill_inputs_and_outputs(elements: int, ranks: int)
 
 @pytest.mark.parametrize("ranks", range(2, 70))
 def test_inner_ranks_of_one_tree_are_leaves_of_the_other(ranks: int) -> None:
-    shape = in_order_tree(ranks)
-    inner = [sum(bool(shape.children[double_tree_place(ranks, t, r)]) for t in range(2)) for r in range(ranks)]
+    """Whoever adds to one half of the vector, in the reduction of a chunk, adds to no other."""
+    steps = [schedule("allreduce", "double-binary-tree", r, ranks, 2, chunks=1) for r in range(ranks)]
+    assert {len(one) for one in steps} == {2 * (ranks.bit_length() - 1)}
+    inner = [len({t.first for step in one if step.reduce for t in step.receives}) for one in steps]
     assert Counter(inner) == ({1: ranks} if ranks % 2 == 0 else {1: ranks - 1, 0: 1})
-    assert max(shape.depths) == ranks.bit_length() - 1
 
 
 def test_chunks_grow_with_the_root_of_the_size() -> None:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli.show import schema
+from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
-from dlbench.perfmodels.schedules import Layout, counts
+from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.strategies.layers import LayerTimes, gamma, watched_layers
 from dlbench.projection.strategies.network import Groups, unshared
 from dlbench.projection.strategies.table import STRATEGIES, Case, Row, best, cut

@@ -23,7 +23,8 @@ from dlbench.node.comm.inputs import DTYPES, EXACT, Inputs, check
 from dlbench.node.comm.transport import Counters, Execution, Part, Transport, start_mpi
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
-from dlbench.perfmodels.schedules import Layout, Step, Transfer, counts
+from dlbench.perfmodels.algorithms import counts
+from dlbench.perfmodels.schedules import Layout, Step, Transfer
 from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec

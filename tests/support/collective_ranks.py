@@ -30,7 +30,7 @@ from dlbench.node.comm.run import CommRun
 from dlbench.node.comm.transport import Execution, GlooTransport, MpiTransport, Transport, start_mpi
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
-from dlbench.perfmodels.schedules import schedule
+from dlbench.perfmodels.algorithms import schedule
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, CommPlan

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.comm.measurements import layout_of
+from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import predict
-from dlbench.perfmodels.schedules import counts
 from dlbench.records.comm import CommPoint, CommRecord, CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create

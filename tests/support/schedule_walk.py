@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from dlbench.perfmodels.algorithms import Schedule, Transfer
+from dlbench.perfmodels.algorithms import schedule
 from dlbench.perfmodels.patterns import Flows, Load, Sharing, Starts, StepLoads
-from dlbench.perfmodels.schedules import Layout, schedule
+from dlbench.perfmodels.schedules import Layout, Schedule, Transfer
 from dlbench.specs.comm import Collective, LevelName
 
 

@@ -21,7 +21,8 @@ from dlbench.node.comm.transport import Counters, Execution, Transport, gloo_bar
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import MOST_OPERATIONS, MOST_QUEUED, Clock, StreamTimer
-from dlbench.perfmodels.schedules import all_to_all_block, block, schedule
+from dlbench.perfmodels.algorithms import schedule
+from dlbench.perfmodels.schedules import all_to_all_block, block
 from dlbench.specs.comm import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective, CommSpec
 
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.shuffling import Ownership
 from dlbench.errors import UserError
+from dlbench.specs.base import CountOrZero
 
 _KNOWN_EPOCHS = 3
 
 Key = tuple[int, int]  # Epoch and sample index: with the seed, the only source of a sample's randomness.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Position:
+class Position(NamedTuple):
     """A place in the order of all ranks together; it means the same for any number of ranks."""
 
-    epoch: int = 0
-    place: int = 0  # samples of the epoch's permutation that have been dealt out
+    epoch: CountOrZero = 0
+    place: CountOrZero = 0  # samples of the epoch's permutation that have been dealt out
 
 
 class ShardedOrder:

@@ -27,10 +27,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -42,7 +42,7 @@ from dlbench.opening import parse_json, require_file, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import CHECKPOINT_SUFFIX
 from dlbench.records.record import CheckpointWrite, Evaluation
-from dlbench.specs.base import NonNegative, Spec
+from dlbench.specs.base import CountOrZero, NonNegative, Spec
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 
@@ -61,20 +61,16 @@ TURN_S = 1.0  # How long ranks wait for a file before they look whether somethin
 SHARED_BY = "data.ranks"
 """Key of a checkpoint's `trained`: the ranks among which samples were shared out. It may change at an epoch's end."""
 
-# What a 64-bit integer holds: nothing was ever counted further.
-Steps = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(Spec):
     """How far training was."""
 
-    step: int  # Optimizer steps done.
-    samples: int  # Samples trained, over all ranks.
-    epoch: float  # Epochs trained.
+    step: CountOrZero  # Optimizer steps done.
+    samples: CountOrZero  # Samples trained, over all ranks.
+    epoch: NonNegative  # Epochs trained.
     position: Position  # Where the sample order goes on.
-    train_s: float
-    wall_s: float  # Since run_start, seconds.
+    train_s: NonNegative
+    wall_s: NonNegative  # Since run_start, seconds.
     loss_scaling: dict[str, float]
     evaluations: tuple[Evaluation, ...]
 
@@ -118,14 +114,7 @@ def snapshot(
         **FORMAT,
         "trained": dict(trained),
         "group_steps": [group.get("step") for group in content["param_groups"]],
-        "step": progress.step,
-        "samples": progress.samples,
-        "epoch": progress.epoch,
-        "position": [progress.position.epoch, progress.position.place],
-        "train_s": progress.train_s,
-        "wall_s": progress.wall_s,
-        "loss_scaling": progress.loss_scaling,
-        "evaluations": [evaluation.model_dump(mode="json") for evaluation in progress.evaluations],
+        **progress.model_dump(mode="json"),
     }
     return Snapshot(header=header, tensors=tensors)
 
@@ -331,22 +320,14 @@ def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
     return found[-1]
 
 
-class Header(Spec):
+class Header(Progress):
     """What a checkpoint says besides its tensors."""
 
     format: Literal["dlbench.checkpoint"]
     version: Literal[1]
     sha256: str
     trained: dict[str, Any]
-    group_steps: tuple[Steps | None, ...]
-    step: Steps
-    samples: Steps
-    epoch: NonNegative
-    position: tuple[Steps, Steps]
-    train_s: NonNegative
-    wall_s: NonNegative
-    loss_scaling: dict[str, float]
-    evaluations: tuple[Evaluation, ...]
+    group_steps: tuple[CountOrZero | None, ...]
 
 
 class Checkpoint:
@@ -378,16 +359,7 @@ class Checkpoint:
             raise IncompleteDataError(f"{path}: damaged: {problem_of(Header, error)}") from None
         self.trained = header.trained
         self._group_steps = header.group_steps
-        self.progress = Progress(
-            step=header.step,
-            samples=header.samples,
-            epoch=header.epoch,
-            position=Position(epoch=header.position[0], place=header.position[1]),
-            train_s=header.train_s,
-            wall_s=header.wall_s,
-            loss_scaling=header.loss_scaling,
-            evaluations=header.evaluations,
-        )
+        self.progress = Progress(**{name: getattr(header, name) for name in Progress.model_fields})
 
     @classmethod
     def on_all_ranks(
