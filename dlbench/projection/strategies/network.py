@@ -6,7 +6,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from dlbench.perfmodels.patterns import Pattern, Sharing
+from dlbench.perfmodels.algorithms import Pattern
+from dlbench.perfmodels.patterns import Sharing, loads_of
 from dlbench.perfmodels.predictions import features, level_of
 from dlbench.perfmodels.schedules import Layout, invalid
 from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
@@ -91,7 +92,8 @@ def _flows_per_link(
         source = rank[members]
         phi: dict[LevelName, float] = {}
         if size > 1:
-            for load in Pattern(source, target[members], np.ones_like(source)).loads(layout, sharing).loads:
+            ring = Pattern(source, target[members], 0 * source, np.ones_like(source))
+            for load in loads_of(ring, layout, sharing).loads:
                 phi[load.level] = max(phi.get(load.level, 1.0), load.phi)
         found.append(phi)
     return found[0], found[1]
