@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
@@ -29,15 +29,34 @@ if TYPE_CHECKING:
     from dlbench.comm.measurements import CollectiveTable
     from dlbench.projection.exchange import Way
     from dlbench.projection.ingredients import Ingredients
-    from dlbench.projection.ledger import Measured, Row
+    from dlbench.projection.ledger import Measured
+    from dlbench.projection.projected import Target
     from dlbench.records.scan import Run
+    from dlbench.report.document import Section
     from dlbench.specs.comm import NetworkModel
+    from dlbench.specs.system import SystemSpec
 
+FILE = click.Path(path_type=Path)
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
+ACTS_ON = {
+    "where": ("RUNS", "--against"),
+    "network": ("RUNS", "--from"),
+    "scaling": ("RUNS", "--from", "--points", "--from-spec"),
+    "set": ("RUNS", "--from"),
+    "ingredients": ("RUNS", "--points"),
+    "system": ("RUNS", "--from", "--from-spec"),
+    "workload": ("--from-spec",),
+    "preset": ("--from-spec",),
+    "price_per_node_hour": ("RUNS", "--from"),
+    "record": ("RUNS",),
+    "strategy": ("RUNS", "--from-spec"),
+    "memory_limit": ("RUNS", "--from-spec"),
+}
+"""Options that do not act on every source of a projection."""
 
 
 @click.command()
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, type=FILE)
 @click.option("--to", metavar="64,256", help="Rank counts to project.")
 @where_option("--where", "runs")
 @network_option("in place of those fitted to the runs of dlbench comm in RUNS")
@@ -48,24 +67,16 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 )
 @click.option(
     "--set",
-    "overrides",
     multiple=True,
     metavar="sync.KEY=VALUE",
     help=f"Another way of exchanging gradients, repeatable: {', '.join(SETTABLE)}.",
 )
-@click.option(
-    "--ingredients",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write what the projection is made of, for --from.",
-)
-@click.option(
-    "--from", "given", metavar="FILE", type=click.Path(path_type=Path), help="Project from such a file, not from RUNS."
-)
+@click.option("--ingredients", metavar="FILE", type=FILE, help="Write what the projection is made of, for --from.")
+@click.option("--from", metavar="FILE", type=FILE, help="Project from such a file, not from RUNS.")
 @click.option(
     "--points",
     metavar="FILE.csv",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="Project from any series up to 4 times as far: ranks,nodes,step_s,run.",
 )
 @click.option(
@@ -73,17 +84,14 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 )
 @click.option(
     "--from-spec",
-    "is_ideal",
     is_flag=True,
     help="Project by data sheet alone, without runs: --workload on --system. What comes of it is ideal.",
 )
 @click.option("--workload", metavar="WORKLOAD", help="What is trained, for --from-spec.")
 @click.option("--preset", metavar="NAME", help="Preset of --workload.  [default: that of a run on --system]")
 @click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
-@click.option("--record", "is_recorded", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
-@click.option(
-    "--against", "is_scored", is_flag=True, help="Instead of --to: score recorded projections by runs planned since."
-)
+@click.option("--record", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
+@click.option("--against", is_flag=True, help="Instead of --to: score recorded projections by runs planned since.")
 @click.option(
     "--strategy",
     metavar="all|NAME",
@@ -99,27 +107,7 @@ SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys 
 @format_option(*get_args(FormatName))
 @click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
 def project(
-    runs: tuple[Path, ...],
-    to: str | None,
-    where: tuple[str, ...],
-    network: Path | None,
-    scaling: Literal["weak", "strong"] | None,
-    overrides: tuple[str, ...],
-    ingredients: Path | None,
-    given: Path | None,
-    points: Path | None,
-    system: str | None,
-    is_ideal: bool,
-    workload: str | None,
-    preset: str | None,
-    price_per_node_hour: str | None,
-    is_recorded: bool,
-    is_scored: bool,
-    strategy: str | None,
-    memory_limit: int | None,
-    output: Path | None,
-    format_name: FormatName | None,
-    full: bool,
+    runs: tuple[Path, ...], output: Path | None, format_name: FormatName | None, full: bool, **options: Any
 ) -> None:
     """Project the step, throughput and efficiency of RUNS to rank counts that were not measured.
 
@@ -140,222 +128,170 @@ def project(
       dlbench project --workload resnet50 --preset full --system p40-roce --from-spec --to 8,64,2048
     """
     chosen = prepared("project", output, format_name)
-    from dlbench.projection.cost import cost_section
-    from dlbench.projection.ideal import accuracy_section
-    from dlbench.projection.ledger import misses_of, record
+    from dlbench.projection.ideal import by_data_sheet
+    from dlbench.projection.ledger import against, misses_of, read_ledger, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
     from dlbench.projection.spec_machine import elsewhere
     from dlbench.projection.step import project as projected
     from dlbench.projection.strategies.section import chosen as chosen_strategies
-    from dlbench.projection.strategies.section import section as strategy_section
-    from dlbench.projection.strategies.section import strategies_of
     from dlbench.records.comm import read_network
-    from dlbench.specs.choices import choose_system_with_origins
+    from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origins
+    from dlbench.specs.files import find
     from dlbench.specs.requests import parse_counts
 
+    to, is_scored, strategy = options["to"], options["against"], options["strategy"]
     if (to is None) != is_scored:
         raise UserError("give --to RANKS, e.g. --to 64,256, or --against, which scores what was recorded")
     targets = () if to is None else parse_counts(to, "--to")
-    if ingredients is not None:
-        check_writable(ingredients)
-    sources = {"RUNS": bool(runs), "--from": given is not None, "--points": points is not None}
-    sources["--from-spec"] = is_ideal
-    if sum(sources.values()) != 1:
-        raise UserError("give one of RUNS, --from FILE and --points FILE.csv, e.g. dlbench project runs --to 64,256")
-    if is_ideal and (workload is None or system is None):
-        raise UserError("--from-spec needs --workload and --system, e.g. --workload resnet50 --system p40-roce")
-    _refuse_without_effect(
-        sources,
-        where=where,
-        network=network,
-        overrides=overrides,
-        system=system,
-        ingredients=ingredients,
-        record=is_recorded,
-        against=is_scored,
-        strategy=strategy,
-        workload=workload,
-        preset=preset,
-        price_per_node_hour=price_per_node_hour,
-    )
-    if is_ideal and workload is not None and system is not None:
-        _ideal(workload, preset, system, targets, scaling, strategy, memory_limit, chosen, output, full=full)
+    source = _source(runs, options)
+    if options["ingredients"] is not None:
+        check_writable(options["ingredients"])
+    machine = None if options["system"] is None else choose_system_with_origins(options["system"], {})[0]
+    if source == "--from-spec" and machine is not None:
+        file = WorkloadFile(find("workloads", options["workload"]))
+        ideal = by_data_sheet(
+            choose(file, options["preset"] or file.preset_on(machine), {}).workload(),
+            machine,
+            targets,
+            strategies=("data",) if strategy is None else chosen_strategies(strategy),
+            is_strong=options["scaling"] == "strong",
+            memory_limit=options["memory_limit"],
+        )
+        emit(ideal, chosen, output, "ideal", full=full)
         return
-    if memory_limit is not None and strategy is None:
+    if options["memory_limit"] is not None and strategy is None:
         raise UserError("--memory-limit has no effect without --strategy")
-    price, currency, held = amount_of("--price-per-node-hour", price_per_node_hour)
+    price, currency, held = amount_of("--price-per-node-hour", options["price_per_node_hour"])
     if held not in ("", "node"):
-        raise UserError(f"--price-per-node-hour {price_per_node_hour}: is of a {held}-hour; give that of a node-hour")
-    if is_scored:
-        others = {"--network": network, "--scaling": scaling, "--set": overrides, "--ingredients": ingredients}
-        further = {"--record": is_recorded, "--price-per-node-hour": price, "--system": system, "--strategy": strategy}
-        for option, value in (others | further).items():
-            if value:
-                raise UserError(f"{option} has no effect on --against, which projects nothing")
-        _score(runs, where, chosen, output, full=full)
-        return
-    machine = None if system is None else choose_system_with_origins(system, {})[0]
-    costs = None if network is None else read_network(network)
+        text = options["price_per_node_hour"]
+        raise UserError(f"--price-per-node-hour {text}: is of a {held}-hour; give that of a node-hour")
+    costs = None if options["network"] is None else read_network(options["network"])
     theirs = costs if costs is not None and machine is not None and costs.system == machine.name else None
-    found, damaged, as_of, measured, samples = _found(runs, where, None if theirs else costs, given, points, scaling)
-    rows, problems = _ledger(runs, measured)
-    if ingredients is not None:
-        if len(found) > 1:
-            titles = "; ".join(one.title for one in found)
-            raise UserError(f"--ingredients holds one group, RUNS holds {len(found)} ({titles}): choose by --where")
-        write_output((found[0].model_dump_json(indent=1) + "\n").encode("utf-8"), ingredients)
-        click.echo(f"{ingredients}: ingredients {found[0].digest}", err=True)
+    found = _found(runs, None if theirs else costs, options)
+    kept = read_ledger(*expanded(runs))
+    rows = against(kept.kept, found.measured)
+    if options["ingredients"] is not None:
+        only, *others = found.ingredients
+        if others:
+            titles = "; ".join(one.title for one in found.ingredients)
+            raise UserError(
+                f"--ingredients holds one group, RUNS holds {1 + len(others)} ({titles}): choose by --where"
+            )
+        write_output((only.model_dump_json(indent=1) + "\n").encode("utf-8"), options["ingredients"])
+        click.echo(f"{options['ingredients']}: ingredients {only.digest}", err=True)
     groups = []
-    for number, one in enumerate(found):
+    for number, one in enumerate(() if is_scored else found.ingredients):
         there = None
         if machine is not None:
             there = elsewhere(one, machine, theirs)
             one, there = (there, None) if there.system == one.system else (one, there)
-        misses = misses_of(rows, one.system)
-        projection = projected(one, targets, way=_way(overrides, one), misses=misses, there=there)
-        name = one.configuration or one.digest
-        cost = cost_section(name, one, projection.targets, price, currency)
-        if price is not None and cost is None and projection.targets:
-            click.echo(f"dlbench: --price-per-node-hour: no price of {one.title}: its batch is not known", err=True)
-        more = [] if cost is None else [cost]
-        if strategy is not None and projection.targets:
-            ranks = [target.ranks for target in projection.targets]
-            asked = chosen_strategies(strategy)
-            strategies, said = strategies_of(
-                there or one, samples[number], ranks, strategies=asked, memory_limit=memory_limit, system=machine
-            )
-            more.insert(0, strategy_section(strategies, said, anchor=f"strategies-{name}"))
-            if there is None:
-                place, run = machine or samples[number].plan.system, samples[number]
-                steps = accuracy_section(one, run, strategies, asked, place, anchor=f"accuracy-{name}")
-                more += [] if steps is None else [steps]
-        groups.append(projected_group(name, one, projection, ledger=rows, more=more))
-        if is_recorded and projection.targets:
+        way = _way(options["set"], there or one)
+        projection = projected(one, targets, way=way, misses=misses_of(rows, one.system), there=there)
+        more = []
+        if projection.targets:
+            run = found.samples[number] if found.samples else None
+            more = _further(one, there, projection.targets, run, machine, price, currency, options)
+        groups.append(projected_group(one.configuration or one.digest, one, projection, ledger=rows, more=more))
+        if options["record"] and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
-    report = ProjectionReport(as_of=as_of, groups=tuple(groups), ledger=rows, damaged=problems)
-    emit(document_of(report), chosen, output, "targets", full=full)
-    told = any(group.projection.targets for group in groups)
-    finish(damaged, "" if told else f"{to}: no rank count can be projected; each refusal says what would mend it")
+    report = ProjectionReport(as_of=found.as_of, groups=tuple(groups), ledger=rows, damaged=kept.problems)
+    emit(document_of(report), chosen, output, "ledger" if is_scored else "targets", full=full)
+    problem = f"{to}: no rank count can be projected; each refusal says what would mend it"
+    if is_scored:
+        problem = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
+    is_answered = bool(rows) if is_scored else any(group.projection.targets for group in groups)
+    finish((*found.damaged, *(kept.problems if is_scored else ())), "" if is_answered else problem)
 
 
-def _ideal(
-    workload: str,
-    preset: str | None,
-    system: str,
-    targets: Sequence[int],
-    scaling: Literal["weak", "strong"] | None,
-    strategy: str | None,
-    memory_limit: int | None,
-    chosen: FormatName,
-    output: Path | None,
-    *,
-    full: bool,
-) -> None:
-    """Prints what data sheets say."""
-    from dlbench.projection.ideal import by_data_sheet
-    from dlbench.projection.strategies.section import chosen as chosen_strategies
-    from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origins
-    from dlbench.specs.files import find
-
-    machine, file = choose_system_with_origins(system, {})[0], WorkloadFile(find("workloads", workload))
-    document = by_data_sheet(
-        choose(file, preset or file.preset_on(machine), {}).workload(),
-        machine,
-        targets,
-        strategies=chosen_strategies(strategy) if strategy else ("data",),
-        is_strong=scaling == "strong",
-        memory_limit=memory_limit,
-    )
-    emit(document, chosen, output, "ideal", full=full)
+def _source(runs: Sequence[Path], options: dict[str, Any]) -> str:
+    """What is projected from, or `--against`. Raises `UserError`: it is not one thing, or an option has no effect."""
+    asked = [f"--{name}" for name in ("from", "points", "from-spec") if options[name.replace("-", "_")]]
+    sources = ["RUNS", *asked] if runs else asked
+    if len(sources) != 1:
+        raise UserError("give one of RUNS, --from FILE and --points FILE.csv, e.g. dlbench project runs --to 64,256")
+    (source,) = sources
+    if source == "--from-spec" and not (options["workload"] and options["system"]):
+        raise UserError("--from-spec needs --workload and --system, e.g. --workload resnet50 --system p40-roce")
+    if options["against"] and source != "RUNS":
+        raise UserError(f"--against has no effect on {source}; it acts on RUNS")
+    source = "--against" if options["against"] else source
+    for name, acts in ACTS_ON.items():
+        if options[name] and source not in acts:
+            raise UserError(f"--{name.replace('_', '-')} has no effect on {source}; it acts on {' and '.join(acts)}")
+    return source
 
 
-def _score(runs: Sequence[Path], where: Sequence[str], chosen: FormatName, output: Path | None, *, full: bool) -> None:
-    """Prints how right recorded projections were."""
-    from dlbench.projection.page import ProjectionReport, document_of
+def _further(
+    given: Ingredients,
+    there: Ingredients | None,
+    targets: Sequence[Target],
+    run: Run | None,
+    machine: SystemSpec | None,
+    price: float | None,
+    currency: str,
+    options: dict[str, Any],
+) -> list[Section]:
+    """What follows the projection of a group: strategies and cost. `run`: one of its largest point; None: of a file."""
+    from dlbench.projection.cost import cost_section
+    from dlbench.projection.ideal import accuracy_section
+    from dlbench.projection.strategies.section import chosen, section, strategies_of
 
-    found = _gathered(runs, where, is_whole=False)
-    rows, problems = _ledger(runs, found.measured)
-    report = ProjectionReport(as_of=found.as_of, groups=(), ledger=rows, damaged=problems)
-    emit(document_of(report), chosen, output, "ledger", full=full)
-    nothing = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
-    finish((*found.damaged, *problems), "" if rows else nothing)
-
-
-def _ledger(runs: Sequence[Path], measured: Sequence[Measured]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """Recorded targets that were measured since, and files of the ledger that do not count, one line each."""
-    from dlbench.projection.ledger import against, read_ledger
-
-    kept = read_ledger(*expanded(runs))
-    return against(kept.kept, measured), kept.problems
+    name = given.configuration or given.digest
+    cost = cost_section(name, given, targets, price, currency)
+    if price is not None and cost is None:
+        click.echo(f"dlbench: --price-per-node-hour: no price of {given.title}: its batch is not known", err=True)
+    table = steps = None
+    if options["strategy"] is not None and run is not None:
+        asked, limit = chosen(options["strategy"]), options["memory_limit"]
+        ranks = [target.ranks for target in targets]
+        rows, said = strategies_of(there or given, run, ranks, strategies=asked, memory_limit=limit, system=machine)
+        table = section(rows, said, anchor=f"strategies-{name}")
+        if there is None:
+            steps = accuracy_section(given, run, rows, asked, machine or run.plan.system, anchor=f"accuracy-{name}")
+    return [one for one in (table, cost, steps) if one is not None]
 
 
 class _Found(NamedTuple):
     """What is projected."""
 
-    ingredients: list[Ingredients]
+    ingredients: Sequence[Ingredients]
     damaged: Sequence[str] = ()  # Of RUNS.
     as_of: str = ""  # When the newest of RUNS finished.
     measured: Sequence[Measured] = ()  # All of RUNS, for the ledger.
     samples: Sequence[Run] = ()  # Of each group of RUNS a run of its largest point.
 
 
-def _refuse_without_effect(sources: dict[str, bool], **options: Any) -> None:
-    acts = {"where": ("RUNS",), "network": ("RUNS", "--from"), "overrides": ("RUNS", "--from")}
-    acts |= {
-        "ingredients": ("RUNS", "--points"),
-        "record": ("RUNS",),
-        "against": ("RUNS",),
-        "system": ("RUNS", "--from", "--from-spec"),
-        "strategy": ("RUNS", "--from-spec"),
-        "price_per_node_hour": ("RUNS", "--from"),
-        **dict.fromkeys(("workload", "preset"), ("--from-spec",)),
-    }
-    source = next(name for name, is_given in sources.items() if is_given)
-    for name, value in options.items():
-        if value and source not in acts[name]:
-            option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} has no effect on {source}; it acts on {' and '.join(acts[name])}")
-
-
-def _found(
-    runs: Sequence[Path],
-    where: Sequence[str],
-    costs: NetworkModel | None,
-    given: Path | None,
-    points: Path | None,
-    scaling: Literal["weak", "strong"] | None,
-) -> _Found:
+def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, Any]) -> _Found:
+    from dlbench.comm.measurements import tabulate
     from dlbench.projection.gathering import with_network
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.points_only import read_points
     from dlbench.records.scan import read_given
 
-    if points is not None:
-        return _Found([read_points(points, scaling or "weak")])
-    if given is not None:
-        one = read_given(given, Ingredients, "ingredients of a projection", "dlbench project RUNS --ingredients")
-        read = _Found([one])
-        known = [costs or one.network]
+    scaling, file = options["scaling"], options["from"]
+    if options["points"] is not None:
+        return _Found([read_points(options["points"], scaling or "weak")])
+    if file is not None:
+        made_by = "dlbench project RUNS --ingredients"
+        read = _Found([read_given(file, Ingredients, "ingredients of a projection", made_by)])
+        known = [costs or read.ingredients[0].network]
     else:
-        read = _gathered(runs, where)
-        from dlbench.comm.measurements import tabulate
-
-        measured = None if costs else tabulate(read_comm_runs(runs))
-        known = [costs or _fitted(measured, one, named(runs)) for one in read.ingredients]
-    found = [with_network(one, costs) for one, costs in zip(read.ingredients, known, strict=True)]
-    if scaling is not None:
-        # Of another scaling no run of these is a measurement.
-        note = f"Projected for {scaling} scaling, and measured for the other."
-        other = {"scaling": scaling, "configuration": ""}
-        found = [
-            one if one.scaling == scaling else one.model_copy(update={**other, "notes": (note, *one.notes)})
-            for one in found
-        ]
+        read = _of_runs(runs, options["where"], is_whole=not options["against"])
+        if options["against"]:
+            return read
+        table = tabulate(read_comm_runs(runs)) if costs is None else None
+        known = [costs if table is None else _fitted(table, one, named(runs)) for one in read.ingredients]
+    found = [with_network(one, own) for one, own in zip(read.ingredients, known, strict=True)]
+    for place, one in enumerate(found):
+        if scaling not in (None, one.scaling):
+            # Of another scaling no run of these is a measurement.
+            notes = (f"Projected for {scaling} scaling, and measured for the other.", *one.notes)
+            found[place] = one.model_copy(update={"scaling": scaling, "configuration": "", "notes": notes})
     return read._replace(ingredients=found)
 
 
-def _gathered(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = True) -> _Found:
+def _of_runs(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool) -> _Found:
     from dlbench.analysis import scaling
     from dlbench.analysis.table import tabulate
     from dlbench.projection.gathering import gathered
@@ -376,18 +312,18 @@ def _gathered(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = Tr
     return _Found(found, table.damaged, whole_seconds(max(finished)), measured, samples)
 
 
-def _fitted(table: CollectiveTable | None, ingredients: Ingredients, where: str) -> NetworkModel | None:
+def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> NetworkModel | None:
     """Costs fitted to runs of the collective benchmark, as `dlbench comm fit` does; what hinders is said on stderr."""
     from dlbench.comm.fits import fit_one
 
-    system = ingredients.system
-    groups = () if table is None else table.groups
-    series = [one for group in groups if group.sample.plan.system.name == system for one in group.series]
-    if table is None or not series:
+    system, exchange = ingredients.system, ingredients.exchange
+    groups = [group for group in table.groups if group.sample.plan.system.name == system]
+    carriers = {(one.is_library, one.carrier) for group in groups for one in group.series}
+    if not carriers:
         return None
-    carrier = "" if ingredients.exchange is None else ingredients.exchange.carrier
-    own = {one.carrier for one in series if not one.is_library} or {one.carrier for one in series}
-    transport = next((one for one in sorted(own) if one.removeprefix("torch-") == carrier), None)
+    # Of dlbench's own algorithms, where there are any, those over the carrier of the runs.
+    own = sorted(name for is_library, name in carriers if is_library == min(carriers)[0])
+    transport = next((name for name in own if exchange and name.removeprefix("torch-") == exchange.carrier), None)
     try:
         return fit_one(table, system=system, transport=transport, dtype=None, fitted="", where=where).network
     except DlbenchError as error:
@@ -396,32 +332,39 @@ def _fitted(table: CollectiveTable | None, ingredients: Ingredients, where: str)
 
 
 def _way(overrides: tuple[str, ...], ingredients: Ingredients) -> Way | None:
-    """Another way of exchanging gradients than the runs had. Raises `UserError`: `--set` names anything else."""
+    """Another way of exchanging gradients than the runs had. Raises `UserError`: `--set` names anything else, or what
+    would not act.
+    """
     from pydantic import ValidationError
 
     from dlbench.projection.exchange import AS_IT_RAN, Way
     from dlbench.specs.problems import problem_of
     from dlbench.specs.requests import parse_set
-    from dlbench.specs.sync import SyncSpec
+    from dlbench.specs.sync import GROUPED, SyncSpec, layout_problem
 
     if not overrides:
         return None
-    known = [f"sync.{name}" for name in SETTABLE]
-    asked = parse_set(overrides)
-    for key in asked:
-        if key not in known:
-            raise UserError(f"--set {key}: a projection changes the exchange alone: {', '.join(known)}")
-    try:
-        sync = SyncSpec.model_validate({key.removeprefix("sync."): value for key, value in asked.items()})
-    except ValidationError as error:
-        raise UserError(f"--set sync.{problem_of(SyncSpec, error)}") from None
+    known = {f"sync.{name}": name for name in SETTABLE}
+    given = parse_set(overrides)
+    if unknown := [key for key in given if key not in known]:
+        raise UserError(f"--set {unknown[0]}: a projection changes the exchange alone: {', '.join(known)}")
+    asked = {known[key]: value for key, value in given.items()}
     ran = ingredients.exchange
     if ran is None:
         raise UserError("--set: the runs recorded no exchange, so none can be changed")
+    try:
+        sync = SyncSpec.model_validate({"exchange": ran.exchange, "wire": ran.wire, **asked})
+    except ValidationError as error:
+        raise UserError(f"--set sync.{problem_of(SyncSpec, error)}") from None
+    for key, is_idle in (("group_size", sync.exchange not in GROUPED), ("topk_density", sync.wire != "topk")):
+        if key in asked and is_idle:
+            raise UserError(f"--set sync.{key} has no effect on exchange {sync.exchange} with wire {sync.wire}")
+    if problem := layout_problem(sync, engine=ingredients.engine, ranks=2 * ingredients.per_node, nodes=2):
+        raise UserError(f"--set: {problem}")
     return Way(
-        exchange=sync.exchange if "sync.exchange" in asked else ran.exchange,
-        fusion=sync.fusion if "sync.fusion" in asked else AS_IT_RAN,
-        wire=sync.wire if "sync.wire" in asked else ran.wire,
+        exchange=sync.exchange,
+        fusion=sync.fusion if "fusion" in asked else AS_IT_RAN,
+        wire=sync.wire,
         group_size=sync.group_size or ran.group_size,
         topk_density=sync.topk_density if sync.wire == "topk" else None,
     )

@@ -136,7 +136,7 @@ def counts(
     totals = np.zeros((3, ranks), np.int64)  # messages, elements, elements that leave the group
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks):
         source, target, _, _, count = pattern.runs(elements)
-        away = source // layout.group_size != target // layout.group_size
+        away = source // layout.node_size != target // layout.node_size
         for total, weights in zip(totals, (count > 0, count, count * away), strict=True):
             np.add.at(total, source, weights)
         steps += 1
@@ -212,7 +212,7 @@ def patterns(
 
 def _outer_block(layout: Layout) -> int:
     """Ranks of the largest blocks that some messages leave; 1 where all ranks are in one."""
-    sizes = [size for size in (layout.leaf_size or layout.ranks, layout.group_size) if size < layout.ranks]
+    sizes = [size for size in (layout.leaf_size or layout.ranks, layout.node_size) if size < layout.ranks]
     return sizes[0] if sizes else 1
 
 
@@ -378,7 +378,7 @@ def _pairs(p: int, targets: int) -> tuple[Numbers, Numbers]:
 
 def _alike(layout: Layout, elements: int) -> Pattern | None:
     """Everyone to all others where all ranks are alike: one message of each level; None where they are not."""
-    p, group = layout.ranks, min(layout.group_size, layout.ranks)
+    p, group = layout.ranks, min(layout.node_size, layout.ranks)
     leaf = min(layout.leaf_size or p, p)
     if elements % p or p % leaf or leaf % group:
         return None

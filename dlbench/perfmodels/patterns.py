@@ -90,7 +90,7 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
     travels = pattern.count > 0
     source, target, count = pattern.source[travels], pattern.target[travels], pattern.count[travels]
     weight = np.ones(len(count), np.int64) if pattern.weight is None else pattern.weight[travels]
-    group, leaf = layout.group_size, layout.leaf_size or layout.ranks
+    group, leaf = layout.node_size, layout.leaf_size or layout.ranks
     level = np.where(source // group == target // group, 0, np.where(source // leaf == target // leaf, 1, 2))
     sizes, index = np.unique(count, return_inverse=True)
     loads: set[Load] = set()

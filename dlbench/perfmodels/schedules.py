@@ -123,19 +123,23 @@ def pipeline_chunks(collective: Collective, algorithm: str, ranks: int, elements
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How ranks are grouped: rank r is in group r // group_size (ranks of a node, as launchers number them) and below
-    leaf switch r // leaf_size. A message belongs to the innermost level that holds both of its ranks.
+    """How ranks are grouped: rank r is in group r // group_size (of grouped algorithms), on node r // node_size (as
+    launchers number ranks) and below leaf switch r // leaf_size. A message belongs to the innermost level that holds
+    both of its ranks.
     """
 
     ranks: int
     group_size: int
     leaf_size: int | None = None  # Ranks below a leaf switch; None: all, or switches are not known.
+    node_size: int = 0  # Ranks of a node, where groups are parts of it; 0: groups are nodes.
 
     def __post_init__(self) -> None:
+        if not self.node_size:
+            object.__setattr__(self, "node_size", self.group_size)
         if self.ranks < 1 or self.group_size < 1:
             raise ValueError(f"{self.ranks} ranks in groups of {self.group_size}: both are at least 1")
-        if self.leaf_size is not None and (self.leaf_size < 1 or self.leaf_size % self.group_size):
-            raise ValueError(f"{self.leaf_size} ranks below a leaf switch are no whole groups of {self.group_size}")
+        if self.leaf_size is not None and (self.leaf_size < 1 or self.leaf_size % self.node_size):
+            raise ValueError(f"{self.leaf_size} ranks below a leaf switch are no whole groups of {self.node_size}")
 
     @property
     def num_groups(self) -> int:
@@ -147,7 +151,7 @@ class Layout:
 
     def level(self, rank: int, other: int) -> LevelName:
         """The level that messages between two ranks belong to."""
-        if rank // self.group_size == other // self.group_size:
+        if rank // self.node_size == other // self.node_size:
             return "inside"
         leaf = self.leaf_size or self.ranks
         return "across" if rank // leaf == other // leaf else "beyond"

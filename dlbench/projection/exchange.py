@@ -94,7 +94,7 @@ def taken_apart(network: NetworkModel, layout: Layout, way: Way, algorithm: str,
             if 2 * elements * 4 >= layout.ranks * entries * _PAIR_BYTES:
                 size = layout.ranks * entries * _PAIR_BYTES
                 return features("all-gather", "ring", size, layout, network, element_bytes=_PAIR_BYTES)
-        width = WIRE_BYTES.get(way.wire, 4)
+        width = 4 if way.wire == "topk" else WIRE_BYTES[way.wire]
         return features("allreduce", algorithm, elements * width, layout, network, element_bytes=width)
     except UserError as error:
         raise NoModelError(str(error)) from None

@@ -31,7 +31,6 @@ from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
-from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import fusion_bytes
 
 WAITED = 0.01  # Share of a step that waits for input from which on storage gave all it could.
@@ -43,16 +42,15 @@ def gathered(
     group: Group,
     table: RunTable,
     *,
-    network: NetworkModel | None = None,
     groups: Sequence[Group] = (),
     source: str = "",
     is_whole: bool = True,
 ) -> Ingredients:
-    """What a projection of a group is made of. `network`: fitted costs of its network. `groups`: all groups of the
-    table, for batches that differ. `source`: where the runs are from, in words. `is_whole`: also what takes to read
-    step files and samples again, which points alone do not need: scatter of nodes, and power.
+    """What a projection of a group is made of, without costs of its network. `groups`: all groups of the table, for
+    batches that differ. `source`: where the runs are from, in words. `is_whole`: also what takes to read step files and
+    samples again, which points alone do not need: scatter of nodes, and power.
 
-    Raises `UserError`: the network is of another system. `IncompleteDataError`: a step file is damaged.
+    Raises `IncompleteDataError`: a step file is damaged.
     """
     plan, record = group.sample.plan, group.sample.record
     assert record is not None
@@ -66,18 +64,21 @@ def gathered(
         notes.append(f"The runs at {anchor.ranks} ranks lay below {len(leaves)} leaf switches.")
     elif anchor.nodes > 1:
         notes.append(f"No point holds switches beyond {anchor.nodes} nodes.")
-    autotune = None if exchange is None else exchange.autotune
-    fused = plan.engine.kind.fusion if plan.sync.library_fusion == "auto" else plan.sync.library_fusion
-    threshold = None if autotune is None else autotune.fusion_threshold_bytes
-    cycle_ms = None if autotune is None else autotune.cycle_time_ms
-    is_horovod = plan.engine.name == "horovod"
-    leaf = plan.system.network
-    found = Ingredients(
-        title=_title(group),
+    fusion: dict[str, float | None] = {}
+    if plan.engine.name == "horovod":
+        tuned = None if exchange is None else exchange.autotune
+        fused = plan.engine.kind.fusion if plan.sync.library_fusion == "auto" else plan.sync.library_fusion
+        threshold = (tuned and tuned.fusion_threshold_bytes) or fusion_bytes(fused) or 0
+        cycle_ms = None if tuned is None else tuned.cycle_time_ms
+        cycle_ms = plan.engine.horovod.cycle_time_ms if cycle_ms is None else cycle_ms
+        fusion = {"fusion_threshold_bytes": int(threshold), "cycle_s": cycle_ms / 1e3}
+    leaf, workload = plan.system.network, plan.workload
+    return Ingredients(
+        title=f"{clean(workload.title)}, {workload.preset} preset, {plan.engine.kind.title}, {plan.system.name}",
         source=source,
         configuration=group.id,
         system=plan.system.name,
-        sample_unit=clean(plan.workload.sample_unit, 40),
+        sample_unit=clean(workload.sample_unit, 40),
         scaling=group.scaling,
         ranks_per_node=per_node,
         points=tuple(_figures(point, points, table) for point in points),
@@ -85,8 +86,7 @@ def gathered(
         exchange=exchange,
         engine=plan.engine.name,
         data=clean(data_title(group.sample)),
-        fusion_threshold_bytes=int(threshold or fusion_bytes(fused) or 0) if is_horovod else None,
-        cycle_s=(plan.engine.horovod.cycle_time_ms if cycle_ms is None else cycle_ms) / 1e3 if is_horovod else None,
+        **fusion,
         nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
         leaf_taper=None if leaf is None else leaf.leaf_taper,
         nodes=_scatter(runs) if is_whole and anchor.ranks > 1 else None,
@@ -96,7 +96,6 @@ def gathered(
         node_watts=_watts(runs, anchor.nodes) if is_whole else None,
         notes=tuple(notes),
     )
-    return with_network(found, network)
 
 
 def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingredients:
@@ -109,25 +108,14 @@ def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingr
     return ingredients.model_copy(update={"network": network})
 
 
-def ranks_of_a_node(plan: RunPlan) -> int | None:
-    """Ranks that a node of the system holds, as it declares them; None where it does not."""
-    node = plan.system.node
-    if node.ranks is not None:
-        return node.ranks
-    return node.gpus or (None if node.cores is None else node.cores // plan.layout.cores_per_rank)
-
-
-def _title(group: Group) -> str:
-    plan = group.sample.plan
-    return f"{clean(plan.workload.title)}, {plan.workload.preset} preset, {plan.engine.kind.title}, {plan.system.name}"
-
-
 def _points(group: Group) -> tuple[int, list[Point], list[str]]:
     """Ranks of a full node, the points that one projection may hold, and those left out, in words."""
     last = group.points[-1]
     per_node = -(-last.ranks // last.nodes)
     if last.nodes == 1:
-        per_node = max(per_node, ranks_of_a_node(group.sample.plan) or 0)
+        # What a node holds, as its system declares it.
+        node, cores = group.sample.plan.system.node, group.sample.plan.layout.cores_per_rank
+        per_node = max(per_node, node.ranks or node.gpus or (node.cores or 0) // cores)
     kept = {
         point.ranks: point
         for point in group.points
@@ -140,9 +128,7 @@ def _points(group: Group) -> tuple[int, list[Point], list[str]]:
 def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFigures:
     every = [table.causes[run_id] for one in points for run_id in one.run_ids if run_id in table.causes]
     unknown = {name for causes in every for name in causes.not_measured}
-    wanted = (*CAUSES, *COMPUTE_PARTS, *WAIT_PARTS)
-    rows = table.figures
-    steps = dict(zip(rows["run_id"], rows["measured_s"] / rows["steps"], strict=True))
+    figures = table.figures.set_index("run_id")
     found = []
     for run_id in point.run_ids:
         record, causes = table.runs[run_id].record, table.causes.get(run_id)
@@ -154,9 +140,9 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
             RunFigures(
                 run_id=run_id,
                 session=table.sessions[run_id],
-                step_s=float(steps[run_id]),
+                step_s=float(figures["measured_s"].loc[run_id] / figures["steps"].loc[run_id]),
                 # Rounding may take a part a nanosecond below nothing.
-                parts={name: max(0.0, parts[name]) for name in wanted if parts},
+                parts={name: max(0.0, parts[name]) for name in (*CAUSES, *COMPUTE_PARTS, *WAIT_PARTS) if parts},
                 own_work_s=_own_work(run_id, table),
                 communication_s=None if taken is None else max(0.0, taken - waited),
             )
@@ -209,37 +195,32 @@ def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
 
 def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
     """What storage gave to runs that read files; None where none did."""
-    seen: list[tuple[float, float, float, Point]] = []  # Stored bytes of a sample, rate, demand.
+    seen: list[tuple[float, float, float, Point]] = []  # Rate, demand, stored bytes of a sample.
     for point in points:
-        readings = [(run_id, record.reading) for run_id in point.run_ids if (record := table.runs[run_id].record)]
-        sizes = [
-            sum(sum(epoch.tier_bytes.values()) for epoch in reading.epochs) / samples
-            for _, reading in readings
-            if reading is not None and (samples := sum(epoch.samples for epoch in reading.epochs))
-        ]
-        if not sizes or not min(sizes):
-            continue
-        size, step = statistics.median(sizes), point.mean_step.value
-        waits = [table.causes[run_id].seconds["input"] for run_id in point.run_ids if run_id in table.causes]
-        waited = statistics.median(waits) if waits else 0.0
-        rate = point.throughput.value * size
-        seen.append((size, rate, rate * step / max(step - waited, 1e-3 * step), point))
+        records = [record for run_id in point.run_ids if (record := table.runs[run_id].record)]
+        sizes: list[float] = []
+        for epochs in (record.reading.epochs for record in records if record.reading is not None):
+            samples = sum(epoch.samples for epoch in epochs)
+            if samples:
+                sizes.append(sum(sum(epoch.tier_bytes.values()) for epoch in epochs) / samples)
+        if sizes and min(sizes) > 0:
+            size, step = statistics.median(sizes), point.mean_step.value
+            waits = [table.causes[run_id].seconds["input"] for run_id in point.run_ids if run_id in table.causes]
+            waited = statistics.median(waits or [0.0])
+            rate = point.throughput.value * size
+            seen.append((rate, rate * step / max(step - waited, 1e-3 * step), size, point))
     if not seen:
         return None
     record = table.runs[points[-1].run_ids[0]].record
-    staging = None if record is None else record.staging
-    size, rate, _, best = max(seen, key=lambda one: one[1])
-    _, most, demand, _ = max(seen, key=lambda one: one[2])
-    is_saturated = any(
-        demand >= MORE_DEMAND * other and most <= NO_MORE_RATE * less and demand >= (1 + WAITED) * most
-        for _, less, other, _ in seen
-    )
+    rate, _, size, best = max(seen, key=lambda one: one[0])
+    most, demand, *_ = max(seen, key=lambda one: one[1])
     return Supply(
         sample_bytes=size,
         bytes_per_s=rate,
         nodes=best.nodes,
-        is_saturated=is_saturated,
-        is_per_node=staging is not None,
+        is_saturated=demand >= (1 + WAITED) * most
+        and any(demand >= MORE_DEMAND * other and most <= NO_MORE_RATE * less for less, other, *_ in seen),
+        is_per_node=record is not None and record.staging is not None,
         source=f"what the runs at {place_text(best.ranks, best.nodes)} read",
     )
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -91,9 +91,7 @@ def recorded(ingredients: Ingredients, projection: Projection, now: datetime) ->
     return RecordedProjection(
         created=now.astimezone(UTC).strftime(_UTC),
         dlbench_version=dlbench.__version__,
-        title=ingredients.title,
-        system=ingredients.system,
-        configuration=ingredients.configuration,
+        **ingredients.model_dump(include={"title", "system", "configuration"}),
         changes=projection.changes,
         anchor_ranks=projection.anchor_ranks,
         targets=tuple(
@@ -129,29 +127,27 @@ def _put(root: Path, stamp: str, content: bytes) -> Path:
     return path
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ledger:
+class Ledger(NamedTuple):
     """All projections that were recorded in some folders."""
 
-    kept: tuple[RecordedProjection, ...]  # By time.
+    kept: tuple[RecordedProjection, ...]  # By time; one that lies in two folders counts once.
     problems: tuple[str, ...]  # Files that do not count, one line each.
 
 
 def read_ledger(*roots: Path) -> Ledger:
-    """The projections recorded in folders of runs; a projection that lies in two of them counts once."""
+    """The projections recorded in folders of runs."""
     kept, problems = _read(roots)
-    return Ledger(kept=tuple(one for _, (one, _) in sorted(kept.items())), problems=problems)
+    return Ledger(tuple(one for _, (one, _) in sorted(kept.items())), problems)
 
 
 def bring(source: Path, target: Path) -> tuple[int, tuple[str, ...]]:
     """Copies the ledger of a folder of runs into another folder. Returns how many files are new there, and a line for
     each that does not count and stays out. Raises as `record`, where the target cannot be written.
     """
-    kept, problems = _read((source,))
-    there = _read((target,))[0]
-    fresh = [(name, content) for name, (_, content) in kept.items() if name not in there]
-    for name, content in fresh:
-        _put(target, name.partition("-")[0], content)
+    (kept, problems), (there, _) = _read((source,)), _read((target,))
+    fresh = [name for name in kept if name not in there]
+    for name in fresh:
+        _put(target, name.partition("-")[0], kept[name][1])
     return len(fresh), problems
 
 
@@ -185,8 +181,7 @@ def _read_one(path: Path) -> tuple[RecordedProjection, bytes]:
     return RecordedProjection.model_validate(parse_json(content.decode("utf-8"))), content
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """A run as the ledger looks for it."""
 
     configuration: str
@@ -199,13 +194,7 @@ class Measured:
 def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[Measured]:
     """The runs of a comparable group. `created`: when each was planned, by run id; others are left out."""
     return [
-        Measured(
-            configuration=ingredients.configuration,
-            ranks=point.ranks,
-            nodes=point.nodes,
-            created=created[run.run_id],
-            step_s=run.step_s,
-        )
+        Measured(ingredients.configuration, point.ranks, point.nodes, created[run.run_id], run.step_s)
         for point in ingredients.points
         for run in point.runs
         if run.run_id in created
@@ -249,16 +238,13 @@ class Score:
     interval_score: float = field(metadata=column("Interval score", unit="fraction"))
 
 
-ALL = "in all"
+_FAR = {1: "up to one doubling", 2: "two doublings", 3: "three doublings or more"}
 
 
 def score(rows: Sequence[Row]) -> tuple[Score, ...]:
-    """In all, then by doublings: 1, 2, 3 or more, rounded; none for no rows."""
-    by_doublings = {"up to one doubling": (0, 1), "two doublings": (2, 2), "three doublings or more": (3, math.inf)}
-    parts = {ALL: rows} | {
-        scope: [row for row in rows if low <= round(row.doublings) <= high]
-        for scope, (low, high) in by_doublings.items()
-    }
+    """In all, then by doublings, rounded; none for no rows."""
+    parts = {"in all": rows}
+    parts |= {_FAR[far]: [row for row in rows if min(3, max(1, round(row.doublings))) == far] for far in _FAR}
     return tuple(
         Score(
             scope=scope,
@@ -331,8 +317,7 @@ def line(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     found = score(rows)[0]
-    count = f"{found.rows} recorded target{'s' * (found.rows > 1)}, measured since"
     return (
-        f"Ledger: {count}: mean accuracy {percent(found.mean_accuracy)}, {found.in_80} within the 80 % band, "
-        f"{found.in_95} within 95 %."
+        f"Ledger: {found.rows} recorded target{'s' * (found.rows > 1)}, measured since: mean accuracy "
+        f"{percent(found.mean_accuracy)}, {found.in_80} within the 80 % band, {found.in_95} within 95 %."
     )

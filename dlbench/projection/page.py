@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
@@ -11,10 +11,10 @@ from dlbench.analysis.causes import CAUSES
 from dlbench.projection.cost import Cost
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import Row, Score, line, score
-from dlbench.projection.projected import PARTS, HeldOut, Part, Projection, Refused, Target, counted, figure
+from dlbench.projection.projected import PARTS, HeldOut, Projection, Refused, Target, counted, figure
 from dlbench.projection.strategies.table import Row as StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
-from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
+from dlbench.report.charts.shapes import Axis, Series, figure_row, lines, stacked
 from dlbench.report.charts.style import FORECAST, IDEAL, MEASURED, PART_COLOURS, WIDE
 from dlbench.report.document import BaseReport, Card, Document, Mark, Section, methods_section, remark
 from dlbench.report.formats.json import HIDDEN
@@ -45,6 +45,7 @@ PART_LOOKS = {
 """Parts of a projected step: title and colour."""
 _AS_CAUSES = ("optimizer", "input", "straggler", "exchange")  # Parts that the account knows by the same names.
 _WORK = ("compute", "optimizer")  # What no step of this batch can do without; all else is lost.
+_COSTS = {"up_to_bytes", "alpha_s", "beta_s_per_byte"}  # Of a piece of a level's costs.
 _LEVELS = {"inside": "inside a node", "across": "between nodes", "beyond": "between leaf switches"}
 
 
@@ -118,6 +119,7 @@ def projected_group(
     """A projection with what it is made of. `ledger`: rows of every system; those of its own are shown."""
     phi = dict(projection.targets[-1].phi) if projection.targets else {}
     levels = given.network.levels.items() if given.network is not None else ()
+    rows = [row for one in more for sheet in one.sheets for row in sheet.rows]
     return ProjectedGroup(
         id=group_id,
         label=given.title,
@@ -128,45 +130,33 @@ def projected_group(
         measured=measured_points(given),
         anchor_parts=_anchor_parts(given.anchor),
         network=tuple(
-            LevelCost(
-                level=name,
-                up_to_bytes=piece.up_to_bytes,
-                alpha_s=piece.alpha_s,
-                beta_s_per_byte=piece.beta_s_per_byte,
-                links=level.links,
-                phi=phi.get(name),
-            )
+            LevelCost(level=name, **piece.model_dump(include=_COSTS), links=level.links, phi=phi.get(name))
             for name, level in levels
             for piece in level.pieces
         ),
         notes=given.notes,
         projection=projection,
         ledger=tuple(row for row in ledger if row.system == given.system),
-        costs=tuple(row for one in more for sheet in one.sheets for row in sheet.rows if isinstance(row, Cost)),
-        strategies=tuple(
-            row for one in more for sheet in one.sheets for row in sheet.rows if isinstance(row, StrategyRow)
-        ),
+        costs=tuple(row for row in rows if isinstance(row, Cost)),
+        strategies=tuple(row for row in rows if isinstance(row, StrategyRow)),
         more=tuple(more),
     )
 
 
 def _basis(given: Ingredients) -> str:
     anchor, first, network = given.anchor, given.points[0], given.network
-    costs = "not known"
-    if network is not None:
-        costs = f"{network.system}, {network.transport}" + f", {network.num_points} points" * (network.num_points > 0)
+    costs = "not known" if network is None else f"{network.system}, {network.transport}"
+    if network is not None and network.num_points:
+        costs += f", {network.num_points} points"
+    runs, ranks = sum(len(point.runs) for point in given.points), counted([point.ranks for point in given.points])
     said = (
-        f"from {runs_text(sum(len(point.runs) for point in given.points))} at "
-        f"{counted([point.ranks for point in given.points])} ranks",
+        f"from {runs_text(runs)} at {ranks} ranks",
         f"anchor {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
-        f"baseline {ranks_text(first.ranks)}",
-        f"{given.scaling} scaling",
-        given.engine,
-        given.data,
-        f"network {costs}",
-        given.source,
+        f"baseline {ranks_text(first.ranks)}; {given.scaling} scaling",
+        *filter(None, (given.engine, given.data)),
+        f"network {costs}; {given.source}",
     )
-    return sentence("; ".join(filter(None, said)))
+    return sentence("; ".join(said))
 
 
 def measured_points(given: Ingredients) -> tuple[MeasuredPoint, ...]:
@@ -211,34 +201,23 @@ def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[
     name, rate = _quantity(targets)[0], f"{sample_unit}/s"
 
     def of(attribute: str, unit: str, level: Literal[80, 95] = 80) -> Callable[[Target], Estimate | None]:
-        def found(one: Target) -> Estimate | None:
-            band = getattr(one, attribute)
-            return None if band is None else figure(band, unit, level)
-
-        return found
+        return lambda one: None if (band := getattr(one, attribute)) is None else figure(band, unit, level)
 
     return (
         Column("ranks", "Ranks", lambda one: one.ranks, lambda one: f"{one.ranks:,}", is_brief=True),
-        Column("nodes", "Nodes", lambda one: one.nodes),
-        Column("doublings", "", lambda one: one.doublings),
+        *columns_of(Target, "nodes", "doublings", titles={"nodes": "Nodes"}),
         Column("efficiency", "", of("efficiency", "fraction"), has_interval=True),
         Column("", name.capitalize(), lambda one: value_text(_main(one, name)), is_brief=True),
         Column("", "80 %", lambda one: interval_text(_main(one, name)) or None, is_brief=True),
         Column("", "95 %", lambda one: interval_text(_main(one, name, 95)) or None, is_brief=True),
-        Column(
-            "throughput_per_s",
-            rate,
-            of("throughput", rate),
-            lambda one: None if one.throughput is None else format_number(one.throughput.median),
-            has_interval=True,
-            is_brief=True,
-        ),
+        Column("throughput_per_s", "", of("throughput", rate), has_interval=True),
+        Column("", rate, lambda one: one.throughput and format_number(one.throughput.median), is_brief=True),
         Column("step_s", "" if name == "step" else "Step", of("step", "s"), has_interval=True),
         Column("step_95_s", "", of("step", "s", 95), has_interval=True),
         Column("model_error", "Model error", of("model_error", "ratio"), _model_error, has_interval=True),
         Column("largest_loss", "Most lost to", lambda one: largest_loss(one) or None, is_brief=True),
         Column("points_only_step_s", "", of("second", "s"), has_interval=True),
-        Column("is_disputed", "", lambda one: one.is_disputed),
+        *columns_of(Target, "is_disputed"),
         Column("flags", "Flags", lambda one: " ".join(flag.code for flag in one.flags) or None, is_brief=True),
     )
 
@@ -256,32 +235,29 @@ def largest_loss(one: Target) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PartOf:
+class PartRow:
     """A part of one target's step."""
 
-    target: Target
-    part: Part
+    ranks: int = field(metadata=column("Ranks", text=lambda ranks: f"{ranks:,}"))
+    part: str = field(metadata=column("Part of the step", text=lambda name: PART_LOOKS[name][0]))
+    seconds: Estimate = field(metadata=column("Median, 80 %"))
+    seconds_95: Estimate = field(metadata=column("95 %", text=interval_text))
+    share: float = field(metadata=column("Of the step", unit="fraction"))
 
 
-_PARTS: tuple[Column[_PartOf], ...] = (
-    Column("ranks", "Ranks", lambda one: one.target.ranks, lambda one: f"{one.target.ranks:,}"),
-    Column("part", "Part of the step", lambda one: one.part.name, lambda one: PART_LOOKS[one.part.name][0]),
-    Column("seconds", "Median, 80 %", lambda one: figure(one.part.seconds, "s"), has_interval=True),
-    Column(
-        "seconds_95",
-        "95 %",
-        lambda one: figure(one.part.seconds, "s", 95),
-        lambda one: interval_text(figure(one.part.seconds, "s", 95)),
-        has_interval=True,
-    ),
-    Column("share", "Of the step", lambda one: one.part.seconds.median / one.target.step.median, unit="fraction"),
-)
-_REFUSED: tuple[Column[Refused], ...] = (
-    Column("code", "Code", lambda one: one.code),
-    Column("ranks", "Ranks", lambda one: one.ranks, lambda one: "all" if one.ranks is None else f"{one.ranks:,}"),
-    Column("text", "Why", lambda one: sentence(one.text)),
-    Column("remedy", "Remedy", lambda one: one.remedy),
-)
+def part_rows(targets: Sequence[Target]) -> list[PartRow]:
+    """The parts of all targets that have any."""
+    return [
+        PartRow(
+            ranks=one.ranks,
+            part=part.name,
+            seconds=figure(part.seconds, "s"),
+            seconds_95=figure(part.seconds, "s", 95),
+            share=part.seconds.median / one.step.median,
+        )
+        for one in targets
+        for part in one.parts
+    ]
 
 
 def projection_chart(
@@ -307,12 +283,44 @@ def projection_chart(
             rows.append({"ranks": one.ranks, "series": "points alone", "value": value, **said})
     for row in rows:
         row["place"] = ranks_text(row["ranks"])
-    title = f"{name.capitalize()}: measured, and projected"
+    y = Axis("seconds per step", scale={"domainMin": 0})
+    if name == "efficiency":
+        y = y._replace(title="scaling efficiency", format=".0%")
+    by = Series("series", {"measured": MEASURED, "projected": FORECAST, "points alone": IDEAL}, columns=3)
+    tooltip = {"place": "at", "series": "is", "shown": name, "basis": "interval"}
+    base = lines(rows, y, by, tooltip).layer[0]
+    own = {series: [row for row in rows if row["series"] == series] for series in by.colours}
+
+    def of(series: str, *before: dict[str, Any]) -> Any:
+        return base.properties(data=alt.InlineData(values=[*before, *own[series]]))
+
+    def rule(series: str, low: str, high: str, **look: float) -> Any:
+        return of(series).mark_rule(**look).encode(y=alt.Y(f"{low}:Q"), y2=f"{high}:Q")
+
+    def points(series: str, **look: Any) -> Any:
+        return of(series).mark_point(opacity=1, **look).encode(tooltip=tooltips(tooltip))
+
+    # Lines of what was not measured begin at the anchor.
+    anchor, dashes = own["measured"][-1], {"projected": [1, 4], "points alone": [7, 4]}
+    layers = [
+        *(
+            of(one, {**anchor, "series": one}).mark_line(strokeWidth=2, strokeDash=dash, strokeCap="round")
+            for one, dash in dashes.items()
+            if own[one]
+        ),
+        rule("projected", "least", "most", strokeWidth=1.5),
+        rule("projected", "low", "high", strokeWidth=6, opacity=0.35),
+        of("measured"),
+        rule("measured", "low", "high", strokeWidth=3, opacity=0.5),
+        points("points alone", filled=False, shape="diamond", size=50),
+        points("measured", filled=True, size=60),
+        points("projected", filled=False, size=80, strokeWidth=2),
+    ]
     return finish(
-        alt.layer(*_curves(alt, rows, name), *more),
+        alt.layer(*layers, *more),
         subject,
         name="projection",
-        title=title,
+        title=f"{name.capitalize()}: measured, and projected",
         alt=f"{name.capitalize()} over ranks. "
         + "; ".join(f"{row['place']}, {row['series']}: {row['shown']}" for row in rows)
         + ".",
@@ -324,60 +332,19 @@ def projection_chart(
     )
 
 
-def _curves(alt: Any, rows: Rows, name: str) -> list[Any]:
-    counts = sorted({row["ranks"] for row in rows})
-    room = max(2.0, counts[-1] / counts[0]) ** 0.06
-    ends = {"domain": [counts[0] / room, counts[-1] * room], "nice": False}
-    axis = alt.Axis(values=counts, grid=False, format=",d", labelOverlap="greedy")
-    x = alt.X("ranks:Q", title="ranks", scale=alt.Scale(type="log", base=2, **ends), axis=axis)
-    top = max(row[end] for row in rows for end in ("value", "high", "most") if row.get(end) is not None)
-    look: dict[str, Any] = {"title": "seconds per step"}
-    if name == "efficiency":
-        top, look = max(1.0, top), {"title": "scaling efficiency", "axis": alt.Axis(format=".0%")}
-    y = alt.Y("value:Q", scale=alt.Scale(domain=[0, top * 1.06], nice=False), **look)
-    colours = {"measured": MEASURED, "projected": FORECAST, "points alone": IDEAL}
-    drawn = {series: [row for row in rows if row["series"] == series] for series in colours}
-    domain = [series for series in colours if drawn[series]]
-    scale = alt.Scale(domain=domain, range=[colours[series] for series in domain])
-    colour = alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(orient="bottom", columns=3))
-    shown = tooltips({"place": "at", "series": "is", "shown": name, "basis": "interval"})
-    # Lines of what was not measured begin at the anchor.
-    measured, projected, alone = (
-        alt.Chart(alt.InlineData(values=drawn[series])).encode(x=x, y=y, color=colour) for series in colours
-    )
-    begun = {
-        series: alt.Chart(alt.InlineData(values=[{**drawn["measured"][-1], "series": series}, *drawn[series]])).encode(
-            x=x, y=y, color=colour
-        )
-        for series in domain[1:]
-    }
-    dashes = {"projected": [1, 4], "points alone": [7, 4]}
-    return [
-        *(one.mark_line(strokeWidth=2, strokeDash=dashes[series], strokeCap="round") for series, one in begun.items()),
-        projected.mark_rule(strokeWidth=1.5).encode(y=alt.Y("least:Q"), y2="most:Q"),
-        projected.mark_rule(strokeWidth=6, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        measured.mark_line(strokeWidth=2),
-        measured.mark_rule(strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        *([alone.mark_point(filled=False, shape="diamond", size=50).encode(tooltip=shown)] if len(begun) > 1 else []),
-        measured.mark_point(filled=True, size=60, opacity=1).encode(tooltip=shown),
-        projected.mark_point(filled=False, size=80, strokeWidth=2, opacity=1).encode(tooltip=shown),
-    ]
-
-
-def parts_chart(subject: Subject, anchor: Mapping[str, float], targets: Sequence[Target]) -> Chart:
+def parts_chart(subject: Subject, anchor: Mapping[str, float], parts: Sequence[PartRow]) -> Chart:
     """What the anchor's step (empty: not known) and each projected one consist of, a bar each."""
     found = [("anchor, measured", name, seconds, number_text(seconds, "s")) for name, seconds in anchor.items()]
-    for one in targets:
+    for one in parts:
         place = f"{ranks_text(one.ranks)}, projected"
-        found += [(place, part.name, part.seconds.median, figure_text(figure(part.seconds, "s"))) for part in one.parts]
+        found.append((place, one.part, one.seconds.value, figure_text(one.seconds)))
     rows: Rows = [
         {"place": place, "part": PART_LOOKS[name][0], "order": PARTS.index(name), "value": value, "shown": shown}
         for place, name, value, shown in found
     ]
     tooltip = {"place": "at", "part": "part", "shown": "median, 80 %"}
-    by = Series("part", dict(PART_LOOKS.values()))
     return finish(
-        stacked(rows, Axis("seconds per step", unit="s"), by, tooltip),
+        stacked(rows, Axis("seconds per step", unit="s"), Series("part", dict(PART_LOOKS.values())), tooltip),
         subject,
         name="parts",
         title="Parts of the step",
@@ -391,10 +358,12 @@ def _anchor_parts(anchor: PointFigures) -> dict[str, float]:
     """The parts of the measured step as projections have them, means over runs; empty where they are not known."""
     if not all(run.parts for run in anchor.runs):
         return {}
-    mean = {name: fmean(run.parts.get(name, 0.0) for run in anchor.runs) for name in anchor.runs[0].parts}
-    others = [mean.get(name, 0.0) for name in CAUSES if name not in ("compute", "input", "straggler", "exchange")]
-    work = mean.get("forward", 0.0) + mean.get("backward", 0.0)
-    return {"compute": work, "host": sum(others), **{name: mean.get(name, 0.0) for name in _AS_CAUSES}}
+
+    def mean(*names: str) -> float:
+        return fmean(sum(run.parts.get(name, 0.0) for name in names) for run in anchor.runs)
+
+    host = [name for name in CAUSES if name not in ("compute", *_AS_CAUSES)]
+    return {"compute": mean("forward", "backward"), "host": mean(*host), **{name: mean(name) for name in _AS_CAUSES}}
 
 
 METHODS = (
@@ -424,22 +393,16 @@ def document_of(report: ProjectionReport) -> Document:
     """The whole report."""
     empty = () if report.groups or report.ledger else ("Nothing is projected.",)
     unit = report.groups[0].sample_unit if report.groups else "samples"
+    cards = tuple(map(_card, report.groups))
     return report.document(
-        Section(
-            id="summary",
-            title="Summary",
-            level="answer",
-            words=empty,
-            cards=tuple(map(_card, report.groups)),
-            brief=empty,
-        ),
+        Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
         *_ledger(report),
         *methods_section(METHODS if report.groups else METHODS[-1:]),
         always=(
             named_table("targets", "Projected, not measured", target_columns((), unit), ("group",)),
-            named_table("parts", "Parts of the projected step", _PARTS, ("group",)),
-            named_table("refused", "Not projected", _REFUSED, ("group",)),
+            named_table("parts", "Parts of the projected step", columns_of(PartRow), ("group",)),
+            named_table("refused", "Not projected", columns_of(Refused), ("group",)),
         ),
         file_prefix="project-",
         command="dlbench project RUNS --to RANKS",
@@ -501,25 +464,22 @@ def opinions(targets: Sequence[Target]) -> Iterator[str]:
 
 def refusals(refused: Sequence[Refused]) -> list[str]:
     """What is not projected, why and what would mend it; targets of one reason together."""
-    found: dict[tuple[str, str, str], list[int | None]] = {}
-    for one in refused:
-        found.setdefault((one.code, one.text, one.remedy), []).append(one.ranks)
-    return [f"Refused, {code}{_at(ranks)}: {text}. Remedy: {remedy}" for (code, text, remedy), ranks in found.items()]
+    return _lines((f"Refused, {one.code}", f"{one.text}. Remedy: {one.remedy}", one.ranks) for one in refused)
 
 
 def flag_lines(projection: Projection) -> list[str]:
     """What to know beside the figures, a sentence for each flag."""
-    found: dict[tuple[str, str], list[int | None]] = {(one.code, one.text): [] for one in projection.flags}
-    for one in projection.targets:
-        for flag in one.flags:
-            if flag not in projection.flags:
-                found.setdefault((flag.code, flag.text), []).append(one.ranks)
-    return [f"{code}{_at(ranks)}: {text}." for (code, text), ranks in found.items()]
+    of_all = [(flag, None) for flag in projection.flags]
+    of_one = [(flag, one.ranks) for one in projection.targets for flag in one.flags if flag not in projection.flags]
+    return _lines((flag.code, f"{flag.text}.", ranks) for flag, ranks in (*of_all, *of_one))
 
 
-def _at(ranks: Sequence[int | None]) -> str:
-    known = [one for one in ranks if one is not None]
-    return f" ({counted(known)} ranks)" if known else ""
+def _lines(said: Iterable[tuple[str, str, int | None]]) -> list[str]:
+    """Code, text and rank count (None: of all), a line for all counts of one text."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for code, text, ranks in said:
+        found.setdefault((code, text), []).extend([] if ranks is None else [ranks])
+    return [f"{code}{f' ({counted(known)} ranks)' if known else ''}: {text}" for (code, text), known in found.items()]
 
 
 def _group(group: ProjectedGroup) -> Section:
@@ -541,7 +501,7 @@ def _group(group: ProjectedGroup) -> Section:
 
 def _of_group(group: ProjectedGroup) -> Iterator[Section]:
     projection, targets = group.projection, group.projection.targets
-    subject, split = ReportSubject(group.id, group.label), [one for one in targets if one.parts]
+    subject, parts = ReportSubject(group.id, group.label), part_rows(targets)
     if targets:
         yield Section(
             id=f"projected-{group.id}",
@@ -551,7 +511,7 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             words=(held_out_line(projection.held_out), line(group.ledger), *opinions(targets), *flag_lines(projection)),
             charts=lambda: [
                 projection_chart(subject, group.measured, targets),
-                *([parts_chart(subject, group.anchor_parts, split)] if split else []),
+                *([parts_chart(subject, group.anchor_parts, parts)] if parts else []),
             ],
             sheets=(
                 Sheet(
@@ -565,33 +525,22 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             ),
         )
     if projection.refused:
+        title = "Not projected, and what would mend it"
         yield Section(
             id=f"refused-{group.id}",
             title="Refused",
             level="answer",
-            sheets=(
-                Sheet(
-                    name="refused",
-                    title="Not projected, and what would mend it",
-                    columns=_REFUSED,
-                    rows=projection.refused,
-                ),
-            ),
+            sheets=(Sheet(name="refused", title=title, columns=columns_of(Refused), rows=projection.refused),),
             brief=tuple(refusals(projection.refused)),
         )
-    if split:
+    if parts:
+        title = "Parts of the projected step"
+        last = next(one for one in reversed(targets) if one.parts)
         yield Section(
             id=f"parts-{group.id}",
-            title="Parts of the projected step",
-            headline=f"most lost at {ranks_text(split[-1].ranks)}: {largest_loss(split[-1])} of the step",
-            sheets=(
-                Sheet(
-                    name="parts",
-                    title="Parts of the projected step",
-                    columns=_PARTS,
-                    rows=[_PartOf(target=one, part=part) for one in split for part in one.parts],
-                ),
-            ),
+            title=title,
+            headline=f"most lost at {ranks_text(last.ranks)}: {largest_loss(last)} of the step",
+            sheets=(Sheet(name="parts", title=title, columns=columns_of(PartRow), rows=parts),),
         )
     yield from group.more
     if group.network:

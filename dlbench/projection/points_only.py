@@ -27,8 +27,7 @@ from pydantic import ValidationError
 from dlbench.errors import UserError
 from dlbench.opening import read_named, why_unreadable
 from dlbench.perfmodels.extrapolation import Miss, model_error
-from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
-from dlbench.projection.projected import Band
+from dlbench.projection.ingredients import Ingredients, RunFigures
 from dlbench.projection.refusals import refusal
 from dlbench.records.folder import MAX_JSON
 from dlbench.specs.problems import problem_of
@@ -52,25 +51,30 @@ class ByPoints:
     curve: str  # One of `CURVES`.
     step_s: Array  # By draw, seconds.
     error: Array  # Factor of the curve's own error that is in it, by draw.
-    missed: float  # Largest point as the curve fitted without it had it, over what was measured, less 1.
-
-
-def by_points(ingredients: Ingredients, ranks: int) -> Band | None:
-    """The step at a rank count by the points alone, seconds; None where they do not say."""
-    found = points_only(ingredients, ranks)
-    return None if found is None else Band.of(found.step_s)
 
 
 def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> ByPoints | None:
-    """The same, by draw: over runs, and over how far the curve may be off; None where the points do not say."""
+    """By draw over runs, and over how far the curve may be off; None where the points do not say."""
     import numpy as np
 
     if refusal(ingredients, ranks, by="points") is not None:
         return None
-    points = usable(ingredients, ranks)
+    # What holds inside a node is not what holds beyond it: of a target on several nodes count points on several, with
+    # full nodes, or a single rank on one, where these are too few. A series of the other kind of scaling has other
+    # batches.
+    points = [
+        point
+        for point in ingredients.points
+        if len(point.runs) >= LEAST_RUNS and point.batch_per_rank == ingredients.batch_at(point.ranks)
+    ]
+    is_inside = ingredients.nodes_of(ranks) == 1
+    if not is_inside:
+        beyond = [point for point in points if point.nodes > 1]
+        full = [point for point in points if point.nodes > 1 or point.ranks == ingredients.per_node]
+        points = beyond if len(beyond) >= MIN_POINTS else full
     if len(points) < MIN_POINTS:
         return None
-    base = ingredients.per_node if ingredients.nodes_of(ranks) > 1 else points[0].ranks
+    base = points[0].ranks if is_inside else ingredients.per_node
     counts = [point.ranks / base for point in points]
     is_strong = ingredients.scaling == "strong"
     by_run = [{(run.session, run.run_id): run.step_s for run in point.runs} for point in points]
@@ -91,31 +95,7 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
     best = min(CURVES, key=lambda curve: abs(missed[curve][-1].error))
     doublings = max(0.0, math.log2(ranks / ingredients.anchor.ranks))
     error = model_error(missed[best]).drawn(doublings, draws, [SEED, 8, ranks])
-    return ByPoints(
-        curve=best,
-        step_s=_at(best, counts, drawn, ranks / base, is_strong) * error,
-        error=error,
-        missed=math.expm1(-missed[best][-1].error),
-    )
-
-
-def usable(ingredients: Ingredients, ranks: int) -> list[PointFigures]:
-    """Points that one curve may hold for: what holds inside a node is not what holds beyond it.
-
-    Of a target on several nodes those on several, with full nodes (or a single rank on one) where these are too few.
-    """
-    known = [
-        point
-        for point in ingredients.points
-        # A series of the other kind of scaling has other batches.
-        if len(point.runs) >= LEAST_RUNS and point.batch_per_rank == ingredients.batch_at(point.ranks)
-    ]
-    if ingredients.nodes_of(ranks) == 1:
-        return known
-    beyond = [point for point in known if point.nodes > 1]
-    if len(beyond) >= MIN_POINTS:
-        return beyond
-    return [point for point in known if point.nodes > 1 or point.ranks == ingredients.per_node]
+    return ByPoints(curve=best, step_s=_at(best, counts, drawn, ranks / base, is_strong) * error, error=error)
 
 
 def _at(curve: str, counts: Sequence[float], times: Array, wanted: float, is_strong: bool) -> Array:
@@ -127,21 +107,11 @@ def _at(curve: str, counts: Sequence[float], times: Array, wanted: float, is_str
 
     # Relative squares: both sides over the measured time, so that what is fitted is 1.
     rows = np.array([terms(k) for k in counts])[None] / times[..., None]
-    squares = np.einsum("dpi,dpj->dij", rows, rows)
-    sums = rows.sum(axis=1)
-    determinant = squares[:, 0, 0] * squares[:, 1, 1] - squares[:, 0, 1] ** 2
-    both = np.stack(
-        [
-            squares[:, 1, 1] * sums[:, 0] - squares[:, 0, 1] * sums[:, 1],
-            squares[:, 0, 0] * sums[:, 1] - squares[:, 0, 1] * sums[:, 0],
-        ],
-        axis=-1,
-    )
+    squares, sums = rows.swapaxes(1, 2) @ rows, rows.sum(axis=1)
+    both = np.linalg.solve(squares, sums[..., None])[..., 0]
     # Where one would be below 0, the best has it at 0.
-    alone = sums / squares[:, [0, 1], [0, 1]]
-    only = alone * np.stack([both[:, 1] < 0, both[:, 1] >= 0], axis=-1)
-    coefficients = np.where((both.min(axis=1) < 0)[:, None], only, both / determinant[:, None])
-    found: Array = coefficients @ np.array(terms(wanted))
+    alone = np.where(both < 0, 0.0, sums / np.diagonal(squares, axis1=1, axis2=2))
+    found: Array = np.where(both.min(axis=1, keepdims=True) < 0, alone, both) @ np.array(terms(wanted))
     return found
 
 

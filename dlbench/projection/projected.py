@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlbench.report.formats.json import HIDDEN
+from dlbench.report.table import column
+from dlbench.report.wording import sentence
 from dlbench.stats.estimates import Estimate
 
 if TYPE_CHECKING:
@@ -74,10 +76,10 @@ class Flag:
 class Refused:
     """Why nothing is said."""
 
-    code: str  # R1, R2, ...
-    ranks: int | None  # Of which target; None: of all.
-    text: str
-    remedy: str  # The command that would measure what is missing, or what to change.
+    code: str = field(metadata=column("Code"))  # R1, R2, ...
+    ranks: int | None = field(metadata=column("Ranks", text=lambda ranks: f"{ranks:,}", missing="all"))  # Of a target.
+    text: str = field(metadata=column("Why", value=sentence))
+    remedy: str = field(metadata=column("Remedy"))  # What would measure what is missing, or what to change.
 
 
 @dataclass(frozen=True, kw_only=True)

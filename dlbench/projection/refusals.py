@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Literal
 
 from dlbench.projection.ingredients import Ingredients
@@ -21,74 +21,62 @@ FARTHEST_BY_POINTS = 4
 """The same of points alone: series of large machines were 4 to 14 % off at 8 to 16 times the ranks, some 40 %."""
 UNSTABLE = 0.15  # Scatter of runs (standard deviation over mean) beyond which a point is of no one state of a machine.
 SMALLEST_BATCH = 4  # The least batch is so many times smaller than the smallest measured one.
+LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
 TAIL = 4  # More nodes than 1 / so many of the observed node-steps ask for slower nodes than were ever seen.
 SCALE = 3.0  # Costs of the network may be so many times too high or too low for the measured exchange.
 UNEXPLAINED = 0.25  # Share of a step by which the exchange may miss what the network's costs make of it.
 
 
-@dataclass(frozen=True)
-class Words:
-    """A code in words; in braces what the case fills in."""
-
-    text: str
-    remedy: str = ""
-
-
 REFUSALS = {
-    "R1": Words("{runs} at {ranks} do not say how far runs scatter (at least {least})", "repeat them: --repeats 5"),
-    "R2": Words(
+    "R1": ("{runs} at {ranks} do not say how far runs scatter (at least {least})", "repeat them: --repeats 5"),
+    "R2": (
         "all points are on one node, and what a network between nodes costs is in none of them",
         "measure on a machine of several nodes: --nodes 1,2,4",
     ),
-    "R3": Words(
-        "the costs of messages {level} were never measured", "dlbench comm submit --system {system} --nodes {measured}"
+    "R3": (
+        "the costs of messages {level} were never measured",
+        "dlbench comm submit --system {system} --nodes {measured}",
     ),
-    "R4": Words("ranks shared cores, so points say nothing of more ranks", "give ranks cores of their own"),
-    "R5": Words(
+    "R4": ("ranks shared cores, so points say nothing of more ranks", "give ranks cores of their own"),
+    "R5": (
         "the network's costs are of something else: {what}",
         "measure the network of these runs: dlbench comm submit, then --network FILE",
     ),
-    "R6": Words(
+    "R6": (
         "the runs at {ranks} scatter by {scatter} (at most {most}), so the machine was in no one state",
         "look for neighbours and storage (dlbench diagnose RUNS), then repeat them",
     ),
-    "R7": Words("{what}", "{other}"),
-    "R8": Words("{what}", "ask for a setting that has one, or measure it at that size"),
-    "R9": Words("{what}", "measure it: --set train.batch_per_rank={batch}"),
-    "R10": Words(
+    "R7": ("{what}", "{other}"),
+    "R8": ("{what}", "ask for a setting that has one, or measure it at that size"),
+    "R9": ("{what}", "measure it: --set train.batch_per_rank={batch}"),
+    "R10": (
         "{known} to the target and no gradient noise scale do not say how epochs grow with the batch",
         "train to the target at three batches, or measure the noise scale: --set measure.noise_scale=true",
     ),
 }
+"""Of each code what it says and what would mend it; in braces what the case fills in."""
 
 FLAGS = {
-    "F1": Words("one point on several nodes: how far the model is off is assumed, not seen"),
-    "F2": Words("far: {times} times the largest measured rank count"),
-    "F3": Words(
-        "how unequal nodes are is not known ({hosts} measured, at least {least}): new ones are taken as like these"
-    ),
-    "F4": Words("the slowest of {nodes} nodes lies beyond what {seen} measured steps of nodes show"),
-    "F5": Words("needs {needed} of storage; {proven} was proven at {nodes} nodes"),
-    "F6": Words("its points are of {sessions} sessions, so that what changed between these is part of it"),
-    "F7": Words("by the points alone: {why}"),
-    "F8": Words(
-        "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off"
-    ),
+    "F1": "one point on several nodes: how far the model is off is assumed, not seen",
+    "F2": "far: {times} times the largest measured rank count",
+    "F3": "how unequal nodes are is not known ({hosts} measured, at least {least}): new ones are taken as like these",
+    "F4": "the slowest of {nodes} nodes lies beyond what {seen} measured steps of nodes show",
+    "F5": "needs {needed} of storage; {proven} was proven at {nodes} nodes",
+    "F6": "its points are of {sessions} sessions, so that what changed between these is part of it",
+    "F7": "by the points alone: {why}",
+    "F8": "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off",
 }
-
-LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
 
 
 def refused(code: str, target: int | None, /, **words: object) -> Refused:
     """A refusal of the table, in words. `target`: of which rank count; None: of all."""
-    found = REFUSALS[code]
-    text, remedy = found.text.format(**words), found.remedy.format(**words)
+    text, remedy = (one.format(**words) for one in REFUSALS[code])
     return Refused(code=code, ranks=target, text=text, remedy=remedy)
 
 
 def flagged(code: str, /, **words: object) -> Flag:
     """A flag of the table, in words."""
-    return Flag(code=code, text=FLAGS[code].text.format(**words))
+    return Flag(code=code, text=FLAGS[code].format(**words))
 
 
 def refusal(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> Refused | None:
@@ -96,83 +84,70 @@ def refusal(ingredients: Ingredients, ranks: int, *, by: Literal["model", "point
 
     `by`: the model needs a network and a recorded exchange; points alone reach less far.
     """
-    return (
-        _of_points(ingredients)
-        or _of_target(ingredients, ranks, FARTHEST if by == "model" else FARTHEST_BY_POINTS)
-        or (_of_model(ingredients, ranks) if by == "model" else None)
-    )
+    found = next(_of_any(ingredients, ranks, FARTHEST if by == "model" else FARTHEST_BY_POINTS), None)
+    return found or (next(_of_model(ingredients, ranks), None) if by == "model" else None)
 
 
-def _of_points(ingredients: Ingredients) -> Refused | None:
-    """What is refused of every target."""
+def _of_any(ingredients: Ingredients, ranks: int, farthest: int) -> Iterator[Refused]:
+    """What is refused whatever projects."""
+    first, anchor, per_node = ingredients.points[0].ranks, ingredients.anchor, ingredients.per_node
     if ingredients.is_crowded:
-        return refused("R4", None)
-    anchor = ingredients.anchor
+        yield refused("R4", None)
     if len(anchor.runs) < LEAST_RUNS:
-        return refused("R1", None, runs=runs_text(len(anchor.runs)), ranks=ranks_text(anchor.ranks), least=LEAST_RUNS)
+        yield refused("R1", None, runs=runs_text(len(anchor.runs)), ranks=ranks_text(anchor.ranks), least=LEAST_RUNS)
     for point in ingredients.points:
         steps = [run.step_s for run in point.runs]
         scatter = statistics.stdev(steps) / statistics.fmean(steps) if len(steps) > 1 else 0.0
         if scatter > UNSTABLE:
-            return refused(
-                "R6", None, ranks=ranks_text(point.ranks), scatter=percent(scatter), most=percent(UNSTABLE, 0)
-            )
-    return None
+            most = percent(UNSTABLE, 0)
+            yield refused("R6", None, ranks=ranks_text(point.ranks), scatter=percent(scatter), most=most)
 
+    def out_of_range(what: str, other: str) -> Refused:
+        return refused("R7", ranks, what=what, other=other)
 
-def _of_target(ingredients: Ingredients, ranks: int, farthest: int) -> Refused | None:
-    """What is refused of a rank count, whatever projects it."""
-    first, anchor, per_node = ingredients.points[0], ingredients.anchor, ingredients.per_node
-    nodes = ingredients.nodes_of(ranks)
-    if ranks < first.ranks:
-        what = f"{ranks} ranks are fewer than the smallest measured count, {first.ranks}"
-        return refused("R7", ranks, what=what, other="ask for more, or measure it")
+    if ranks < first:
+        what = f"{ranks} ranks are fewer than the smallest measured count, {first}"
+        yield out_of_range(what, "ask for more, or measure it")
     if ranks > farthest * anchor.ranks:
         what = f"{ranks} ranks are more than {farthest} times the largest measured count, {anchor.ranks}"
-        return refused("R7", ranks, what=what, other=f"measure {-(-ranks // farthest)} ranks or more")
+        yield out_of_range(what, f"measure {-(-ranks // farthest)} ranks or more")
     if ranks > per_node and ranks % per_node:
         what = f"{ranks} ranks do not fill nodes of {per_node}"
-        return refused("R7", ranks, what=what, other=f"ask for {nodes * per_node}")
-    if nodes > 1 and anchor.nodes == 1:
-        return refused("R2", ranks)
+        yield out_of_range(what, f"ask for {ingredients.nodes_of(ranks) * per_node}")
+    if ingredients.nodes_of(ranks) > 1 and anchor.nodes == 1:
+        yield refused("R2", ranks)
     if ingredients.scaling == "strong" and anchor.batch_per_rank and ingredients.batch_at(ranks) is None:
         whole = anchor.batch_per_rank * anchor.ranks
         what = f"a global batch of {whole} samples does not divide among {ranks} ranks"
-        return refused("R7", ranks, what=what, other="ask for a divisor of it")
-    return None
+        yield out_of_range(what, "ask for a divisor of it")
 
 
-def _of_model(ingredients: Ingredients, ranks: int) -> Refused | None:
+def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     """What is refused for want of what the model needs."""
     anchor, network, nodes = ingredients.anchor, ingredients.network, ingredients.nodes_of(ranks)
-    system = ingredients.system or "SYSTEM"
-    leaf = ingredients.nodes_per_leaf
-    levels = {
-        "inside a node": (ingredients.per_node > 1, None if network is None else network.inside),
-        "between nodes": (nodes > 1, None if network is None else network.across),
-        "beyond a leaf switch": (
-            leaf is not None and nodes > leaf and ingredients.leaf_taper is None,
-            None if network is None else network.beyond,
-        ),
-    }
-    for level, (is_needed, costs) in levels.items():
-        if ranks > 1 and is_needed and costs is None:
-            measured = "2,4" if level != "beyond a leaf switch" else f"{2 * (leaf or 1)}  # on two leaves"
-            return refused("R3", ranks, level=level, system=system, measured=measured)
+    leaf, known = ingredients.nodes_per_leaf, {} if network is None else network.levels
+    is_beyond = leaf is not None and nodes > leaf and ingredients.leaf_taper is None
+    for level, words, is_needed, measured in (
+        ("inside", "inside a node", ingredients.per_node > 1, "2,4"),
+        ("across", "between nodes", nodes > 1, "2,4"),
+        ("beyond", "beyond a leaf switch", is_beyond, f"{2 * (leaf or 1)}  # on two leaves"),
+    ):
+        if ranks > 1 and is_needed and level not in known:
+            system = ingredients.system or "SYSTEM"
+            yield refused("R3", ranks, level=words, system=system, measured=measured)
     if not anchor.runs[0].parts:
-        return refused("R8", ranks, what="the parts of the step are not known")
+        yield refused("R8", ranks, what="the parts of the step are not known")
     if anchor.ranks > 1 and ingredients.exchange is None:
-        return refused("R8", ranks, what="the exchange was not recorded")
+        yield refused("R8", ranks, what="the exchange was not recorded")
     if ingredients.scaling == "strong" and ranks > anchor.ranks:
-        known = sorted(one.batch_per_rank for one in ingredients.batches)
+        batches = sorted(one.batch_per_rank for one in ingredients.batches)
         wanted = ingredients.batch_at(ranks)
-        if len(known) < 2 or wanted is None:
+        if len(batches) < 2 or wanted is None:
             what = "the batch per rank shrinks, and its work was measured at one batch"
-            return refused("R9", ranks, what=what, batch=wanted or "SMALLER")
-        if wanted * SMALLEST_BATCH < known[0]:
-            what = f"{wanted} samples per rank are less than a quarter of the smallest measured batch, {known[0]}"
-            return refused("R9", ranks, what=what, batch=wanted)
-    return None
+            yield refused("R9", ranks, what=what, batch=wanted or "SMALLER")
+        elif wanted * SMALLEST_BATCH < batches[0]:
+            what = f"{wanted} samples per rank are less than a quarter of the smallest measured batch, {batches[0]}"
+            yield refused("R9", ranks, what=what, batch=wanted)
 
 
 def flags(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Flag, ...]:

@@ -56,7 +56,7 @@ from dlbench.projection.refusals import SCALE, UNEXPLAINED, flagged, flags, refu
 from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
-from dlbench.specs.sync import fusion_bytes
+from dlbench.specs.sync import GROUPED, fusion_bytes
 from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
 
 if TYPE_CHECKING:
@@ -329,11 +329,19 @@ class _Costs:
         return np.array(doublings), np.array(missed)
 
     def _names(self, way: Way | None) -> tuple[str, ...]:
-        return self.algorithms if way is None or way.exchange == self.ran.exchange else (priced_as(way),)
+        own = priced_as(way or self.ran)
+        return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
 
     def _layout(self, ranks: int, way: Way | None) -> Layout:
-        group = min(ranks, (way or self.ran).group_size)
-        return Layout(ranks=ranks, group_size=group, leaf_size=self.ingredients.ranks_per_leaf)
+        """Raises `NoModelError`: groups that no node holds."""
+        way, full, leaf = way or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
+        group = way.group_size if way.exchange in GROUPED else full
+        if full % group:
+            raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
+        leaf = leaf if ranks > full else None
+        return Layout(
+            ranks=ranks, group_size=min(ranks, group), leaf_size=leaf and leaf * full, node_size=min(ranks, full)
+        )
 
     def _prices(self, ranks: int, way: Way | None) -> list[Price]:
         layout = self._layout(ranks, way)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dlbench import bundled
-from dlbench.projection.gathering import gathered
+from dlbench.projection.gathering import gathered, with_network
 from dlbench.projection.page import (
     MeasuredPoint,
     flag_lines,
@@ -33,7 +33,7 @@ from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import PUBLISHED
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
-from dlbench.report.table import Column, Sheet
+from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import figure_text, percent, ranks_text
 from dlbench.specs.base import Count, Fraction, Name, Precision, Spec
 from dlbench.specs.comm import NetworkModel
@@ -115,14 +115,14 @@ def references(run: Run) -> list[tuple[Reference, dict[str, tuple[str, str]]]]:
 class Anchor:
     """A published figure for the same kind of network."""
 
-    title: str
-    efficiency: float  # Share of the ideal (fraction).
-    ranks: int
-    baseline: str
-    hardware: str
-    recipe: str
-    source: str
-    address: str
+    title: str = field(metadata=column("Published"))
+    efficiency: float = field(metadata=column("Efficiency", "published_efficiency", unit="fraction"))
+    ranks: int = field(metadata=column("At", text=ranks_text))
+    baseline: str = field(metadata=column("Baseline"))
+    hardware: str = field(metadata=column("Hardware"))
+    recipe: str = field(metadata=column("How"))
+    source: str = field(metadata=column("Source"))
+    address: str = field(metadata=column("Address"))
     differences: tuple[str, ...]  # What the runs do otherwise; empty: the same work, and only then is it drawn.
 
 
@@ -149,7 +149,7 @@ def forecast(source: GroupSource, network: NetworkModel | None = None) -> Foreca
     if len(group.points) == 1:
         return None
     costs = network if network is not None and network.system == group.sample.plan.system.name else None
-    found = gathered(group, source.table, network=costs, is_whole=costs is not None)
+    found = with_network(gathered(group, source.table, is_whole=costs is not None), costs)
     known = references(group.sample)
     return Forecast(
         projection=project(found, [factor * group.points[-1].ranks for factor in FACTORS]),
@@ -172,29 +172,6 @@ def _why_no_anchor(known: list[tuple[Reference, dict[str, tuple[str, str]]]]) ->
     return (
         f"No published reference is of the same work; the nearest, {nearest.title} ({percent(nearest.efficiency)} at "
         f"{ranks_text(nearest.ranks)}), differs in {', '.join(differs)}."
-    )
-
-
-ANCHOR_COLUMNS: tuple[Column[Anchor], ...] = (
-    Column("title", "Published", lambda anchor: anchor.title),
-    Column("published_efficiency", "Efficiency", lambda anchor: anchor.efficiency, unit="fraction"),
-    Column("ranks", "At", lambda anchor: anchor.ranks, lambda anchor: f"{anchor.ranks:,} ranks"),
-    Column("baseline", "Baseline", lambda anchor: anchor.baseline),
-    Column("hardware", "Hardware", lambda anchor: anchor.hardware),
-    Column("recipe", "How", lambda anchor: anchor.recipe),
-    Column("source", "Source", lambda anchor: anchor.source, lambda anchor: f"{anchor.source}, {anchor.address}"),
-    Column("address", "", lambda anchor: anchor.address),
-)
-
-
-def anchor_sheet(same_work: tuple[Anchor, ...]) -> Sheet[Anchor]:
-    """Published figures of the same work."""
-    return Sheet(
-        name="anchors",
-        title="Published references of the same work",
-        columns=ANCHOR_COLUMNS,
-        rows=same_work,
-        caption="Weak-scaling efficiency on other hardware.",
     )
 
 
@@ -242,7 +219,15 @@ class ForecastView(GroupView):
                 )
             )
         if found.same_work:
-            sheets.append(anchor_sheet(found.same_work))
+            sheets.append(
+                Sheet(
+                    name="anchors",
+                    title="Published references of the same work",
+                    columns=columns_of(Anchor),
+                    rows=found.same_work,
+                    caption="Weak-scaling efficiency on other hardware.",
+                )
+            )
         return Section(
             id=self.id,
             title=self.title,

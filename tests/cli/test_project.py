@@ -79,7 +79,7 @@ def test_anybodys_series_is_projected(folder: Path) -> None:
 
 def test_another_exchange_changes_the_exchange_alone(folder: Path) -> None:
     asked = ("runs", "--to", "64", "--network", "box.json", "--format", "json")
-    (plain,), (half,) = targets(ask(folder, *asked)), targets(ask(folder, *asked, "--set", "sync.wire=bf16"))
+    (plain,), (half,) = targets(ask(folder, *asked)), targets(ask(folder, *asked, "--set", "sync.wire=fp16"))
     parts = [{part["name"]: part["seconds"]["quantiles"][4] for part in one["parts"]} for one in (plain, half)]
     assert parts[1]["exchange"] < parts[0]["exchange"]
     assert parts[1]["optimizer"] == parts[0]["optimizer"]

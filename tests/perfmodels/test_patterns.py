@@ -38,12 +38,13 @@ def test_patterns_load_a_network_as_the_schedules_do(
     group = data.draw(st.sampled_from([g for g in range(1, ranks + 2) if ranks % g == 0 or g % 3 == 0]), label="group")
     if name[1] in GROUPED_ALGORITHMS and ranks % group:
         group = 1
-    leaf = data.draw(st.sampled_from([None, *range(group, ranks + group, group)]), label="leaf")
+    node = group * data.draw(st.integers(1, 3), label="groups of a node")
+    leaf = data.draw(st.sampled_from([None, *range(node, ranks + node, node)]), label="leaf")
     shards = data.draw(st.integers(1, ranks) | st.none()) if name[1] == "parameter-server" else None
     chunks = data.draw(st.sampled_from([1, 2, 3, 8])) if name[1] in ("chain", "double-binary-tree") else 1
     whole = 2 * ranks * power_below(ranks) * (shards or 1) * chunks
     elements = data.draw(st.just(whole) | st.integers(0, 3 * ranks), label="elements")
-    layout = Layout(ranks=ranks, group_size=group, leaf_size=leaf)
+    layout = Layout(ranks=ranks, group_size=group, leaf_size=leaf, node_size=node)
     sharing = Sharing(**dict(zip(("inside", "across", "beyond"), links, strict=True)))
     expected = walked(*name, layout, elements, shards, chunks, sharing)
     found = {}

