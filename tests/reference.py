@@ -24,7 +24,6 @@ from dlbench.cli.show import schema, schemas
 from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
-from dlbench.datasets.text import corpus as text_corpus
 from dlbench.history.store import Acknowledgement
 from dlbench.jobs.box import host as box_host
 from dlbench.jobs.campaign.series_file import SeriesFile
@@ -229,7 +228,6 @@ def format_versions() -> str:
         ("`manifest.json` of a prepared data set", manifest.FORMAT, manifest.VERSION),
         ("`.production.jsonl` of a data set that is being made", production.FORMAT, production.VERSION),
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
-        ("`corpus.json` of a tokenised text", *_pair(text_corpus.SAVED_FORMAT)),
         ("`box.json` of a one-box cluster", box_host._FORMAT, box_host._VERSION),
         ("report as JSON", report_model.Report.format, report_model.Report.version),
     ]

@@ -23,7 +23,7 @@ from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing
 from dlbench.perfmodels.predictions import STAND_INS, bus_factor
 from dlbench.perfmodels.schedules import Layout
-from dlbench.specs.base import Precision
+from dlbench.specs.base import MAX_COUNT, Precision
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName, LineCost, NetworkModel
 
 MAX_BYTES = 1 << 24  # Of a file at most: these tables have some hundred lines.
@@ -77,7 +77,8 @@ class Table:
         """One row. Raises `ValueError`: it is cut off, is no number, or says that results are wrong."""
         if len(words) < len(self.columns):
             raise ValueError(f"{len(words)} of {len(self.columns)} columns: the file is cut off here; give all of it")
-        size = int(words[0])
+        if not 0 <= (size := int(words[0])) <= MAX_COUNT:
+            raise ValueError(f"{words[0]:.24} B: a size must be from 0 to {MAX_COUNT}")
         checks = {(name, word) for name, word in zip(self.columns, words, strict=False) if word not in ("0", "N/A")}
         if any(name == "#wrong" or (name, word) == ("Validation", "Fail") for name, word in checks):
             raise ValueError(WRONG)
@@ -92,8 +93,8 @@ class Table:
             self.element_bytes = WIDTHS.get(words[2], 4)
         else:
             value = float(words[1])
-        if size < 0 or not 0 < value < float("inf"):
-            raise ValueError(f"{words[0]} B, {value:g}: sizes and times must be above 0")
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{size} B, {value:g}: times must be above 0")
         if size > 0:
             self.rows[size] = size / value * 1e-6 if self.measures == "bandwidth" else value * 1e-6
 
@@ -191,6 +192,11 @@ def import_tables(
     Raises `UserError`: as `read_tables`; an option lacks or has no effect; several carriers; too few sizes for a fit.
     """
     tables = [table for path in paths for table in read_tables(path)]
+    known: dict[tuple[object, ...], Table] = {}
+    for one in tables:
+        same = known.setdefault((one.title, one.measures, one.ranks, one.nodes, *one.rows.items()), one)
+        if same is not one:
+            raise UserError(f"{one.where}: is the output of {same.where} once more; a repeat is measured anew")
     named = _each("--collective", [collective] if collective else [], [one for one in tables if not one.measures])
     for one, kind in named.items():
         one.measures = kind
@@ -205,6 +211,9 @@ def import_tables(
             raise UserError(f"{one.where}: {one.title} is of another library than {tables[0].where}; import it apart")
         layout = LAYOUTS[pairs[one]] if one in pairs else _layout(one, groups.get(one))
         placed.setdefault(one.measures, []).append((one, layout))
+    levels = tuple(pairs.values())
+    if "beyond" in levels and "across" not in levels:
+        raise UserError("--level beyond: such messages pass the links of nodes as well; give osu_latency of across too")
     if "bandwidth" in placed and "latency" not in placed:
         raise UserError(f"{placed['bandwidth'][0][0].where}: says nothing of start-ups; give osu_latency as well")
     carrier, sources, lines = tables[0].carrier, list[str](), list[LineCost]()

@@ -84,7 +84,7 @@ def kind_of_files(paths: Sequence[Path]) -> str | None:
 
 def _kind_of_file(path: Path, sure: bool) -> str | None:
     name = path.name.lower()
-    if name.endswith((".txt", "corpus.json")) and not name.startswith(("license", "readme", "vocabulary")):
+    if name.endswith(".txt") and not name.startswith(("license", "readme", "vocabulary")):
         return "text"
     if name.endswith(("_x.npy", "_y.npy")):
         return "density"
@@ -301,8 +301,6 @@ def _text(folder: Path, data: TextData, key: str) -> int | None:
     samples = [n for n in sorted(names) if Path(n).suffix.lower() in pretraining_hdf5.SUFFIXES]
     if samples:
         return _samples(folder, samples, data, key, whole=whole)
-    if corpus.SAVED in names:
-        return None
     texts = [n for n in names if n.endswith(".txt")]
     if not texts:
         if not whole and _kind(folder) not in ("image-shards", "density"):

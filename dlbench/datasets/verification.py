@@ -24,7 +24,7 @@ from dlbench.datasets.making.production import Journal
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect
 from dlbench.datasets.splits import NAMES, Split, has_splits, train_folder, validation_folder
-from dlbench.datasets.text.corpus import SAVED, UNKNOWN, load_vocabulary, open_corpus, read_documents, text_files
+from dlbench.datasets.text.corpus import UNKNOWN, load_vocabulary, read_documents, text_files
 from dlbench.datasets.text.pretraining_hdf5 import file_fault, index_samples, sample_files
 from dlbench.datasets.volumes import index_density, verify_density
 from dlbench.errors import UserError, nearest
@@ -313,15 +313,13 @@ def verify_text(
     """One line for each bad file, `<name>: <reason>`; none if all are whole.
 
     Raw text must be UTF-8 and hold documents, at least two in all. HDF5 samples must have types and shapes of a
-    published layout, and values in range in every row. A saved corpus must have the sizes that it states.
-    `source`: a text file, a folder of .txt files, a saved corpus, or HDF5 samples (file or folder). `vocabulary`: path
+    published layout, and values in range in every row.
+    `source`: a text file, a folder of .txt files, or HDF5 samples (file or folder). `vocabulary`: path
     or name; with it, ids are held against its size, and the share of [UNK] is reported. `on_progress`: given one line a
     file, and information at the end.
     Raises UserError: there is nothing at `source`, or no such vocabulary.
     """
     say = on_progress or (lambda _line: None)
-    if (source / SAVED).is_file():
-        return _verify_saved(source, vocabulary, say)
     samples = sample_files(source) if source.exists() else []
     if samples:
         size = None if vocabulary is None else len(load_vocabulary(vocabulary))
@@ -368,28 +366,3 @@ def _read_text(path: Path, vocabulary: str | None) -> tuple[str | None, int, int
     except UserError as error:
         return str(error).removeprefix(repr(str(path))).lstrip(":, "), documents, tokens, unknown
     return (None if documents else "no text in it"), documents, tokens, unknown
-
-
-def _verify_saved(folder: Path, vocabulary: str | None, say: Callable[[str], None]) -> list[str]:
-    import numpy as np
-
-    if vocabulary is None:
-        raise UserError(f"{str(folder)!r} is a tokenised corpus: give the vocabulary it was tokenised with")
-    loaded = load_vocabulary(vocabulary)
-    try:
-        corpus = open_corpus(folder, loaded)
-    except UserError as error:
-        return [f"{folder.name}: {error}"]
-    found = []
-    for name, offsets, end in (
-        ("sentence_offsets", corpus.sentence_offsets, len(corpus.tokens)),
-        ("document_offsets", corpus.document_offsets, corpus.num_sentences),
-    ):
-        if offsets[0] != 0 or offsets[-1] != end or (np.diff(offsets) <= 0).any():
-            found.append(f"{name}.npy: does not ascend from 0 to {end}")
-    if len(corpus.tokens) and int(corpus.tokens.max()) >= len(loaded):
-        found.append(f"tokens.npy: holds an id beyond the vocabulary's {len(loaded)} entries")
-    else:
-        share = float((corpus.tokens == loaded.id_of(UNKNOWN)).mean())
-        say(f"{corpus.num_documents} documents; {share:.3%} of {len(corpus.tokens)} tokens are {UNKNOWN}")
-    return found

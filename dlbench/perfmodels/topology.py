@@ -164,7 +164,7 @@ def read_topology(path: Path) -> Cables:
     """A file: `kind`, one of `KINDS`, and its values. Raises `UserError`: what is wrong with it."""
     content = read_yaml(path)
     kind = content.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"{path}: kind: {kind!r} is no topology: {nearest(str(kind), KINDS)}")
     try:
         return KINDS[kind].model_validate(content)

@@ -16,7 +16,7 @@ from dlbench.projection.batch import LEAST_BATCHES, epochs, why_no_epochs
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.projected import Band, Target, figure
 from dlbench.report.document import Section
-from dlbench.report.table import Sheet, column, columns_of
+from dlbench.report.table import Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import figure_text, ranks_text, sentence, value_text
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.pairing import SEED
@@ -108,20 +108,16 @@ def cost_section(
         )
     if given.node_watts is not None:
         notes.append("Energy: mean power of a node at the largest measured point; idle power is not told apart.")
-    titles = {
-        "price": f"Price, {currency}" if price is not None else "",
-        "kwh": "Energy, kWh" if given.node_watts else "",
-    }
-    sheet = Sheet(name="cost", title="Cost", columns=columns_of(Cost, titles=titles), rows=rows)
+    columns = drop_empty_columns(columns_of(Cost, titles={"price": f"Price, {currency}"}), rows)
+    sheet = Sheet(name="cost", title="Cost", columns=columns, rows=rows)
     if any(row.marginal is None for row in rows[1:]):
         notes.append("Where an hour less has no price it is not sure that the row saves any.")
     last = rows[-1]
-    figures = [one for one in (last.hours, last.node_hours, last.kwh, last.price) if one is not None]
-    words = f"{ranks_text(last.ranks)}: {', '.join(f'{figure_text(one)} {one.unit}' for one in figures)}"
+    figures = [f"{figure_text(one)} {one.unit}" for one in (last.hours, last.node_hours, last.kwh, last.price) if one]
+    words = f"{ranks_text(last.ranks)}: {', '.join(figures)}"
     if last.marginal is not None:
-        words += (
-            f"; each hour less than at {ranks_text(rows[-2].ranks)} takes {value_text(last.marginal)} node-hours more"
-        )
+        before = ranks_text(rows[-2].ranks)
+        words += f"; each hour less than at {before} takes {value_text(last.marginal)} node-hours more"
     return Section(
         id=f"cost-{group_id}",
         title="How many GPUs?",

@@ -17,25 +17,13 @@ from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, limit
 from dlbench.projection.strategies.network import unshared
 from dlbench.projection.strategies.section import section, strategies_of
-from dlbench.projection.strategies.table import Case, Row
+from dlbench.projection.strategies.table import Case, Row, best
 from dlbench.records.scan import Run
 from dlbench.report.document import BaseReport, Document, Section
 from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdealRate:
-    """What a strategy would reach by data sheet."""
-
-    ranks: int = field(metadata=column("Ranks", is_brief=True))
-    strategy: str = field(metadata=column("Strategy", is_brief=True))
-    global_batch: int = field(metadata=column("Global batch"))
-    throughput: float = field(metadata=column("Throughput, ideal", "ideal_throughput_per_s", is_brief=True))
-    efficiency: float = field(metadata=column("Efficiency, ideal", "ideal_efficiency", unit="fraction", is_brief=True))
-    """Throughput per rank over that of one rank with the same batch per rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +37,7 @@ class IdealReport(BaseReport):
     preset: str
     system: str
     sources: tuple[str, ...]  # Of the links and the device, as the system's file names them.
-    rates: tuple[IdealRate, ...]
+    global_batch: dict[int, int]  # Samples of a step, by ranks.
     rows: tuple[Row, ...]
 
 
@@ -97,40 +85,33 @@ def by_data_sheet(
     """What these rank counts would do if every part of the machine kept its data sheet. `is_strong`: whether the global
     batch is that of the smallest count. Raises `UserError`: as `ideal_rows`; a count that does not fill nodes.
     """
-    per_node, own = system.node.default_ranks, workload.train.batch_per_rank
-    rates: list[IdealRate] = []
+    per_node = system.node.default_ranks
     rows: list[Row] = []
-    for count in sorted(ranks):
+    words: list[str] = []
+    batches = {count: workload.train.batch_per_rank * (min(ranks) if is_strong else count) for count in sorted(ranks)}
+    for count, batch in batches.items():
         if count > per_node and count % per_node:
             raise UserError(f"--to {count}: does not fill nodes of {per_node} ranks; ask for a multiple of it")
-        batch = own * (min(ranks) if is_strong else count)
         found = ideal_rows(
             workload, system, layout_of(system, count), batch=batch, strategies=strategies, memory_limit=memory_limit
         )
-        alone = max(1, batch // count)
-        (base,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
         rows += found
-        # Of several ways to group ranks the best; one rank is what the others are compared with.
-        by_step = sorted(
-            (row for row in found if not row.refused and row.strategy != "serial"), key=lambda row: row.step_s
-        )
-        for name in dict.fromkeys(row.strategy for row in found):
-            row = next((row for row in by_step if row.strategy == name), None)
-            if row is not None:
-                throughput = batch / row.step_s
-                efficiency = throughput / (count * alone / base.step_s)
-                rates.append(
-                    IdealRate(
-                        ranks=count, strategy=name, global_batch=batch, throughput=throughput, efficiency=efficiency
-                    )
-                )
+        fastest = best([row for row in found if row.strategy != "serial"])
+        if fastest is not None:
+            alone = max(1, batch // count)
+            (one,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
+            rate = batch / fastest.step_s
+            words.append(
+                f"{ranks_text(count)}, {fastest.strategy}: {rate:,.0f} {workload.sample_unit}/s, "
+                f"{percent(rate / (count * alone / one.step_s))} of one rank's with its batch; ideal."
+            )
     device = () if system.device is None else (system.device.source,)
     report = IdealReport(
         workload=workload.name,
         preset=workload.preset,
         system=system.name,
         sources=(*device, *network_of(system).sources),
-        rates=tuple(rates),
+        global_batch=batches,
         rows=tuple(rows),
     )
     return report.document(
@@ -139,20 +120,8 @@ def by_data_sheet(
             title="Ideal throughput",
             level="answer",
             about=(f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on {system.title}.",),
-            words=tuple(
-                f"{ranks_text(one.ranks)}, {one.strategy}: {one.throughput:,.0f} {workload.sample_unit}/s, "
-                f"{percent(one.efficiency)} of one rank's; ideal."
-                for one in sorted(rates, key=lambda one: (one.ranks, one.throughput))[-1:]
-            ),
-            sheets=(
-                Sheet(
-                    name="ideal",
-                    title="Ideal, not measured",
-                    columns=columns_of(IdealRate),
-                    rows=report.rates,
-                    in_terminal=len(rates) <= 12,
-                ),
-            ),
+            words=tuple(words),
+            brief=tuple(words),
             notes=(
                 "Operations at the peak or bytes at the memory's rate, links at their stated rate, all-reduce as a "
                 "ring (which a hierarchical one can beat at many ranks). For figures with a band measure a few ranks: "

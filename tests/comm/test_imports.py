@@ -157,7 +157,11 @@ def test_the_algorithm_that_explains_the_times_is_found(file: Callable[[str], Pa
 
 
 def test_repeats_of_a_layout_give_intervals(file: Callable[[str], Path]) -> None:
-    paths = [file(nccl(ranks, 1)) for ranks in (4, 8) for _ in range(3)]
+    outputs = [nccl(ranks, 1) for ranks in (4, 8)]
+    repeats = [
+        text.replace("563.32", f"563.3{one}").replace("727.20", f"727.2{one}") for text in outputs for one in range(3)
+    ]
+    paths = [file(text) for text in repeats]
     network = import_tables(paths, system="dgx", fitted="now").network
     assert len(network.draws) == 200
     assert network.fitted_over.runs == 3
@@ -226,17 +230,20 @@ def line_of(text: str, part: str) -> int:
         (OSU, {"ranks": [8], "group_size": 3}, "8 ranks on nodes of 3: want"),
         (OSU.replace("(us)", "(ms)"), {}, r"line 4: 'Size       Avg Latency\(ms\)': the second column must be in us"),
         (OSU.replace("Allreduce", "Barrier"), {}, "line 2: no costs are made of 'Barrier', but"),
-        (OSU + "2097152   -3.0\n", {}, "line 11: 2097152 B, -3: sizes and times must be above 0"),
-        (OSU + "2097152   nan\n", {}, "line 11: 2097152 B, nan: sizes and times must be above 0"),
+        (OSU + "2097152   -3.0\n", {}, "line 11: 2097152 B, -3: times must be above 0"),
+        (OSU + "2097152   nan\n", {}, "line 11: 2097152 B, nan: times must be above 0"),
+        (OSU + f"{'9' * 400}   3.0\n", {}, "line 11: 9{24} B: a size must be from 0 to 9007199254740991"),
         (OSU + "2097152\n", {}, "line 11: 1 of 2 columns: the file is cut off"),
         (OSU.partition("1024")[0], {}, r"line 4: no row of OSU Allreduce Latency v7\.3 until here"),
         ("hello\n", {}, "line 1: no table of nccl-tests or OSU"),
         ("", {}, "line 0: no table"),
         (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not say its level; give --level"),
+        (osu("Latency", [(1, 2.0), (2, 2.1)]), {"levels": ["beyond"]}, "--level beyond: .* give osu_latency of across"),
+        (NCCL + NCCL, {}, "line 43: is the output of .*: line 16 once more"),
         (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),
     ],
-    ids=range(24),
+    ids=range(27),
 )
 def test_what_is_wrong_is_said_with_its_line(
     text: str, options: dict[str, object], message: str, file: Callable[[str], Path]

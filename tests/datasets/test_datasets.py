@@ -24,7 +24,7 @@ from dlbench.datasets.making.image_recipes import PHOTOS, Photo, photo_path
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.making.text_recipes import topic_sentences
 from dlbench.datasets.manifest import describe_files, read_manifest
-from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, Vocabulary, load_vocabulary, read_corpus, save_corpus
+from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, Vocabulary, load_vocabulary, read_corpus
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 from tests.support.datasets import verify_manifest, write_manifest
@@ -187,42 +187,6 @@ def test_wrong_texts_are_named(tmp_path: Path, vocabulary: Vocabulary, name: str
     assert told in str(raised.value)
     with pytest.raises(UserError, match="no such file or folder"):
         read_corpus(tmp_path / "missing", vocabulary)
-
-
-def test_saved_corpus_is_mapped_and_pickled_by_name(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    (tmp_path / "a.txt").write_text("return\nthe value\n\nno value\n" * 50, encoding="utf-8")
-    corpus, folder = read_corpus(tmp_path / "a.txt", vocabulary), tmp_path / "saved"
-    save_corpus(corpus, folder)
-    opened = read_corpus(folder, vocabulary)
-    assert isinstance(opened.tokens, np.memmap)
-    pickled = pickle.dumps(opened)
-    assert len(pickle.dumps(pickle.loads(pickled))) == len(pickled)
-    assert isinstance(pickle.loads(pickled).tokens, np.memmap)
-    for other in (opened, pickle.loads(pickled), pickle.loads(pickle.dumps(corpus))):
-        assert (other.tokens == corpus.tokens).all()
-        assert (other.sentence_offsets == corpus.sentence_offsets).all()
-        assert (other.document_offsets == corpus.document_offsets).all()
-        assert other.sha256 == corpus.sha256
-    with pytest.raises(UserError, match="File exists"):
-        save_corpus(corpus, folder)
-
-
-def test_saved_corpus_that_does_not_fit_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    (tmp_path / "a.txt").write_text("return\n\nvalue\n", encoding="utf-8")
-    folder = tmp_path / "saved"
-    save_corpus(read_corpus(tmp_path / "a.txt", vocabulary), folder)
-    (tmp_path / "own.txt").write_text("\n".join([*SPECIAL, "return"]), encoding="utf-8")
-    with pytest.raises(UserError, match=r"another vocabulary than data\.vocabulary"):
-        read_corpus(folder, load_vocabulary(str(tmp_path / "own.txt")))
-    np.save(folder / "tokens.npy", np.zeros(9, dtype=np.uint16))
-    with pytest.raises(UserError, match="form or sizes are not those of"):
-        read_corpus(folder, vocabulary)
-    (folder / "tokens.npy").write_bytes(b"no array")
-    with pytest.raises(UserError, match="not a whole token corpus"):
-        read_corpus(folder, vocabulary)
-    (folder / "corpus.json").write_text('{"format": "other"}', encoding="utf-8")
-    with pytest.raises(UserError, match="not a whole token corpus"):
-        read_corpus(folder, vocabulary)
 
 
 # Vocabularies

@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from dlbench.datasets.making import text_recipes
 from dlbench.datasets.making.production import Recipe, produce
@@ -29,7 +28,7 @@ from dlbench.datasets.making.text_recipes import (
     split_documents,
     train_vocabulary,
 )
-from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, load_vocabulary, read_corpus, save_corpus
+from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, load_vocabulary, read_corpus
 from dlbench.datasets.text.pretraining_samples import Masking, SampleMaker, SampleRule, mask_tokens, num_predictions
 from dlbench.datasets.verification import verify_text
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -288,14 +287,6 @@ def test_wrong_text_settings_are_named(tmp_path: Path) -> None:
     (tmp_path / "v.vocab").write_text("\n".join(SPECIAL), encoding="utf-8")
     with pytest.raises(UserError, match="no word"):
         build("one\n\ntwo\n", vocabulary=str(tmp_path / "v.vocab"))
-
-
-def test_a_saved_corpus_gives_the_samples_of_its_text(corpus: TextCorpus, tmp_path: Path) -> None:
-    save_corpus(corpus, tmp_path / "saved")
-    opened = open_text(tmp_path / "saved", BERT, text_spec(), 1, training=True)
-    for index in (0, 5):
-        one, other = (data.read((4, index)).arrays for data in (opened, TextReader(corpus, text_spec(), 1)))
-        assert all(np.array_equal(one[k], other[k]) for k in one)
 
 
 # Samples in HDF5
@@ -856,20 +847,3 @@ def test_bad_text_files_are_named(tmp_path: Path) -> None:
     assert "a single document" in verify_text(tmp_path / "d.txt")[0]
     with pytest.raises(UserError, match="no such file or folder"):
         verify_text(tmp_path / "missing")
-
-
-def test_damaged_saved_corpora_are_named(corpus: TextCorpus, tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    save_corpus(corpus, folder)
-    assert verify_text(folder, "english-4096") == []
-    with pytest.raises(UserError, match="give the vocabulary it was tokenised with"):
-        verify_text(folder)
-    broken: NDArray[Any] = corpus.sentence_offsets.copy()
-    broken[3] = broken[2]
-    np.save(folder / "sentence_offsets.npy", broken)
-    assert verify_text(folder, "english-4096") == [
-        f"sentence_offsets.npy: does not ascend from 0 to {len(corpus.tokens)}"
-    ]
-    (folder / "tokens.npy").write_bytes(b"cut")
-    (line,) = verify_text(folder, "english-4096")
-    assert "not a whole token corpus" in line

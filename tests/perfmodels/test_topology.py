@@ -123,6 +123,7 @@ def test_circuits_carry_long_messages_and_cost_when_they_change() -> None:
     [
         ("kind: fat-trees\n", "kind: 'fat-trees' is no topology: did you mean fat-tree"),
         ("leaves: 2\n", "kind: None is no topology"),
+        ("kind: [1]\n", r"kind: \[1\] is no topology"),
         ("kind: torus\nhosts: 4\nalpha_s: 1e-6\nbeta_s_per_byte: 1e-10\nextent: [2, 2]\n", "extent"),
         ("kind: torus\nhosts: 4\nalpha_s: -1e-6\nbeta_s_per_byte: 1e-10\nextents: [2, 2]\n", "alpha_s"),
         ("kind: torus\nhosts: 4\nalpha_s: 1e-6\nbeta_s_per_byte: 1e-10\nextents: []\n", "extents"),

@@ -66,10 +66,10 @@ def test_flows_share_the_adapters_that_are_stated() -> None:
 def test_strong_scaling_keeps_the_global_batch_of_the_smallest_count() -> None:
     workload, system = workload_of("resnet50"), system_of("p40-roce")
     documents = (by_data_sheet(workload, system, (8, 64), strategies=("data",), is_strong=one) for one in (False, True))
-    weak, strong = (cast("IdealReport", one.data).rates for one in documents)
-    assert [one.global_batch for one in weak] == [512, 4096]
-    assert [one.global_batch for one in strong] == [512, 512]
-    assert strong[1].efficiency < weak[1].efficiency < weak[0].efficiency < 1
+    weak, strong = (cast("IdealReport", one.data) for one in documents)
+    assert (weak.global_batch, strong.global_batch) == ({8: 512, 64: 4096}, {8: 512, 64: 512})
+    assert strong.rows[1].compute_s == pytest.approx(weak.rows[1].compute_s / 8, rel=0.1)
+    assert strong.rows[1].exposed_s > weak.rows[1].exposed_s
 
 
 @pytest.mark.parametrize("form", ["text", "json", "csv", "md"])
@@ -84,7 +84,7 @@ def test_the_command_says_that_it_is_ideal_in_every_format(form: str) -> None:
     if form == "json":
         content = json.loads(done.output)
         assert (content["format"], content["system"]) == ("dlbench.ideal-projection", "p40-roce")
-        assert [one["ranks"] for one in content["rates"]] == [8, 64, 2048]
+        assert content["global_batch"] == {"8": 512, "64": 4096, "2048": 131072}
         assert all(one["is_ideal"] and one["measured_s"] is None for one in content["rows"])
 
 

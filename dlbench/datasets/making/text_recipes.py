@@ -330,10 +330,10 @@ class SamplesRecipe:
     makes one file of samples from one file of text. Training files thus differ slightly in size. Validation samples are
     made once, from documents of their own.
 
-    Each process that writes tokenises the text once; give a large text as a saved corpus, which is mapped into memory.
+    Each process that writes tokenises the text once.
     """
 
-    source: str = EMBEDDED  # a text file, a folder of .txt files, a saved corpus, or `embedded`
+    source: str = EMBEDDED  # a text file, a folder of .txt files, or `embedded`
     vocabulary: str = "english-4096"  # path or name
     sequence_length: int = 128
     max_predictions: int = 20

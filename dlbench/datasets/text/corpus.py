@@ -1,8 +1,8 @@
 """Raw text becomes token ids in flat arrays: tokens, where sentences start, where documents start.
 
-Input is one UTF-8 text file, a folder of `.txt` files, or a corpus that `save_corpus` has tokenised before. A blank
-line ends a document, as does the end of a file. A line is one or more sentences: it is split behind `.`, `!` or `?`
-where white space and then a capital, a digit or an opening quote or bracket follow; one-sentence lines stay whole.
+Input is one UTF-8 text file or a folder of `.txt` files. A blank line ends a document, as does the end of a file. A
+line is one or more sentences: it is split behind `.`, `!` or `?` where white space and then a capital, a digit or an
+opening quote or bracket follow; one-sentence lines stay whole.
 
 Vocabularies are frozen: a text file, one entry a line, becomes a WordPiece tokenizer. None is trained at run time.
 """
@@ -10,20 +10,17 @@ Vocabularies are frozen: a text file, one entry a line, becomes a WordPiece toke
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.arrays import map_array
 from dlbench.datasets.splits import require_no_splits
-from dlbench.errors import UserError, nearest, refused
-from dlbench.opening import open_file, read_bytes, read_json, read_text, why_unreadable
+from dlbench.errors import UserError, nearest
+from dlbench.opening import open_file, read_bytes, read_text, why_unreadable
 from dlbench.specs.files import search_path
 
 if TYPE_CHECKING:
@@ -117,10 +114,6 @@ def _check(path: Path, entries: tuple[str, ...], digest: str) -> None:
 
 
 LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
-SAVED = "corpus.json"
-SAVED_FORMAT = {"format": "dlbench.token-corpus", "version": 1}
-_SAVED_ARRAYS = ("tokens", "sentence_offsets", "document_offsets")
-MAX_ABOUT = 1 << 20  # bytes of `corpus.json` at most: it holds some numbers
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
 _BATCH = 4096  # sentences handed to the tokenizer at a time; bounds the Python objects alive at once
 
@@ -135,7 +128,6 @@ class TextCorpus:
     document_offsets: NDArray[np.int64]  # (num_documents + 1,) first sentence of each document; no document is empty
     vocabulary: Vocabulary
     sha256: str  # digest of the text files and the vocabulary
-    saved: Path | None = None  # the folder this corpus is memory-mapped from, if it is
 
     @property
     def num_documents(self) -> int:
@@ -145,24 +137,11 @@ class TextCorpus:
     def num_sentences(self) -> int:
         return len(self.sentence_offsets) - 1
 
-    def files(self) -> list[Path]:
-        """The files that tokens are read from while training; none where all of the text is in memory."""
-        return [] if self.saved is None else [self.saved / f"{name}.npy" for name in _SAVED_ARRAYS]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if self.saved is not None:  # another process maps the file again instead of copying it
-            return open_corpus, (self.saved, self.vocabulary)
-        return partial(TextCorpus, **self.__dict__), ()
-
 
 def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:
-    """Tokenises a text, or opens a saved corpus (a folder with `corpus.json`).
-
-    Text is streamed; besides the arrays only some thousand sentences, and one whole document, are in memory.
-    Raises UserError: nothing there, not UTF-8, no text in it, or a corpus saved with another vocabulary.
+    """Tokenises a text. It is streamed; besides the arrays only some thousand sentences, and one whole document, are in
+    memory. Raises UserError: nothing there, not UTF-8, or no text in it.
     """
-    if (source / SAVED).is_file():
-        return open_corpus(source, vocabulary)
     digest = hashlib.sha256(vocabulary.sha256.encode())
     # The digest is complete when the last document has been read.
     return tokenise(read_documents(text_files(source), digest), vocabulary, source, lambda: digest.hexdigest())
@@ -279,49 +258,3 @@ def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[s
             raise UserError(f"{str(path)!r}, line {number}: not UTF-8; expected {LAYOUT}") from None
         if sentences:
             yield sentences
-
-
-def save_corpus(corpus: TextCorpus, folder: Path) -> None:
-    """Writes a tokenised corpus that `read_corpus` maps into memory: tokenise a large text once, not on every rank.
-
-    Raises UserError: the folder exists already or cannot be made.
-    """
-    import numpy as np
-
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror}", UserError) from None
-    for name in ("tokens", "sentence_offsets", "document_offsets"):
-        np.save(folder / f"{name}.npy", getattr(corpus, name), allow_pickle=False)
-    about = {
-        **SAVED_FORMAT,
-        "sha256": corpus.sha256,
-        "vocabulary_sha256": corpus.vocabulary.sha256,
-        "num_tokens": len(corpus.tokens),
-        "num_sentences": corpus.num_sentences,
-        "num_documents": corpus.num_documents,
-    }
-    # Last, under a temporary name: a folder without it is not a corpus.
-    temporary = folder / f".{SAVED}.partial"
-    temporary.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / SAVED)
-
-
-def open_corpus(folder: Path, vocabulary: Vocabulary) -> TextCorpus:
-    """Maps a saved corpus into memory, read-only.
-
-    Raises UserError: the folder is damaged, or was tokenised with another vocabulary.
-    """
-    try:
-        about = read_json(folder / SAVED, MAX_ABOUT, follow=True)
-        form = {key: about[key] for key in SAVED_FORMAT}
-        sizes = [about["num_tokens"], about["num_sentences"] + 1, about["num_documents"] + 1]
-        arrays = {name: map_array(folder / f"{name}.npy") for name in _SAVED_ARRAYS}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{str(folder)!r}: not a whole token corpus: {why_unreadable(error)}") from None
-    if form != SAVED_FORMAT or [len(array) for array in arrays.values()] != sizes:
-        raise UserError(f"{str(folder)!r}: not a whole token corpus: form or sizes are not those of {SAVED}")
-    if about["vocabulary_sha256"] != vocabulary.sha256:
-        raise UserError(f"{str(folder)!r} was tokenised with another vocabulary than data.vocabulary {vocabulary.path}")
-    return TextCorpus(**arrays, source=folder, vocabulary=vocabulary, sha256=about["sha256"], saved=folder)

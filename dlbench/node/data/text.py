@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dlbench.datasets.text.corpus import TextCorpus, Vocabulary, load_vocabulary, open_corpus, read_corpus
+from dlbench.datasets.text.corpus import TextCorpus, Vocabulary, load_vocabulary, read_corpus
 from dlbench.datasets.text.pretraining_hdf5 import (
     LABEL,
     PER_PREDICTION,
@@ -93,9 +93,9 @@ def parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
 def open_text(
     source: Path, model: BertModel, spec: TextData, seed: int, *, training: bool, lister: Lister = ALONE
 ) -> SampleReader:
-    """The reader of what is at `source`: HDF5 samples (a file or a folder), a saved corpus, or raw text.
+    """The reader of what is at `source`: HDF5 samples (a file or a folder), or raw text.
 
-    Raw text is tokenised here, once on each node; for a large one prepare samples or save the corpus once.
+    Raw text is tokenised here, once on each node; for a large one prepare samples.
     `spec`: gives the shape of samples, and the vocabulary of raw text. `seed`: of pairs and masks of raw text; samples
     in HDF5 have theirs fixed. `training`: draw pairs and masks anew in every epoch; otherwise they are the same in all.
     `lister`: through which the ranks of a node list the files and tokenise once.
@@ -104,12 +104,11 @@ def open_text(
     found = lister.index(lambda: _listed(source, model, spec), (SamplesIndex, FileShape, TextCorpus, Vocabulary))
     if isinstance(found, SamplesIndex):
         return PretrainingHdf5Reader(found, spec, model.vocab_size)
-    corpus = open_corpus(*found) if isinstance(found, tuple) else found
-    return TextReader(corpus, spec, seed, training=training)
+    return TextReader(found, spec, seed, training=training)
 
 
-def _listed(source: Path, model: BertModel, spec: TextData) -> SamplesIndex | TextCorpus | tuple[Path, Vocabulary]:
-    """What is at `source`; of a saved corpus, which each rank maps by itself, where it is."""
+def _listed(source: Path, model: BertModel, spec: TextData) -> SamplesIndex | TextCorpus:
+    """What is at `source`."""
     if source.exists() and sample_files(source):
         return index_samples(source)
     vocabulary = load_vocabulary(spec.vocabulary)
@@ -117,8 +116,7 @@ def _listed(source: Path, model: BertModel, spec: TextData) -> SamplesIndex | Te
         raise UserError(
             f"data.vocabulary {spec.vocabulary} has {len(vocabulary)} entries, model.vocab_size is {model.vocab_size}"
         )
-    corpus = read_corpus(source, vocabulary)
-    return corpus if corpus.saved is None else (corpus.saved, vocabulary)
+    return read_corpus(source, vocabulary)
 
 
 class TextReader(SampleReader):
@@ -162,8 +160,8 @@ class TextReader(SampleReader):
         return f"{str(self._maker.corpus.source)!r}, run of sentences {index}"
 
     def files(self) -> list[Path]:
-        """The mapped arrays of a saved corpus; none of raw text, which was read whole when it was opened."""
-        return self._maker.corpus.files()
+        """None: the text was read whole when it was opened."""
+        return []
 
     def describe(self) -> dict[str, object]:
         corpus = self._maker.corpus

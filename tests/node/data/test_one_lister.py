@@ -27,7 +27,6 @@ from hypothesis.extra import numpy as arrays
 from dlbench.datasets.images.image_set import JpegTree, index_jpeg_tree
 from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce
-from dlbench.datasets.text.corpus import load_vocabulary, read_corpus, save_corpus
 from dlbench.errors import EnvironmentLacksError, ExitCode, PeerLostError, UserError
 from dlbench.node.data import one_lister
 from dlbench.node.data.one_lister import Lister, packed, unpacked
@@ -96,10 +95,7 @@ def data_of(kind: str, folder: Path) -> tuple[ModelSpec, DataSpec]:
         produce(PackRecipe(train=folder / "train", validation=folder / "validation"), folder / "tar")
         for index in (folder / "tar").rglob("index.npz"):
             index.unlink()
-    if kind == "saved corpus":
-        for split in ("train", "validation"):
-            save_corpus(read_corpus(folder / split, load_vocabulary("english-4096")), folder / "saved" / split)
-    source = str(folder / {"tar": "tar", "saved corpus": "saved"}.get(kind, ""))
+    source = str(folder / {"tar": "tar"}.get(kind, ""))
     if kind in ("tree", "tar"):
         return RESNET, ImageData(format="images", source=source)
     if kind == "density":
@@ -111,7 +107,7 @@ def batches(source: Iterator[dict[str, torch.Tensor]]) -> list[dict[str, torch.T
     return list(itertools.islice(source, 2))
 
 
-@pytest.mark.parametrize("kind", ["tree", "tar", "density", "text", "saved corpus"])
+@pytest.mark.parametrize("kind", ["tree", "tar", "density", "text"])
 def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked: Counter[str]) -> None:
     if kind == "density":
         pytest.importorskip("h5py")
@@ -128,10 +124,8 @@ def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked:
         return source, build_evaluation(model, data, max_samples=None, lister=evaluation[rank], **about)
 
     ranks = on_ranks([lambda rank=rank: opened(rank) for rank in range(3)])
-    # A saved corpus is mapped by every rank: its three arrays and corpus.json, for each of the two splits.
-    mapped = 8 if kind == "saved corpus" else 0
-    assert looked["rank 1"] == looked["rank 2"] == mapped
-    assert looked["rank 0"] > mapped
+    assert looked["rank 1"] == looked["rank 2"] == 0
+    assert looked["rank 0"] > 0
     source, evaluated = ranks[1]
     assert source.describe() == alone.describe()
     assert all(
