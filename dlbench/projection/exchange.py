@@ -190,18 +190,6 @@ def last_stretch(ready: Sequence[float], costs: Sequence[float]) -> int:
     return first
 
 
-def line_price(line: LineCost, draws: int, seed: Sequence[int], normal: float) -> Price:
-    """Of the measured line of a carrier's own all-reduce, scattered as its interval says. `normal`: quantile of the
-    normal distribution that the half width stands for.
-    """
-    import numpy as np
-
-    spread = math.log1p(line.half_width or 0.0) / normal
-    noise = np.exp(np.random.default_rng(seed).normal(0, spread, draws))
-    factors = np.concatenate([[1.0], noise])
-    return lambda num_bytes: line.time(num_bytes) * factors
-
-
 def _by_cycles(
     sizes: Sequence[float], ready: Sequence[float], seconds: Callable[[float], float], cycle: Cycle
 ) -> tuple[list[float], list[float]]:

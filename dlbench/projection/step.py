@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, ModelError, model_error
+from dlbench.perfmodels.predictions import STAND_INS
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.batch import own_work
 from dlbench.projection.exchange import (
@@ -68,8 +69,6 @@ if TYPE_CHECKING:
 DRAWS = 1000
 _HALVINGS = 50  # Of a scale of costs, in logarithms between the two ends below: beyond what is printed.
 _ENDS = (1e-3, 1e3)
-STANDING = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
-"""What may stand for a library's own all-reduce, as far as its measured times at several rank counts fit."""
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
 _ALIKE = 0.01  # Deviation of times from a model's, as logarithm, below which algorithms are not told apart.
 STEP_SCALE = 0.015
@@ -277,7 +276,7 @@ class _Costs:
         zeros = np.zeros(draws, dtype=np.int64)
         own = priced_as(ran)
         # A library chooses by itself; Gloo's all-reduce is a ring.
-        names = STANDING if own == "ring" and result.carrier not in RINGS else (own,)
+        names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)
         alone = {
             name: cls(
                 ingredients=ingredients,

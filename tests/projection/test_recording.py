@@ -84,21 +84,3 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     assert cli("history", "import", runs, "--store", store).returncode == 0
     assert [one.name for one in (store / ".projections").iterdir()] == [path.name]
     assert "no recorded target" in cli("project", store, "--against").stderr
-
-
-def test_options_without_effect_are_refused(cli: Cli, tmp_path: Path, costs: Path) -> None:
-    runs = tmp_path / "runs"
-    write(runs, (1, 2))
-    series = tmp_path / "series.csv"
-    series.write_text("ranks,nodes,step_s,run\n1,1,0.1,a\n")
-    for options, words in (
-        ((runs,), "give --to RANKS"),
-        ((runs, "--to", "8", "--against"), "give --to RANKS"),
-        ((runs, "--against", "--record"), "--record has no effect on --against"),
-        ((runs, "--against", "--network", costs), "--network has no effect on --against"),
-        (("--points", series, "--to", "2", "--record"), "--record has no effect on --points"),
-        (("--points", series, "--against"), "--against has no effect on --points"),
-    ):
-        done = cli("project", *options)
-        assert done.returncode == 2
-        assert words in done.stderr

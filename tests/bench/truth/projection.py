@@ -230,7 +230,7 @@ MUTATIONS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "the model's error does not learn": patched("model_error", prior_alone),
     "messages cost what they did": patched("_prices", as_at_the_anchor, module._Costs),
     "costs have no trend": lambda: changed(costs=lambda found: replace(found.costs, trend=0 * found.costs.trend)),
-    "a ring stands for every library": patched("STANDING", ("ring",)),
+    "a ring stands for every library": patched("STAND_INS", ("ring",)),
     "the outer beta is doubled beyond the anchor": patched("_prices", beta_doubled(prices), module._Costs),
     "costs are not scaled to the measured exchange": patched(
         "_calibrated", lambda prices, anchor, drawn, shown, exchange: np.ones_like(exchange)
