@@ -24,7 +24,10 @@ DRAWS = 500
 def targets(*steps: tuple[int, float], noise: float = 1e-3) -> list[Target]:
     rng = np.random.default_rng(3)
     drawn = [step * np.exp(noise * rng.standard_normal(DRAWS)) for _, step in steps]
-    return [replace(hand_made.target(ranks, step), drawn=one) for (ranks, step), one in zip(steps, drawn, strict=True)]
+    return [
+        replace(hand_made.target(ranks, step), drawn={"step": one})
+        for (ranks, step), one in zip(steps, drawn, strict=True)
+    ]
 
 
 def given(**changes: Any) -> Ingredients:
