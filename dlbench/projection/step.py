@@ -159,7 +159,10 @@ def project(
 
 
 def _by(there: Ingredients) -> str:
-    return "no costs" if there.network is None else f"{there.network.transport} ({there.network.num_points} points)"
+    if there.network is None:
+        return "no costs"
+    points = there.network.num_points
+    return f"{there.network.transport}{f' ({points} points)' if points else ''}"  # A data sheet has none.
 
 
 def drawn_step(
