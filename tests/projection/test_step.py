@@ -179,6 +179,10 @@ def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
         < width(one.targets[0])
         < width(target(ingredients, 64, misses=poor))
     )
+    # What runs scatter is drawn by itself, so a miss that it explains is none of the model.
+    noisy = project(replace(MACHINE, run_sd=0.04).ingredients(generator(3), (1, 2, 4, 8)), [64], draws=DRAWS)
+    assert max(abs(held.error) for held in noisy.held_out) > 0.03
+    assert width(noisy.targets[0]) == pytest.approx(width(one.targets[0]), rel=0.05)
     # Farther away it grows, and nothing is off where nothing is extrapolated.
     assert width(target(ingredients, 128)) == pytest.approx(math.sqrt(2) * width(one.targets[0]), rel=0.05)
     assert width(target(ingredients, 32)) == 0

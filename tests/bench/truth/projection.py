@@ -236,7 +236,7 @@ def quick() -> Iterator[Figure]:
     yield from figures(QUICK, 200)
 
 
-def figures(trials: int = TRIALS, draws: int = 1000) -> Iterator[Figure]:
+def figures(trials: int = TRIALS, draws: int = 500) -> Iterator[Figure]:
     """Coverage by doublings and by kind, width against the oracle, then every mutation."""
     known = list(cases(trials))
     found = [one for case in known for one in outcomes(case, draws)]
