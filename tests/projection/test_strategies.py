@@ -365,7 +365,7 @@ def test_what_is_not_known_of_the_network_is_one_line(runs: Path, monkeypatch: p
     without = CliRunner().invoke(command, words).exception
     assert str(without).startswith("--strategy needs costs of messages")
     monkeypatch.setattr(ResNetModel, "layer_table", Model.layer_table)
-    ideal = "project --workload resnet50 --system p40-roce --from-spec --to 8".split()
+    ideal = ["project", "--workload", "resnet50", "--system", "p40-roce", "--from-spec", "--to", "8"]
     for line in (words, ideal):
         error = CliRunner().invoke(command, line).exception
         assert isinstance(error, UserError)
