@@ -69,7 +69,6 @@ class RecordedProjection(Spec):
     anchor_ranks: Ranks = Field(description="The largest measured rank count.")
     targets: tuple[RecordedTarget, ...] = Field(description="What was projected.")
     refused: tuple[str, ...] = Field((), description="What was not, and why.")
-    ingredients_digest: str = Field(description="Digest of the ingredients.")
     ingredients: dict[str, Any] = Field(description="`dlbench.ingredients`, as `--from` takes it.")
 
 
@@ -105,7 +104,6 @@ def recorded(ingredients: Ingredients, projection: Projection, now: datetime) ->
             for one in projection.targets
         ),
         refused=tuple(f"{one.code}, {one.ranks or 'all'} ranks: {one.text}" for one in projection.refused),
-        ingredients_digest=projection.digest,
         ingredients=ingredients.model_dump(mode="json"),
     )
 

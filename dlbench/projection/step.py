@@ -113,7 +113,9 @@ def project(
     if there is not None:
         changes.append(f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}")
         costs = there.network
-        by = "no costs" if costs is None else f"{costs.transport} ({costs.num_points} points)"
+        by = "no costs" if costs is None else costs.transport
+        if costs is not None and costs.num_points:  # A data sheet has none.
+            by += f" ({costs.num_points} points)"
         of_all.append(flagged("F8", system=ingredients.system, there=there.system, by=by))
     targets, refusals = [], []
     for count in ranks:
