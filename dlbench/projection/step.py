@@ -52,12 +52,13 @@ from dlbench.projection.input import delivered, input_wait
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target, is_apart
-from dlbench.projection.refusals import SCALE, UNEXPLAINED, flagged, flags, refusal, refused
+from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, refusal, refused
 from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
 from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
+from dlbench.units import format_seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -412,6 +413,7 @@ class _Model:
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     rho: Array
     shown: Array  # X at the anchor, seconds.
+    is_home: bool  # Whether targets are of the system that was measured.
 
     def at(self, ranks: int, error: ModelError, way: Way | None) -> Drawn:
         """Raises `NoModelError`: the exchange has no model."""
@@ -437,6 +439,10 @@ class _Model:
             late = lateness(found.nodes, nodes, draws)
             straggler = np.maximum(0.0, straggler + begun * (late - self.late))
         shown = np.zeros(draws)
+        whole, unknown = float(np.median(at["exchange"])), float(np.median(at["exchange"] - self.shown))
+        if way is not None and unknown > (1 - LEAST_EXPLAINED) * whole:
+            share = percent(1 - unknown / whole, 0)
+            raise NoModelError(f"the network's costs are {share} of the measured exchange, too little for another one")
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
         names: tuple[str, ...] = ()
@@ -465,12 +471,16 @@ class _Model:
                 waits, more = input_wait(supply, there, ranks * batch * size, sum(parts.values(), np.zeros(draws)))
                 parts["input"] = parts["input"] + waits
                 told = (*told, *more)
-        doublings = math.log2(ranks / anchor.ranks)
+        measured = found.measured_at(ranks) if way is None and self.is_home else None
+        if measured is None and unknown > SMALL * float(np.median(sum(at.values(), np.zeros(draws)))):
+            told = (*told, flagged("F10", seconds=format_seconds(unknown)))
+        # What lies between measured points is known from both sides.
+        doublings = min(abs(math.log2(ranks / point.ranks)) for point in found.points)
         factor = error.drawn(doublings, draws, (SEED, 15))
         step = sum(parts.values(), np.zeros(draws))
         # Nothing is faster than its computing, however far off the model may be.
         ended = np.maximum(step * factor, parts["compute"] + computing["input"] + updating)
-        return Drawn(
+        drawn = Drawn(
             ranks=ranks,
             parts={name: parts[name] for name in PARTS},
             error=ended / step,
@@ -480,6 +490,7 @@ class _Model:
             algorithms=names,
             flags=told,
         )
+        return drawn if measured is None else replace(drawn, **_measured(measured, draws))
 
 
 def _trend(doublings: Array, missed: Array, draws: int) -> Array:
@@ -518,6 +529,32 @@ def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, A
     return np.maximum(0.0, last_end(ready, costs) - (before + backward) * slower)
 
 
+def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
+    """Seconds of a step by draw: what the model knows of by its own name, all else as `host`."""
+    import numpy as np
+
+    def part(name: str) -> Array:
+        found: Array = np.maximum(0.0, weights @ np.array([run.parts.get(name, 0.0) for run in runs]))
+        return found
+
+    figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
+    figures["host"] = sum((part(name) for name in CAUSES if name not in _MODELLED), np.zeros(len(weights)))
+    return figures
+
+
+def _measured(point: PointFigures, draws: int) -> dict[str, Any]:
+    """Fields of a `Drawn` that a measured point has: what its runs did, and no error of a model."""
+    import numpy as np
+
+    weights = run_weights(point.runs, draws, point.ranks)
+    figures = _account(point.runs, weights)
+    figures["compute"] = figures["forward"] + figures["backward"]
+    step = weights @ np.array([run.step_s for run in point.runs])
+    whole = sum(figures[name] for name in PARTS)
+    parts = {name: figures[name] * step / whole for name in PARTS} if all(run.parts for run in point.runs) else {}
+    return {"parts": parts, "error": np.ones(draws), "step": step}
+
+
 def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = None) -> _Model | Refused:
     """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
     `there`: as of `project`.
@@ -531,11 +568,7 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
         found: Array = np.maximum(0.0, weights @ np.array(values))
         return found
 
-    def part(name: str) -> Array:
-        return drawn([run.parts.get(name, 0.0) for run in anchor.runs])
-
-    figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
-    figures["host"] = sum((part(name) for name in CAUSES if name not in _MODELLED), np.zeros(draws))
+    figures = _account(anchor.runs, weights)
     computing = {name: figures[name] for name in ("input", "forward", "backward")}
     step = sum(figures.values(), np.zeros(draws))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
@@ -555,14 +588,23 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
             )
             shown = _shown(messages, [one * rho for one in prices], computing, figures["straggler"])
             scale = float(np.median(rho))
-            off = float(np.median((figures["exchange"] - shown) / step))
+            whole, off = (float(np.median(one)) for one in (figures["exchange"], figures["exchange"] - shown))
             if not 1 / SCALE <= scale <= SCALE:
                 return refused("R5", None, what=f"they must be multiplied by {scale:.3g} to give the measured exchange")
-            if abs(off) > UNEXPLAINED:
-                return refused("R5", None, what=f"they miss the measured exchange by {percent(off, 0)} of a step")
+            if abs(off) > max(UNEXPLAINED * whole, SMALL * float(np.median(step))):
+                told = f"{format_seconds(whole)} of a step are exchange, by them {format_seconds(whole - off)}"
+                return refused("R5", None, what=told)
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
-    return _Model(ingredients=there or ingredients, costs=elsewhere, figures=figures, late=late, rho=rho, shown=shown)
+    return _Model(
+        ingredients=there or ingredients,
+        costs=elsewhere,
+        figures=figures,
+        late=late,
+        rho=rho,
+        shown=shown,
+        is_home=there is None,
+    )
 
 
 def _calibrated(
@@ -620,7 +662,7 @@ def _by_points(ingredients: Ingredients, ranks: int, why: Refused, draws: int) -
         model_error=Band.of(points.error),
         exchange_by_level=(),
         algorithms=(),
-        flags=(flagged("F7", why=why.text), *flags(ingredients, ranks, by="points")),
+        flags=(flagged("F7", why=why.text, remedy=why.remedy), *flags(ingredients, ranks, by="points")),
         second=None,
         is_disputed=False,
     )
