@@ -195,13 +195,6 @@ THRESHOLDS = (
         halved="messages eleven times as small are recommended",
     ),
     Threshold(
-        module="perfmodels.predictions",
-        name="WITHIN_LEAST",
-        decides="multiple of the least median error up to which an algorithm may stand for a library's own all-reduce",
-        why="a library's times scatter over sizes by about as much as the best algorithm misses them",
-        halved="only the best fitting algorithm stands for a library, and a wrong choice is in no band",
-    ),
-    Threshold(
         module="perfmodels.link_fit",
         name="CLEAR_GAIN",
         decides="fall of the Bayesian information criterion for which a cost model gets another term",

@@ -157,7 +157,7 @@ def project(
             is_strong=options["scaling"] == "strong",
             memory_limit=options["memory_limit"],
         )
-        emit(ideal, chosen, output, "ideal", full=full)
+        emit(ideal, chosen, output, "strategies", full=full)
         return
     if options["memory_limit"] is not None and strategy is None:
         raise UserError("--memory-limit has no effect without --strategy")

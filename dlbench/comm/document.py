@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dlbench.comm.choice import STAY_WITHIN, Best, Crossover, Ratio
-from dlbench.comm.fits import Errors, Fit, LevelCosts
+from dlbench.comm.fits import Errors, Fit
 from dlbench.comm.measurements import Measurement, Rejected, Series
-from dlbench.comm.predictions import CABLES, PredictedSeries, Prediction, Predictions
+from dlbench.comm.predictions import CABLES, PredictedSeries, Prediction, Predictions, Price
 from dlbench.comm.report import (
     TITLE,
     CollectivesReport,
@@ -54,7 +54,7 @@ from dlbench.report.table import (
     times_cell,
 )
 from dlbench.report.wording import basis_text, figure_text, interval_text, optional, percent, runs_text, value_text
-from dlbench.specs.comm import LineCost
+from dlbench.specs.comm import LineCost, NetworkModel
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 
@@ -230,24 +230,23 @@ _COSTS: tuple[Column[_Costs], ...] = (
 )
 
 
-def costs_sheet(fit: Fit) -> Sheet[_Costs]:
+def costs_sheet(network: NetworkModel) -> Sheet[_Costs]:
     """Costs by level and size of a message, and of the reduction; a rate is a cost per byte turned over."""
-    rows = [_costs(piece, before) for piece, before in zip(fit.pieces, (None, *fit.pieces), strict=False)]
+    rows = []
+    for name, level in network.levels.items():
+        before = None
+        for piece in level.pieces:
+            messages = "all sizes" if before is None else f"above {format_bytes(before)}"
+            if piece.up_to_bytes is not None:
+                messages = f"up to {format_bytes(piece.up_to_bytes)}"
+            alpha = _fitted(piece.alpha_s, piece.alpha_interval_s, "s")
+            beta = _fitted(piece.beta_s_per_byte, piece.beta_interval_s_per_byte)
+            rows.append(_Costs(name, messages, piece.up_to_bytes, level.links, alpha, beta))
+            before = piece.up_to_bytes
     if rows:
-        rows.append(_Costs("reduction", "all sizes", None, None, None, _fitted(fit.gamma_s_per_byte, None, None)))
-    caption = fit_caption(fit)
+        rows.append(_Costs("reduction", "all sizes", None, None, None, _fitted(network.gamma_s_per_byte, None)))
+    caption = fit_caption(network)
     return Sheet(name="fits", title="Costs of a message", columns=_COSTS, rows=rows, caption=caption)
-
-
-def _costs(piece: LevelCosts, before: LevelCosts | None) -> _Costs:
-    messages = "all sizes"
-    if piece.up_to_bytes is not None:
-        messages = f"up to {format_bytes(piece.up_to_bytes)}"
-    elif before is not None and before.level == piece.level and before.up_to_bytes is not None:
-        messages = f"above {format_bytes(before.up_to_bytes)}"
-    alpha = _fitted(piece.alpha_s, piece.alpha_low_s, piece.alpha_high_s, "s")
-    beta = _fitted(piece.beta_s_per_byte, piece.beta_low_s_per_byte, piece.beta_high_s_per_byte)
-    return _Costs(piece.level, messages, piece.up_to_bytes, piece.links, alpha, beta)
 
 
 def _links_text(one: _Costs) -> str:
@@ -255,8 +254,9 @@ def _links_text(one: _Costs) -> str:
     return "" if block is None else "one per rank" if one.links is None else f"{one.links} per {block}"
 
 
-def _fitted(value: float, low: float | None, high: float | None, unit: str = "") -> Estimate:
-    return Estimate(value, low, high, 1, "fit", unit, level=None if low is None else 0.95)
+def _fitted(value: float, ends: tuple[float, float] | None, unit: str = "") -> Estimate:
+    low, high = ends or (None, None)
+    return Estimate(value, low, high, 1, "fit", unit, level=None if ends is None else 0.95)
 
 
 def _rate(beta: Estimate) -> Cell:
@@ -290,9 +290,8 @@ _LINES: tuple[Column[LineCost], ...] = (
 
 def lines_sheet(fit: Fit) -> Sheet[LineCost]:
     """Each series at each rank count as a line."""
-    title = "Each collective as a line"
-    is_folded = bool(fit.pieces)
-    return Sheet(name="fits", title=title, columns=_LINES, rows=fit.lines, is_folded=is_folded)
+    title, lines = "Each collective as a line", fit.network.collectives
+    return Sheet(name="fits", title=title, columns=_LINES, rows=lines, is_folded=bool(fit.network.levels))
 
 
 _RUNS: tuple[Column[RunRow], ...] = (
@@ -332,9 +331,7 @@ class _Predicted:
 
     size: str
     name: str
-    seconds: float
-    low: float | None
-    high: float | None
+    price: Price
     is_best: bool
 
 
@@ -347,9 +344,12 @@ def predictions_sheet(found: Predictions, one: Prediction) -> Sheet[_Predicted]:
     ]
     if found.workload_bytes is not None:
         size = f"gradients, {about(found.workload_bytes)}"
-        times = [(each.workload_s or 0.0, each.workload_low_s, each.workload_high_s) for each in one.series]
+        times = [
+            Price(each.workload_s or 0.0, each.workload_low_s, each.workload_high_s, each.phi[-1] if each.phi else None)
+            for each in one.series
+        ]
         rows += _predicted(size, one, times)
-    has_ends = any(row.low is not None for row in rows)
+    has_ends = any(row.price.low is not None for row in rows)
     return Sheet(
         name="predictions",
         title="Predicted times",
@@ -357,8 +357,15 @@ def predictions_sheet(found: Predictions, one: Prediction) -> Sheet[_Predicted]:
         rows=rows,
         caption="* fastest"
         + "; in brackets 95 % over runs and wider by the fit's own error, if the model goes on" * has_ends
+        + _phi_text(rows)
         + "; (line): through sizes measured at this rank count" * any(s.is_line for s in one.series),
         pivot=Pivot(corner="Size", down=lambda row: row.size, across=lambda row: row.name, cell=_predicted_cell),
+    )
+
+
+def _phi_text(rows: Sequence[_Predicted]) -> str:
+    return "; phi: flows that a link carries at once, where more than one" * any(
+        (row.price.phi or 0) > 1 for row in rows
     )
 
 
@@ -366,51 +373,44 @@ def fastest_predicted_sheet(found: Predictions, one: Prediction) -> Sheet[_Predi
     """The fastest of each size alone, for the terminal."""
     series = {series.name: series for series in one.series}
     rows = [
-        _Predicted(format_bytes(size), name, *_at(series[name], place), False)
+        _Predicted(format_bytes(size), name, _at(series[name], place), False)
         for place, (size, name) in enumerate(zip(found.sizes, one.best, strict=True))
     ]
     columns: tuple[Column[_Predicted], ...] = (
         Column("", "Size", lambda row: row.size),
         Column("", "Predicted fastest", lambda row: row.name),
-        Column(
-            "", "Time", lambda row: row.seconds, lambda row: _predicted_cell(dataclasses.replace(row, is_best=False))
-        ),
+        Column("", "Time", lambda row: row.price.seconds, _predicted_cell),
     )
-    return Sheet(name="fastest", title="Predicted fastest", columns=columns, rows=rows, in_terminal=True)
-
-
-_Time = tuple[float, float | None, float | None]
-
-
-def _at(series: PredictedSeries, place: int) -> _Time:
-    return (
-        series.seconds[place],
-        None if series.low is None else series.low[place],
-        None if series.high is None else series.high[place],
+    caption = _phi_text(rows).removeprefix("; ")
+    return Sheet(
+        name="fastest", title="Predicted fastest", columns=columns, rows=rows, caption=caption, in_terminal=True
     )
 
 
-def _predicted(size: str, one: Prediction, times: list[_Time]) -> list[_Predicted]:
+def _at(series: PredictedSeries, place: int) -> Price:
+    low, high = (None if ends is None else ends[place] for ends in (series.low, series.high))
+    return Price(series.seconds[place], low, high, series.phi[place] if series.phi else None)
+
+
+def _predicted(size: str, one: Prediction, prices: list[Price]) -> list[_Predicted]:
     is_usable = [series.poor_error is None for series in one.series]
-    best = min(value for (value, _, _), usable in zip(times, is_usable, strict=True) if usable or not any(is_usable))
+    best = min(value for (value, *_), usable in zip(prices, is_usable, strict=True) if usable or not any(is_usable))
     return [
         _Predicted(
             size,
             series.name + " (line)" * series.is_line + " (poor fit)" * (series.poor_error is not None),
-            value,
-            low,
-            high,
-            value == best and (series.poor_error is None or not any(is_usable)),
+            price,
+            price.seconds == best and (series.poor_error is None or not any(is_usable)),
         )
-        for series, (value, low, high) in zip(one.series, times, strict=True)
+        for series, price in zip(one.series, prices, strict=True)
     ]
 
 
 def _predicted_cell(row: _Predicted) -> Cell:
-    text = f"{optional(row.seconds, 's')}{' *' * row.is_best}"
-    if row.low is None or row.high is None:
-        return Cell(text, number=row.seconds)
-    return Cell(text, f"[{optional(row.low, 's')}, {optional(row.high, 's')}]", number=row.seconds)
+    seconds, low, high, phi = row.price
+    many = f" (phi {phi:.3g})" if phi is not None and phi > 1 else ""
+    text = f"{optional(seconds, 's')}{' *' * row.is_best}{many}"
+    return Cell(text, "" if low is None else f"[{optional(low, 's')}, {optional(high, 's')}]", number=seconds)
 
 
 HEIGHT = 260
@@ -752,9 +752,9 @@ def _fit(fit: Fit, number: int) -> Section:
         headline = f"median error {percent(fit.errors[0].median)}, worst {percent(fit.errors[0].worst)}{more}"
     return Section(
         id=f"fit-{number}",
-        title=fit.label,
+        title=f"Fitted costs of {fit.title}",
         headline=headline,
-        sheets=(costs_sheet(fit), errors_sheet(fit), lines_sheet(fit)),
+        sheets=(costs_sheet(fit.network), errors_sheet(fit), lines_sheet(fit)),
         brief=(),
         where={name: getattr(fit, name) for name in FIT_COLUMNS},
     )

@@ -21,29 +21,10 @@ from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurem
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.specs.base import Precision
-from dlbench.specs.comm import (
-    ELEMENT_BYTES,
-    IN_PLACE,
-    LIBRARY,
-    FitError,
-    LargestHeldOut,
-    Level,
-    LevelName,
-    LineCost,
-    NetworkModel,
-)
+from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, FitError, LineCost, NetworkModel
 from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000  # Errors of messages from here on are listed by themselves: what gradients are sent in.
-HELD_OUT_SEVERAL = (
-    "each size and rank count is predicted from points of other sizes and other rank counts; which costs there are and "
-    "what ranks share is taken from all points, which flatters these errors a little"
-)
-HELD_OUT_ONE = (
-    "each size is predicted from points of other sizes, all at {ranks} ranks, the only rank count; which costs there "
-    "are and what ranks share is taken from all points, which flatters these errors a little"
-)
-
 PointKey = tuple[str, str, int]  # Id of the group, title of the series, bytes.
 
 
@@ -73,39 +54,13 @@ class Errors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LevelCosts:
-    """Costs of messages of one level, up to a size."""
-
-    level: LevelName
-    links: int | None  # That the ranks of a block share at the level; None: a port per rank.
-    up_to_bytes: int | None
-    alpha_s: float
-    alpha_low_s: float | None
-    alpha_high_s: float | None
-    beta_s_per_byte: float
-    beta_low_s_per_byte: float | None
-    beta_high_s_per_byte: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
+class Fit(Scope):
     """The fitted costs of one system, carrier and type of element."""
 
-    label: str
-    system: str
-    carrier: str
-    dtype: Precision
-    pieces: tuple[LevelCosts, ...]
-    gamma_s_per_byte: float
-    num_points: int
-    ranks: tuple[int, ...]  # Rank counts behind it, ascending.
-    held_out_by: str  # How the predictions came about, in words.
-    runs: int  # Behind each point, at least.
-    largest_held_out: LargestHeldOut | None
-    errors: tuple[Errors, ...]  # Over all held-out points, over large ones, and by algorithm.
-    lines: tuple[LineCost, ...]
-    network: NetworkModel = field(metadata={"json": False})
-    predicted: dict[PointKey, float] = field(metadata={"json": False})  # Seconds by a fit without the point.
+    network: NetworkModel
+    errors: tuple[Errors, ...] = ()  # Over all held-out points, over large ones, and by algorithm.
+    predicted: Mapping[PointKey, float] = field(default_factory=dict, metadata={"json": False})
+    """Seconds by a fit without the point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +162,7 @@ def fit_one(
         raise IncompleteDataError(f"{where}: {scope.title}: one size only; a line needs two or more (--sizes)")
     runs = tuple(dict.fromkeys(run.plan.run_id for group in groups for run in group.runs))
     network = NetworkModel(system=chosen, transport=carrier, collectives=lines, sources=runs, fitted=fitted)
-    return described(scope, network, tuple(sorted({line.ranks for line in lines})))
+    return Fit(**vars(scope), network=network)
 
 
 def _chosen(option: str, asked: str | None, found: list[str], where: str) -> str:
@@ -322,62 +277,14 @@ def fit_of(
         resampled=resampled(by_run, centre="median"),
         runs=min(map(len, by_run)),
     )
-    ranks = tuple(sorted({seen.layout.ranks for seen in observations}))
-    held_out = {"largest_held_out": hold_out_largest(observations), "errors": tuple(_of_algorithms(predictions))}
-    return described(
-        scope,
-        network.model_copy(update={"collectives": lines, **held_out}),
-        ranks,
-        held_out_by=HELD_OUT_SEVERAL if len(ranks) > 1 else HELD_OUT_ONE.format(ranks=ranks[0]),
-        predicted={keys[id(seen)]: seconds for seen, seconds in predictions if id(seen) in keys},
-        errors=tuple(_errors(predictions)),
-    )
-
-
-def described(
-    scope: Scope,
-    network: NetworkModel,
-    ranks: tuple[int, ...],
-    *,
-    held_out_by: str = "",
-    predicted: dict[PointKey, float] | None = None,
-    errors: tuple[Errors, ...] = (),
-) -> Fit:
-    """A network with what is to be shown of its fit."""
+    errors, of_algorithms = _errors(predictions)
+    held_out = {"largest_held_out": hold_out_largest(observations), "errors": of_algorithms}
     return Fit(
-        label=f"Fitted costs of {scope.title}",
-        system=scope.system,
-        carrier=scope.carrier,
-        dtype=scope.dtype,
-        pieces=tuple(piece for name, level in network.levels.items() for piece in _pieces(name, level)),
-        gamma_s_per_byte=network.gamma_s_per_byte,
-        num_points=network.num_points,
-        runs=network.fitted_over.runs if network.fitted_over else 1,
-        largest_held_out=network.largest_held_out,
-        ranks=ranks,
-        held_out_by=held_out_by,
+        **vars(scope),
+        network=network.model_copy(update={"collectives": lines, **held_out}),
         errors=errors,
-        lines=network.collectives,
-        network=network,
-        predicted=predicted or {},
+        predicted={keys[id(seen)]: seconds for seen, seconds in predictions if id(seen) in keys},
     )
-
-
-def _pieces(name: LevelName, level: Level) -> Iterator[LevelCosts]:
-    for piece in level.pieces:
-        alpha = piece.alpha_interval_s or (None, None)
-        beta = piece.beta_interval_s_per_byte or (None, None)
-        yield LevelCosts(
-            level=name,
-            links=level.links,
-            up_to_bytes=piece.up_to_bytes,
-            alpha_s=piece.alpha_s,
-            alpha_low_s=alpha[0],
-            alpha_high_s=alpha[1],
-            beta_s_per_byte=piece.beta_s_per_byte,
-            beta_low_s_per_byte=beta[0],
-            beta_high_s_per_byte=beta[1],
-        )
 
 
 def _real_groups(found: Sequence[tuple[CollectiveGroup, Series]]) -> tuple[list[tuple[CollectiveGroup, Series]], str]:
@@ -390,32 +297,35 @@ def _real_groups(found: Sequence[tuple[CollectiveGroup, Series]]) -> tuple[list[
     return used, f"{count} points of groups inside one node are left out next to groups on several" if count else ""
 
 
-def _errors(predictions: Sequence[tuple[Observation, float]]) -> Iterator[Errors]:
-    every = [_error(seen, seconds) for seen, seconds in predictions]
-    large = [_error(seen, seconds) for seen, seconds in predictions if seen.num_bytes >= LARGE_BYTES]
-    for name, values in (("all", every), ("1 MB and more", large)):
-        if values:
-            yield Errors(scope=name, num_points=len(values), median=statistics.median(values), worst=max(values))
-    for one in _of_algorithms(predictions):
-        yield Errors(
-            scope=f"{one.collective}, {one.algorithm}",
-            num_points=sum((s.collective, s.algorithm) == (one.collective, one.algorithm) for s, _ in predictions),
-            median=one.median,
-            worst=one.worst,
-            is_poor=one.is_poor,
-        )
-
-
-def _of_algorithms(predictions: Sequence[tuple[Observation, float]]) -> Iterator[FitError]:
-    found: dict[tuple[str, str], list[float]] = {}
+def _errors(predictions: Sequence[tuple[Observation, float]]) -> tuple[tuple[Errors, ...], tuple[FitError, ...]]:
+    """Over all points, over large ones and by algorithm; and the last as the file holds them."""
+    scopes: dict[str, list[float]] = {"all": [], "1 MB and more": []}
+    own: dict[tuple[str, str], list[float]] = {}
     for seen, seconds in predictions:
-        found.setdefault((seen.collective, seen.algorithm), []).append(_error(seen, seconds))
-    for (collective, algorithm), values in found.items():
-        yield FitError(collective=collective, algorithm=algorithm, median=statistics.median(values), worst=max(values))
-
-
-def _error(seen: Observation, seconds: float) -> float:
-    return abs(seconds / seen.seconds - 1)
+        error = abs(seconds / seen.seconds - 1)
+        scopes["all"].append(error)
+        if seen.num_bytes >= LARGE_BYTES:
+            scopes["1 MB and more"].append(error)
+        own.setdefault((seen.collective, seen.algorithm), []).append(error)
+    of_algorithms = {
+        f"{collective}, {name}": FitError(
+            collective=collective, algorithm=name, median=statistics.median(errors), worst=max(errors)
+        )
+        for (collective, name), errors in own.items()
+    }
+    scopes |= dict(zip(of_algorithms, own.values(), strict=True))
+    found = (
+        Errors(
+            scope=scope,
+            num_points=len(errors),
+            median=statistics.median(errors),
+            worst=max(errors),
+            is_poor=scope in of_algorithms and of_algorithms[scope].is_poor,
+        )
+        for scope, errors in scopes.items()
+        if errors
+    )
+    return tuple(found), tuple(of_algorithms.values())
 
 
 def _observations(found: Iterable[tuple[CollectiveGroup, Series]]) -> Iterator[tuple[PointKey, Observation]]:

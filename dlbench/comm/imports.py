@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from dlbench.comm.fits import Fit, Scope, described, fit_of
+from dlbench.comm.fits import Fit, Scope, fit_of
 from dlbench.errors import UserError
 from dlbench.opening import read_named, why_unreadable
 from dlbench.perfmodels.lines import fit_line
@@ -241,7 +241,7 @@ def import_tables(
     about: dict[str, Any] = {"sources": tuple(sources), "fitted": fitted}
     if not observed:
         network = NetworkModel(system=system, transport=scope.carrier, collectives=tuple(lines), **about)
-        return described(scope, network, tuple(sorted({line.ranks for line in lines})))
+        return Fit(**vars(scope), network=network)
     points, by_run = zip(*observed, strict=True)
     fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
     network = fit.network
@@ -252,7 +252,7 @@ def import_tables(
         last = level.pieces[-1].model_copy(update={"beta_s_per_byte": rate, "beta_interval_s_per_byte": None})
         level = level.model_copy(update={"pieces": (*level.pieces[:-1], last)})
         network = network.model_copy(update={pairs[one]: level, "draws": ()})  # Draws hold the rate of latencies.
-    return described(scope, network, fit.ranks, held_out_by=fit.held_out_by, errors=fit.errors)
+    return Fit(**vars(scope), network=network, errors=fit.errors)
 
 
 def _each(option: str, given: Sequence[Any], tables: Sequence[Table]) -> dict[Table, Any]:

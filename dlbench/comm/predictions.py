@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, fusion_line, ranges_of
 from dlbench.errors import UserError, nearest
@@ -54,6 +54,9 @@ class PredictedSeries:
     seconds: tuple[float, ...]  # By size.
     low: tuple[float, ...] | None  # Low ends of 95 % intervals, by size; None: the fit is of single runs.
     high: tuple[float, ...] | None
+    phi: tuple[float, ...]
+    """By size, and of all gradients where they are asked for: flows that the links carry at once, of the level with the
+    most (the contention coefficient of Kahira et al., HPDC 2021); none of lines and of cables."""
     beyond: str  # For a line, why it is an extrapolation at some of these sizes; empty where it is none.
     workload_s: float | None  # Of all gradients as one message.
     workload_low_s: float | None = None
@@ -103,6 +106,15 @@ class Predictions:
     network: NetworkModel = field(metadata={"json": False})
 
 
+class Price(NamedTuple):
+    """A predicted time, the ends of its interval, and its phi; see `PredictedSeries`."""
+
+    seconds: float
+    low: float | None = None
+    high: float | None = None
+    phi: float | None = None
+
+
 @dataclass(frozen=True)
 class _Case:
     """What is asked of a network at one layout."""
@@ -121,20 +133,21 @@ class _Case:
         width = ELEMENT_BYTES[self.wanted.dtype]
         return max(1, round(num_bytes / width)) * width
 
-    def seconds(self, name: str, num_bytes: int) -> tuple[float, float | None, float | None]:
-        """A predicted time with the middle 95 % of the network's draws, each off by `network_factors`."""
+    def price(self, name: str, num_bytes: int) -> Price:
+        """A predicted time with the middle 95 % of the network's draws, each off by `network_factors`; and its phi."""
         import numpy as np
 
         collective, ranks = self.wanted.collective, self.layout.ranks
         if self.wanted.topology is not None:
-            return seconds(self.wanted.topology, collective, name, num_bytes, self.layout, **self.model), None, None
+            return Price(seconds(self.wanted.topology, collective, name, num_bytes, self.layout, **self.model))
         found = features(collective, name, num_bytes, self.layout, self.network, **self.model)
         value = found.seconds(self.network)
+        phi = max(found.phi.values(), default=1.0)
         if not self.network.draws:
-            return value, None, None
+            return Price(value, phi=phi)
         missed = network_factors(self.network, collective, name, num_bytes, ranks)
         low, high = np.percentile(found.drawn(self.network) * missed, [2.5, 97.5]).tolist()
-        return value, min(value, low), max(value, high)
+        return Price(value, min(value, low), max(value, high), phi)
 
 
 def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> Predictions:
@@ -267,23 +280,23 @@ def _algorithms(wanted: Wanted, layout: Layout) -> tuple[str, ...]:
 
 
 def _modelled(case: _Case, name: str) -> PredictedSeries:
-    times = [case.seconds(name, size) for size in case.wanted.sizes]
-    lows, highs = [low for _, low, _ in times if low is not None], [high for *_, high in times if high is not None]
-    has_ends = len(lows) == len(highs) == len(times)
-    error = case.network.error_of(case.wanted.collective, name)
     workload = case.wanted.workload_bytes
-    whole, low, high = (None, None, None) if workload is None else case.seconds(name, case.whole(workload))
+    asked = (*case.wanted.sizes, *(() if workload is None else (case.whole(workload),)))
+    prices = [case.price(name, size) for size in asked]
+    of_sizes, whole = prices[: len(case.wanted.sizes)], None if workload is None else prices[-1]
+    error = case.network.error_of(case.wanted.collective, name)
     return PredictedSeries(
         poor_error=error.worst if error is not None and error.is_poor else None,
         name=name,
         is_line=False,
-        seconds=tuple(value for value, _, _ in times),
-        low=tuple(lows) if has_ends else None,
-        high=tuple(highs) if has_ends else None,
+        seconds=tuple(one.seconds for one in of_sizes),
+        low=tuple(one.low for one in of_sizes if one.low is not None) or None,
+        high=tuple(one.high for one in of_sizes if one.high is not None) or None,
+        phi=tuple(one.phi for one in prices if one.phi is not None),
         beyond="",
-        workload_s=whole,
-        workload_low_s=low,
-        workload_high_s=high,
+        workload_s=whole and whole.seconds,
+        workload_low_s=whole and whole.low,
+        workload_high_s=whole and whole.high,
     )
 
 
@@ -297,6 +310,7 @@ def _line_series(line: LineCost, wanted: Wanted) -> PredictedSeries:
         seconds=tuple(seconds),
         low=None if wide is None else tuple(one / (1 + wide) for one in seconds),
         high=None if wide is None else tuple(one * (1 + wide) for one in seconds),
+        phi=(),
         beyond="" if line.sizes is None else "".join(_sizes_beyond(wanted.sizes, line.sizes)),
         workload_s=whole,
         workload_low_s=None if whole is None or wide is None else whole / (1 + wide),
@@ -324,7 +338,7 @@ def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
     if line.per_byte_s <= 0 or line.startup_s <= 0:
         return predicted
     size = max(1.0, fusion_bytes(line.startup_s, line.per_byte_s))
-    time = line.time if best.is_line else lambda num_bytes: case.seconds(best.name, int(num_bytes))[0]
+    time = line.time if best.is_line else lambda num_bytes: case.price(best.name, int(num_bytes)).seconds
     return predicted | {"fusion_bytes": size} | _messages(case, size, time)
 
 

@@ -38,7 +38,7 @@ from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
 from dlbench.specs.base import Precision
-from dlbench.specs.comm import ELEMENT_BYTES, POOR_MEDIAN, POOR_WORST, Collective, LargestHeldOut, Level
+from dlbench.specs.comm import ELEMENT_BYTES, POOR_MEDIAN, POOR_WORST, Collective, LargestHeldOut, Level, NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, median_estimate
 from dlbench.units import format_bytes, format_number, whole_seconds
 
@@ -519,25 +519,32 @@ def _fusion(num_bytes: float, title: str, basis: str = "measured") -> str:
 # Fits and predictions
 
 
-def fit_caption(fit: Fit) -> str:
+def fit_caption(network: NetworkModel) -> str:
     """What stands behind a fit, in a few sentences."""
-    if not fit.pieces:
+    over, levels = network.fitted_over, network.levels
+    if over is None:
         return "Only libraries were measured: each is a line through its sizes, at the rank counts measured."
-    ranks = " and ".join(", ".join(map(str, fit.ranks)).rsplit(", ", 1))
     basis = (
-        f"in brackets 95 % intervals over {fit.runs} runs a point"
-        if fit.network.draws
-        else "too few runs for intervals"
+        f"in brackets 95 % intervals over {over.runs} runs a point" if network.draws else "too few runs for intervals"
     )
-    text = f"Fitted to {fit.num_points} points at {ranks} ranks; {basis}."
-    levels = fit.network.levels
+    text = f"Fitted to {network.num_points} points at {_and(over.ranks)} ranks; {basis}."
     if "across" in levels:
         text += f" In the model, ranks of a group {_shared(levels['across'])} to other groups."
     if "beyond" in levels:
         text += f" Ranks below one leaf switch {_shared(levels['beyond'])} to other leaf switches."
     if "inside" in levels and levels["inside"].links is not None:
         text += " Inside a group the bytes of all its ranks add up: they share memory or processors."
-    return f"{text} {largest_text(fit.largest_held_out)} Held out: {fit.held_out_by}."
+    each, points = "each size and rank count", "points of other sizes and other rank counts"
+    if len(over.ranks) == 1:
+        each, points = "each size", f"points of other sizes, all at {over.ranks[0]} ranks, the only rank count"
+    return (
+        f"{text} {largest_text(network.largest_held_out)} Held out: {each} is predicted from {points}; "
+        "which costs there are and what ranks share is taken from all points, which flatters these errors a little."
+    )
+
+
+def _and(ranks: Sequence[int]) -> str:
+    return " and ".join(", ".join(map(str, ranks)).rsplit(", ", 1))
 
 
 def _shared(level: Level) -> str:
@@ -549,11 +556,10 @@ def largest_text(largest: LargestHeldOut | None) -> str:
     """The error at the largest rank count, in a sentence."""
     if largest is None:
         return "Error at the largest rank count: not known, the smaller ones do not determine it."
-    ranks = " and ".join(", ".join(map(str, largest.fitted_ranks)).rsplit(", ", 1))
     bias = largest.ratio - 1
     way = "too long" if bias > 0 else "too short"
     return (
-        f"Error at the largest rank count, held out ({largest.ranks} ranks from {ranks}): "
+        f"Error at the largest rank count, held out ({largest.ranks} ranks from {_and(largest.fitted_ranks)}): "
         f"{percent(largest.median_error)} (median; {percent(abs(bias))} {way})."
     )
 

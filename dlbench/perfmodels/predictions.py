@@ -10,17 +10,16 @@ where its share is no smaller.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.patterns import Load, Sharing, StepLoads, summarise
 from dlbench.perfmodels.schedules import Layout
-from dlbench.specs.comm import ALGORITHMS, LIBRARY, Collective, Level, LevelName, NetworkModel
+from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,16 +120,11 @@ def predict(
     element_bytes: int = 4,
     shards: int | None = None,
 ) -> float:
-    """Seconds of a collective.
-
-    `collective`: which collective. `algorithm`: one of `ALGORITHMS[collective]`. `num_bytes`: of each rank's whole
-    buffer. `layout`: ranks and groups. `network`: fitted costs. `element_bytes`: bytes of an element; sizes are whole
-    numbers of them. `shards`: servers of parameter-server; none: every rank is one. Raises `UserError`: a level that is
-    needed was never measured; no whole number of elements; otherwise as `schedule`.
+    """Seconds of a collective. `num_bytes`: of each rank's whole buffer, a whole number of elements. Raises
+    `UserError`: a level that is needed was never measured; otherwise as `schedule`, whose arguments these are.
     """
-    return features(
-        collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, shards=shards
-    ).seconds(network)
+    found = features(collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, shards=shards)
+    return found.seconds(network)
 
 
 def features(
@@ -184,71 +178,8 @@ def _piece(level: Level, num_bytes: float) -> int:
 
 
 STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
-"""What libraries sum by: NCCL by rings and double binary trees, MPI by rings and halving and doubling, both with a
-hierarchy on top."""
-WITHIN_LEAST = 2.0  # An algorithm may stand for a library up to this multiple of the least median error.
-
-
-def standing_for(
-    network: NetworkModel,
-    collective: Collective = "allreduce",
-    *,
-    group_size: int | None = None,
-    leaf_size: int | None = None,
-) -> tuple[str, ...]:
-    """The algorithms that may stand for the network's library, which chooses by itself: those whose predicted times
-    miss its measured lines, over all their rank counts and sizes, by no more than `WITHIN_LEAST` times the least median
-    error. All where no line or no level tells them apart. Gloo's all-reduce is a ring.
-
-    `group_size`: ranks of a node; none: the largest that the costs were fitted to. `leaf_size`: ranks below a leaf
-    switch; none: all.
-    """
-    carrier = network.transport.removeprefix("torch-")
-    if collective == "allreduce" and carrier.endswith("gloo"):
-        return ("ring",)
-    names = STAND_INS if collective == "allreduce" else ALGORITHMS[collective]
-    title = f"{carrier} flat" if collective == "allreduce" else f"{carrier} {collective} {LIBRARY}"
-    known = (group_size,) if group_size else network.fitted_over.group_sizes if network.fitted_over else (1,)
-    errors: dict[str, list[float]] = {}
-    for line in network.collectives:
-        if line.name != title or line.sizes is None or line.ranks < 2:
-            continue
-        group = max((size for size in known if line.ranks % size == 0), default=1)
-        leaf = leaf_size if leaf_size and leaf_size % group == 0 else None
-        layout = Layout(ranks=line.ranks, group_size=group, leaf_size=leaf)
-        low, high = (math.log2(size) for size in line.sizes)
-        steps = max(1, round(high - low))
-        sizes = [4 * math.ceil(2 ** (low + (high - low) * i / steps) / 4) for i in range(steps + 1)]
-        for name in names:
-            try:
-                seconds = [predict(collective, name, size, layout, network) for size in sizes]
-            except UserError:  # a level that was never measured
-                continue
-            missed = [abs(took / line.time(size) - 1) for took, size in zip(seconds, sizes, strict=True)]
-            errors.setdefault(name, []).extend(missed)
-    medians = {name: statistics.median(found) for name, found in errors.items()}
-    limit = WITHIN_LEAST * min(medians.values(), default=0.0)
-    return tuple(name for name in names if medians.get(name, math.inf) <= limit) if medians else names
-
-
-def recommend(
-    collective: Collective,
-    algorithms: Sequence[str],
-    num_bytes: int,
-    layout: Layout,
-    network: NetworkModel,
-    *,
-    element_bytes: int = 4,
-    shards: int | None = None,
-) -> str:
-    """The best of some algorithms at one size; of equal ones the first. Raises `ValueError`: no algorithm is given;
-    `UserError`: as `predict`.
-    """
-    times = {
-        name: predict(collective, name, num_bytes, layout, network, element_bytes=element_bytes, shards=shards)
-        for name in algorithms
-    }
-    return min(times, key=lambda name: times[name])
+"""What a library's own all-reduce may be, which it chooses by itself: NCCL has rings and double binary trees, MPI rings
+and halving and doubling, both with a hierarchy on top."""
 
 
 def crossovers(
@@ -271,15 +202,14 @@ def crossovers(
     first, last = -(-low // element_bytes), high // element_bytes
     if not 1 <= first <= last:
         raise ValueError(f"no sizes from {low} to {high} bytes")
-    found: dict[int, str] = {}
 
+    @cache
     def best(elements: int) -> str:
-        if elements not in found:
+        def took(name: str) -> float:
             size = elements * element_bytes
-            found[elements] = recommend(
-                collective, algorithms, size, layout, network, element_bytes=element_bytes, shards=shards
-            )
-        return found[elements]
+            return predict(collective, name, size, layout, network, element_bytes=element_bytes, shards=shards)
+
+        return min(algorithms, key=took)
 
     octaves = math.log2(last / first)
     points = max(1, math.ceil(octaves * GRID_PER_OCTAVE))

@@ -55,13 +55,13 @@ def costs(given: Ingredients, targets: Sequence[Target], price: float | None, cu
     before: tuple[Array, Array] | None = None
     quality = given.quality if given.quality is not None and why_no_epochs(given.quality) is None else None
     for one in sorted(targets, key=lambda target: target.ranks):
-        if one.batch_per_rank is None or one.drawn is None:
+        if one.batch_per_rank is None or not one.drawn:
             continue
         batch = one.ranks * one.batch_per_rank
-        hours, passes = UNSTATED_SAMPLES / batch * one.drawn / HOUR_S, None
+        hours, passes = UNSTATED_SAMPLES / batch * one.drawn["step"] / HOUR_S, None
         if quality is not None:
-            passes = epochs(quality, batch, len(one.drawn), (SEED, 21))
-            hours = passes * (quality.samples_per_epoch / batch * one.drawn + quality.evaluation_s) / HOUR_S
+            passes = epochs(quality, batch, len(one.drawn["step"]), (SEED, 21))
+            hours = passes * (quality.samples_per_epoch / batch * one.drawn["step"] + quality.evaluation_s) / HOUR_S
         held = one.nodes * hours
         marginal = None
         if before is not None:

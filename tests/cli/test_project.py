@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -15,6 +16,7 @@ from dlbench.cli import cli
 from dlbench.errors import DlbenchError
 from dlbench.projection.ingredients import Ingredients
 from tests.projection.test_gathering import NETWORK, write
+from tests.support.training_machine import Machine
 
 SERIES = "\n".join(
     [
@@ -34,6 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (out / "box.json").write_text(inside.model_dump_json())
     (out / "other.json").write_text(inside.model_copy(update={"system": "elsewhere"}).model_dump_json())
     (out / "series.csv").write_text(SERIES)
+    fours = Machine(run_sd=0.005).ingredients(np.random.default_rng(1), (1, 2, 4))  # Nodes of four ranks.
+    (out / "fours.json").write_text(fours.model_dump_json())
     assert ask(out, "runs", "--to", "16", "--ingredients", "made.json").exit_code == 0
     return out
 
@@ -71,18 +75,41 @@ def test_without_a_network_the_points_reach_four_times_as_far(folder: Path) -> N
     assert [(one["code"], one["ranks"]) for one in group["projection"]["refused"]] == [("R3", 64)]
 
 
-def test_anybodys_series_is_projected(folder: Path) -> None:
-    result = ask(folder, "--points", "series.csv", "--to", "8,16")
-    assert result.exit_code == 0
-    assert "by the points alone" in " ".join(result.stdout.split())
+GROUPED = ("sync.exchange=hierarchical",)
+TOPK = ("sync.wire=topk",)
 
 
-def test_another_exchange_changes_the_exchange_alone(folder: Path) -> None:
-    asked = ("runs", "--to", "64", "--network", "box.json", "--format", "json")
-    (plain,), (half,) = targets(ask(folder, *asked)), targets(ask(folder, *asked, "--set", "sync.wire=fp16"))
-    parts = [{part["name"]: part["seconds"]["quantiles"][4] for part in one["parts"]} for one in (plain, half)]
-    assert parts[1]["exchange"] < parts[0]["exchange"]
-    assert parts[1]["optimizer"] == parts[0]["optimizer"]
+@pytest.mark.parametrize(
+    ("asked", "before"),
+    [
+        (("sync.exchange=leader",), GROUPED),
+        (("sync.fusion=own:single",), ()),
+        (("sync.wire=fp16",), ()),
+        ((*GROUPED, "sync.group_size=2"), GROUPED),
+        ((*TOPK, "sync.topk_density=0.001"), TOPK),
+    ],
+)
+def test_every_setting_changes_the_exchange_alone(
+    folder: Path, asked: tuple[str, ...], before: tuple[str, ...]
+) -> None:
+    parts = []
+    for keys in (asked, before):
+        words = [word for key in keys for word in ("--set", key)]
+        (one,) = targets(ask(folder, "--from", "fours.json", "--to", "128", "--format", "json", *words))
+        parts.append({part["name"]: part["seconds"]["quantiles"][4] for part in one["parts"]})
+    assert parts[0].pop("exchange") != pytest.approx(parts[1].pop("exchange"), rel=0.01)
+    assert parts[0] == parts[1]
+
+
+def test_the_other_scaling_has_its_own_curve_and_needs_its_batches(folder: Path) -> None:
+    weak, strong = (
+        targets(ask(folder, "--points", "series.csv", "--to", "8", "--scaling", kind, "--format", "json"))[0]
+        for kind in ("weak", "strong")
+    )
+    assert weak["flags"][0]["code"] == "F7"
+    assert weak["efficiency"]["quantiles"][4] > 4 * strong["efficiency"]["quantiles"][4]
+    refused = ask(folder, "--from", "fours.json", "--to", "32", "--scaling", "strong")
+    assert (refused.exit_code, "Refused, R9" in refused.stdout) == (4, True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +130,22 @@ def test_another_exchange_changes_the_exchange_alone(folder: Path) -> None:
         ),
         (["runs", "--to", "16", "--set", "sync.wire=fp8"], "2 --set sync.wire: must be fp32, fp16"),
         (["runs", "--to", "16", "--set", "sync.fusion=12"], "2 --set sync.fusion: 12 is 12 bytes"),
+        (
+            ["runs", "--to", "16", "--set", "sync.group_size=2"],
+            "2 --set sync.group_size has no effect on exchange flat",
+        ),
+        (
+            ["runs", "--to", "16", "--set", "sync.topk_density=0.1"],
+            "2 --set sync.topk_density has no effect on .* fp32",
+        ),
+        (["runs", "--to", "16", "--set", "sync.wire=bf16"], "2 --set: sync.wire bf16: Horovod has no bfloat16"),
         (["--points", "series.csv", "--to", "8", "--set", "sync.wire=bf16"], "2 --set has no effect on --points"),
+        (["--points", "series.csv", "--to", "8", "--record"], "2 --record has no effect on --points"),
+        (["--points", "series.csv", "--against"], "2 --against has no effect on --points"),
+        (["runs"], "2 give --to RANKS"),
+        (["runs", "--to", "8", "--against"], "2 give --to RANKS"),
+        (["runs", "--against", "--record"], "2 --record has no effect on --against"),
+        (["runs", "--against", "--network", "box.json"], "2 --network has no effect on --against"),
         (["--from", "made.json", "--to", "16", "--where", "ranks=8"], "2 --where has no effect on --from"),
         (["runs", "--to", "16", "--where", "engine=ddp"], "2 --where engine=ddp: no run of"),
         (["runs", "single", "--to", "16", "--ingredients", "new.json"], "2 --ingredients holds one group"),
@@ -115,15 +157,13 @@ def test_what_makes_no_sense_is_one_line(folder: Path, words: list[str], told: s
     assert "\n" not in line
 
 
-@pytest.mark.parametrize(("change", "told"), [({"step_s": -0.1}, "above 0"), ({"step_s": 1.0}, "the causes of run")])
-def test_ingredients_of_nonsense_are_one_line(folder: Path, tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_ingredients_of_nonsense_are_one_line(folder: Path, tmp_path: Path) -> None:
     content = json.loads((folder / "made.json").read_text())
-    content["points"][0]["runs"][0] |= change
+    content["points"][0]["runs"][0]["step_s"] = -0.1
     (tmp_path / "wrong.json").write_text(json.dumps(content))
-    line = problem(ask(folder, "--from", str(tmp_path / "wrong.json"), "--to", "16"))
-    assert line.startswith("4 ")
-    assert "points.0.runs.0" in line
-    assert told in line
+    assert re.match(
+        "4 .*points.0.runs.0.* above 0", problem(ask(folder, "--from", str(tmp_path / "wrong.json"), "--to", "16"))
+    )
 
 
 @pytest.mark.parametrize(("words", "code"), [(["single", "--to", "16"], "R1"), (["runs", "--to", "9,1"], "R7")])

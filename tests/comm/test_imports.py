@@ -15,7 +15,7 @@ from dlbench.cli import cli
 from dlbench.comm.imports import import_tables, read_tables
 from dlbench.comm.predictions import Wanted, predict_all
 from dlbench.errors import UserError
-from dlbench.perfmodels.predictions import bus_factor, predict, standing_for
+from dlbench.perfmodels.predictions import bus_factor, predict
 from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import read_network
 from dlbench.specs.comm import Collective
@@ -139,7 +139,6 @@ def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(f
         ("nccl flat", ranks, (SIZES[0], SIZES[-1])) for ranks in (4, 8, 16)
     ]
     assert network.transport == "torch-nccl"
-    assert "ring" in standing_for(network, group_size=4)  # As projections look for what stands for the library.
     for found, planted in ((network.inside, PLANTED.inside), (network.across, PLANTED.across)):
         assert found.pieces[0].alpha_s == pytest.approx(planted.pieces[0].alpha_s, rel=0.05)
         assert found.pieces[0].beta_s_per_byte == pytest.approx(planted.pieces[0].beta_s_per_byte, rel=0.05)

@@ -195,7 +195,7 @@ def test_predictions_of_unseen_points_stand_beside_them(made: CollectivesReport)
                 assert row.predicted_over_measured == pytest.approx(1, abs=0.1)
     for fit in made.fits:
         assert fit.errors[0].median < 0.05
-        assert fit.num_points == own[fit.system]
+        assert fit.network.num_points == own[fit.system]
 
 
 def test_json_holds_every_number(made: CollectivesReport) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.comm import choice
+from dlbench.comm.document import predictions_document
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
 from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, rate, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
@@ -26,6 +27,8 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import read_network, scan_comm
+from dlbench.report.formats import terminal
+from dlbench.report.wording import optional
 from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, NetworkModel, Piece, SizeBias
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
@@ -474,7 +477,6 @@ def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
     assert (network.system, network.transport, network.fitted) == ("box", "torch-gloo", "now")
     assert network.across.links == (1 if shared else None)
     assert network.num_points == 3 * 7 * 2
-    assert fit.ranks == (4, 8)
     for level, (alpha, beta) in ((network.inside, INSIDE), (network.across, ACROSS)):
         (piece,) = level.pieces
         assert piece.alpha_s == pytest.approx(alpha, rel=0.1)
@@ -491,7 +493,7 @@ def test_points_are_predicted_by_fits_that_did_not_see_them(fitted: tuple[Fit, b
     assert scopes["1 MB and more"].num_points == 3 * 2 * 2
     assert scopes["all"].median < 0.02
     assert scopes["all"].worst < 0.1
-    assert "other sizes and other rank counts" in fit.held_out_by
+    assert "other sizes and other rank counts" in fit_caption(fit.network)
 
 
 def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
@@ -519,7 +521,7 @@ def test_a_single_rank_count_is_said_to_be_one(tmp_path: Path) -> None:
     request: dict[str, Any] = {**BOX, "points": (2,), "algorithms": "ring,recursive-doubling", "backends": "none"}
     factory.write_comm_series(tmp_path, **request)
     (fit,) = fit_all(table_of(tmp_path)).fits
-    assert "all at 4 ranks, the only rank count" in fit.held_out_by
+    assert "all at 4 ranks, the only rank count" in fit_caption(fit.network)
     (group,) = table_of(tmp_path).groups
     errors = [
         abs(fit.predicted[group.id, series.title, one.num_bytes] / one.time.value - 1)
@@ -548,10 +550,15 @@ def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:
     planted = factory.network(inside=INSIDE, across=ACROSS, beyond=(300e-6, 24e-9))
     factory.write_comm_series(tmp_path / "even", factory.Story(network=planted, leaf_nodes=2), **{**BOX, **asked})
     (fit,) = fit_all(table_of(tmp_path / "even")).fits
-    assert [(piece.level, piece.links) for piece in fit.pieces] == [("inside", None), ("across", 1), ("beyond", 1)]
-    assert fit.pieces[-1].alpha_s == pytest.approx(300e-6, rel=0.1)
-    assert fit.pieces[-1].beta_s_per_byte == pytest.approx(24e-9, rel=0.1)
-    assert "Ranks below one leaf switch share one link to other leaf switches." in fit_caption(fit)
+    assert [(name, level.links) for name, level in fit.network.levels.items()] == [
+        ("inside", None),
+        ("across", 1),
+        ("beyond", 1),
+    ]
+    (beyond,) = fit.network.beyond.pieces
+    assert beyond.alpha_s == pytest.approx(300e-6, rel=0.1)
+    assert beyond.beta_s_per_byte == pytest.approx(24e-9, rel=0.1)
+    assert "Ranks below one leaf switch share one link to other leaf switches." in fit_caption(fit.network)
     # Three nodes below one and one below the other are no blocks.
     factory.write_comm_series(
         tmp_path / "odd",
@@ -559,7 +566,7 @@ def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:
         **{**BOX, **asked, "points": (2, 4), "sizes": "1KiB:1MiB"},
     )
     found = fit_all(table_of(tmp_path / "odd"))
-    assert {piece.level for piece in found.fits[0].pieces} == {"inside", "across"}
+    assert set(found.fits[0].network.levels) == {"inside", "across"}
     assert "ranks lie below leaf switches in unequal blocks" in found.unfitted[0]
 
 
@@ -796,6 +803,12 @@ def test_leaf_switches_are_priced_by_their_level() -> None:
     assert layout_text(two, two.predictions[0]).endswith("8 ranks in 4 groups of 2 below 2 leaf switches")
     for within, beyond in zip(one.predictions[0].series, two.predictions[0].series, strict=True):
         assert all(less < more for less, more in zip(within.seconds, beyond.seconds, strict=True))
+    # All four ranks below a switch send to the other one at once, over its one uplink.
+    (halving,) = (one for one in two.predictions[0].series if one.name == "recursive-halving-doubling")
+    assert set(halving.phi) == {4.0}
+    text = terminal.to_text(predictions_document(two), full=True)
+    assert f"{optional(halving.seconds[0], 's')} (phi 4)" in " ".join(text.split())
+    assert "phi: flows that a link carries at once" in " ".join(text.split())
     with pytest.raises(UserError, match="between leaf switches were never measured"):
         predict_all(network, (8,), Wanted(sizes=SIZES, group_size=2, leaf_size=4))
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import patterns
-from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
 from dlbench.perfmodels.patterns import Sharing, loads_of
-from dlbench.perfmodels.predictions import STAND_INS, features, predict, standing_for
+from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Level, NetworkModel, Piece
 from tests.support.closed_forms import closed_form
@@ -163,21 +162,3 @@ def test_two_adapters_of_four_ranks_are_found() -> None:
     planted = network(level(1e-5, 2e-10), level(5e-5, 4e-9, 2))
     points = measured(planted, Layout(ranks=8, group_size=4), Layout(ranks=16, group_size=4))
     assert choose_sharing(points)[0] == Sharing(across=2)
-
-
-# --- libraries ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("chosen", ["ring", "double-binary-tree", "recursive-halving-doubling"])
-def test_what_a_library_does_is_told_by_its_lines(chosen: str) -> None:
-    levels, sizes = (level(2e-5, 1e-10), level(5e-5, 4e-10)), [2**k for k in range(10, 26, 3)]
-    lines = []
-    for ranks in (8, 32, 64):
-        layout = Layout(ranks=ranks, group_size=4)
-        seconds = [predict("allreduce", chosen, size, layout, network(*levels)) for size in sizes]
-        line = fit_line("nccl flat", ranks, sizes, seconds).model_copy(update={"sizes": (sizes[0], sizes[-1])})
-        lines.append(line.model_dump())
-    measured = network(*levels, transport="torch-nccl", collectives=lines)
-    assert standing_for(measured, group_size=4) == (chosen,)
-    assert standing_for(network(*levels, transport="torch-nccl")) == STAND_INS  # nothing tells them apart
-    assert standing_for(network(*levels, transport="torch-gloo", collectives=lines)) == ("ring",)

@@ -24,7 +24,10 @@ DRAWS = 500
 def targets(*steps: tuple[int, float], noise: float = 1e-3) -> list[Target]:
     rng = np.random.default_rng(3)
     drawn = [step * np.exp(noise * rng.standard_normal(DRAWS)) for _, step in steps]
-    return [replace(hand_made.target(ranks, step), drawn=one) for (ranks, step), one in zip(steps, drawn, strict=True)]
+    return [
+        replace(hand_made.target(ranks, step), drawn={"step": one})
+        for (ranks, step), one in zip(steps, drawn, strict=True)
+    ]
 
 
 def given(**changes: Any) -> Ingredients:
@@ -83,20 +86,13 @@ def test_targets_without_a_batch_have_no_cost() -> None:
     assert cost_section("g", given(), [replace(target, batch_per_rank=None)], None, "") is None
 
 
-@pytest.mark.parametrize(
-    ("price", "why"),
-    [
-        ("9 EUR/GPU-hour", "is of a GPU-hour; give that of a node-hour"),
-        ("cheap", "must be an amount above zero, e.g. '9 EUR'"),
-        ("9 EUR node-hours", "must be the price of a node-hour"),
-    ],
-)
-def test_a_price_of_something_else_is_refused(price: str, why: str, tmp_path: Path) -> None:
+def test_a_price_of_something_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "given.json"
     file.write_text(given().model_dump_json())
-    done = CliRunner().invoke(cli, ["project", "--from", str(file), "--to", "16", "--price-per-node-hour", price])
-    assert isinstance(done.exception, UserError | SystemExit)
-    assert why in (str(done.exception) if isinstance(done.exception, UserError) else done.output)
+    command = ["project", "--from", str(file), "--to", "16", "--price-per-node-hour"]
+    for price, why in (("9 EUR/GPU-hour", "give that of a node-hour"), ("cheap", "an amount above zero, e.g. '9 EUR'")):
+        with pytest.raises(UserError, match=why):
+            CliRunner().invoke(cli, [*command, price], catch_exceptions=False)
 
 
 def test_the_command_prints_what_more_ranks_cost(tmp_path: Path) -> None:

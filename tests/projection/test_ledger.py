@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import UserError
 from dlbench.projection import ledger
-from dlbench.projection.ledger import Measured, RecordedProjection, against, bring, read_ledger, record, score
+from dlbench.projection.ledger import Measured, RecordedProjection, against, read_ledger, record, score
 from dlbench.projection.page import ProjectionReport, document_of, projected_group
 from dlbench.projection.projected import Projection
 from dlbench.records.scan import scan
@@ -51,17 +49,6 @@ def test_what_is_recorded_is_read_back_whole(tmp_path: Path) -> None:
     assert len(read_ledger(tmp_path, tmp_path).kept) == 2
     assert scan(tmp_path).runs == []
     assert scan(tmp_path).problems == []
-
-
-def test_a_file_changed_afterwards_is_told_and_does_not_count(tmp_path: Path) -> None:
-    path = kept(tmp_path)
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("resnet50 ci", "resnet50 cI"), encoding="utf-8")
-    found = read_ledger(tmp_path)
-    assert found.kept == ()
-    assert found.problems == (f"{path}: does not count: it was changed after it was recorded",)
-    said = to_text(document_of(ProjectionReport(groups=(), damaged=found.problems)))
-    assert "was changed after it was recorded" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b'{"format": "dlbench.projection", "version": 2}'])
@@ -173,25 +160,3 @@ def test_the_next_projection_says_it_in_one_line(tmp_path: Path) -> None:
     alone = " ".join(to_text(document_of(ProjectionReport(groups=(), ledger=rows))).split())
     assert "8 64 140 ms" in alone
     assert "in all 2 91.5 % 1 1" in alone
-
-
-def test_a_ledger_comes_along_and_what_is_damaged_stays(tmp_path: Path) -> None:
-    source, store = tmp_path / "runs", tmp_path / "store"
-    for folder in (source, store):
-        folder.mkdir()
-    path = kept(source)
-    (path.parent / "x.json").write_text("{}")
-    assert bring(source, store) == (
-        1,
-        (f"{path.parent / 'x.json'}: does not count: no file of a ledger has such a name",),
-    )
-    assert (store / ".projections" / path.name).read_bytes() == path.read_bytes()
-    assert bring(source, store)[0] == 0
-    shutil.rmtree(source)
-    assert bring(tmp_path, store) == (0, ())
-
-
-def test_runs_are_found_among_ingredients() -> None:
-    found = ledger.measured_in(ingredients(), {"r4-1": LATER, "r8-0": LATER, "elsewhere": LATER})
-    assert [(one.ranks, one.nodes, one.configuration) for one in found] == [(4, 4, "c0ffee"), (8, 8, "c0ffee")]
-    assert json.dumps(found[1].step_s) == "0.115"

@@ -60,19 +60,15 @@ def test_one_screen_answers() -> None:
         assert words in said
 
 
-def test_models_that_agree_are_one_line_and_flags_of_all_targets_name_none() -> None:
+def test_models_that_agree_one_flag_and_one_reason_are_a_line_each() -> None:
     pooled = Flag(code="F6", text="its points are of 2 sessions")
-    made = projection(target(64, flags=(pooled,)), target(128, flags=(pooled,)), flags=(pooled,))
-    said = flat(to_text(document(made)))
+    refused = tuple(Refused(code="R2", ranks=ranks, text="no", remedy="--nodes 1,2") for ranks in (16, 32))
+    targets = (target(64, flags=(pooled,)), target(128, flags=(pooled,)))
+    said = flat(to_text(document(projection(*targets, flags=(pooled,), refused=refused))))
     assert "Second opinion, by the points alone: 141 ms [134, 148] per step at 128 ranks; here 140 ms." in said
     assert "F6: its points are of 2 sessions." in said
     assert "disagree" not in said
-
-
-def test_targets_refused_for_one_reason_are_one_line() -> None:
-    refused = tuple(Refused(code="R2", ranks=ranks, text="no", remedy="--nodes 1,2") for ranks in (16, 32))
-    made = projection(target(64), refused=refused)
-    assert "Refused, R2 (16 and 32 ranks): no. Remedy: --nodes 1,2" in flat(to_text(document(made)))
+    assert "Refused, R2 (16 and 32 ranks): no. Remedy: --nodes 1,2" in said
 
 
 def test_a_projection_of_nothing_says_why_everywhere() -> None:
@@ -99,14 +95,8 @@ def test_json_holds_to_its_schema_and_has_all_quantiles() -> None:
     (group,) = content["groups"]
     first = group["projection"]["targets"][0]
     assert len(first["step"]["quantiles"]) == 9
-    assert group["network"][1] == {
-        "level": "across",
-        "up_to_bytes": None,
-        "alpha_s": 2e-5,
-        "beta_s_per_byte": 8e-10,
-        "links": 1,
-        "phi": 4.0,
-    }
+    costs = {"up_to_bytes": None, "alpha_s": 2e-5, "beta_s_per_byte": 8e-10, "links": 1, "phi": 4.0}
+    assert group["network"][1] == {"level": "across", **costs}
     assert group["projection"]["refused"][0]["code"] == "R7"
     assert "more" not in group
 

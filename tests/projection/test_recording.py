@@ -56,12 +56,8 @@ def test_a_recorded_projection_is_scored_by_runs_planned_since(cli: Cli, tmp_pat
     (row,) = content["ledger"]
     assert (row["anchor_ranks"], row["ranks"], row["runs"], row["doublings"]) == (8, 16, 3, 1.0)
     assert row["accuracy"] == pytest.approx(1 - abs(row["projected"]["value"] / row["measured_s"] - 1))
-    table = cli("project", runs, "--against")
-    assert "in all" in table.stdout
     table = cli("project", runs, "--to", "32", "--network", costs, "--format", "csv")
     assert table.stdout.startswith("group,ranks,nodes,")
-    again = cli("project", runs, "--to", "32", "--network", costs)
-    assert "Ledger: 1 recorded target, measured since" in " ".join(again.stdout.split())
 
 
 def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None:
@@ -81,24 +77,8 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     assert brought.returncode == 4
     assert "changed after it was recorded" in brought.stderr
     path.write_text(recorded(found, project(found, (16,)), EARLY).model_dump_json(indent=1) + "\n")
-    assert cli("history", "import", runs, "--store", store).returncode == 0
-    assert [one.name for one in (store / ".projections").iterdir()] == [path.name]
+    assert "1 recorded projections imported" in cli("history", "import", runs, "--store", store).stdout
+    assert (store / ".projections" / path.name).read_bytes() == path.read_bytes()
+    again = cli("history", "import", runs, "--store", store)
+    assert (again.returncode, "recorded projections" in again.stdout) == (0, False)
     assert "no recorded target" in cli("project", store, "--against").stderr
-
-
-def test_options_without_effect_are_refused(cli: Cli, tmp_path: Path, costs: Path) -> None:
-    runs = tmp_path / "runs"
-    write(runs, (1, 2))
-    series = tmp_path / "series.csv"
-    series.write_text("ranks,nodes,step_s,run\n1,1,0.1,a\n")
-    for options, words in (
-        ((runs,), "give --to RANKS"),
-        ((runs, "--to", "8", "--against"), "give --to RANKS"),
-        ((runs, "--against", "--record"), "--record has no effect on --against"),
-        ((runs, "--against", "--network", costs), "--network has no effect on --against"),
-        (("--points", series, "--to", "2", "--record"), "--record has no effect on --points"),
-        (("--points", series, "--against"), "--against has no effect on --points"),
-    ):
-        done = cli("project", *options)
-        assert done.returncode == 2
-        assert words in done.stderr

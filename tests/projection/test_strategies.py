@@ -17,10 +17,9 @@ from dlbench.cli.show import schema
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import LayerTimes, watched_layers
-from dlbench.projection.strategies.memory import gamma
-from dlbench.projection.strategies.network import Groups
-from dlbench.projection.strategies.table import STRATEGIES, Row, best, cut, table
+from dlbench.projection.strategies.layers import LayerTimes, gamma, watched_layers
+from dlbench.projection.strategies.network import Groups, unshared
+from dlbench.projection.strategies.table import STRATEGIES, Case, Row, best, cut
 from dlbench.records.memory import MemoryResult
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
 from dlbench.records.scan import scan
@@ -50,14 +49,11 @@ def layers_of(name: str) -> tuple[Layer, ...]:
 COSMOFLOW, RESNET, BERT = map(layers_of, ("cosmoflow", "resnet50", "bert"))
 
 
-def times_of(layers: tuple[Layer, ...]) -> LayerTimes:
-    return LayerTimes.split(layers, forward_s=1e-3, backward_s=2e-3, update_s=0.5, source="planted")
-
-
-def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **chosen: Any) -> list[Row]:
-    chosen = {"batch": BATCH, "optimizer_slots": 2, "strategies": names or STRATEGIES, **chosen}
-    used = chosen.pop("network", network())
-    return list(table(layers, times_of(layers), used, Layout(ranks=ranks, group_size=node or ranks), **chosen))
+def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **given: Any) -> list[Row]:
+    given.setdefault("times", LayerTimes.split(layers, forward_s=1e-3, backward_s=2e-3, update_s=0.5))
+    layout = Layout(ranks=ranks, group_size=node or ranks)
+    case = Case(**{"layers": layers, "network": network(), "layout": layout, "batch": BATCH, "slots": 2, **given})
+    return list(case.table(names or STRATEGIES))
 
 
 def cost(collective: Collective, ranks: int, elements: float) -> float:
@@ -185,10 +181,8 @@ def test_a_pipeline_takes_what_an_event_simulation_of_gpipe_takes(ranks: int, ba
         forward=tuple(1e-3 * (1 + n % 3) for n in range(len(layers))),
         backward=tuple(1e-3 * (2 + n % 5) for n in range(len(layers))),
         update_s=0.0,
-        source="planted",
     )
-    layout = Layout(ranks=ranks, group_size=ranks)
-    (row,) = table(layers, times, used, layout, batch=batch, optimizer_slots=0, strategies=["pipeline"])
+    (row,) = rows_of(layers, ranks, "pipeline", times=times, network=used, batch=batch, slots=0)
     parts = int(row.notes[0].split()[0])
     numbers = range(layers[-1].block + 1)
     blocks = [[n for n, layer in enumerate(layers) if layer.block == number] for number in numbers]
@@ -253,7 +247,7 @@ def test_phi_of_rings_at_once_is_that_of_the_hierarchical_all_reduce(links: int 
     assert together.seconds("allreduce", 2**20, 4) == pytest.approx((alone - 6 * ALPHA) * phi + 6 * ALPHA)
     rows = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=used)
     assert {row.replicas: row.phi for row in rows} == {4: max(1.0, 2 / (links or 2)), 2: phi}
-    free = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=used, sharing=False)
+    free = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=unshared(used))
     assert {row.phi for row in free} == {1.0}
 
 
@@ -266,10 +260,6 @@ def test_memory_is_weights_gradients_slots_and_activations() -> None:
     assert rows["zero-1"].memory_bytes == 4 * (2.5 * weights + 0.5 * 16 * elements)
     largest = max(sum(one.weights for one in COSMOFLOW if one.block == n) for n in range(COSMOFLOW[-1].block + 1))
     assert rows["fsdp"].memory_bytes == 4 * (weights + 2 * largest + 0.5 * 16 * elements)
-    assert (rows["data"].redundant_bytes, rows["fsdp"].redundant_bytes) == (4 * 3 * weights, 0)
-    assert rows["pipeline"].redundant_bytes == 0
-    whole = sum(one.weights for one in COSMOFLOW if one.is_product and one.filters < 4)
-    assert rows["filter"].redundant_bytes == pytest.approx(4 * 3 * whole)
 
 
 def test_the_best_is_the_fastest_that_fits_and_trains_the_same() -> None:
@@ -291,9 +281,8 @@ def test_gradients_are_hidden_by_the_backward_pass_but_for_the_last_message() ->
         net.block = number
         net.linear(f"layer{number}", 4096, 4096)
     layers = tuple(net)
-    times = LayerTimes(forward=(1e3,) * 3, backward=(1e3,) * 3, update_s=0.0, source="planted")
-    layout = Layout(ranks=4, group_size=4)
-    (row,) = table(layers, times, network(), layout, batch=4, optimizer_slots=0, strategies=["data"])
+    times = LayerTimes(forward=(1e3,) * 3, backward=(1e3,) * 3, update_s=0.0)
+    (row,) = rows_of(layers, 4, "data", times=times, batch=4, slots=0)
     one = cost("allreduce", 4, 4096 * 4097)  # 64 MiB: each layer travels alone
     assert row.communication_s == pytest.approx(3 * one)
     assert row.exposed_s == pytest.approx(one)
@@ -377,7 +366,7 @@ def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:
     writer.close()
     found = watched_layers(BERT, path)
     assert found is not None
-    times = LayerTimes.split(BERT, forward_s=1.0, backward_s=2.0, update_s=0.0, source="spans", watched=found)
+    times = LayerTimes.split(BERT, forward_s=1.0, backward_s=2.0, update_s=0.0, watched=found)
     assert (sum(times.forward), sum(times.backward)) == (pytest.approx(1.0), pytest.approx(2.0))
     by_name = {layer.name: seconds for layer, seconds in zip(BERT, times.forward, strict=True)}
     names = [layer.name for layer in layers]
@@ -402,6 +391,6 @@ def test_gamma_is_what_a_run_in_core_held(runs: Path, in_core: int | None, expec
     if in_core is not None:
         memory = MemoryResult.model_construct(in_core_bytes=weights + 2 * elements if in_core else 10)
         record = record.model_copy(update={"memory": memory})
-    held, source = gamma(layers, run.plan, record, 4)
+    held, source = gamma(layers, run.plan, record)
     assert held == pytest.approx(expected)
     assert source

@@ -63,6 +63,7 @@ class Machine:
     spikes: float = 0.0  # Share of steps in which a node takes 20 % longer.
     session_sd: float = 0.0
     run_sd: float = 0.0
+    delay_s: float = 0.0  # Between the last gradient of a message and its start: not in what runs record of messages.
     unmodelled: float = 0.0  # What the host does more with each doubling of the nodes, of a step's computing (1).
     steps: int = 40
 
@@ -87,9 +88,9 @@ class Machine:
         for _ in range(3):  # Until what is hidden and what it slows down agree.
             end = np.zeros(self.steps)
             for share, cost in zip(self.shares, costs, strict=True):
-                end = np.maximum(end, (before + share * backward) * slowest) + cost
+                end = np.maximum(end, (before + share * backward) * slowest + self.delay_s) + cost
             shown = np.maximum(0.0, end - (before + backward) * slowest)
-            hidden = costs.sum() - shown
+            hidden = np.maximum(0.0, costs.sum() - shown)
             backward = self.backward_s * speed + self.slowed * hidden
         parts = {
             "input": self.input_s * speed * middle.mean(),

@@ -9,12 +9,8 @@ and x the measured exchange on the wire (the account's, without waiting for stra
 * e_ran below `LEAST_EXPLAINED` of x: there is no forecast.
 
 With T the mean step the forecast of the throughput is T / (T - saved) - 1. Its interval is over the draws of the
-network's costs (resampled runs of `dlbench comm`) and over the interval of x. Each draw is off by `network_factors`: by
-what the fit misses at the fitted rank counts next to the run's, and by the error of the model where the run has more
-ranks than the fit has seen.
-
-A flat exchange is priced by the measured line of the carrier's own all-reduce at this rank count, where there is one,
-and as a ring otherwise. Without fitted costs there is only the bound: what it would be if x were nothing.
+network's costs, each off by `network_factors`, and over the interval of x. A flat exchange is priced by the measured
+line of the carrier's own all-reduce at this rank count, where there is one, and as a ring otherwise.
 """
 
 from __future__ import annotations
@@ -26,17 +22,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.perfmodels.extrapolation import network_factors
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.exchange import (
-    AS_IT_RAN,
-    NoModelError,
-    Price,
-    Way,
-    last_end,
-    line_price,
-    messages_of,
-    price_of,
-    priced_as,
-)
+from dlbench.projection.exchange import AS_IT_RAN, NoModelError, Price, Way, last_end, messages_of, price_of, priced_as
 from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
@@ -65,11 +51,6 @@ class Forecast:
     low: float | None  # Ends of the 95 % interval; None where the network or the point has too few runs for one.
     high: float | None
     basis: str  # What it was computed from, in words.
-
-
-def upper_bound(share: float) -> float:
-    """Growth of the throughput if a share of the step (1, below 1) took no time: 1 / (1 - share) - 1."""
-    return 1 / (1 - share) - 1
 
 
 def forecast(
@@ -129,11 +110,16 @@ def forecast(
 
 def _price(network: NetworkModel, result: ExchangeResult, ranks: int, way: Way) -> tuple[Price, str]:
     """What messages cost, and what they are priced as."""
+    import numpy as np
+
     # The line of the carrier's own all-reduce at this rank count, which a flat exchange of fp32 calls.
     measured = (one for one in network.collectives if (one.name, one.ranks) == (f"{result.carrier} flat", ranks))
     line = next(measured, None) if (way.exchange, way.wire) == ("flat", "fp32") else None
     if line is not None:
-        return line_price(line, len(network.draws), (SEED, 1), _NORMAL), f"measured {line.name}"
+        # Scattered as its interval says.
+        spread = math.log1p(line.half_width or 0.0) / _NORMAL
+        noise = np.exp(np.random.default_rng((SEED, 1)).normal(0, spread, len(network.draws)))
+        return lambda num_bytes: line.time(num_bytes) * np.concatenate([[1.0], noise]), f"measured {line.name}"
     algorithm = priced_as(way)
     found = price_of(network, Layout(ranks=ranks, group_size=way.group_size), way, algorithm)
 

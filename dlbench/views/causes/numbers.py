@@ -26,7 +26,7 @@ from dlbench.specs.comm import NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, placed, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
-from dlbench.views.causes.exchange_forecast import forecast, upper_bound
+from dlbench.views.causes.exchange_forecast import forecast
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
@@ -50,10 +50,12 @@ class NextExperiment:
     """Something to try."""
 
     text: str
-    forecast_gain: float | None  # Forecast growth of the throughput, a fraction.
-    forecast_low: float | None  # Ends of its 95 % interval; None: too few runs of the network's fit or of the point.
-    forecast_high: float | None
-    basis: str  # What the forecast was computed from, or why there is none; empty where none was asked for.
+    forecast_gain: float | None = None  # Forecast growth of the throughput, a fraction.
+    forecast_low: float | None = (
+        None  # Ends of its 95 % interval; None: too few runs of the network's fit or the point.
+    )
+    forecast_high: float | None = None
+    basis: str = ""  # What the forecast was computed from, or why there is none; empty where none was asked for.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,7 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
     if largest is not None and finding not in ("no loss", "small loss", "above ideal"):
         cause = largest.name
         share = _share(case, largest) if case.is_baseline else largest.lost.value
-        bound = upper_bound(share) if 0 < share < 1 else None
+        bound = 1 / (1 - share) - 1 if 0 < share < 1 else None
         if finding in ("found", "likely"):
             name, tries = RULES[cause]
             experiments = [_next(one, case, network) for one in tries(case)]
@@ -166,25 +168,16 @@ def _is_likely(whole: Part, largest: Part) -> bool:
 # Experiments
 
 
-_NO_FORECAST: Mapping[str, None] = dict.fromkeys(("forecast_gain", "forecast_low", "forecast_high"))
-
-
 def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> NextExperiment:
-    text = experiment.text
-    if network is None or experiment.way is None:
-        return NextExperiment(text=text, basis="", **_NO_FORECAST)
+    text, way, exchange = experiment.text, experiment.way, case.part("exchange").seconds
+    if network is None or way is None:
+        return NextExperiment(text=text)
     if case.exchange is None:
-        return NextExperiment(text=text, basis="the runs do not report their messages", **_NO_FORECAST)
-    found = forecast(
-        network,
-        case.exchange,
-        ranks=case.point.ranks,
-        new=experiment.way,
-        exchange=case.part("exchange").seconds,
-        step=case.whole.seconds,
-    )
+        return NextExperiment(text=text, basis="the runs do not report their messages")
+    ranks, step = case.point.ranks, case.whole.seconds
+    found = forecast(network, case.exchange, ranks=ranks, new=way, exchange=exchange, step=step)
     if isinstance(found, str):
-        return NextExperiment(text=text, basis=found, **_NO_FORECAST)
+        return NextExperiment(text=text, basis=found)
     return NextExperiment(
         text=text, forecast_gain=found.gain, forecast_low=found.low, forecast_high=found.high, basis=found.basis
     )

@@ -34,7 +34,7 @@ from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, Net
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import FaultSpec, WatchSpec
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.exchange_forecast import Forecast, forecast, upper_bound
+from dlbench.views.causes.exchange_forecast import Forecast, forecast
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.scaling_report import assemble
 from tests.support.data_path_factory import reading_result
@@ -639,10 +639,6 @@ def test_a_measured_line_prices_the_flat_exchange() -> None:
     assert found.gain == pytest.approx(expected_gain(before, times_of(costs, "hierarchical"), 0.05))
     assert "measured gloo flat and hierarchical" in found.basis
     assert found.low < found.gain < found.high
-
-
-def test_upper_bound_is_the_step_without_the_share() -> None:
-    assert upper_bound(0.31) == pytest.approx(0.449, abs=1e-3)
 
 
 def test_forecast_stands_in_the_line_and_is_called_so(tmp_path: Path) -> None:
