@@ -50,7 +50,6 @@ class ModelError:
 
     scale: float  # s, per square root of a doubling.
     freedom: float  # nu, degrees of freedom.
-    num_points: int  # Misses behind it, without the prior.
 
     def drawn(self, doublings: float, draws: int, seed: Sequence[int]) -> Array:
         """Factors on a predicted time (1), shape (draws,); all 1 where nothing is extrapolated (`doublings` <= 0). They
@@ -79,7 +78,7 @@ def model_error(
         raise ValueError("a miss lies beyond the points it was predicted from, so its doublings are above 0")
     freedom = prior_points + len(misses)
     total = prior_points * prior_scale**2 + sum(miss.error**2 / miss.doublings for miss in misses)
-    return ModelError(scale=math.sqrt(total / freedom), freedom=freedom, num_points=len(misses))
+    return ModelError(scale=math.sqrt(total / freedom), freedom=freedom)
 
 
 def doublings_beyond(network: NetworkModel, ranks: int) -> float:

@@ -55,13 +55,13 @@ def costs(given: Ingredients, targets: Sequence[Target], price: float | None, cu
     before: tuple[Array, Array] | None = None
     quality = given.quality if given.quality is not None and why_no_epochs(given.quality) is None else None
     for one in sorted(targets, key=lambda target: target.ranks):
-        if one.batch_per_rank is None or one.drawn is None:
+        if one.batch_per_rank is None or not one.drawn:
             continue
         batch = one.ranks * one.batch_per_rank
-        hours, passes = UNSTATED_SAMPLES / batch * one.drawn / HOUR_S, None
+        hours, passes = UNSTATED_SAMPLES / batch * one.drawn["step"] / HOUR_S, None
         if quality is not None:
-            passes = epochs(quality, batch, len(one.drawn), (SEED, 21))
-            hours = passes * (quality.samples_per_epoch / batch * one.drawn + quality.evaluation_s) / HOUR_S
+            passes = epochs(quality, batch, len(one.drawn["step"]), (SEED, 21))
+            hours = passes * (quality.samples_per_epoch / batch * one.drawn["step"] + quality.evaluation_s) / HOUR_S
         held = one.nodes * hours
         marginal = None
         if before is not None:
@@ -95,7 +95,8 @@ def cost_section(
         return None
     quality, why = given.quality, None if given.quality is None else why_no_epochs(given.quality)
     if quality is None or why is not None:
-        goal, more = f"Of a million {given.sample_unit}: how long a training is, is not known.", "evaluations, "
+        goal = f"For a million {given.sample_unit}, as how many a training takes is not known."
+        more = "evaluations, "
     else:
         goal, more = f"To {quality.target}, with evaluations.", ""
     notes = [f"Projected, not measured: training steps; start, {more}checkpoints and the queue come on top."]
@@ -108,13 +109,14 @@ def cost_section(
         )
     if given.node_watts is not None:
         notes.append("Energy: mean power of a node at the largest measured point; idle power is not told apart.")
-    columns = drop_empty_columns(columns_of(Cost, titles={"price": f"Price, {currency}"}), rows)
+    columns = drop_empty_columns(columns_of(Cost, titles={"price": f"Price, {currency}".rstrip(", ")}), rows)
     sheet = Sheet(name="cost", title="Cost", columns=columns, rows=rows)
     if any(row.marginal is None for row in rows[1:]):
         notes.append("Where an hour less has no price it is not sure that the row saves any.")
     last = rows[-1]
-    figures = [f"{figure_text(one)} {one.unit}" for one in (last.hours, last.node_hours, last.kwh, last.price) if one]
-    words = f"{ranks_text(last.ranks)}: {', '.join(figures)}"
+    figures = [f"{figure_text(one)} {one.unit}" for one in (last.hours, last.node_hours, last.kwh) if one]
+    price_words = [f"price {figure_text(last.price)} {currency}".rstrip()] if last.price else []
+    words = f"{ranks_text(last.ranks)}: {', '.join((*figures, *price_words))}"
     if last.marginal is not None:
         before = ranks_text(rows[-2].ranks)
         words += f"; each hour less than at {before} takes {value_text(last.marginal)} node-hours more"

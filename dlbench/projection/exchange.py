@@ -8,6 +8,8 @@ channel is free and a cycle has passed, all gradients that are ready, up to its 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,14 +106,10 @@ def price_of(network: NetworkModel, layout: Layout, way: Way, algorithm: str) ->
     """Of messages by one algorithm. The price raises `NoModelError`, as `taken_apart`."""
     import numpy as np
 
-    known: dict[int, Array] = {}
-
+    @functools.cache
     def price(num_bytes: float) -> Array:
-        elements = max(1, math.ceil(num_bytes / 4))
-        if elements not in known:
-            found = taken_apart(network, layout, way, algorithm, num_bytes)
-            known[elements] = np.array([found.seconds(network), *found.drawn(network)])
-        return known[elements]
+        found = taken_apart(network, layout, way, algorithm, num_bytes)
+        return np.array([found.seconds(network), *found.drawn(network)])
 
     return price
 
@@ -125,9 +123,9 @@ def messages_of(
     backward_s: float | None = None,
     cycle: Cycle | None = None,
 ) -> Messages:
-    """The messages of a step where gradients are fused in a way. `seconds`: of a message, where times decide; `ranks`:
-    how many take part; `backward_s`: the backward pass to which readiness is scaled, None: that of the run; `cycle`:
-    how Horovod fuses, None: another engine. Raises `NoModelError`: the run does not say enough.
+    """The messages of a step where gradients are fused in a way. `seconds`: of a message, where times decide;
+    `backward_s`: the backward pass to which readiness is scaled, None: that of the run; `cycle`: how Horovod fuses,
+    None: another engine. Raises `NoModelError`: the run does not say enough.
     """
     rule = fusion.removeprefix("own:")
     if rule == AS_IT_RAN and cycle is None:
@@ -147,9 +145,13 @@ def messages_of(
         sizes, ready = _by_cycles(sizes, ready, seconds, cycle)
     elif rule == "mgwfbp":
         # Messages in the order of sending may be ready out of order; one that is ready earlier waits all the same.
-        ready = [max(ready[: place + 1]) for place in range(len(ready))]
-        merged = overlap.merged(overlap.best_merge(sizes, ready, _line(seconds, sizes, ranks)), sizes, ready)
-        sizes, ready = list(merged[0]), list(merged[1])
+        ready = list(itertools.accumulate(ready, max))
+        low, high = min(sizes), sum(sizes)
+        line = LineCost(name="one message", startup_s=seconds(low), per_byte_s=0.0, ranks=ranks)
+        if high > low:
+            grid = [round(low * (high / low) ** (i / (_GRID - 1))) for i in range(_GRID)]
+            line = fit_line("merging", ranks, grid, [seconds(size) for size in grid])
+        sizes, ready = map(list, overlap.merged(overlap.best_merge(sizes, ready, line), sizes, ready))
     elif rule == "single":
         sizes, ready = [sum(sizes)], [max(ready)]
     elif rule not in (AS_IT_RAN, "none"):
@@ -157,7 +159,7 @@ def messages_of(
         if least is None:
             raise NoModelError(f"fusion {fusion} has no model")
         groups: list[int] = []
-        held = math.inf
+        held: float = least
         for size in sizes:
             # A bucket is closed by the gradient that fills it, in DDP (compute_bucket_assignment_by_size) as here.
             if held >= least:
@@ -165,8 +167,7 @@ def messages_of(
                 held = 0.0
             groups[-1] += 1
             held += size
-        merged = overlap.merged(groups, sizes, ready)
-        sizes, ready = list(merged[0]), list(merged[1])
+        sizes, ready = map(list, overlap.merged(groups, sizes, ready))
     return Messages(sizes=tuple(sizes), ready_s=tuple(ready), backward_s=new_s)
 
 
@@ -196,8 +197,7 @@ def _by_cycles(
     """Sizes and starts of Horovod's messages: at each tick at which its channel is free, all gradients that are ready,
     up to the threshold, travel together (Sergeev and Del Balso, arXiv 1802.05799, section 4).
     """
-    fused: list[float] = []
-    starts: list[float] = []
+    fused, starts = [], []
     place, now = 0, 0.0
     while place < len(sizes):
         now = max(now, ready[place])
@@ -212,11 +212,3 @@ def _by_cycles(
         starts.append(now)
         now += max(seconds(held), cycle.cycle_s)
     return fused, starts
-
-
-def _line(seconds: Callable[[float], float], gradients: Sequence[float], ranks: int) -> LineCost:
-    low, high = min(gradients), sum(gradients)
-    if high <= low:
-        return LineCost(name="one message", startup_s=seconds(low), per_byte_s=0.0, ranks=ranks)
-    sizes = [round(low * (high / low) ** (i / (_GRID - 1))) for i in range(_GRID)]
-    return fit_line("merging", ranks, sizes, [seconds(size) for size in sizes])

@@ -14,9 +14,10 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
-from dlbench.projection.strategies.memory import ELEMENT_BYTES, WEIGHT_BYTES, limit
+from dlbench.projection.strategies.layers import ELEMENT_BYTES, limit
+from dlbench.projection.strategies.network import unshared
 from dlbench.projection.strategies.section import section, strategies_of
-from dlbench.projection.strategies.table import Row, best, table
+from dlbench.projection.strategies.table import Case, Row, best
 from dlbench.records.scan import Run
 from dlbench.report.document import BaseReport, Document, Section
 from dlbench.report.table import Sheet, column, columns_of
@@ -50,27 +51,26 @@ def ideal_rows(
     memory_limit: int | None = None,
     sharing: bool = True,
 ) -> tuple[Row, ...]:
-    """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks; the others as of
-    `table`. Raises `UserError`: the layers, the peak, the memory's rate or a link is not stated.
+    """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks. `sharing`: whether
+    flows share links. Raises `UserError`: the layers, the peak, the memory's rate or a link is not stated.
     """
     layers, train = workload.model.layer_table(workload.data), workload.train
     if not layers:
         raise UserError(f"--from-spec: layers of {workload.name} are not known (layer_table, docs/architecture.md)")
     per_rank, slots = max(1, batch // layout.ranks), train.optimizer.slots
-    rows = table(
-        layers,
-        ideal_times(layers, system, train.precision, batch=per_rank, optimizer_slots=slots),
-        network_of(system),
-        layout,
+    times = ideal_times(layers, system, train.precision, batch=per_rank, optimizer_slots=slots)
+    network = network_of(system)
+    case = Case(
+        layers=layers,
+        times=times,
+        network=network if sharing else unshared(network),
+        layout=layout,
         batch=batch,
-        optimizer_slots=slots,
-        element_bytes=WEIGHT_BYTES,
+        slots=slots,
         activation_bytes=ELEMENT_BYTES[train.precision],
         memory_limit=limit(memory_limit, system)[0],
-        strategies=strategies,
-        sharing=sharing,
     )
-    return tuple(replace(row, is_ideal=True) for row in rows)
+    return tuple(replace(row, is_ideal=True) for row in case.table(strategies))
 
 
 def by_data_sheet(
@@ -136,7 +136,7 @@ def by_data_sheet(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Accuracy:
     """How right each step is at a measured point; None: what it needs is not known."""
 
@@ -155,28 +155,21 @@ def accuracy_section(
     that of the runs, as its file states it. `anchor`: unique in a document.
     """
     shared = [row for row in rows if row.accuracy is not None]
-    plain = {row.ranks: row for row in strategies_of(given, run, (), strategies=strategies, sharing=False)[0]}
-    leaf, per_node, found = given.nodes_per_leaf, given.per_node, []
+    alone = given.model_copy(update={"network": given.network and unshared(given.network)})
+    plain = {row.ranks: row for row in strategies_of(alone, run, (), strategies=strategies)[0]}
+    found = []
     batches = {point.ranks: point.ranks * (point.batch_per_rank or 0) for point in given.points}
     for row in shared:
         assert row.measured_s is not None
         ideal = None
         if system.device is not None and system.network is not None:
-            layout = Layout(ranks=row.ranks, group_size=per_node, leaf_size=None if leaf is None else leaf * per_node)
+            layout = Layout(ranks=row.ranks, group_size=given.per_node, leaf_size=given.ranks_per_leaf)
             (one,) = ideal_rows(
                 run.plan.workload, system, layout, batch=batches[row.ranks], strategies=(row.strategy,), sharing=False
             )
             ideal = replace(one, measured_s=row.measured_s).accuracy
-        found.append(
-            Accuracy(
-                ranks=row.ranks,
-                strategy=row.strategy,
-                measured_s=row.measured_s,
-                ideal=ideal,
-                empirical=plain[row.ranks].accuracy,
-                shared=row.accuracy,
-            )
-        )
+        empirical = plain[row.ranks].accuracy
+        found.append(Accuracy(row.ranks, row.strategy, row.measured_s, ideal, empirical, row.accuracy))
     if not found:
         return None
     last = found[-1]

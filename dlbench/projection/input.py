@@ -16,35 +16,28 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 
-def delivered(supply: Supply | None, nodes: int, proven: Array | float) -> Array | None:
-    """What storage delivers to so many nodes, bytes/s; None where nothing is known or no files are read. `proven`: what
-    the anchor's runs took of it, which cannot be more than there is.
+def input_wait(
+    supply: Supply, nodes: int, anchor_nodes: int, *, samples: int, step_s: Array, proven: Array
+) -> tuple[Array, tuple[Flag, ...]]:
+    """What a step is longer because storage does not deliver, seconds by draw, and what to know of it. Only where it
+    was seen to give no more for more demand is its rate a limit; elsewhere more may come than was asked for.
+
+    `samples`: of a step, all ranks; `step_s`: the step without that wait; `proven`: samples/s that the anchor's runs
+    took, which cannot be more than there is.
     """
     import numpy as np
 
-    if supply is None or supply.bytes_per_s is None or supply.sample_bytes is None:
-        return None
-    share = nodes / (supply.nodes or nodes) if supply.is_per_node else 1.0
-    return np.maximum(supply.bytes_per_s * share, proven)
-
-
-def input_wait(supply: Supply, there: Array, wanted: float, step_s: Array) -> tuple[Array, tuple[Flag, ...]]:
-    """What a step is longer because storage does not deliver, seconds by draw, and what to know of it.
-
-    `there`: what storage delivers, bytes/s; `wanted`: bytes of a step; `step_s`: the step without that wait. Only where
-    storage was seen to give no more for more demand is its rate a limit; elsewhere more may come than was asked for.
-    """
-    import numpy as np
-
-    longer = np.maximum(0.0, wanted / there - step_s)
-    rate, limit = float(np.median(wanted / step_s)), float(np.median(there))
-    if supply.is_saturated or rate <= limit:
-        return longer if supply.is_saturated else np.zeros_like(step_s), ()
-    flag = flagged(
-        "F5",
-        needed=f"{format_bytes(round(rate))}/s",
-        proven=f"{format_bytes(round(limit))}/s",
-        nodes=supply.nodes or "some",
-    )
+    size, rate, none = supply.sample_bytes, supply.bytes_per_s, np.zeros_like(step_s)
+    if size is None or rate is None:
+        return none, ()
+    share, more = (nodes / (supply.nodes or nodes), nodes / anchor_nodes) if supply.is_per_node else (1.0, 1.0)
+    there, wanted = np.maximum(rate * share, proven * size * more), samples * size
+    if supply.is_saturated:
+        return np.maximum(0.0, wanted / there - step_s), ()
+    asked, limit = float(np.median(wanted / step_s)), float(np.median(there))
+    if asked <= limit:
+        return none, ()
+    needed, seen = (f"{format_bytes(round(one))}/s" for one in (asked, limit))
+    flag = flagged("F5", needed=needed, proven=seen, nodes=supply.nodes or "some")
     if_all = f"; if that is all there is, a step takes {wanted / limit:.4g} s"
-    return np.zeros_like(step_s), (Flag(code=flag.code, text=flag.text + if_all),)
+    return none, (Flag(code=flag.code, text=flag.text + if_all),)

@@ -32,8 +32,8 @@ STEPS = 32  # Simulated steps that a lateness is the mean of.
 _APART = 64  # So many of the slowest nodes are drawn one by one, those behind them in groups of doubling size.
 
 
-def levels_of_maxima(count: int = QUANTILES_OF_MAXIMA) -> Array:
-    """Levels of the quantiles of `NodeScatter.maxima`: closer together at the upper end, where the slowest are."""
+def _levels(count: int) -> Array:
+    """Of the quantiles of `NodeScatter.maxima`: closer together at the upper end, where the slowest are."""
     import numpy as np
 
     levels: Array = 1 - np.linspace(1, 0, count) ** 3
@@ -67,16 +67,14 @@ def scatter_of(runs: Sequence[tuple[Array, Sequence[str]]]) -> NodeScatter | Non
     y = np.concatenate(left)
     return NodeScatter(
         hosts=tuple(float(np.mean(values)) for values in hosts.values()),
-        maxima=tuple(float(one) for one in np.quantile(y, levels_of_maxima())),
+        maxima=tuple(float(one) for one in np.quantile(y, _levels(QUANTILES_OF_MAXIMA))),
         num_maxima=len(y),
     )
 
 
 def lateness(scatter: NodeScatter | None, nodes: int, draws: int, *, is_measured: bool = False) -> Array:
     """By how much the slowest of `nodes` nodes takes longer than a median rank (a share), mean over steps, by draw; 0
-    where nothing is known of nodes.
-
-    `is_measured`: of the hosts that were measured themselves, not of any.
+    where nothing is known of nodes. `is_measured`: of the hosts that were measured themselves, not of any.
     """
     import numpy as np
 
@@ -85,32 +83,24 @@ def lateness(scatter: NodeScatter | None, nodes: int, draws: int, *, is_measured
     rng = np.random.default_rng([SEED, 11])
     known = np.array(scatter.hosts)
     k = len(known)
-    if is_measured or k < LEAST_HOSTS:
-        if is_measured and k >= nodes:
-            picks = rng.permuted(np.broadcast_to(np.arange(k), (draws, k)), axis=1)[:, :nodes]
-        else:
-            picks = rng.integers(0, k, (nodes, draws)).T
-        hosts = known[picks]
+    if is_measured and k >= nodes:
+        hosts = known[rng.permuted(np.broadcast_to(np.arange(k), (draws, k)), axis=1)[:, :nodes]]
+    elif is_measured or k < LEAST_HOSTS:
+        hosts = known[rng.integers(0, k, (nodes, draws)).T]
     else:
         sigma = known.std(ddof=1) * np.sqrt((k - 1) / rng.chisquare(k - 1, draws))
         centre = known.mean() + sigma * rng.standard_normal(draws) / k**0.5
         hosts = centre[:, None] + sigma[:, None] * rng.standard_normal((nodes, draws)).T
-    hosts = -np.sort(-hosts, axis=1)
-    if not scatter.maxima:
-        slowest: Array = np.expm1(hosts[:, 0])
-        return np.maximum(0.0, slowest)
     # Columns of nodes that are taken as equally slow: the slowest by themselves, the others in groups.
     starts = list(range(min(nodes, _APART)))
-    while starts[-1] + 1 < nodes and len(starts) >= _APART:
-        starts.append(starts[-1] + max(1, starts[-1] // 2))
-        if starts[-1] >= nodes:
-            starts.pop()
-            break
+    while (after := starts[-1] + max(1, starts[-1] // 2)) < nodes:
+        starts.append(after)
     sizes = np.diff([*starts, nodes])
-    sums = np.add.reduceat(hosts, starts, axis=1) / sizes
-    levels = levels_of_maxima(len(scatter.maxima))
+    sums = np.add.reduceat(-np.sort(-hosts, axis=1), starts, axis=1) / sizes
+    maxima = scatter.maxima or (0.0,)
+    levels = _levels(len(maxima))
     late = np.zeros(draws)
     for _ in range(STEPS):
-        left = np.interp(rng.random(sums.shape) ** (1 / sizes), levels, scatter.maxima)
+        left = np.interp(rng.random(sums.shape) ** (1 / sizes), levels, maxima)
         late += np.maximum(0.0, np.expm1((sums + left).max(axis=1)))
     return late / STEPS

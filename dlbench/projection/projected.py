@@ -99,10 +99,10 @@ class Target:
     algorithms: tuple[str, ...]  # That may stand for a library's own all-reduce, in words.
     flags: tuple[Flag, ...]
     second: Band | None  # The step by the points alone, seconds; None: they do not say.
-    is_disputed: bool  # Whether the 80 % bands of the two models are apart, beyond the anchor.
+    is_disputed: bool  # Whether the 80 % bands of the two models are apart.
     phi: tuple[tuple[str, float], ...] = ()  # Most flows that a link carries at once, by level.
-    drawn: Any = field(default=None, repr=False, compare=False, metadata={HIDDEN: False})
-    """The step by draw, seconds, shape (draws,), for what is computed of it; None where it was written by hand."""
+    drawn: Any = field(default_factory=dict, repr=False, compare=False, metadata={HIDDEN: False})
+    """By draw, arrays of shape (draws,): `step`, the model's `error` on it, and its parts. Empty: written by hand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +133,6 @@ class Projection:
     refused: tuple[Refused, ...]
     held_out: tuple[HeldOut, ...]
     flags: tuple[Flag, ...]  # Of all targets.
-
-
-def is_apart(one: Band, other: Band) -> bool:
-    """Whether two middle 80 % have nothing in common."""
-    (low, high), (least, most) = one.middle(80), other.middle(80)
-    return high < least or most < low
 
 
 def counted(values: Sequence[int]) -> str:

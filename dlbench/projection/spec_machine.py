@@ -11,8 +11,7 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.perfmodels.utilisation import TERA, sheet_of, why_no_peak
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.strategies.layers import LayerTimes
-from dlbench.projection.strategies.memory import ELEMENT_BYTES, WEIGHT_BYTES
+from dlbench.projection.strategies.layers import ELEMENT_BYTES, WEIGHT_BYTES, LayerTimes
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import Level, NetworkModel, Piece
 from dlbench.specs.layers import FLOPS_PER_MAC, Layer
@@ -112,7 +111,6 @@ def ideal_times(
         backward=tuple(seconds(layer, backward=True) for layer in layers),
         # Weight, gradient and the optimizer's values are read; weight and values are written.
         update_s=weights * (3 + 2 * optimizer_slots) * WEIGHT_BYTES / rate,
-        source=f"ideal: operations at the {precision} peak or bytes at the memory's rate, by data sheet",
     )
 
 

@@ -25,9 +25,10 @@ A draw has its own runs, network costs, algorithm, nodes, and error of the model
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, ModelError, model_error
@@ -49,12 +50,11 @@ from dlbench.projection.exchange import (
     taken_apart,
 )
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
-from dlbench.projection.input import delivered, input_wait
+from dlbench.projection.input import input_wait
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import points_only
-from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target, is_apart
+from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
 from dlbench.projection.refusals import SCALE, UNEXPLAINED, flagged, flags, refusal, refused
-from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
@@ -79,20 +79,6 @@ _ENOUGH = 10  # Projections of a ledger that replace the prior of the model's er
 _MODELLED = ("exchange", "straggler", "input", "compute")  # Causes that have a model; the others stay as they are.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """A projected step by draw."""
-
-    ranks: int
-    parts: Mapping[str, Array]  # Seconds by `PARTS`; they sum to the step before the model's own error.
-    error: Array  # Factor that the model's own error puts on the step.
-    step: Array  # Seconds.
-    exchange_by_level: tuple[tuple[str, float], ...]
-    phi: tuple[tuple[str, float], ...]
-    algorithms: tuple[str, ...]
-    flags: tuple[Flag, ...]
-
-
 def project(
     ingredients: Ingredients,
     ranks: Sequence[int],
@@ -102,137 +88,145 @@ def project(
     there: Ingredients | None = None,
     draws: int = DRAWS,
 ) -> Projection:
-    """What these rank counts would do, or why nothing is said of them.
+    """What these rank counts would do, or why nothing is said of them; equal ingredients give equal answers.
 
     `way`: another way of exchanging gradients than that of the runs. `there`: the same ingredients with the nodes,
     leaves and network of another system (`dlbench.projection.spec_machine.elsewhere`), for targets alone. `misses`: of
-    earlier projections of the system, by its ledger. `draws`: how many; seeds are fixed, so that equal ingredients give
-    equal answers.
+    earlier projections of the system, by its ledger.
     """
     place = there or ingredients
     model: _Model | Refused | None = None
+    held_out: list[HeldOut] = []
+    seen = list(misses)
     if any(refusal(place, count) is None for count in ranks):
-        model = _model(ingredients, draws, there)
-    held_out = _held_out(ingredients, model, draws) if isinstance(model, _Model) else ()
-    seen = [Miss(error=-math.log1p(one.error), doublings=one.doublings) for one in held_out]
-    if len(misses) >= _ENOUGH:
-        scale = math.sqrt(sum(one.error**2 / one.doublings for one in misses) / len(misses))
-        error = model_error(seen, prior_scale=scale, prior_points=len(misses))
-    else:
-        error = model_error([*seen, *misses], prior_scale=STEP_SCALE)
-    targets, refusals = [], []
-    changes = () if way is None else (f"exchange {way.exchange}, fusion {way.fusion}, wire {way.wire}",)
+        model = _model(ingredients, draws)
+    if isinstance(model, _Model):
+        for one, miss in _held_out(model):
+            held_out.append(one)
+            seen.append(miss)
+        if there is not None:
+            model = replace(model, ingredients=there, costs=model.costs and model.costs.elsewhere(there))
+    error = model_error(seen, prior_scale=STEP_SCALE, prior_points=0.0 if len(misses) >= _ENOUGH else PRIOR_POINTS)
+    changes, of_all = [], []
+    if way is not None:
+        changes.append(f"exchange {way.exchange}, fusion {way.fusion}, wire {way.wire}")
     if there is not None:
-        changes = (
-            *changes,
-            f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}",
-        )
+        changes.append(f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}")
+        costs = there.network
+        by = "no costs" if costs is None else costs.transport
+        if costs is not None and costs.num_points:  # A data sheet has none.
+            by += f" ({costs.num_points} points)"
+        of_all.append(flagged("F8", system=ingredients.system, there=there.system, by=by))
+    targets, refusals = [], []
     for count in ranks:
-        why = refusal(place, count)
-        if why is None:
-            assert model is not None
-            if isinstance(model, Refused):
-                why = model
+        why = refusal(place, count) or model
+        points = None if changes else points_only(ingredients, count, draws=draws)
+        if isinstance(why, _Model):
+            try:
+                found = why.at(count, error, way)
+            except NoModelError as problem:
+                why = refused("R8", count, what=str(problem))
             else:
-                try:
-                    targets.append(_target(place, model.at(count, error, way), changes, draws))
-                    continue
-                except NoModelError as problem:
-                    why = refused("R8", count, what=str(problem))
-        found = None if changes else _by_points(ingredients, count, why, draws)
-        if found is None:
+                if points is not None:
+                    second = Band.of(points.step_s)
+                    found = replace(
+                        found, second=second, is_disputed=found.doublings > 0 and _is_apart(found.step, second)
+                    )
+                targets.append(found)
+                continue
+        assert why is not None
+        if points is None:
             refusals.append(why)
         else:
-            targets.append(found)
+            told = (flagged("F7", why=why.text), *flags(ingredients, count, by="points"))
+            targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(
         digest=ingredients.digest,
         anchor_ranks=ingredients.anchor.ranks,
         anchor_nodes=ingredients.anchor.nodes,
-        changes=changes,
+        changes=tuple(changes),
         targets=tuple(targets),
         # What is refused of all targets is said once.
         refused=tuple(dict.fromkeys(refusals)),
-        held_out=held_out,
-        flags=() if there is None else (flagged("F8", system=ingredients.system, there=there.system, by=_by(there)),),
+        held_out=tuple(held_out),
+        flags=tuple(of_all),
     )
 
 
-def _by(there: Ingredients) -> str:
-    return "no costs" if there.network is None else f"{there.network.transport} ({there.network.num_points} points)"
+def _is_apart(one: Band, other: Band) -> bool:
+    """Whether two middle 80 % have nothing in common."""
+    (low, high), (least, most) = one.middle(80), other.middle(80)
+    return high < least or most < low
 
 
-def drawn_step(
-    ingredients: Ingredients, ranks: int, *, way: Way | None = None, misses: Sequence[Miss] = (), draws: int = DRAWS
-) -> Drawn | Refused:
-    """The draws behind one rank count by the model, with the error that `misses` show; else as `project`."""
-    if (why := refusal(ingredients, ranks)) is not None:
-        return why
-    model = _model(ingredients, draws)
-    if isinstance(model, Refused):
-        return model
-    try:
-        return model.at(ranks, model_error(misses, prior_scale=STEP_SCALE), way)
-    except NoModelError as problem:
-        return refused("R8", ranks, what=str(problem))
-
-
-def _held_out(ingredients: Ingredients, model: _Model, draws: int) -> tuple[HeldOut, ...]:
+def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
     """Every point from the third on, projected from those below it: from their runs and nodes, by the same network. Not
     where these leave more algorithms open than all points do, because then they know less of it than the projection.
+
+    What runs, costs and nodes scatter is drawn by itself in every projection. So a miss is what is left of the
+    difference when their share in it is taken away; else it would be in the bands twice.
     """
     import numpy as np
 
-    found = []
+    ingredients, found = model.ingredients, []
     for place in range(2, len(ingredients.points)):
         point, known = ingredients.points[place], ingredients.points[:place]
         nodes, batch = ingredients.nodes, known[-1].batch_per_rank
-        below = ingredients.model_copy(
-            update={
-                "points": known,
-                "ranks_per_node": ingredients.per_node,
-                "nodes": nodes and nodes.model_copy(update={"hosts": nodes.hosts[: known[-1].nodes]}),
-                "batches": tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
-                if ingredients.scaling == "strong"
-                else ingredients.batches,
-            }
+        changed: dict[str, object] = {
+            "points": known,
+            "ranks_per_node": ingredients.per_node,
+            "nodes": nodes and nodes.model_copy(update={"hosts": nodes.hosts[: known[-1].nodes]}),
+        }
+        if ingredients.scaling == "strong":
+            changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
+        below = ingredients.model_copy(update=changed)
+        less = None if refusal(below, point.ranks) else _model(below, len(model.rho))
+        if not isinstance(less, _Model):
+            continue
+        try:
+            told = less.at(point.ranks, model_error((), prior_scale=0.0), None)
+        except NoModelError:
+            continue
+        if model.costs is not None and not set(told.algorithms) <= set(model.costs.algorithms):
+            continue
+        steps = [run.step_s for run in point.runs]
+        one = HeldOut(
+            ranks=point.ranks,
+            anchor_ranks=known[-1].ranks,
+            doublings=told.doublings,
+            projected_s=told.step.median,
+            measured_s=statistics.fmean(steps),
         )
-        told = drawn_step(below, point.ranks, draws=draws)
-        open_before = set() if isinstance(told, Refused) else set(told.algorithms)
-        if not isinstance(told, Refused) and (model.costs is None or open_before <= set(model.costs.algorithms)):
-            found.append(
-                HeldOut(
-                    ranks=point.ranks,
-                    anchor_ranks=known[-1].ranks,
-                    doublings=math.log2(point.ranks / known[-1].ranks),
-                    projected_s=float(np.median(sum(told.parts.values()))),
-                    measured_s=float(np.mean([run.step_s for run in point.runs])),
-                )
-            )
-    return tuple(found)
+        low, high = np.quantile(np.log(told.drawn["step"]), [0.159, 0.841])  # One standard deviation of a normal one.
+        scatter = ((high - low) / 2) ** 2
+        if len(steps) > 1:
+            scatter += statistics.variance(steps) / len(steps) / one.measured_s**2
+        left = math.sqrt(max(0.0, math.log1p(one.error) ** 2 - scatter))
+        found.append((one, Miss(error=left, doublings=one.doublings)))
+    return found
 
 
-def run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
+def _run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
     """How much each run counts in each draw, shape (draws, runs); rows sum to 1. Sessions are drawn with replacement,
     and runs within them; of fewer sessions than `LEAST_RUNS` only runs. Stretched as those of `dlbench.stats.pairing`.
     """
     import numpy as np
 
     names = sorted({run.session for run in runs})
+    members = [[place for place, run in enumerate(runs) if run.session == name] for name in names]
     if len(names) < LEAST_RUNS:
-        names, members = [""], [list(range(len(runs)))]
-    else:
-        members = [[place for place, run in enumerate(runs) if run.session == name] for name in names]
-    units = len(names) if len(names) > 1 else len(runs)
+        members = [list(range(len(runs)))]
+    count = len(members)
     # Points that share their sessions draw the same of them.
-    sessions = np.random.default_rng([SEED, 12]).multinomial(len(names), [1 / len(names)] * len(names), draws)
+    sessions = np.random.default_rng([SEED, 12]).multinomial(count, [1 / count] * count, draws)
     rng = np.random.default_rng([SEED, 13, seed])
     centre, drawn = np.zeros(len(runs)), np.zeros((draws, len(runs)))
     for place, own in enumerate(members):
         picks = rng.multinomial(len(own), [1 / len(own)] * len(own), draws) / len(own)
-        drawn[:, own] = picks * sessions[:, [place]] / len(names)
-        centre[own] = 1 / len(own) / len(names)
-    factor = stretch(units) if units > 1 else 0.0
-    weights: Array = centre + factor * (drawn - centre)
+        drawn[:, own] = picks * sessions[:, [place]] / count
+        centre[own] = 1 / len(own) / count
+    units = count if count > 1 else len(runs)
+    weights: Array = centre + (stretch(units) if units > 1 else 0.0) * (drawn - centre)
     return weights
 
 
@@ -242,61 +236,31 @@ class _Costs:
 
     ingredients: Ingredients
     network: NetworkModel
-    result: ExchangeResult
     ran: Way
     algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
     picks: npt.NDArray[np.int64]  # Which of them, by draw.
-    rows: npt.NDArray[np.int64]  # Which costs of the network, by draw: 0 the fitted ones, then its draws.
     trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
 
     @classmethod
-    def of(cls, ingredients: Ingredients, draws: int, home: _Costs | None = None) -> _Costs | None:
-        """None where the anchor is one rank. `home`: those of the runs, where these are of another system: algorithms
-        are as there, and how a network's costs go on is not known of another one. Raises `NoModelError`: the exchange
-        of the runs has no model.
-        """
+    def of(cls, ingredients: Ingredients, draws: int) -> _Costs | None:
+        """None where nothing is known of an exchange. Raises `NoModelError`: that of the runs has no model."""
         import numpy as np
 
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
-        leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
-        if network.beyond is None and network.across is not None and leaf is not None and taper is not None:
-            # Uplinks as fast as the nodes' links, and so many fewer of them; R3 and its flag say that it is assumed.
-            links = max(1, round((network.across.links or ingredients.per_node) * leaf / taper))
-            beyond = network.across.model_copy(update={"links": links})
-            columns = 2 * sum(len(level.pieces) for level in network.levels.values())
-            width = 2 * len(beyond.pieces)
-            drawn = tuple((*one[:columns], *one[columns - width : columns], *one[columns:]) for one in network.draws)
-            network = network.model_copy(update={"beyond": beyond, "draws": drawn})
         ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=result.group_size)
-        rng = np.random.default_rng([SEED, 16])
-        known = len(network.draws)
-        rows = 1 + rng.integers(0, known, draws) if known else np.zeros(draws, dtype=np.int64)
-        zeros = np.zeros(draws, dtype=np.int64)
         own = priced_as(ran)
         # A library chooses by itself; Gloo's all-reduce is a ring.
         names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)
-        alone = {
-            name: cls(
-                ingredients=ingredients,
-                network=network,
-                result=result,
-                ran=ran,
-                algorithms=(name,),
-                picks=zeros,
-                rows=rows,
-                trend=np.zeros(draws),
-            )
-            for name in names
-        }
-        if home is not None:
-            trend = home.trend - (0.0 if network == home.network else np.median(home.trend))
-            return replace(alone[home.algorithms[0]], algorithms=home.algorithms, picks=home.picks, trend=trend)
+        picks, costly = np.zeros(draws, dtype=np.int64), _with_uplinks(ingredients, network)
+        costs = cls(
+            ingredients=ingredients, network=costly, ran=ran, algorithms=names, picks=picks, trend=np.zeros(draws)
+        )
         missed = {}
-        for name, costs in alone.items():
+        for name in names:
             try:
-                missed[name] = costs._missed()
+                missed[name] = replace(costs, algorithms=(name,))._missed()
             except NoModelError:
                 if len(names) == 1:
                     raise
@@ -304,10 +268,21 @@ class _Costs:
             name: float(np.mean(np.abs(one - one.mean()))) if len(one) else 0.0 for name, (_, one) in missed.items()
         }
         most = 2 * min(scatter.values()) + _ALIKE
-        standing = tuple(name for name in missed if scatter.get(name, 0.0) <= most)
-        picks = rng.integers(0, len(standing), draws)
-        trends = [_trend(*missed[name], draws) for name in standing]
-        return replace(alone[standing[0]], algorithms=standing, picks=picks, trend=np.choose(picks, trends))
+        standing = tuple(name for name in missed if scatter[name] <= most)
+        picks = np.random.default_rng([SEED, 16]).integers(0, len(standing), draws)
+        trend = np.choose(picks, [_trend(*missed[name], draws) for name in standing])
+        return replace(costs, algorithms=standing, picks=picks, trend=trend)
+
+    def elsewhere(self, there: Ingredients) -> _Costs | None:
+        """The same on another system: how its network's costs go on is not known."""
+        import numpy as np
+
+        if there.network is None or there.exchange is None:
+            return None
+        network = _with_uplinks(there, there.network)
+        trend = self.trend if network == self.network else self.trend - np.median(self.trend)
+        ran = replace(self.ran, group_size=there.exchange.group_size)
+        return replace(self, ingredients=there, network=network, ran=ran, trend=trend)
 
     def _missed(self) -> tuple[Array, Array]:
         """Of each point on several nodes whose runs say how long messages were under way: doublings from the anchor,
@@ -315,19 +290,19 @@ class _Costs:
         """
         import numpy as np
 
-        found = self.ingredients
         doublings, missed = [], []
-        for point in found.points:
+        for point in self.ingredients.points:
             times = [run.communication_s for run in point.runs if run.communication_s]
             if point.nodes > 1 and len(times) == len(point.runs):
                 backward = np.array([np.mean([run.parts.get("backward", 0.0) for run in point.runs])])
                 messages = self.messages(point.ranks, None, {"backward": backward}, 1.0)
                 (price,) = self._prices(point.ranks, None)
-                doublings.append(math.log2(point.ranks / found.anchor.ranks))
+                doublings.append(math.log2(point.ranks / self.ingredients.anchor.ranks))
                 missed.append(math.log(np.mean(times) / sum(float(price(size)[0]) for size in messages.sizes)))
         return np.array(doublings), np.array(missed)
 
-    def _names(self, way: Way | None) -> tuple[str, ...]:
+    def names(self, way: Way | None) -> tuple[str, ...]:
+        """What stands for a way of exchanging."""
         own = priced_as(way or self.ran)
         return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
 
@@ -337,21 +312,20 @@ class _Costs:
         group = way.group_size if way.exchange in GROUPED else full
         if full % group:
             raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
-        leaf = leaf if ranks > full else None
-        return Layout(
-            ranks=ranks, group_size=min(ranks, group), leaf_size=leaf and leaf * full, node_size=min(ranks, full)
-        )
+        leaf_size = leaf * full if leaf and ranks > full else None
+        return Layout(ranks=ranks, group_size=min(ranks, group), leaf_size=leaf_size, node_size=min(ranks, full))
 
     def _prices(self, ranks: int, way: Way | None) -> list[Price]:
         layout = self._layout(ranks, way)
-        return [price_of(self.network, layout, way or self.ran, name) for name in self._names(way)]
+        return [price_of(self.network, layout, way or self.ran, name) for name in self.names(way)]
 
     def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
         """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
         import numpy as np
 
-        found, result = self.ingredients, self.result
-        fusion = self.ran.fusion if way is None else way.fusion
+        found, result = self.ingredients, self.ingredients.exchange
+        assert result is not None
+        fusion = (way or self.ran).fusion
         if fusion == AS_IT_RAN and result.fusion == "own:mgwfbp" and ranks != found.anchor.ranks:
             fusion = "mgwfbp"
         cycle = None
@@ -365,18 +339,16 @@ class _Costs:
             result, fusion, lambda size: float(price(size)[0]) * scale, ranks, backward_s=backward, cycle=cycle
         )
 
-    def drawn(self, ranks: int, way: Way | None, messages: Messages) -> tuple[list[Array], tuple[str, ...]]:
-        """Seconds of each message by draw, as the network has them, and the algorithms that stand for it."""
+    def drawn(self, ranks: int, way: Way | None, messages: Messages) -> list[Array]:
+        """Seconds of each message by draw, as the network has them."""
         import numpy as np
 
-        names, prices = self._names(way), self._prices(ranks, way)
-        picks = self.picks if len(names) == len(self.algorithms) else 0 * self.picks
-        found = []
+        prices, draws, known = self._prices(ranks, way), len(self.picks), len(self.network.draws)
+        # Row 0 of a price is the fitted costs, the others are their draws.
+        rows = 1 + np.random.default_rng([SEED, 19]).integers(0, known, draws) if known else np.zeros(draws, dtype=int)
+        picks = self.picks if len(prices) == len(self.algorithms) else 0 * self.picks
         longer = np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
-        for size in messages.sizes:
-            taken = [price(size)[self.rows] for price in prices]
-            found.append(longer * (taken[0] if len(taken) == 1 else np.choose(picks, taken)))
-        return found, names
+        return [longer * np.choose(picks, [price(size)[rows] for price in prices]) for size in messages.sizes]
 
     def by_level(
         self, ranks: int, way: Way | None, messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array]
@@ -386,19 +358,31 @@ class _Costs:
         """
         import numpy as np
 
-        middle = {name: float(np.median(one)) for name, one in computing.items()}
-        taken = [float(np.median(one)) for one in costs]
-        ready = [middle["input"] + middle["forward"] + share * middle["backward"] for share in _shares(messages)]
+        taken, ready = ([float(np.median(one)) for one in all_of] for all_of in (costs, _ready(messages, computing)))
         first = last_stretch(ready, taken)
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
         for size, seconds in zip(messages.sizes[first:], taken[first:], strict=True):
-            apart = taken_apart(self.network, self._layout(ranks, way), way or self.ran, self._names(way)[0], size)
+            apart = taken_apart(self.network, self._layout(ranks, way), way or self.ran, self.names(way)[0], size)
             whole = apart.seconds(self.network)
             for level, part in apart.by_level(self.network).items():
                 levels[level] = levels.get(level, 0.0) + seconds * part / whole
             phi |= {level: max(flows, phi.get(level, 0.0)) for level, flows in apart.phi.items()}
         return levels, phi
+
+
+def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkModel:
+    """With a level beyond leaves where that was not measured but their taper is known: uplinks as fast as the nodes'
+    links, and so many fewer of them. R3 and its flag say that it is assumed.
+    """
+    leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
+    if network.beyond is not None or network.across is None or leaf is None or taper is None:
+        return network
+    links = max(1, round((network.across.links or ingredients.per_node) * leaf / taper))
+    beyond = network.across.model_copy(update={"links": links})
+    columns, width = 2 * sum(len(level.pieces) for level in network.levels.values()), 2 * len(beyond.pieces)
+    drawn = tuple((*one[:columns], *one[columns - width : columns], *one[columns:]) for one in network.draws)
+    return network.model_copy(update={"beyond": beyond, "draws": drawn})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,39 +396,32 @@ class _Model:
     rho: Array
     shown: Array  # X at the anchor, seconds.
 
-    def at(self, ranks: int, error: ModelError, way: Way | None) -> Drawn:
-        """Raises `NoModelError`: the exchange has no model."""
+    def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
+        """Without its second opinion. Raises `NoModelError`: the exchange has no model."""
         import numpy as np
 
         found, at = self.ingredients, self.figures
         draws, anchor, nodes = len(self.rho), found.anchor, found.nodes_of(ranks)
         begun, updating = at["input"] + at["forward"] + at["backward"], at["optimizer"]
         scale = np.ones(draws)
-        batch = found.batch_at(ranks)
-        if found.scaling == "strong" and batch is not None and batch != anchor.batch_per_rank:
-            assert anchor.batch_per_rank is not None
-            seed = (SEED, 14)
-            change = own_work(found.batches, batch, draws, seed) / own_work(
-                found.batches, anchor.batch_per_rank, draws, seed
-            )
+        batch, measured = found.batch_at(ranks), anchor.batch_per_rank
+        if found.scaling == "strong" and batch is not None and measured is not None and batch != measured:
+            work, before = (own_work(found.batches, one, draws, (SEED, 14)) for one in (batch, measured))
             # Optimizer and host do not shrink with the batch, so what does shrinks by more than the whole.
-            scale = np.maximum(0.0, 1 + (begun + updating + at["host"]) / begun * (change - 1))
+            scale = np.maximum(0.0, 1 + (begun + updating + at["host"]) / begun * (work / before - 1))
         computing = {name: at[name] * scale for name in ("input", "forward", "backward")}
-        begun = begun * scale
         straggler = at["straggler"]
         if nodes != anchor.nodes:
-            late = lateness(found.nodes, nodes, draws)
-            straggler = np.maximum(0.0, straggler + begun * (late - self.late))
+            late = lateness(found.nodes, nodes, draws) - self.late
+            straggler = np.maximum(0.0, straggler + begun * scale * late)
         shown = np.zeros(draws)
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
-        names: tuple[str, ...] = ()
         if ranks > 1:
             if self.costs is None:
                 raise NoModelError("an exchange of which one rank alone says nothing")
             messages = self.costs.messages(ranks, way, computing, float(np.median(self.rho)))
-            costs, names = self.costs.drawn(ranks, way, messages)
-            costs = [one * self.rho for one in costs]
+            costs = [one * self.rho for one in self.costs.drawn(ranks, way, messages)]
             shown = _shown(messages, costs, computing, straggler)
             levels, phi = self.costs.by_level(ranks, way, messages, costs, computing)
         parts = {
@@ -455,29 +432,23 @@ class _Model:
             "straggler": straggler,
             "exchange": np.maximum(0.0, shown + at["exchange"] - self.shown),
         }
+        assert tuple(parts) == PARTS
         told = flags(found, ranks)
-        supply, size = found.supply, None if found.supply is None else found.supply.sample_bytes
-        if supply is not None and size is not None and batch and anchor.batch_per_rank:
-            taken = anchor.ranks * anchor.batch_per_rank * size / sum(at.values(), np.zeros(draws))
-            there = delivered(supply, nodes, taken * (nodes / anchor.nodes if supply.is_per_node else 1.0))
-            if there is not None:
-                waits, more = input_wait(supply, there, ranks * batch * size, sum(parts.values(), np.zeros(draws)))
-                parts["input"] = parts["input"] + waits
-                told = (*told, *more)
-        doublings = math.log2(ranks / anchor.ranks)
-        factor = error.drawn(doublings, draws, (SEED, 15))
+        if found.supply is not None and batch and measured:
+            took = anchor.ranks * measured / sum(at.values(), np.zeros(draws))
+            step = sum(parts.values(), np.zeros(draws))
+            wait, more = input_wait(found.supply, nodes, anchor.nodes, samples=ranks * batch, step_s=step, proven=took)
+            parts["input"] = parts["input"] + wait
+            told = (*told, *more)
         step = sum(parts.values(), np.zeros(draws))
+        factor = error.drawn(math.log2(ranks / anchor.ranks), draws, (SEED, 15))
         # Nothing is faster than its computing, however far off the model may be.
         ended = np.maximum(step * factor, parts["compute"] + computing["input"] + updating)
-        return Drawn(
-            ranks=ranks,
-            parts={name: parts[name] for name in PARTS},
-            error=ended / step,
-            step=ended,
+        return replace(
+            _target(found, ranks, ended, ended / step, parts, told),
             exchange_by_level=tuple(levels.items()),
             phi=tuple(phi.items()),
-            algorithms=names,
-            flags=told,
+            algorithms=() if self.costs is None or ranks == 1 else self.costs.names(way),
         )
 
 
@@ -500,31 +471,31 @@ def _trend(doublings: Array, missed: Array, draws: int) -> Array:
     return found
 
 
-def _shares(messages: Messages) -> list[float]:
-    """When messages are ready, as shares of the backward pass; at its end where that was not recorded."""
-    if messages.ready_s is None or messages.backward_s <= 0:
-        return [1.0] * len(messages.sizes)
-    return [min(1.0, one / messages.backward_s) for one in messages.ready_s]
+def _ready(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
+    """When messages are ready on a median rank, after the start of the step; all at the end of the backward pass where
+    that was not recorded.
+    """
+    shares = [1.0] * len(messages.sizes)
+    if messages.ready_s is not None and messages.backward_s > 0:
+        shares = [min(1.0, one / messages.backward_s) for one in messages.ready_s]
+    return [computing["input"] + computing["forward"] + share * computing["backward"] for share in shares]
 
 
 def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
     """What of the exchange shows behind the backward pass of the slowest rank, seconds by draw."""
     import numpy as np
 
-    before, backward = computing["input"] + computing["forward"], computing["backward"]
-    slower = 1 + straggler / (before + backward)
-    ready = [(before + share * backward) * slower for share in _shares(messages)]
-    return np.maximum(0.0, last_end(ready, costs) - (before + backward) * slower)
+    begun = computing["input"] + computing["forward"] + computing["backward"]
+    ready = [one * (1 + straggler / begun) for one in _ready(messages, computing)]
+    return np.maximum(0.0, last_end(ready, costs) - (begun + straggler))
 
 
-def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = None) -> _Model | Refused:
-    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
-    `there`: as of `project`.
-    """
+def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
+    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8)."""
     import numpy as np
 
     anchor = ingredients.anchor
-    weights = run_weights(anchor.runs, draws, anchor.ranks)
+    weights = _run_weights(anchor.runs, draws, anchor.ranks)
 
     def drawn(values: Sequence[float]) -> Array:
         found: Array = np.maximum(0.0, weights @ np.array(values))
@@ -535,33 +506,28 @@ def _model(ingredients: Ingredients, draws: int, there: Ingredients | None = Non
 
     figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
     figures["host"] = sum((part(name) for name in CAUSES if name not in _MODELLED), np.zeros(draws))
-    computing = {name: figures[name] for name in ("input", "forward", "backward")}
-    step = sum(figures.values(), np.zeros(draws))
-    late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
     shown, rho = np.zeros(draws), np.ones(draws)
     try:
         costs = _Costs.of(ingredients, draws)
-        elsewhere = costs if there is None else _Costs.of(there, draws, costs)
         if costs is not None:
-            messages = costs.messages(anchor.ranks, None, computing, 1.0)
-            prices, _ = costs.drawn(anchor.ranks, None, messages)
-            rho = _calibrated(
-                prices,
-                anchor,
-                drawn,
-                lambda scale: _shown(messages, [one * scale for one in prices], computing, figures["straggler"]),
-                figures["exchange"],
-            )
-            shown = _shown(messages, [one * rho for one in prices], computing, figures["straggler"])
+            messages = costs.messages(anchor.ranks, None, figures, 1.0)
+            prices = costs.drawn(anchor.ranks, None, messages)
+
+            def shown_of(scale: Array) -> Array:
+                return _shown(messages, [one * scale for one in prices], figures, figures["straggler"])
+
+            rho = _calibrated(prices, anchor, drawn, shown_of, figures["exchange"])
+            shown = shown_of(rho)
             scale = float(np.median(rho))
-            off = float(np.median((figures["exchange"] - shown) / step))
+            off = float(np.median((figures["exchange"] - shown) / sum(figures.values(), np.zeros(draws))))
             if not 1 / SCALE <= scale <= SCALE:
                 return refused("R5", None, what=f"they must be multiplied by {scale:.3g} to give the measured exchange")
             if abs(off) > UNEXPLAINED:
                 return refused("R5", None, what=f"they miss the measured exchange by {percent(off, 0)} of a step")
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
-    return _Model(ingredients=there or ingredients, costs=elsewhere, figures=figures, late=late, rho=rho, shown=shown)
+    late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
+    return _Model(ingredients=ingredients, costs=costs, figures=figures, late=late, rho=rho, shown=shown)
 
 
 def _calibrated(
@@ -589,67 +555,40 @@ def _calibrated(
     return np.where(is_right, 1.0, np.exp(low))
 
 
-def _target(ingredients: Ingredients, drawn: Drawn, changes: Sequence[str], draws: int) -> Target:
-    points = None if changes else points_only(ingredients, drawn.ranks, draws=draws)
-    second = None if points is None else Band.of(points.step_s)
-    step = Band.of(drawn.step)
-    return Target(
-        **_rates(ingredients, drawn.ranks, drawn.step),
-        step=step,
-        parts=tuple(Part(name=name, seconds=Band.of(seconds)) for name, seconds in drawn.parts.items()),
-        model_error=Band.of(drawn.error),
-        exchange_by_level=drawn.exchange_by_level,
-        phi=drawn.phi,
-        algorithms=drawn.algorithms,
-        flags=drawn.flags,
-        second=second,
-        is_disputed=second is not None and drawn.ranks > ingredients.anchor.ranks and is_apart(step, second),
-    )
-
-
-def _by_points(ingredients: Ingredients, ranks: int, why: Refused, draws: int) -> Target | None:
-    """A target of which the model says nothing, by the points alone; None where these do not say either."""
-    points = points_only(ingredients, ranks, draws=draws)
-    if points is None:
-        return None
-    return Target(
-        **_rates(ingredients, ranks, points.step_s),
-        step=Band.of(points.step_s),
-        parts=(),
-        model_error=Band.of(points.error),
-        exchange_by_level=(),
-        algorithms=(),
-        flags=(flagged("F7", why=why.text), *flags(ingredients, ranks, by="points")),
-        second=None,
-        is_disputed=False,
-    )
-
-
-def _rates(ingredients: Ingredients, ranks: int, step: Array) -> dict[str, Any]:
-    """Fields of a `Target` that follow from its step."""
+def _target(
+    ingredients: Ingredients, ranks: int, step: Array, error: Array, parts: Mapping[str, Array], told: tuple[Flag, ...]
+) -> Target:
+    """Of a step by draw, and what follows from it."""
     import numpy as np
 
     base, batch = ingredients.points[0], ingredients.batch_at(ranks)
 
-    def efficiency(count: int, seconds: Array, first: Array, own: int | None) -> Array:
+    def efficiency(count: int, own: int | None, first: Array | float, seconds: Array | float) -> Array:
         work = base.ranks / count if ingredients.scaling == "strong" else 1.0
         # By samples where they are known: runs of weak scaling may be asked for the strong one.
-        return first / seconds * (own / base.batch_per_rank if own and base.batch_per_rank else work)
+        return np.asarray(first / seconds * (own / base.batch_per_rank if own and base.batch_per_rank else work))
 
-    def mean(point: PointFigures) -> Array:
-        return np.array(np.mean([run.step_s for run in point.runs]))
-
-    # No rank is faster beside others, unless that was measured.
-    most = max(
-        1.0, *(float(efficiency(one.ranks, mean(one), mean(base), one.batch_per_rank)) for one in ingredients.points)
+    means = [statistics.fmean(run.step_s for run in point.runs) for point in ingredients.points]
+    measured = [
+        float(efficiency(point.ranks, point.batch_per_rank, means[0], mean))
+        for point, mean in zip(ingredients.points, means, strict=True)
+    ]
+    first = _run_weights(base.runs, len(step), base.ranks) @ np.array([run.step_s for run in base.runs])
+    return Target(
+        ranks=ranks,
+        nodes=ingredients.nodes_of(ranks),
+        batch_per_rank=batch,
+        doublings=math.log2(ranks / ingredients.anchor.ranks),
+        step=Band.of(step),
+        throughput=None if batch is None else Band.of(ranks * batch / step),
+        # No rank is faster beside others, unless that was measured.
+        efficiency=Band.of(np.minimum(max(1.0, *measured), efficiency(ranks, batch, first, step))),
+        parts=tuple(Part(name=name, seconds=Band.of(seconds)) for name, seconds in parts.items()),
+        model_error=Band.of(error),
+        exchange_by_level=(),
+        algorithms=(),
+        flags=told,
+        second=None,
+        is_disputed=False,
+        drawn={"step": step, "error": error, **parts},
     )
-    first = run_weights(base.runs, len(step), base.ranks) @ np.array([run.step_s for run in base.runs])
-    return {
-        "ranks": ranks,
-        "nodes": ingredients.nodes_of(ranks),
-        "batch_per_rank": batch,
-        "doublings": math.log2(ranks / ingredients.anchor.ranks),
-        "drawn": step,
-        "throughput": None if batch is None else Band.of(ranks * batch / step),
-        "efficiency": Band.of(np.minimum(most, efficiency(ranks, step, first, batch))),
-    }

@@ -36,7 +36,6 @@ from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import figure_text, percent, ranks_text
 from dlbench.specs.base import Count, Fraction, Name, Precision, Spec
-from dlbench.specs.comm import NetworkModel
 from dlbench.specs.files import read_yaml
 from dlbench.views.model import Group
 from dlbench.views.next_step import rank_counts, second_rank
@@ -141,30 +140,6 @@ class Forecast:
         return tuple(anchor for anchor in self.anchors if not anchor.differences)
 
 
-def forecast(source: GroupSource, network: NetworkModel | None = None) -> Forecast | None:
-    """Projection and anchors; None for a group of one point, which scales against nothing. `network`: costs of
-    messages, where they are of the runs' system; without them the points alone are asked.
-    """
-    group = source.group
-    if len(group.points) == 1:
-        return None
-    costs = network if network is not None and network.system == group.sample.plan.system.name else None
-    found = with_network(gathered(group, source.table, is_whole=costs is not None), costs)
-    known = references(group.sample)
-    return Forecast(
-        projection=project(found, [factor * group.points[-1].ranks for factor in FACTORS]),
-        measured=measured_points(found),
-        anchors=tuple(
-            Anchor(
-                **one.model_dump(exclude={"id", "work"}),
-                differences=tuple(f"{what} {theirs} there, {ours} here" for what, (theirs, ours) in other.items()),
-            )
-            for one, other in known
-        ),
-        why_no_anchor="" if any(not other for _, other in known) else _why_no_anchor(known),
-    )
-
-
 def _why_no_anchor(known: list[tuple[Reference, dict[str, tuple[str, str]]]]) -> str:
     if not known:
         return "No published reference of this kind of network is on file."
@@ -199,7 +174,26 @@ class ForecastView(GroupView):
     key = "forecast"
 
     def numbers(self, source: GroupSource) -> Forecast | None:
-        return forecast(source, source.network)
+        """None for a group of one point, which scales against nothing."""
+        group, costs = source.group, source.network
+        if len(group.points) == 1:
+            return None
+        if costs is not None and costs.system != group.sample.plan.system.name:
+            costs = None  # Then the points alone are asked.
+        found = with_network(gathered(group, source.table, is_whole=costs is not None), costs)
+        known = references(group.sample)
+        return Forecast(
+            projection=project(found, [factor * group.points[-1].ranks for factor in FACTORS]),
+            measured=measured_points(found),
+            anchors=tuple(
+                Anchor(
+                    **one.model_dump(exclude={"id", "work"}),
+                    differences=tuple(f"{what} {theirs} there, {ours} here" for what, (theirs, ours) in other.items()),
+                )
+                for one, other in known
+            ),
+            why_no_anchor="" if any(not other for _, other in known) else _why_no_anchor(known),
+        )
 
     def section(self, group: Group) -> Section | None:
         found = group.of(Forecast)
@@ -228,10 +222,17 @@ class ForecastView(GroupView):
                     caption="Weak-scaling efficiency on other hardware.",
                 )
             )
+        if targets:
+            assert targets[-1].efficiency is not None
+            share, at = figure_text(figure(targets[-1].efficiency, "fraction")), ranks_text(targets[-1].ranks)
+            headline = f"projected, not measured: {share} efficiency at {at}"
+        else:
+            one = found.same_work[0]
+            headline = f"published for the same work: {percent(one.efficiency)} at {ranks_text(one.ranks)}"
         return Section(
             id=self.id,
             title=self.title,
-            headline=_headline(found),
+            headline=headline,
             words=(
                 held_out_line(found.projection.held_out),
                 *opinions(targets),
@@ -254,13 +255,3 @@ class ForecastView(GroupView):
             return f"needs {MIN_POINTS} rank counts (you have {len(counts)}, and this machine holds no more)."
         asked = ",".join(map(str, more))
         return f"needs {MIN_POINTS} rank counts (you have {len(counts)}): run the same workload with --ranks {asked}."
-
-
-def _headline(found: Forecast) -> str:
-    if found.projection.targets:
-        last = found.projection.targets[-1]
-        assert last.efficiency is not None
-        share = figure(last.efficiency, "fraction")
-        return f"projected, not measured: {figure_text(share)} efficiency at {ranks_text(last.ranks)}"
-    one = found.same_work[0]
-    return f"published for the same work: {percent(one.efficiency)} at {ranks_text(one.ranks)}"

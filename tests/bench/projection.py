@@ -9,10 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlbench.jobs.box.box import Box
 from dlbench.perfmodels.predictions import features
@@ -71,7 +70,7 @@ def few() -> Iterator[Figure]:
     yield from held_out(CASES[:1] + CASES[3:4])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Answer:
     """One target: projected and measured."""
 
@@ -88,12 +87,18 @@ class Answer:
         return self.projected_s / self.measured_s - 1
 
 
+GOALS: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
+    ("mean error of the step", "<= 5 %", lambda value: value <= 5),
+    ("worst error of the step", "<= 15 %", lambda value: value <= 15),
+    ("80 % bands that hold", ">= 70 %", lambda value: value >= 70),
+)
+
+
 def held_out(cases: Sequence[Case] = CASES) -> Iterator[Figure]:
     """Paced ranks, 2 a node, on nodes with slow links; what was projected is then measured."""
-    goal_mean, goal_worst, goal_bands = "mean error <= 5 %", "worst error <= 15 %", "80 % bands hold >= 70 %"
     if reason := lacking():
-        for goal in (goal_mean, goal_worst, goal_bands):
-            yield Figure(name="projection of paced ranks", value=None, unit="%", goal=goal, reason=reason)
+        for name, goal, _ in GOALS:
+            yield Figure(name=f"projection: {name}", value=None, unit="%", goal=goal, reason=reason)
         return
     answers: list[Answer] = []
     refused: list[str] = []
@@ -123,24 +128,18 @@ def held_out(cases: Sequence[Case] = CASES) -> Iterator[Figure]:
     for text in refused:
         print(text)
     errors = [abs(one.error) * 100 for one in answers]
-    inside = [one.low_s <= one.measured_s <= one.high_s for one in answers]
-    asked = len(cases) * len(ASKED)
-    common: dict[str, Any] = {"unit": "%", "n": len(answers), "reason": f"{len(answers)} of {asked} answered"}
-    for name, value, goal, most in (
-        ("mean error of the step", statistics.mean(errors) if errors else None, goal_mean, 5.0),
-        ("worst error of the step", max(errors, default=None), goal_worst, 15.0),
-    ):
+    inside = [100.0 * (one.low_s <= one.measured_s <= one.high_s) for one in answers]
+    values = (statistics.mean(errors), max(errors), statistics.mean(inside)) if answers else (None, None, None)
+    for (name, goal, is_met), value in zip(GOALS, values, strict=True):
         yield Figure(
-            name=f"projection: {name}", value=value, goal=goal, met=value is not None and value <= most, **common
+            name=f"projection: {name}",
+            value=value,
+            unit="%",
+            n=len(answers),
+            goal=goal,
+            met=value is not None and is_met(value),
+            reason=f"{len(answers)} of {len(cases) * len(ASKED)} answered",
         )
-    share = 100 * statistics.mean(inside) if inside else None
-    yield Figure(
-        name="projection: 80 % bands that hold",
-        value=share,
-        goal=goal_bands,
-        met=share is not None and share >= 70,
-        **common,
-    )
 
 
 def _network(box: Box, system: Path, folder: Path) -> Path:
@@ -201,22 +200,8 @@ def _asked(folder: Path, network: Path, case: Case, largest: int, ranks: int) ->
             f"{case.name}, {largest} to {ranks}: exit {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}"
         )
     (target,) = json.loads(done.stdout)["groups"][0]["projection"]["targets"]
-    low, median, high = _band(target["step"])
-    return Answer(
-        case=case.name,
-        largest=largest,
-        ranks=ranks,
-        measured_s=statistics.mean(measured),
-        projected_s=median,
-        low_s=low,
-        high_s=high,
-    )
-
-
-def _band(step: Any) -> tuple[float, float, float]:
-    """Ends and median of the middle 80 % in a target's JSON."""
-    quantiles = step["quantiles"]
-    return quantiles[QUANTILES.index(0.1)], quantiles[QUANTILES.index(0.5)], quantiles[QUANTILES.index(0.9)]
+    low, median, high = (target["step"]["quantiles"][QUANTILES.index(one)] for one in (0.1, 0.5, 0.9))
+    return Answer(case.name, largest, ranks, statistics.mean(measured), median, low, high)
 
 
 def times() -> Iterator[Figure]:

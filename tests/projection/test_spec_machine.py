@@ -69,7 +69,6 @@ def test_a_layer_takes_its_operations_at_peak_or_its_bytes_whichever_is_longer()
     assert times.forward == pytest.approx([2e9 / 2e12, 1.1e9 * 4 / 100e9])
     assert times.backward == pytest.approx([4e9 / 2e12, 2.1e9 * 4 / 100e9])
     assert times.update_s == pytest.approx(100 * 5 * 4 / 100e9)
-    assert times.source.startswith("ideal: ")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_the_command_takes_a_measured_network_of_the_other_system(tmp_path: Path
     file, costs = tmp_path / "given.json", tmp_path / "abci.network.json"
     file.write_text(measured().model_dump_json())
     command = ["project", "--from", str(file), "--to", "64", "--system", "abci"]
-    assert "priced for abci by data sheet (0 points)" in " ".join(CliRunner().invoke(cli, command).output.split())
+    assert "priced for abci by data sheet: no run" in " ".join(CliRunner().invoke(cli, command).output.split())
     network = network_of(system_of("abci")).model_copy(update={"transport": "nccl", "num_points": 12})
     costs.write_text(network.model_dump_json())
     told = CliRunner().invoke(cli, [*command, "--network", str(costs)]).output

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.cli import cli as command
 from dlbench.cli.show import schema
+from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import LayerTimes, watched_layers
-from dlbench.projection.strategies.memory import gamma
-from dlbench.projection.strategies.network import Groups
-from dlbench.projection.strategies.table import STRATEGIES, Row, best, cut, table
+from dlbench.projection.strategies.layers import LayerTimes, gamma, watched_layers
+from dlbench.projection.strategies.network import Groups, unshared
+from dlbench.projection.strategies.table import INNER, STRATEGIES, Case, Row, best, cut
 from dlbench.records.memory import MemoryResult
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
 from dlbench.records.scan import scan
@@ -28,6 +31,7 @@ from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
 from dlbench.specs.files import find
 from dlbench.specs.layers import Layer, Layers
+from dlbench.specs.workload import Model, ResNetModel
 from tests.conftest import Cli
 from tests.projection.test_gathering import NETWORK, write
 
@@ -50,14 +54,11 @@ def layers_of(name: str) -> tuple[Layer, ...]:
 COSMOFLOW, RESNET, BERT = map(layers_of, ("cosmoflow", "resnet50", "bert"))
 
 
-def times_of(layers: tuple[Layer, ...]) -> LayerTimes:
-    return LayerTimes.split(layers, forward_s=1e-3, backward_s=2e-3, update_s=0.5, source="planted")
-
-
-def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **chosen: Any) -> list[Row]:
-    chosen = {"batch": BATCH, "optimizer_slots": 2, "strategies": names or STRATEGIES, **chosen}
-    used = chosen.pop("network", network())
-    return list(table(layers, times_of(layers), used, Layout(ranks=ranks, group_size=node or ranks), **chosen))
+def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **given: Any) -> list[Row]:
+    given.setdefault("times", LayerTimes.split(layers, forward_s=1e-3, backward_s=2e-3, update_s=0.5))
+    layout = Layout(ranks=ranks, group_size=node or ranks)
+    case = Case(**{"layers": layers, "network": network(), "layout": layout, "batch": BATCH, "slots": 2, **given})
+    return list(case.table(names or STRATEGIES))
 
 
 def cost(collective: Collective, ranks: int, elements: float) -> float:
@@ -67,11 +68,10 @@ def cost(collective: Collective, ranks: int, elements: float) -> float:
 
 
 def by_counts(strategy: str, ranks: int) -> float:
-    """Communication of a step of a CosmoFlow, or for tensor of a BERT: what table 3 of the publication sums up."""
-    layers = BERT if strategy == "tensor" else COSMOFLOW
-    weights = sum(layer.weights for layer in layers)
-    blocks = [sum(one.weights for one in layers if one.block == number) for number in range(layers[-1].block + 1)]
-    products = [layer for layer in layers if layer.is_product]
+    """Communication of a step of a CosmoFlow: what table 3 of the publication sums up."""
+    weights = sum(layer.weights for layer in COSMOFLOW)
+    blocks = [sum(one.weights for one in COSMOFLOW if one.block == number) for number in range(COSMOFLOW[-1].block + 1)]
+    products = [layer for layer in COSMOFLOW if layer.is_product]
     if strategy == "serial":
         return 0.0
     if strategy in ("data", "zero-1", "local-sgd"):
@@ -84,13 +84,9 @@ def by_counts(strategy: str, ranks: int) -> float:
         wide = [layer for layer in products if layer.filters >= ranks]
         out = sum(cost("all-gather", ranks, BATCH * layer.outputs) for layer in wide if layer is not products[-1])
         return out + sum(cost("allreduce", ranks, BATCH * layer.inputs) for layer in wide if layer is not products[0])
-    if strategy == "channel":
-        wide = [layer for layer in products[1:] if layer.channels >= ranks]
-        return sum(
-            cost("allreduce", ranks, BATCH * one.outputs) + cost("all-gather", ranks, BATCH * one.inputs)
-            for one in wide
-        )
-    return sum(4 * cost("allreduce", ranks, BATCH * one.outputs) for one in layers if one.name.endswith("_norm")) / 2
+    wide = [layer for layer in products[1:] if layer.channels >= ranks]
+    out = sum(cost("allreduce", ranks, BATCH * layer.outputs) for layer in wide)
+    return out + sum(cost("all-gather", ranks, BATCH * layer.inputs) for layer in wide)
 
 
 @pytest.mark.parametrize("ranks", range(2, 17))
@@ -129,10 +125,8 @@ def test_a_halo_is_what_the_windows_of_a_rank_reach_beyond_its_part(
     for rank in range(ranks):
         own = range(rank * edge * stride, (rank + 1) * edge * stride)
         reached = {place - padding + at for place in own[::stride] for at in range(kernel)}
-        below, above = (
-            len([x for x in reached if 0 <= x < own.start]),
-            len([x for x in reached if own.stop <= x < length]),
-        )
+        below = len([x for x in reached if 0 <= x < own.start])
+        above = len([x for x in reached if own.stop <= x < length])
         both_sides.append(sum(ALPHA + BATCH * 2 * one * 4 * BETA for one in (below, above) if one))
     assert row.communication_s == pytest.approx(summed + gathered + max(both_sides), rel=1e-6)
 
@@ -185,10 +179,8 @@ def test_a_pipeline_takes_what_an_event_simulation_of_gpipe_takes(ranks: int, ba
         forward=tuple(1e-3 * (1 + n % 3) for n in range(len(layers))),
         backward=tuple(1e-3 * (2 + n % 5) for n in range(len(layers))),
         update_s=0.0,
-        source="planted",
     )
-    layout = Layout(ranks=ranks, group_size=ranks)
-    (row,) = table(layers, times, used, layout, batch=batch, optimizer_slots=0, strategies=["pipeline"])
+    (row,) = rows_of(layers, ranks, "pipeline", times=times, network=used, batch=batch, slots=0)
     parts = int(row.notes[0].split()[0])
     numbers = range(layers[-1].block + 1)
     blocks = [[n for n, layer in enumerate(layers) if layer.block == number] for number in numbers]
@@ -212,6 +204,7 @@ def test_a_cut_has_the_least_largest_part(work: list[float], data: st.DataObject
     assert [found[0][0], *(end for _, end in found)] in every
 
 
+HEADS = max(layer.heads for layer in BERT)
 EDGES = [
     (COSMOFLOW, "data", 24, "batch"),
     (COSMOFLOW, "zero-1", 24, "batch"),
@@ -220,20 +213,28 @@ EDGES = [
     (COSMOFLOW, "filter", 16, "filters"),
     (COSMOFLOW, "channel", 16, "channels"),
     (COSMOFLOW, "spatial", 1, "extents"),
-    (BERT, "tensor", max(layer.heads for layer in BERT), "heads"),
+    (BERT, "tensor", HEADS, "heads"),
+    (COSMOFLOW, "data+pipeline", 24 * 8, "batch x blocks"),
+    (COSMOFLOW, "data+filter", 24 * 16, "batch x filters"),
+    (COSMOFLOW, "data+channel", 24 * 16, "batch x channels"),
+    (BERT, "data+tensor", 24 * HEADS, "batch x heads"),
 ]
 
 
 @pytest.mark.parametrize(("layers", "name", "limit", "word"), EDGES)
-def test_one_rank_above_a_limit_is_refused_with_its_name(
+def test_beyond_a_limit_a_strategy_is_refused_with_its_name(
     layers: tuple[Layer, ...], name: str, limit: int, word: str
 ) -> None:
-    (at,), (above,) = (rows_of(layers, ranks, name, batch=24) for ranks in (limit, limit + 1))
-    assert (at.limit, at.refused) == (limit, "")
-    assert word in at.bound_by
-    assert word in above.refused
-    assert str(limit) in above.refused
-    assert (above.step_s, above.fits, above.accuracy) == (0.0, None, None)
+    """One rank beyond it, or next to data one group of the largest size, which leaves the batch too small."""
+    size = limit // 24 if "+" in name else 1
+    at, above = (rows_of(layers, ranks, name, batch=24, node=size) for ranks in (limit, limit + size))
+    assert [row.replicas for row in at if not row.refused] == [1 if name in INNER else 24]
+    assert {(row.limit, row.bound_by) for row in at} == {(limit, at[0].bound_by)}
+    assert word in at[0].bound_by
+    for row in above:
+        assert ("batch" if size > 1 else word) in row.refused
+        assert str(24 if size > 1 else limit) in row.refused
+        assert (row.step_s, row.fits, row.accuracy) == (0.0, None, None)
 
 
 def test_what_a_network_has_not_cannot_be_divided() -> None:
@@ -253,7 +254,7 @@ def test_phi_of_rings_at_once_is_that_of_the_hierarchical_all_reduce(links: int 
     assert together.seconds("allreduce", 2**20, 4) == pytest.approx((alone - 6 * ALPHA) * phi + 6 * ALPHA)
     rows = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=used)
     assert {row.replicas: row.phi for row in rows} == {4: max(1.0, 2 / (links or 2)), 2: phi}
-    free = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=used, sharing=False)
+    free = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=unshared(used))
     assert {row.phi for row in free} == {1.0}
 
 
@@ -266,10 +267,6 @@ def test_memory_is_weights_gradients_slots_and_activations() -> None:
     assert rows["zero-1"].memory_bytes == 4 * (2.5 * weights + 0.5 * 16 * elements)
     largest = max(sum(one.weights for one in COSMOFLOW if one.block == n) for n in range(COSMOFLOW[-1].block + 1))
     assert rows["fsdp"].memory_bytes == 4 * (weights + 2 * largest + 0.5 * 16 * elements)
-    assert (rows["data"].redundant_bytes, rows["fsdp"].redundant_bytes) == (4 * 3 * weights, 0)
-    assert rows["pipeline"].redundant_bytes == 0
-    whole = sum(one.weights for one in COSMOFLOW if one.is_product and one.filters < 4)
-    assert rows["filter"].redundant_bytes == pytest.approx(4 * 3 * whole)
 
 
 def test_the_best_is_the_fastest_that_fits_and_trains_the_same() -> None:
@@ -291,12 +288,14 @@ def test_gradients_are_hidden_by_the_backward_pass_but_for_the_last_message() ->
         net.block = number
         net.linear(f"layer{number}", 4096, 4096)
     layers = tuple(net)
-    times = LayerTimes(forward=(1e3,) * 3, backward=(1e3,) * 3, update_s=0.0, source="planted")
-    layout = Layout(ranks=4, group_size=4)
-    (row,) = table(layers, times, network(), layout, batch=4, optimizer_slots=0, strategies=["data"])
+    times = LayerTimes(forward=(1e3,) * 3, backward=(1e3,) * 3, update_s=0.0)
+    (row,) = rows_of(layers, 4, "data", times=times, batch=4, slots=0)
     one = cost("allreduce", 4, 4096 * 4097)  # 64 MiB: each layer travels alone
     assert row.communication_s == pytest.approx(3 * one)
     assert row.exposed_s == pytest.approx(one)
+    (row,) = rows_of(layers, 4, "fsdp", times=times, batch=4, slots=0)  # the first gather, and the last scatter
+    ends = cost("all-gather", 4, 4096 * 4097), cost("reduce-scatter", 4, 4096 * 4097)
+    assert row.exposed_s == pytest.approx(sum(ends))
 
 
 def test_out_of_core_plans_for_the_limit_and_pays_by_recomputing() -> None:
@@ -360,10 +359,17 @@ def test_what_cannot_be_asked_is_one_line(cli: Cli, runs: Path, words: tuple[str
     assert "Traceback" not in done.stderr
 
 
-def test_without_costs_of_messages_nothing_is_said_of_strategies(cli: Cli, runs: Path) -> None:
-    done = cli("project", runs, "--to", "16", "--strategy", "all")
-    assert done.returncode == 2
-    assert "--strategy needs costs of messages" in done.stderr
+def test_what_is_not_known_of_the_network_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs of messages; and layers, of a network of DLBENCH_PATH that does not say them."""
+    words = ["project", str(runs), "--to", "16", "--strategy", "all"]
+    without = CliRunner().invoke(command, words).exception
+    assert str(without).startswith("--strategy needs costs of messages")
+    monkeypatch.setattr(ResNetModel, "layer_table", Model.layer_table)
+    ideal = ["project", "--workload", "resnet50", "--system", "p40-roce", "--from-spec", "--to", "8"]
+    for line in (words, ideal):
+        error = CliRunner().invoke(command, line).exception
+        assert isinstance(error, UserError)
+        assert re.match(r"--[a-z-]+: layers of \w+ are not known.*layer_table.*\)$", str(error))
 
 
 def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:
@@ -377,7 +383,7 @@ def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:
     writer.close()
     found = watched_layers(BERT, path)
     assert found is not None
-    times = LayerTimes.split(BERT, forward_s=1.0, backward_s=2.0, update_s=0.0, source="spans", watched=found)
+    times = LayerTimes.split(BERT, forward_s=1.0, backward_s=2.0, update_s=0.0, watched=found)
     assert (sum(times.forward), sum(times.backward)) == (pytest.approx(1.0), pytest.approx(2.0))
     by_name = {layer.name: seconds for layer, seconds in zip(BERT, times.forward, strict=True)}
     names = [layer.name for layer in layers]
@@ -402,6 +408,6 @@ def test_gamma_is_what_a_run_in_core_held(runs: Path, in_core: int | None, expec
     if in_core is not None:
         memory = MemoryResult.model_construct(in_core_bytes=weights + 2 * elements if in_core else 10)
         record = record.model_copy(update={"memory": memory})
-    held, source = gamma(layers, run.plan, record, 4)
+    held, source = gamma(layers, run.plan, record)
     assert held == pytest.approx(expected)
     assert source

@@ -6,21 +6,20 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.strategies.layers import LayerTimes, watched_layers
-from dlbench.projection.strategies.memory import ELEMENT_BYTES, WEIGHT_BYTES, gamma, limit
-from dlbench.projection.strategies.table import STRATEGIES, Row, best, table
+from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, gamma, limit, watched_layers
+from dlbench.projection.strategies.table import STRATEGIES, Case, Row, best
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
-from dlbench.report.table import Column, Sheet
+from dlbench.report.table import Column, Pivot, Sheet, columns_of
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.system import SystemSpec
-from dlbench.units import format_bytes, format_seconds
+from dlbench.units import format_seconds
 
-FEW_ROWS = 12  # Rows that the terminal's summary prints; of more it says the best.
 _CONSEQUENCE = (
     "A strategy that is not marked with an accuracy is a model of what nobody has run: steps hold computing, exposed "
     "communication, and whatever else the runs' steps hold (input, host, waiting for others), unchanged."
@@ -29,11 +28,9 @@ _CONSEQUENCE = (
 
 def chosen(asked: str) -> tuple[str, ...]:
     """What `--strategy` names: `all`, or one, which stands for itself next to data, too. Raises `UserError`."""
-    if asked == "all":
-        return STRATEGIES
-    if asked not in STRATEGIES:
+    if asked not in ("all", *STRATEGIES):
         raise UserError(f"--strategy {asked}: {nearest(asked, ('all', *STRATEGIES))}")
-    return tuple(dict.fromkeys((asked, *(one for one in (f"data+{asked}",) if one in STRATEGIES))))
+    return tuple(name for name in STRATEGIES if asked in ("all", name, name.removeprefix("data+")))
 
 
 def strategies_of(
@@ -44,15 +41,14 @@ def strategies_of(
     strategies: Sequence[str] = STRATEGIES,
     memory_limit: int | None = None,
     system: SystemSpec | None = None,
-    sharing: bool = True,
 ) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """Rows at the targets, and at measured rank counts those that were measured; and what all rows rest on, in
-    sentences. `run`: one of the largest point. `system`: another one than it ran on. `sharing`: whether flows share
-    links. Raises `UserError`: what the table needs is not known.
+    sentences. `run`: one of the largest point. `system`: another one than it ran on. Raises `UserError`: what the table
+    needs is not known.
     """
-    plan, record, network = run.plan, run.record, ingredients.network
-    train, model = plan.workload.train, plan.workload.model
-    layers = model.layer_table(plan.workload.data)
+    plan, record, network, anchor = run.plan, run.record, ingredients.network, ingredients.anchor
+    train = plan.workload.train
+    layers = plan.workload.model.layer_table(plan.workload.data)
     if not layers:
         raise UserError(
             f"--strategy: layers of {plan.workload.name} are not known; a network of DLBENCH_PATH, too, can give them "
@@ -60,58 +56,47 @@ def strategies_of(
         )
     if network is None or record is None:
         raise UserError("--strategy needs costs of messages: --network FILE, or runs of dlbench comm beside RUNS")
-    anchor = ingredients.anchor
     wanted = ("forward", "backward", "optimizer", "exchange")
     known = [one.parts for one in anchor.runs if all(name in one.parts for name in wanted)]
     if not known or anchor.batch_per_rank is None:
         raise UserError("--strategy needs forward, backward and update of the runs apart, which these did not record")
     parts = {name: statistics.fmean(one[name] for one in known) for name in wanted}
-    rest = max(0.0, statistics.fmean(one.step_s for one in anchor.runs) - sum(parts.values()))
     watched = watched_layers(layers, run.folder.spans(0))
-    times = LayerTimes.split(
-        layers,
-        forward_s=parts["forward"] / anchor.batch_per_rank,
-        backward_s=parts["backward"] / anchor.batch_per_rank,
-        update_s=parts["optimizer"],
-        source="as watched in warm-up" if watched else "by multiply-adds",
-        watched=watched,
-    )
-    held, held_from = gamma(layers, plan, record, WEIGHT_BYTES)
+    held, held_from = gamma(layers, plan, record)
     most, most_from = limit(memory_limit, system or plan.system)
-    memory, per_node, leaf = record.memory, ingredients.per_node, ingredients.nodes_per_leaf
-
-    def at(ranks: int, batch: int, names: Sequence[str]) -> tuple[Row, ...]:
-        return table(
+    case = Case(
+        layers=layers,
+        times=LayerTimes.split(
             layers,
-            times,
-            network,
-            Layout(ranks=ranks, group_size=per_node, leaf_size=None if leaf is None else leaf * per_node),
-            batch=batch,
-            optimizer_slots=train.optimizer.slots,
-            element_bytes=WEIGHT_BYTES,
-            activation_bytes=ELEMENT_BYTES[train.precision],
-            gamma=held,
-            memory_limit=most,
-            chain=None if memory is None else memory.chain,
-            rates=None if memory is None else memory.rates,
-            rest_s=rest,
-            strategies=names,
-            sharing=sharing,
-        )
-
+            forward_s=parts["forward"] / anchor.batch_per_rank,
+            backward_s=parts["backward"] / anchor.batch_per_rank,
+            update_s=parts["optimizer"],
+            watched=watched,
+        ),
+        network=network,
+        layout=Layout(ranks=anchor.ranks, group_size=ingredients.per_node, leaf_size=ingredients.ranks_per_leaf),
+        batch=anchor.ranks * anchor.batch_per_rank,
+        slots=train.optimizer.slots,
+        activation_bytes=ELEMENT_BYTES[train.precision],
+        gamma=held,
+        memory_limit=most,
+        chain=None if record.memory is None else record.memory.chain,
+        rates=None if record.memory is None else record.memory.rates,
+        rest_s=max(0.0, statistics.fmean(one.step_s for one in anchor.runs) - sum(parts.values())),
+    )
     rows: list[Row] = []
     for point in ingredients.points if ingredients.system == plan.system.name else ():
         name = "data" if point.ranks > 1 else "serial"
         if name in strategies and point.batch_per_rank is not None:
             measured = statistics.fmean(one.step_s for one in point.runs)
-            found = at(point.ranks, point.ranks * point.batch_per_rank, (name,))
-            rows += [replace(row, measured_s=measured) for row in found]
-    weak = ingredients.scaling == "weak"
+            there = case.at(point.ranks, point.ranks * point.batch_per_rank).table((name,))
+            rows += [replace(row, measured_s=measured) for row in there]
     for ranks in targets:
-        rows += at(ranks, (ranks if weak else anchor.ranks) * anchor.batch_per_rank, strategies)
+        batch = (ranks if ingredients.scaling == "weak" else anchor.ranks) * anchor.batch_per_rank
+        rows += case.at(ranks, batch).table(strategies)
     said = (
         f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "
-        f"{times.source}.",
+        f"{'as watched in warm-up' if watched else 'by multiply-adds'}.",
         f"Activations held at once, over all inputs and outputs of layers (gamma): {held_from}.",
         f"Memory: {most_from}.",
     )
@@ -120,43 +105,53 @@ def strategies_of(
 
 def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategies") -> Section:
     """Rows of several rank counts. `said`: what all of them rest on. `anchor`: unique in a document."""
-    verdicts = list(_verdicts(rows))
-    shown = {id(row) for row in _shown(rows)}
-    sheet = Sheet(
-        name="strategies",
-        title="Strategies",
-        columns=COLUMNS,
-        rows=tuple(rows),
-        is_shown=lambda row: id(row) in shown,
-        in_terminal=len(shown) <= FEW_ROWS,
-    )
+    modelled = [row for row in rows if row.measured_s is None]
+    verdicts = tuple(_verdict(ranks, list(those)) for ranks, those in groupby(modelled, key=lambda row: row.ranks))
+    shown = list(_shown(rows))
+    kind = "ideal" if all(row.is_ideal for row in rows) else "model only"
     return Section(
         id=anchor,
         title="Strategies: computing, communication and memory",
         short_title="Strategies",
         level="answer",
         headline=verdicts[-1].split(",")[0] if verdicts else "",
-        words=tuple(verdicts),
-        brief=tuple(verdicts),
-        sheets=(sheet,),
-        notes=(*said, "" if all(row.is_ideal for row in rows) else _CONSEQUENCE),
+        words=verdicts,
+        brief=verdicts,
+        sheets=(
+            Sheet(
+                name="strategies-by-ranks",
+                title="Step by strategy",
+                columns=(),
+                rows=[
+                    (row.strategy, ranks_text(row.ranks), "no fit" if row.fits is False else format_seconds(row.step_s))
+                    for row in shown
+                    if row.measured_s is None and not row.refused
+                ],
+                caption="No fit: more memory than a rank may hold.",
+                pivot=Pivot(corner=f"Step, {kind}", down=itemgetter(0), across=itemgetter(1), cell=itemgetter(2)),
+                in_terminal=True,
+            ),
+            Sheet(
+                name="strategies",
+                title="Strategies",
+                columns=COLUMNS,
+                rows=rows,
+                is_shown=lambda row: any(row is one for one in shown),
+            ),
+        ),
+        notes=(*said, "" if kind == "ideal" else _CONSEQUENCE),
     )
 
 
-def _verdicts(rows: Sequence[Row]) -> Iterator[str]:
-    for ranks, those in groupby(rows, key=lambda row: row.ranks):
-        every = [row for row in those if row.measured_s is None]
-        found = best(every)
-        if not every:
-            continue
-        if found is None:
-            yield f"{ranks_text(ranks)}: no strategy fits."
-            continue
-        where = "fits" if found.fits else "is fastest, whatever it holds"
-        data = next((row for row in every if row.strategy == "data" and not row.refused and row is not found), None)
-        beside = "" if data is None else f" (data: {format_seconds(data.step_s)})"
-        took = f"{format_seconds(found.step_s)} a step{beside}"
-        yield f"{ranks_text(ranks)}: {_named(found)} {where}, {took}; limited by {found.bound_by}."
+def _verdict(ranks: int, rows: Sequence[Row]) -> str:
+    found = best(rows)
+    if found is None:
+        return f"{ranks_text(ranks)}: no strategy fits."
+    where = "fits" if found.fits else "is fastest, whatever it holds"
+    data = (row for row in rows if row.strategy == "data" and not row.refused and row is not found)
+    others = "".join(f" (data: {format_seconds(row.step_s)})" for row in data)
+    step = f"{format_seconds(found.step_s)} a step{others}"
+    return f"{ranks_text(ranks)}: {_named(found)} {where}, {step}; limited by {found.bound_by}."
 
 
 def _shown(rows: Sequence[Row]) -> Iterator[Row]:
@@ -177,40 +172,18 @@ def _named(row: Row) -> str:
 def _basis(row: Row) -> str:
     if row.refused:
         return "refused"
-    if row.is_ideal:
-        return "ideal, by data sheet"
-    return "model only" if row.accuracy is None else f"measured, accuracy {percent(row.accuracy)}"
+    if row.accuracy is not None:
+        return f"measured, accuracy {percent(row.accuracy)}"
+    return "ideal, by data sheet" if row.is_ideal else "model only"
 
 
-def _column(name: str, title: str, unit: str = "", *, is_brief: bool = False) -> Column[Row]:
-    """A figure of a row, where it is not refused."""
-
-    def value(row: Row) -> float | None:
-        found: float = getattr(row, name)
-        return None if row.refused else found
-
-    def size(row: Row) -> str | None:
-        return None if row.refused else format_bytes(getattr(row, name))
-
-    return Column(name, title, value, text=size if unit == "B" else None, unit=unit, is_brief=is_brief)
-
-
+FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "phi", "fits")
 COLUMNS: tuple[Column[Row], ...] = (
-    Column("ranks", "Ranks", lambda row: row.ranks, is_brief=True),
-    Column("strategy", "Strategy", lambda row: row.strategy, text=_named, is_brief=True),
+    Column("ranks", "Ranks", lambda row: row.ranks),
+    Column("strategy", "Strategy", lambda row: row.strategy, text=_named),
     Column("replicas", "", lambda row: row.replicas),
-    _column("step_s", "Step", "s", is_brief=True),
-    _column("compute_s", "Computing", "s"),
-    _column("communication_s", "Messages", "s"),
-    _column("exposed_s", "Exposed", "s", is_brief=True),
-    _column("phi", "Flows per link"),
-    _column("memory_bytes", "Memory", "B", is_brief=True),
-    Column("fits", "Fits", lambda row: row.fits, is_brief=True),
-    _column("redundant_bytes", "Redundant weights", "B"),
-    Column("limit", "Most ranks", lambda row: row.limit),
-    Column("bound_by", "Limited by", lambda row: row.bound_by),
-    Column("measured_s", "", lambda row: row.measured_s),
-    Column("accuracy", "", lambda row: row.accuracy),
-    Column("basis", "Known from", _basis, is_brief=True),
+    *columns_of(Row, *FIGURES, of=lambda row: None if row.refused else row),
+    *columns_of(Row, "limit", "bound_by", "measured_s", "accuracy"),
+    Column("basis", "Known from", _basis),
     Column("remarks", "Remarks", lambda row: row.refused or "; ".join(row.notes)),
 )
