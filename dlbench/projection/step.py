@@ -253,14 +253,9 @@ class _Costs:
         own = priced_as(ran)
         # A library chooses by itself; Gloo's all-reduce is a ring.
         names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)
-        zeros = np.zeros(draws, dtype=np.int64)
+        picks, costly = np.zeros(draws, dtype=np.int64), _with_uplinks(ingredients, network)
         costs = cls(
-            ingredients=ingredients,
-            network=_with_uplinks(ingredients, network),
-            ran=ran,
-            algorithms=names,
-            picks=zeros,
-            trend=np.zeros(draws),
+            ingredients=ingredients, network=costly, ran=ran, algorithms=names, picks=picks, trend=np.zeros(draws)
         )
         missed = {}
         for name in names:
