@@ -95,7 +95,7 @@ ACTS_ON = {
 @click.option(
     "--strategy",
     metavar="all|NAME",
-    help="What other ways of sharing the training would take and hold: all, or one, e.g. fsdp; RUNS only.",
+    help="What other ways of sharing the training would take and hold: all, or one, e.g. fsdp.",
 )
 @click.option(
     "--memory-limit",
@@ -139,13 +139,13 @@ def project(
     from dlbench.specs.files import find
     from dlbench.specs.requests import parse_counts
 
-    to, is_scored, strategy = options["to"], options["against"], options["strategy"]
+    to, is_scored, strategy, kept_in = options["to"], options["against"], options["strategy"], options["ingredients"]
     if (to is None) != is_scored:
         raise UserError("give --to RANKS, e.g. --to 64,256, or --against, which scores what was recorded")
     targets = () if to is None else parse_counts(to, "--to")
     source = _source(runs, options)
-    if options["ingredients"] is not None:
-        check_writable(options["ingredients"])
+    if kept_in is not None:
+        check_writable(kept_in)
     machine = None if options["system"] is None else choose_system_with_origins(options["system"], {})[0]
     if source == "--from-spec" and machine is not None:
         file = WorkloadFile(find("workloads", options["workload"]))
@@ -161,30 +161,26 @@ def project(
         return
     if options["memory_limit"] is not None and strategy is None:
         raise UserError("--memory-limit has no effect without --strategy")
-    price, currency, held = amount_of("--price-per-node-hour", options["price_per_node_hour"])
+    price, currency, held = amount_of("--price-per-node-hour", asked := options["price_per_node_hour"])
     if held not in ("", "node"):
-        text = options["price_per_node_hour"]
-        raise UserError(f"--price-per-node-hour {text}: is of a {held}-hour; give that of a node-hour")
+        raise UserError(f"--price-per-node-hour {asked}: is of a {held}-hour; give that of a node-hour")
     costs = None if options["network"] is None else read_network(options["network"])
     theirs = costs if costs is not None and machine is not None and costs.system == machine.name else None
     found = _found(runs, None if theirs else costs, options)
     kept = read_ledger(*expanded(runs))
     rows = against(kept.kept, found.measured)
-    if options["ingredients"] is not None:
+    if kept_in is not None:
         only, *others = found.ingredients
         if others:
-            titles = "; ".join(one.title for one in found.ingredients)
-            raise UserError(
-                f"--ingredients holds one group, RUNS holds {1 + len(others)} ({titles}): choose by --where"
-            )
-        write_output((only.model_dump_json(indent=1) + "\n").encode("utf-8"), options["ingredients"])
-        click.echo(f"{options['ingredients']}: ingredients {only.digest}", err=True)
+            titles = f"{1 + len(others)} ({'; '.join(one.title for one in found.ingredients)})"
+            raise UserError(f"--ingredients holds one group, RUNS holds {titles}: choose by --where")
+        write_output((only.model_dump_json(indent=1) + "\n").encode("utf-8"), kept_in)
+        click.echo(f"{kept_in}: ingredients {only.digest}", err=True)
     groups = []
     for number, one in enumerate(() if is_scored else found.ingredients):
-        there = None
-        if machine is not None:
-            there = elsewhere(one, machine, theirs)
-            one, there = (there, None) if there.system == one.system else (one, there)
+        there = None if machine is None else elsewhere(one, machine, theirs)
+        if there is not None and there.system == one.system:
+            one, there = there, None
         way = _way(options["set"], there or one)
         projection = projected(one, targets, way=way, misses=misses_of(rows, one.system), there=there)
         more = []
@@ -197,11 +193,12 @@ def project(
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
     report = ProjectionReport(as_of=found.as_of, groups=tuple(groups), ledger=rows, damaged=kept.problems)
     emit(document_of(report), chosen, output, "ledger" if is_scored else "targets", full=full)
-    problem = f"{to}: no rank count can be projected; each refusal says what would mend it"
     if is_scored:
-        problem = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
-    is_answered = bool(rows) if is_scored else any(group.projection.targets for group in groups)
-    finish((*found.damaged, *(kept.problems if is_scored else ())), "" if is_answered else problem)
+        nothing = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
+        finish((*found.damaged, *kept.problems), "" if rows else nothing)
+        return
+    nothing = f"{to}: no rank count can be projected; each refusal says what would mend it"
+    finish(found.damaged, "" if any(group.projection.targets for group in groups) else nothing)
 
 
 def _source(runs: Sequence[Path], options: dict[str, Any]) -> str:
@@ -209,7 +206,9 @@ def _source(runs: Sequence[Path], options: dict[str, Any]) -> str:
     asked = [f"--{name}" for name in ("from", "points", "from-spec") if options[name.replace("-", "_")]]
     sources = ["RUNS", *asked] if runs else asked
     if len(sources) != 1:
-        raise UserError("give one of RUNS, --from FILE and --points FILE.csv, e.g. dlbench project runs --to 64,256")
+        raise UserError(
+            "give one of RUNS, --from FILE, --points FILE.csv and --from-spec, e.g. dlbench project runs --to 64"
+        )
     (source,) = sources
     if source == "--from-spec" and not (options["workload"] and options["system"]):
         raise UserError("--from-spec needs --workload and --system, e.g. --workload resnet50 --system p40-roce")

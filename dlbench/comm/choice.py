@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlbench.comm.fits import Fits
-from dlbench.comm.measurements import GIGA, CollectiveGroup, Measurement, SeriesName
+from dlbench.comm.measurements import CollectiveGroup, Measurement, SeriesName
 from dlbench.perfmodels import predictions
 from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
@@ -75,8 +75,6 @@ class Fusion:
 
     title: str  # Series whose line it is: the fastest at the largest size, by its line.
     num_bytes: float | None  # Bytes; None where every size costs the start-up alone.
-    share: float
-    asymptotic_algbw: float | None  # GB/s.
     beyond_measured: bool  # Whether it is larger than the largest measured size.
     below_measured: bool  # Whether it is smaller than the smallest measured size, which these times do not show.
 
@@ -224,8 +222,6 @@ def fusion(group: CollectiveGroup) -> Fusion | None:
     return Fusion(
         title=line.name,
         num_bytes=size if is_finite else None,
-        share=RATE_SHARE,
-        asymptotic_algbw=GIGA / line.per_byte_s if is_finite else None,
         beyond_measured=is_finite and size > group.sizes[-1],
         below_measured=is_finite and size < group.sizes[0],
     )

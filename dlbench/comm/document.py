@@ -78,30 +78,15 @@ def points_of(series: Series) -> list[Point]:
 
 _POINTS: tuple[Column[Point], ...] = (
     *columns_of(Series, "carrier", "algorithm", of=lambda one: one.series),
-    Column("num_bytes", "Size", lambda one: one.at.num_bytes, unit="bytes", is_brief=True),
-    Column("time_s", "Time, median", lambda one: one.at.time, has_interval=True, is_brief=True),
-    Column("algbw_gb_per_s", "algbw, GB/s", lambda one: one.at.algbw, has_interval=True),
-    Column("busbw_gb_per_s", "busbw, GB/s", lambda one: one.at.busbw, has_interval=True, is_brief=True),
-    Column("runs", "", lambda one: one.at.time.n),
-    Column("interval", "Interval", lambda one: one.at.time.kind, lambda one: basis_text(one.at.time)),
-    Column("iterations", "", lambda one: one.at.iterations),
-    Column("operations", "Operations", lambda one: one.at.operations, unit="count"),
-    Column("timing", "", lambda one: one.at.timing),
-    Column("single_call_s", "Single call", lambda one: one.at.single_call_s, unit="s", is_brief=True),
-    Column("skew_s", "Start skew", lambda one: one.at.skew_s, unit="s", is_brief=True),
-    Column("steps", "Steps", lambda one: one.at.steps, unit="count"),
-    Column("messages", "Messages", lambda one: one.at.messages, unit="count"),
-    Column("bytes_sent", "Bytes sent", lambda one: one.at.bytes_sent, unit="count", is_brief=True),
-    Column("bytes_across", "Of it between groups", lambda one: one.at.bytes_across, unit="count"),
-    Column("predicted_s", "Predicted", lambda one: one.at.predicted_s, unit="s", is_brief=True),
-    Column(
-        "predicted_over_measured",
-        "Pred/meas",
-        lambda one: one.at.predicted_over_measured,
-        lambda one: None if one.at.predicted_over_measured is None else f"{one.at.predicted_over_measured:.2f}",
-        is_brief=True,
+    *columns_of(
+        Measurement,
+        *("num_bytes", "time", "algbw", "busbw", "runs=time.n"),
+        Column("interval", "Interval", lambda row: row.time.kind, lambda row: basis_text(row.time)),
+        *("iterations", "operations", "timing", "single_call_s", "skew_s"),
+        *("steps", "messages", "bytes_sent", "bytes_across"),
+        *("predicted_s", "predicted_over_measured", "fastest=is_best"),
+        of=lambda one: one.at,
     ),
-    Column("fastest", "", lambda one: one.at.is_best),
 )
 
 
@@ -294,19 +279,13 @@ def lines_sheet(fit: Fit) -> Sheet[LineCost]:
     return Sheet(name="fits", title=title, columns=_LINES, rows=lines, is_folded=bool(fit.network.levels))
 
 
-_RUNS: tuple[Column[RunRow], ...] = (
-    Column("run_id", "Run", lambda run: run.run_id),
-    Column("group", "", lambda run: run.group),
-    Column("state", "State", lambda run: run.state),
-    Column("collective", "Collective", lambda run: run.collective),
-    Column("dtype", "", lambda run: run.dtype),
-    Column("system", "System", lambda run: run.system),
-    Column("ranks", "Ranks", lambda run: run.ranks),
-    Column("nodes", "Nodes", lambda run: run.nodes),
-    Column("repeat", "Repeat", lambda run: run.repeat),
-    Column("finished", "", lambda run: run.finished),
-    Column("failure_reason", "", lambda run: run.failure_reason),
+_SHOWN = ("state", "collective", "system", "ranks", "nodes", "repeat")
+_RUNS: tuple[Column[RunRow], ...] = columns_of(
+    RunRow,
+    *("run_id", "group", "state", "collective", "dtype", "system", "ranks", "nodes", "repeat"),
+    *("finished", "failure_reason"),
     Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
+    titles={"run_id": "Run"} | {name: name.capitalize() for name in _SHOWN},
 )
 
 

@@ -17,6 +17,7 @@ from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import bus_factor
 from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import CommPoint, CommRun, CommScan
+from dlbench.report.table import column
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import ALGORITHMS, BACKENDS, LIBRARY, Collective
 from dlbench.stats.estimates import Estimate, interval, median_estimate
@@ -51,24 +52,31 @@ class SeriesName:
 class Measurement:
     """One series at one size."""
 
-    num_bytes: int  # Bytes of each rank's whole buffer.
-    time: Estimate
+    num_bytes: int = field(metadata=column("Size", unit="bytes", is_brief=True))  # Of each rank's whole buffer.
+    time: Estimate = field(metadata=column("Time, median", "time_s", is_brief=True))
     """Seconds: the median over runs of each run's median over iterations. For a single run the interval is the middle
     half of its iterations (`within-run`)."""
-    algbw: Estimate  # GB/s (1e9 bytes per second).
-    busbw: Estimate | None  # GB/s; None for one rank, where nothing crosses a bus.
+    algbw: Estimate = field(metadata=column("algbw, GB/s", "algbw_gb_per_s"))  # 1e9 bytes per second.
+    busbw: Estimate | None = field(metadata=column("busbw, GB/s", "busbw_gb_per_s", is_brief=True))
+    """GB/s; None for one rank, where nothing crosses a bus."""
     iterations: int  # Timed iterations of each run, at least.
-    operations: int = 1  # Of an iteration, back to back, at least: its time is divided by them.
+    operations: int = field(default=1, metadata=column("Operations", unit="count"))
+    """Of an iteration, back to back, at least: its time is divided by them."""
     timing: str = "host clock"  # What the time is by; see `CommPoint`.
-    single_call_s: float | None = None
+    single_call_s: float | None = field(default=None, metadata=column("Single call", unit="s", is_brief=True))
     """Median over all iterations of one operation alone by the host's clock, seconds; None where that is the time."""
-    skew_s: float | None = None  # Median over all iterations of how far apart ranks began, seconds; None: not recorded.
-    steps: int | None = None  # Most steps of a rank, counted; None for libraries.
-    messages: int | None = None  # Most messages that a rank sends, counted.
-    bytes_sent: int | None = None  # Most bytes that a rank sends, counted.
-    bytes_across: int | None = None  # Most bytes that a rank sends to other groups, counted.
-    predicted_s: float | None = None  # Seconds that a fit without this point expects; None where there is none.
-    predicted_over_measured: float | None = None
+    skew_s: float | None = field(default=None, metadata=column("Start skew", unit="s", is_brief=True))
+    """Median over all iterations of how far apart ranks began, seconds; None: not recorded."""
+    # Counted, the most of any rank; None for libraries.
+    steps: int | None = field(default=None, metadata=column("Steps", unit="count"))
+    messages: int | None = field(default=None, metadata=column("Messages", unit="count"))
+    bytes_sent: int | None = field(default=None, metadata=column("Bytes sent", unit="count", is_brief=True))
+    bytes_across: int | None = field(default=None, metadata=column("Of it between groups", unit="count"))
+    predicted_s: float | None = field(default=None, metadata=column("Predicted", unit="s", is_brief=True))
+    """Seconds that a fit without this point expects; None where there is none."""
+    predicted_over_measured: float | None = field(
+        default=None, metadata=column("Pred/meas", text=lambda ratio: f"{ratio:.2f}", is_brief=True)
+    )
     is_best: bool = False
     by_run: dict[RunKey, float] = field(metadata={"json": False})
     """Seconds of each run; series measured in one run have equal keys, so that ratios pair them."""

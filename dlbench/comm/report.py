@@ -502,7 +502,7 @@ def fusion_text(found: Fusion | None) -> str:
         return f"No fusion size: {found.title} costs no more for larger messages as far as it was measured."
     if found.below_measured:
         return (
-            f"No fusion size: every size measured reaches {percent(found.share, 0)} of the asymptotic rate of "
+            f"No fusion size: every size measured reaches {percent(RATE_SHARE, 0)} of the asymptotic rate of "
             f"{found.title}; measure smaller ones."
         )
     beyond = " That is beyond the largest size measured: an extrapolation." if found.beyond_measured else ""

@@ -84,11 +84,13 @@ def fit_network(
     which say nothing of their scatter, so that there are no intervals. `runs`: behind each point, at least. Raises
     `UserError`: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
     """
+    import numpy as np
+
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
     errors = [abs(predicted / seen.seconds - 1) for seen, predicted in _held_out(table, observations, fit)]
     drawn = None if resampled is None else _redone(table, fit, resampled)
-    intervals = None if drawn is None else _ends(drawn)
+    intervals = None if drawn is None else np.quantile(drawn, [0.025, 0.975], axis=0)
     return NetworkModel(
         system=system,
         transport=transport,
@@ -210,16 +212,9 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
     if any(layout.group_size > 1 for layout in layouts):
         tried.append(("inside", 1))
     for level, links in tried:
-        best, predictions = _better(observations, replace(best, **{level: links}), best, predictions)
-    return best, predictions
-
-
-def _better(
-    observations: Sequence[Observation], tried: Sharing, best: Sharing, predictions: list[tuple[Observation, float]]
-) -> tuple[Sharing, list[tuple[Observation, float]]]:
-    others = held_out(observations, tried)
-    if others and predictions and _median_error(others) < _median_error(predictions):
-        return tried, others
+        others = held_out(observations, other := replace(best, **{level: links}))
+        if others and predictions and _median_error(others) < _median_error(predictions):
+            best, predictions = other, others
     return best, predictions
 
 
@@ -341,14 +336,6 @@ def _redone(table: LoadTable, fit: CostFit, resampled: Array) -> Array:
         other.seconds = seconds
         found.append(descend(other, fit.structure, everything, fit).costs)
     return np.array(found)
-
-
-def _ends(drawn: Array) -> Array:
-    """Ends of the middle 95 % of each cost: (2, columns)."""
-    import numpy as np
-
-    ends: Array = np.quantile(drawn, [0.025, 0.975], axis=0)
-    return ends
 
 
 def _draws(table: LoadTable, structure: Structure, drawn: Array) -> tuple[tuple[float, ...], ...]:

@@ -1,4 +1,4 @@
-"""Communication under the backward pass: which gradients to send together, and how much of the time then shows.
+"""Communication under the backward pass: which gradients to send together.
 
 Wait-free back-propagation sends each gradient as soon as it is ready (Zhang et al., Poseidon, USENIX ATC 2017).
 Messages follow each other: one starts when it is ready and the one before is through. Each costs startup + bytes x per
@@ -20,27 +20,12 @@ from itertools import accumulate
 from dlbench.specs.comm import LineCost
 
 
-def exchange_times(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost) -> tuple[tuple[float, float], ...]:
-    """Start and end of each message, sent one after the other. `sizes`: bytes of each message, in the order of sending.
-    `ready_s`: when each may start. `cost`: of a message. Raises `ValueError`: not as many times as sizes, or a size
-    below 0.
-    """
-    _check(sizes, ready_s)
-    times: list[tuple[float, float]] = []
-    free = -math.inf
-    for size, ready in zip(sizes, ready_s, strict=True):
-        start = max(free, ready)
-        free = start + cost.time(size)
-        times.append((start, free))
-    return tuple(times)
-
-
 def merged(
     groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Sizes of the merged messages, and when they are ready: with the last of their gradients. `groups`: gradients of
     each message; together all of them. `sizes`: bytes of each gradient. `ready_s`: when each is ready. Raises
-    `ValueError`: groups that are no partition; otherwise as `exchange_times`.
+    `ValueError`: groups that are no partition, not as many times as sizes, or a size below 0.
     """
     _check(sizes, ready_s)
     if sum(groups) != len(sizes) or any(count < 1 for count in groups):
@@ -59,7 +44,7 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
     the square of the number of gradients.
 
     `sizes`: bytes of each gradient. `ready_s`: when each is ready, ascending. `cost`: of a message. Raises
-    `ValueError`: as `exchange_times`, or times that do not ascend.
+    `ValueError`: as `merged`, or times that do not ascend.
     """
     _check(sizes, ready_s, ascending=True)
     total = [0.0, *accumulate(float(size) for size in sizes)]
@@ -73,18 +58,6 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
         groups.append(j - best[j][2])
         j = best[j][2]
     return tuple(reversed(groups))
-
-
-def exposed(
-    groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost, backward_s: float
-) -> float:
-    """Seconds from the end of the backward pass to the end of the last exchange; 0 without gradients. `groups`:
-    gradients of each message, e.g. of `best_merge`. `sizes`: bytes of each gradient. `ready_s`: when each is ready.
-    `cost`: of a message. `backward_s`: end of the backward pass, on the same clock. Raises `ValueError`: as `merged`.
-    """
-    message_sizes, message_ready = merged(groups, sizes, ready_s)
-    times = exchange_times(message_sizes, message_ready, cost)
-    return max(0.0, times[-1][1] - backward_s) if times else 0.0
 
 
 def hybrid_threshold(flat: LineCost, grouped: LineCost) -> int | None:

@@ -95,7 +95,8 @@ def cost_section(
         return None
     quality, why = given.quality, None if given.quality is None else why_no_epochs(given.quality)
     if quality is None or why is not None:
-        goal, more = f"Of a million {given.sample_unit}: how long a training is, is not known.", "evaluations, "
+        goal = f"For a million {given.sample_unit}, as how many a training takes is not known."
+        more = "evaluations, "
     else:
         goal, more = f"To {quality.target}, with evaluations.", ""
     notes = [f"Projected, not measured: training steps; start, {more}checkpoints and the queue come on top."]
@@ -108,13 +109,14 @@ def cost_section(
         )
     if given.node_watts is not None:
         notes.append("Energy: mean power of a node at the largest measured point; idle power is not told apart.")
-    columns = drop_empty_columns(columns_of(Cost, titles={"price": f"Price, {currency}"}), rows)
+    columns = drop_empty_columns(columns_of(Cost, titles={"price": f"Price, {currency}".rstrip(", ")}), rows)
     sheet = Sheet(name="cost", title="Cost", columns=columns, rows=rows)
     if any(row.marginal is None for row in rows[1:]):
         notes.append("Where an hour less has no price it is not sure that the row saves any.")
     last = rows[-1]
-    figures = [f"{figure_text(one)} {one.unit}" for one in (last.hours, last.node_hours, last.kwh, last.price) if one]
-    words = f"{ranks_text(last.ranks)}: {', '.join(figures)}"
+    figures = [f"{figure_text(one)} {one.unit}" for one in (last.hours, last.node_hours, last.kwh) if one]
+    price_words = [f"price {figure_text(last.price)} {currency}".rstrip()] if last.price else []
+    words = f"{ranks_text(last.ranks)}: {', '.join((*figures, *price_words))}"
     if last.marginal is not None:
         before = ranks_text(rows[-2].ranks)
         words += f"; each hour less than at {before} takes {value_text(last.marginal)} node-hours more"

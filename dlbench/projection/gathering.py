@@ -63,7 +63,7 @@ def gathered(
     if len(leaves) > 1:
         notes.append(f"The runs at {anchor.ranks} ranks lay below {len(leaves)} leaf switches.")
     elif anchor.nodes > 1:
-        notes.append(f"No point holds switches beyond {anchor.nodes} nodes.")
+        notes.append(f"Leaf switches of more than {anchor.nodes} nodes were not recorded.")
     fusion: dict[str, float | None] = {}
     if plan.engine.name == "horovod":
         tuned = None if exchange is None else exchange.autotune

@@ -136,7 +136,7 @@ def by_data_sheet(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Accuracy:
     """How right each step is at a measured point; None: what it needs is not known."""
 
@@ -168,16 +168,8 @@ def accuracy_section(
                 run.plan.workload, system, layout, batch=batches[row.ranks], strategies=(row.strategy,), sharing=False
             )
             ideal = replace(one, measured_s=row.measured_s).accuracy
-        found.append(
-            Accuracy(
-                ranks=row.ranks,
-                strategy=row.strategy,
-                measured_s=row.measured_s,
-                ideal=ideal,
-                empirical=plain[row.ranks].accuracy,
-                shared=row.accuracy,
-            )
-        )
+        empirical = plain[row.ranks].accuracy
+        found.append(Accuracy(row.ranks, row.strategy, row.measured_s, ideal, empirical, row.accuracy))
     if not found:
         return None
     last = found[-1]

@@ -69,7 +69,6 @@ class RecordedProjection(Spec):
     anchor_ranks: Ranks = Field(description="The largest measured rank count.")
     targets: tuple[RecordedTarget, ...] = Field(description="What was projected.")
     refused: tuple[str, ...] = Field((), description="What was not, and why.")
-    ingredients_digest: str = Field(description="Digest of the ingredients.")
     ingredients: dict[str, Any] = Field(description="`dlbench.ingredients`, as `--from` takes it.")
 
 
@@ -105,7 +104,6 @@ def recorded(ingredients: Ingredients, projection: Projection, now: datetime) ->
             for one in projection.targets
         ),
         refused=tuple(f"{one.code}, {one.ranks or 'all'} ranks: {one.text}" for one in projection.refused),
-        ingredients_digest=projection.digest,
         ingredients=ingredients.model_dump(mode="json"),
     )
 
@@ -220,11 +218,6 @@ class Row:
     is_in_95: bool = field(metadata=column("Within 95 %"))
     interval_score: float  # Of the 80 % band, over the measured step (1); smaller is better.
 
-    @property
-    def miss(self) -> Miss:
-        """What `model_error` learns of it."""
-        return Miss(error=math.log(self.measured_s / self.projected.value), doublings=self.doublings)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
@@ -286,13 +279,8 @@ def _row(one: RecordedProjection, target: RecordedTarget, steps: Sequence[float]
     # Gneiting and Raftery, JASA 102(477), 2007, equation 43, with alpha = 0.2.
     missed = (high - low) + 2 / 0.2 * (max(0.0, low - measured) + max(0.0, measured - high))
     return Row(
-        created=one.created,
-        title=one.title,
-        system=one.system,
-        anchor_ranks=one.anchor_ranks,
-        ranks=target.ranks,
-        nodes=target.nodes,
-        doublings=target.doublings,
+        **one.model_dump(include={"created", "title", "system", "anchor_ranks"}),
+        **target.model_dump(include={"ranks", "nodes", "doublings"}),
         projected=Estimate(median, low, high, 1, "fit", "s", level=0.8),
         measured_s=measured,
         runs=len(steps),
@@ -308,8 +296,10 @@ LEAST_ROWS = 10  # Of a system, from which on its ledger says how far the model 
 
 def misses_of(rows: Sequence[Row], system: str) -> tuple[Miss, ...]:
     """What the ledger says of the model's error on a system; nothing while its rows are few."""
-    own = [row.miss for row in rows if row.system == system]
-    return tuple(own) if len(own) >= LEAST_ROWS else ()
+    own = [row for row in rows if row.system == system]
+    if len(own) < LEAST_ROWS:
+        return ()
+    return tuple(Miss(error=math.log(row.measured_s / row.projected.value), doublings=row.doublings) for row in own)
 
 
 def line(rows: Sequence[Row]) -> str:

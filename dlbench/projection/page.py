@@ -151,7 +151,7 @@ def _basis(given: Ingredients) -> str:
     runs, ranks = sum(len(point.runs) for point in given.points), counted([point.ranks for point in given.points])
     said = (
         f"from {runs_text(runs)} at {ranks} ranks",
-        f"anchor {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
+        f"anchor (the largest measured point) {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
         f"baseline {ranks_text(first.ranks)}; {given.scaling} scaling",
         *filter(None, (given.engine, given.data)),
         f"network {costs}; {given.source}",
@@ -439,7 +439,7 @@ def held_out_line(held_out: Sequence[HeldOut]) -> str:
         return ""
     last = held_out[-1]
     return (
-        f"Held out: {ranks_text(last.ranks)}, projected from {last.anchor_ranks:,}, came out "
+        f"Held out as a test: the step at {ranks_text(last.ranks)}, projected from {last.anchor_ranks:,}, came out "
         f"{percent(abs(last.error))} too {'long' if last.error > 0 else 'short'}: "
         f"{number_text(last.projected_s, 's')}, measured {number_text(last.measured_s, 's')}."
     )

@@ -111,19 +111,19 @@ def _of_any(ingredients: Ingredients, ranks: int, farthest: int) -> Iterator[Ref
         return refused("R7", ranks, what=what, other=other)
 
     if ranks < first:
-        what = f"{ranks} ranks are fewer than the smallest measured count, {first}"
+        what = f"{ranks_text(ranks)} are fewer than the smallest measured count, {first:,}"
         yield out_of_range(what, "ask for more, or measure it")
     if ranks > farthest * anchor.ranks:
-        what = f"{ranks} ranks are more than {farthest} times the largest measured count, {anchor.ranks}"
-        yield out_of_range(what, f"measure {-(-ranks // farthest)} ranks or more")
+        what = f"{ranks_text(ranks)} are more than {farthest} times the largest measured count, {anchor.ranks:,}"
+        yield out_of_range(what, f"measure {ranks_text(-(-ranks // farthest))} or more")
     if ranks > per_node and ranks % per_node:
-        what = f"{ranks} ranks do not fill nodes of {per_node}"
-        yield out_of_range(what, f"ask for {ingredients.nodes_of(ranks) * per_node}")
+        what = f"{ranks_text(ranks)} do not fill nodes of {per_node}"
+        yield out_of_range(what, f"ask for {ingredients.nodes_of(ranks) * per_node:,}")
     if ingredients.nodes_of(ranks) > 1 and anchor.nodes == 1:
         yield refused("R2", ranks)
     if ingredients.scaling == "strong" and anchor.batch_per_rank and ingredients.batch_at(ranks) is None:
         whole = anchor.batch_per_rank * anchor.ranks
-        what = f"a global batch of {whole} samples does not divide among {ranks} ranks"
+        what = f"a global batch of {whole:,} samples does not divide among {ranks_text(ranks)}"
         yield out_of_range(what, "ask for a divisor of it")
 
 

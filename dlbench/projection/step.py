@@ -115,7 +115,9 @@ def project(
     if there is not None:
         changes.append(f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}")
         costs = there.network
-        by = "no costs" if costs is None else f"{costs.transport} ({costs.num_points} points)"
+        by = "no costs" if costs is None else costs.transport
+        if costs is not None and costs.num_points:  # A data sheet has none.
+            by += f" ({costs.num_points} points)"
         of_all.append(flagged("F8", system=ingredients.system, there=there.system, by=by))
     targets, refusals = [], []
     for count in ranks:
@@ -253,14 +255,9 @@ class _Costs:
         own = priced_as(ran)
         # A library chooses by itself; Gloo's all-reduce is a ring.
         names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)
-        zeros = np.zeros(draws, dtype=np.int64)
+        picks, costly = np.zeros(draws, dtype=np.int64), _with_uplinks(ingredients, network)
         costs = cls(
-            ingredients=ingredients,
-            network=_with_uplinks(ingredients, network),
-            ran=ran,
-            algorithms=names,
-            picks=zeros,
-            trend=np.zeros(draws),
+            ingredients=ingredients, network=costly, ran=ran, algorithms=names, picks=picks, trend=np.zeros(draws)
         )
         missed = {}
         for name in names:

@@ -138,7 +138,8 @@ def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]
     half = (high - low) / 2
     largest = max(abs(value), half)
     if figure.unit == "s" and largest >= CLOCK_FROM_S:
-        texts = [clock_text(one, largest) for one in (value, low, high)]
+        # Where the interval alone has hours, these would hide the value's minutes.
+        texts = [clock_text(one, abs(one) if abs(value) < 3600 <= half else largest) for one in (value, low, high)]
         unit = ""
     else:
         unit = "" if decimals is not None else _number_parts(largest, figure.unit)[1]
@@ -277,8 +278,8 @@ def sentence(text: str) -> str:
 
 
 def ranks_text(ranks: int) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+    """``1 rank``, ``2,048 ranks``."""
+    return f"{ranks:,} rank{'' if ranks == 1 else 's'}"
 
 
 def place_text(ranks: int, nodes: int) -> str:

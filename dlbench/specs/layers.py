@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FLOPS_PER_MAC = 2  # One multiplication and one addition.
 TRAINING_PASSES = 3
 """Forward, and backward twice: one product for the gradient of the weight, one for that of the input (Kaplan et al.,
 "Scaling Laws for Neural Language Models" (2020), section 2.1)."""
+
+Extents = tuple[int, ...]
+Divided = Literal["", "column", "row", "head"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,10 +33,10 @@ class Layer:
     macs: int = 0  # Multiply-adds of the forward pass.
     channels: int = 0  # C: input channels or features; 0 where there are none to divide.
     filters: int = 0  # F: output channels or features.
-    extents: tuple[int, ...] = ()  # Of the input, without channels; empty where it is no image or volume.
+    extents: Extents = ()  # Of the input, without channels; empty where it is no image or volume.
     kernel: int = 1  # Edge of the window that an output element sees.
     stride: int = 1  # Input elements between two windows, along each extent.
-    tensor: Literal["", "column", "row", "head"] = ""
+    tensor: Divided = ""
     """How tensor parallelism divides it: its outputs, its inputs, or head by head (Shoeybi et al., Megatron-LM (2019),
     section 3); empty: not at all."""
     heads: int = 0  # Of attention.
@@ -57,16 +60,8 @@ class Layers(list[Layer]):
         self.block = 0
 
     def conv(
-        self,
-        name: str,
-        channels: int,
-        filters: int,
-        extents: tuple[int, ...],
-        kernel: int,
-        stride: int = 1,
-        *,
-        bias: bool = False,
-    ) -> tuple[int, ...]:
+        self, name: str, channels: int, filters: int, extents: Extents, kernel: int, stride: int = 1, bias: bool = False
+    ) -> Extents:
         """A convolution whose padding keeps the extents but for the stride; returns those of its output."""
         out = tuple(-(-extent // stride) for extent in extents)
         weights = kernel ** len(extents) * channels * filters
@@ -90,14 +85,7 @@ class Layers(list[Layer]):
         return out
 
     def linear(
-        self,
-        name: str,
-        channels: int,
-        filters: int,
-        rows: int = 1,
-        *,
-        tied: bool = False,
-        tensor: Literal["", "column", "row"] = "",
+        self, name: str, channels: int, filters: int, rows: int = 1, *, tied: bool = False, tensor: Divided = ""
     ) -> None:
         """A dense layer on `rows` vectors of a sample; `tied`: its matrix is an earlier layer's, its bias its own."""
         matrix = channels * filters
@@ -117,34 +105,7 @@ class Layers(list[Layer]):
             )
         )
 
-    def other(
-        self,
-        name: str,
-        kind: str,
-        inputs: int,
-        outputs: int | None = None,
-        *,
-        weights: int = 0,
-        extents: tuple[int, ...] = (),
-        kernel: int = 1,
-        stride: int = 1,
-        macs: int = 0,
-        heads: int = 0,
-    ) -> None:
-        """Any other layer; `outputs`: None for as many elements as it takes."""
-        self.append(
-            Layer(
-                name=name,
-                kind=kind,
-                block=self.block,
-                inputs=inputs,
-                outputs=inputs if outputs is None else outputs,
-                weights=weights,
-                macs=macs,
-                extents=extents,
-                kernel=kernel,
-                stride=stride,
-                tensor="head" if heads else "",
-                heads=heads,
-            )
-        )
+    def other(self, name: str, kind: str, inputs: int, outputs: int | None = None, **form: Any) -> None:
+        """Any other layer; `outputs`: None for as many elements as it takes; `form`: further fields of `Layer`."""
+        outputs = inputs if outputs is None else outputs
+        self.append(Layer(name=name, kind=kind, block=self.block, inputs=inputs, outputs=outputs, **form))

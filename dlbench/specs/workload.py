@@ -18,7 +18,7 @@ from functools import reduce
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -156,11 +156,9 @@ class ResNetModel(Model):
         channels = self.base_width
         edge = normed("stem_conv stem_norm", 3, channels, self.image_size, 7, 2)
         found.other("stem_activation", "activation", channels * edge**2, extents=(edge, edge))
-        pooled = -(-edge // 2)
-        found.other(
-            "stem_pool", "pool", channels * edge**2, channels * pooled**2, extents=(edge, edge), kernel=3, stride=2
-        )
-        edge = pooled
+        square, edge = (edge, edge), -(-edge // 2)
+        pooled = channels * edge**2
+        found.other("stem_pool", "pool", channels * square[0] ** 2, pooled, extents=square, kernel=3, stride=2)
         for stage, blocks in enumerate(self.stage_blocks):
             width = self.base_width * 2**stage
             for number in range(blocks):
@@ -233,10 +231,9 @@ class BertModel(Model):
                 found.linear(f"{name}.attention.{part}", hidden, hidden, tokens, tensor="column")
             found.linear(f"{name}.attention.output", hidden, hidden, tokens, tensor="row")
             # Scores read queries and keys, the mixture reads values; scores stay in the kernel.
-            found.other(
-                f"{name}.attention.scores", "attention", 2 * width, 0, macs=tokens * width, heads=self.num_heads
-            )
-            found.other(f"{name}.attention.mixture", "attention", width, macs=tokens * width, heads=self.num_heads)
+            by_head: dict[str, Any] = {"macs": tokens * width, "heads": self.num_heads, "tensor": "head"}
+            found.other(f"{name}.attention.scores", "attention", 2 * width, 0, **by_head)
+            found.other(f"{name}.attention.mixture", "attention", width, **by_head)
             found.other(f"{name}.attention_norm", "norm", width, weights=2 * hidden)
             found.linear(f"{name}.expand", hidden, self.intermediate_size, tokens, tensor="column")
             found.linear(f"{name}.reduce", self.intermediate_size, hidden, tokens, tensor="row")

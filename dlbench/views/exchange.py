@@ -28,6 +28,7 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.perfmodels import overlap
 from dlbench.perfmodels.lines import fit_line
+from dlbench.projection.exchange import last_end
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
@@ -298,6 +299,8 @@ def _cores(run: Run, result: ExchangeResult) -> str:
 
 def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun | str:
     """The model's numbers, or why there are none."""
+    import numpy as np
+
     if not result.gradients:
         return "not measured: the runs do not record when each gradient was ready"
     # Lines that the run measured or was given, for its rank count; they count bytes of gradients in any format.
@@ -313,24 +316,25 @@ def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun 
     sizes = [gradient.num_bytes for gradient in order]
     ready = [gradient.ready_s for gradient in order]
     backward = result.backward_s or ready[-1]
+
+    def left(sizes: Sequence[float], ready: Sequence[float], line: LineCost) -> float:
+        return max(0.0, float(last_end(ready, [np.array(line.time(size)) for size in sizes])) - backward)
+
     tried = []
     for line in candidates:
         groups = overlap.best_merge(sizes, ready, line)
-        tried.append((overlap.exposed(groups, sizes, ready, line, backward), len(groups), line))
+        tried.append((left(*overlap.merged(groups, sizes, ready), line), len(groups), line))
     best, num_messages, line = min(tried, key=lambda item: item[:2])
     # The model's time for the messages as they were.
     known = [message.ready_s for message in result.messages if message.ready_s is not None]
-    as_ran = None
-    if known and len(known) == len(result.messages):
-        sent = [message.num_bytes for message in result.messages]
-        as_ran = overlap.exposed([1] * len(sent), sent, known, line, backward)
+    is_known = bool(known) and len(known) == len(result.messages)
     return _OneRun(
         line=line,
         is_fitted=not lines,
         best_s=best,
         measured_s=result.exposed_s,
         num_messages=num_messages,
-        as_ran_s=as_ran,
+        as_ran_s=left([message.num_bytes for message in result.messages], known, line) if is_known else None,
     )
 
 

@@ -115,7 +115,7 @@ def test_the_other_scaling_has_its_own_curve_and_needs_its_batches(folder: Path)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--to", "8"], "2 give one of RUNS, --from FILE and --points FILE.csv"),
+        (["--to", "8"], "2 give one of RUNS, --from FILE, --points FILE.csv and --from-spec"),
         (["runs", "--points", "series.csv", "--to", "8"], "2 give one of RUNS"),
         (["runs", "--to", "0"], "2 --to '0': must be 1 or more"),
         (["runs", "--to", "-4"], "2 --to '-4': must be 1 or more"),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dlbench.comm import choice
 from dlbench.comm.document import predictions_document
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
-from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, rate, tabulate
+from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
 from dlbench.comm.report import assemble, contenders, fit_caption, fusion_text, group_doubts, layout_text, same_messages
 from dlbench.errors import IncompleteDataError, UserError
@@ -103,12 +103,6 @@ def test_rates_are_those_of_nccl_tests(tmp_path: Path, collective: str, factor: 
         (one,) = series.rows
         assert one.algbw.value == pytest.approx(2**20 / one.time.value * 1e-9)
         assert one.busbw.value == pytest.approx(one.algbw.value * factor)
-
-
-@given(value=st.floats(1e-6, 1e3), low=st.floats(0.1, 1.0), high=st.floats(1.0, 10.0), size=st.integers(1, 2**40))
-def test_a_rate_lies_in_its_interval(value: float, low: float, high: float, size: int) -> None:
-    found = rate(Estimate(value, value * low, value * high, 5, "range"), size)
-    assert found.low <= found.value <= found.high
 
 
 def test_runs_are_grouped_by_what_may_be_compared(tmp_path: Path) -> None:
@@ -782,13 +776,6 @@ def test_fusion_splits_gradients_into_whole_messages() -> None:
 def test_impossible_predictions_are_refused(ranks: int, wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         predict_all(factory.network(), (ranks,), Wanted(sizes=SIZES, **wanted))
-
-
-def test_a_level_that_was_never_measured_is_named() -> None:
-    network = factory.network().model_copy(update={"across": None})
-    predict_all(network, (8,), Wanted(sizes=SIZES))
-    with pytest.raises(UserError, match="messages across groups were never measured"):
-        predict_all(network, (8,), Wanted(sizes=SIZES, group_size=4))
 
 
 def test_leaf_switches_are_priced_by_their_level() -> None:

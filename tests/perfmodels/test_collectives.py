@@ -147,15 +147,6 @@ def test_one_server_is_a_bottleneck_by_its_closed_form() -> None:
         assert got == pytest.approx(expected)
 
 
-def test_a_shared_link_multiplies_beta_by_its_flows() -> None:
-    """Every rank of four sends its n / 8 to the other node at once."""
-    layout = Layout(ranks=8, group_size=4)
-    shared, apart = (network(level((None, 0, 0)), level((None, 0.0, 1.0)), shared_link=s) for s in (True, False))
-    assert predict("all-to-all", "direct", 8000, layout, shared) == pytest.approx(16 * 1000)
-    assert predict("all-to-all", "direct", 8000, layout, apart) == pytest.approx(4 * 1000)
-    assert predict("allreduce", "ring", 8000, layout, shared) == pytest.approx(14 * 1000)  # one flow a link
-
-
 def test_shared_memory_adds_up_what_a_group_sends() -> None:
     """Each of four ranks passes its n / 4 on to the next, in 2 x 3 steps."""
     layout = Layout(ranks=4, group_size=4)
@@ -186,12 +177,6 @@ def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
     sharing, predictions = choose_sharing(observations)
     assert sharing == Sharing(inside=1 if memory else None, across=1 if link else None)
     assert max(abs(seconds / seen.seconds - 1) for seen, seconds in predictions) < 0.01
-
-
-def test_hierarchical_gains_what_it_saves_between_nodes() -> None:
-    layout = Layout(ranks=8, group_size=4)
-    flat, grouped = (predict("allreduce", name, 64 * MIB, layout, SHAPED) for name in ("ring", "hierarchical"))
-    assert 1.7 < flat / grouped < 1.75
 
 
 def test_messages_are_priced_by_the_piece_of_their_own_size() -> None:
@@ -275,15 +260,6 @@ def test_no_crossover() -> None:
     assert crossovers("allreduce", ["ring", "direct"], layout, priced, 4096, 4096) == []
     with pytest.raises(ValueError, match="no sizes"):
         crossovers("allreduce", ["ring"], layout, priced, 4096, 4)
-
-
-def test_many_ranks_are_predicted() -> None:
-    layout = Layout(ranks=256, group_size=8)
-    form = closed_form("hierarchical", layout)
-    for size in (MIB, 4 * MIB, 256 * MIB):
-        expected = form.alpha * 2e-5 + float(form.beta) * size * 3e-10
-        expected += form.alpha_across * 1e-4 + float(form.beta_across) * size * 4e-8
-        assert predict("allreduce", "hierarchical", size, layout, SHAPED) == pytest.approx(expected)
 
 
 # --- fits --------------------------------------------------------------------------------------------------------

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.perfmodels.overlap import (
-    best_merge,
-    exchange_times,
-    exposed,
-    hybrid_threshold,
-    merged,
-)
+from dlbench.perfmodels.overlap import best_merge, hybrid_threshold, merged
 from dlbench.specs.comm import LineCost
 
 
@@ -32,7 +26,10 @@ def partitions(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def end(groups: tuple[int, ...], sizes: list[int], ready: list[float], cost: LineCost) -> float:
-    return exchange_times(*merged(groups, sizes, ready), cost)[-1][1]
+    free = 0.0
+    for size, start in zip(*merged(groups, sizes, ready), strict=True):
+        free = max(free, start) + cost.time(size)
+    return free
 
 
 gradients = st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 20)), min_size=1, max_size=10).map(
@@ -48,8 +45,6 @@ def test_the_planner_is_as_good_as_the_best_of_all_partitions(
     sizes, ready = gradients
     best = min(end(groups, sizes, ready, cost) for groups in partitions(len(sizes)))
     assert end(best_merge(sizes, ready, cost), sizes, ready, cost) == pytest.approx(best, rel=1e-12)
-    shown = exposed(best_merge(sizes, ready, cost), sizes, ready, cost, ready[-1])
-    assert shown == pytest.approx(max(0.0, best - ready[-1]), abs=1e-9)
 
 
 @given(gradients=gradients, per_byte=st.floats(0, 0.5))
@@ -72,10 +67,6 @@ def test_what_is_ready_at_once_goes_as_one_message(sizes: list[int], cost: LineC
 def test_gradients_far_apart_are_not_merged() -> None:
     sizes, ready, cost = [10, 10, 10], [0.0, 100.0, 200.0], line(1.0, 0.1)
     assert best_merge(sizes, ready, cost) == (1, 1, 1)
-    assert exchange_times(sizes, ready, cost) == ((0.0, 2.0), (100.0, 102.0), (200.0, 202.0))
-    assert exposed((1, 1, 1), sizes, ready, cost, 200.0) == 2.0
-    assert exposed((3,), sizes, ready, cost, 200.0) == 4.0
-    assert exposed((1, 1, 1), sizes, ready, cost, 300.0) == 0.0
 
 
 def test_the_published_rule_is_not_always_the_best() -> None:
@@ -107,17 +98,15 @@ def test_threshold_of_hybrid(flat: LineCost, grouped: LineCost, threshold: int |
 
 
 def test_nothing_to_send() -> None:
-    cost = line(1.0, 1.0)
-    assert best_merge([], [], cost) == ()
-    assert exposed((), [], [], cost, 1.0) == 0.0
+    assert best_merge([], [], line(1.0, 1.0)) == ()
 
 
 def test_what_cannot_be_is_refused() -> None:
     cost = line(1.0, 1.0)
     with pytest.raises(ValueError, match="2 sizes and 1 times"):
-        exchange_times([1, 2], [0.0], cost)
+        best_merge([1, 2], [0.0], cost)
     with pytest.raises(ValueError, match="below 0"):
-        exchange_times([-1], [0.0], cost)
+        best_merge([-1], [0.0], cost)
     with pytest.raises(ValueError, match="in the order"):
         best_merge([1, 2], [1.0, 0.0], cost)
     for groups in ((1,), (2, 1), (2, 0)):

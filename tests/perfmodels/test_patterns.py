@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import patterns
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
 from dlbench.perfmodels.patterns import Sharing, loads_of
@@ -108,9 +107,7 @@ def test_phi_is_flows_over_links(links: int | None, phi: float) -> None:
     assert found.seconds(priced) == pytest.approx(size / 4 * phi)  # 2 steps of half of a rank's quarter
 
 
-def test_levels_that_were_never_measured_are_refused() -> None:
-    with pytest.raises(UserError, match="messages between leaf switches were never measured"):
-        predict("allreduce", "ring", 4096, LEAVES, network(level(1.0, 0.0), level(1.0, 0.0)))
+def test_leaf_switches_hold_whole_groups() -> None:
     with pytest.raises(ValueError, match="6 ranks below a leaf switch are no whole groups of 4"):
         Layout(ranks=12, group_size=4, leaf_size=6)
 

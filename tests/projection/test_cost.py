@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def test_too_few_batches_are_refused_in_words_and_a_noise_scale_helps() -> None:
     few, known = quality(256), quality(256, noise_scale=2048.0)
     section = cost_section("g", given(quality=few), targets((16, 0.1)), None, "")
     assert "R10: runs at 1 global batch (at least 3) to the target" in section.notes[1]
-    assert section.about == ("Of a million images: how long a training is, is not known.",)
+    assert section.about == ("For a million images, as how many a training takes is not known.",)
     section = cost_section("g", given(quality=known, node_watts=300.0), targets((16, 0.1)), 2.0, "EUR")
     assert section.about == ("To top-1 of 0.759, with evaluations.",)
     assert section.words[0].startswith("16 ranks: ")
@@ -101,8 +102,10 @@ def test_the_command_prints_what_more_ranks_cost(tmp_path: Path) -> None:
     file.write_text(machine.ingredients(np.random.default_rng(1), (1, 2, 4)).model_dump_json())
     command = ["project", "--from", str(file), "--to", "32,64", "--price-per-node-hour", "9 EUR", "--format"]
     text = CliRunner().invoke(cli, [*command, "text"]).output
-    assert "How many GPUs? Of a million" in text
+    assert "How many GPUs? For a million" in text
     assert " EUR" in text
+    plain = CliRunner().invoke(cli, [*command[:-2], "9", "--format", "text"]).output
+    assert re.search(r", price [0-9.]+ \[[^\]]*\](;|\.)", " ".join(plain.split()))
     table = CliRunner().invoke(cli, [*command, "md"]).output
     assert "Price, EUR" in table
     assert "Energy" not in table

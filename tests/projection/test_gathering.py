@@ -59,14 +59,16 @@ def read(out: Path, **changes: Any) -> tuple[Ingredients, scaling.Group, RunTabl
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ingredients, scaling.Group, RunTable]:
     out = tmp_path_factory.mktemp("runs")
     write(out, slow_host=4.0)
-    return out
+    return read(out)
 
 
-def test_steps_and_parts_are_those_of_the_account(runs: Path) -> None:
-    found, group, table = read(runs)
+def test_steps_parts_messages_and_nodes_are_those_of_the_account(
+    whole: tuple[Ingredients, scaling.Group, RunTable],
+) -> None:
+    found, group, table = whole
     assert [(point.ranks, point.nodes) for point in found.points] == [(2, 1), (4, 2), (8, 4)]
     for point in found.points:
         for run in point.runs:
@@ -79,50 +81,37 @@ def test_steps_and_parts_are_those_of_the_account(runs: Path) -> None:
     assert found.per_node == 2
     assert found.nodes_of(64) == 32
     assert found.anchor.ranks == 8
-
-
-def test_messages_are_those_of_the_run_in_the_middle(runs: Path) -> None:
-    found, *_ = read(runs)
     assert found.exchange is not None
-    assert found.exchange.communication_s == pytest.approx(0.021)
+    assert found.exchange.communication_s == pytest.approx(0.021)  # Of the run in the middle.
     assert [gradient.num_bytes for gradient in found.exchange.gradients] == [4_000_000, 1_000_000]
     # Without waiting for others, which the account tells.
     assert all(run.communication_s <= 0.022 for run in found.anchor.runs)
-
-
-def test_the_slow_host_is_in_the_scatter_of_nodes(runs: Path) -> None:
-    found, *_ = read(runs)
+    # The slow host is in the scatter of nodes.
     assert found.nodes is not None
     assert len(found.nodes.hosts) == 4
     assert max(found.nodes.hosts) == pytest.approx(0.0435, abs=0.005)  # log(94 / 90)
-    assert found.nodes.num_maxima == 3 * 4 * int(tabulate(scan(runs)).figures["steps"].iloc[0])
-    bare, *_ = read(runs, is_whole=False)
-    assert bare.nodes is None
-
-
-def test_a_network_of_another_machine_is_refused_and_the_file_says_all(runs: Path) -> None:
-    found = with_network(read(runs)[0], NETWORK)
-    assert found.network == NETWORK
-    with pytest.raises(UserError, match="costs are of system elsewhere, the runs are of box"):
-        with_network(found, NETWORK.model_copy(update={"system": "elsewhere"}))
+    assert found.nodes.num_maxima == 3 * 4 * int(table.figures["steps"].iloc[0])
     text = found.model_dump_json(indent=1)
     assert Ingredients.model_validate_json(text) == found
     assert len(text) < 200_000
 
 
-def test_half_filled_nodes_are_left_out_and_named(tmp_path: Path) -> None:
+def test_a_network_of_another_machine_is_refused(whole: tuple[Ingredients, scaling.Group, RunTable]) -> None:
+    found = with_network(whole[0], NETWORK)
+    assert found.network == NETWORK
+    with pytest.raises(UserError, match="costs are of system elsewhere, the runs are of box"):
+        with_network(found, NETWORK.model_copy(update={"system": "elsewhere"}))
+
+
+def test_half_filled_nodes_are_left_out_and_other_batches_are_found(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, (2,), ranks_per_node=1, series="s2")
+    write(tmp_path, (4,), series="s3", overrides={"train.batch_per_rank": 16})
     found, *_ = read(tmp_path)
     assert [point.ranks for point in found.points] == [2, 4, 8]
     assert any("2 ranks on 2 nodes" in note for note in found.notes)
-
-
-def test_runs_of_other_batches_are_found(tmp_path: Path) -> None:
-    write(tmp_path)
-    write(tmp_path, (4,), series="s2", overrides={"train.batch_per_rank": 16})
-    found, *_ = read(tmp_path)
     assert len({one.batch_per_rank for one in found.batches}) == 2
+    assert read(tmp_path, is_whole=False)[0].nodes is None
 
 
 def test_ranks_that_share_cores_are_refused(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_command_says_that_it_is_ideal_in_every_format(form: str) -> None:
     assert "deal" in done.output
     if form == "text":
         assert "Modelled by data sheet, not measured." in done.output
-        assert "2048 ranks, data: " in " ".join(done.output.split())
+        assert "2,048 ranks, data: " in " ".join(done.output.split())
         assert len(done.output.splitlines()) < 45
     if form == "json":
         content = json.loads(done.output)

@@ -76,6 +76,7 @@ def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) 
         ("R7", {}, 9, "ask for 10"),
         ("R7", {}, 1, "measure"),
         ("R7", {}, 1024, "measure 16 ranks or more"),
+        ("R7", {}, 10**6, "measure 15,625 ranks or more"),
         ("R7", STRONG, 10, "divisor"),
         ("R8", {"exchange": None}, 64, "measure it"),
         ("R8", {"points": (FIRST, MIDDLE, runs_of(ANCHOR, parts={}))}, 64, "measure it"),

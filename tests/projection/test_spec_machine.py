@@ -150,7 +150,7 @@ def test_the_command_takes_a_measured_network_of_the_other_system(tmp_path: Path
     file, costs = tmp_path / "given.json", tmp_path / "abci.network.json"
     file.write_text(measured().model_dump_json())
     command = ["project", "--from", str(file), "--to", "64", "--system", "abci"]
-    assert "priced for abci by data sheet (0 points)" in " ".join(CliRunner().invoke(cli, command).output.split())
+    assert "priced for abci by data sheet: no run" in " ".join(CliRunner().invoke(cli, command).output.split())
     network = network_of(system_of("abci")).model_copy(update={"transport": "nccl", "num_points": 12})
     costs.write_text(network.model_dump_json())
     told = CliRunner().invoke(cli, [*command, "--network", str(costs)]).output

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlbench.cli import cli as command
 from dlbench.cli.show import schema
+from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.strategies.layers import LayerTimes, gamma, watched_layers
 from dlbench.projection.strategies.network import Groups, unshared
-from dlbench.projection.strategies.table import STRATEGIES, Case, Row, best, cut
+from dlbench.projection.strategies.table import INNER, STRATEGIES, Case, Row, best, cut
 from dlbench.records.memory import MemoryResult
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
 from dlbench.records.scan import scan
@@ -27,6 +31,7 @@ from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
 from dlbench.specs.files import find
 from dlbench.specs.layers import Layer, Layers
+from dlbench.specs.workload import Model, ResNetModel
 from tests.conftest import Cli
 from tests.projection.test_gathering import NETWORK, write
 
@@ -63,11 +68,10 @@ def cost(collective: Collective, ranks: int, elements: float) -> float:
 
 
 def by_counts(strategy: str, ranks: int) -> float:
-    """Communication of a step of a CosmoFlow, or for tensor of a BERT: what table 3 of the publication sums up."""
-    layers = BERT if strategy == "tensor" else COSMOFLOW
-    weights = sum(layer.weights for layer in layers)
-    blocks = [sum(one.weights for one in layers if one.block == number) for number in range(layers[-1].block + 1)]
-    products = [layer for layer in layers if layer.is_product]
+    """Communication of a step of a CosmoFlow: what table 3 of the publication sums up."""
+    weights = sum(layer.weights for layer in COSMOFLOW)
+    blocks = [sum(one.weights for one in COSMOFLOW if one.block == number) for number in range(COSMOFLOW[-1].block + 1)]
+    products = [layer for layer in COSMOFLOW if layer.is_product]
     if strategy == "serial":
         return 0.0
     if strategy in ("data", "zero-1", "local-sgd"):
@@ -80,13 +84,9 @@ def by_counts(strategy: str, ranks: int) -> float:
         wide = [layer for layer in products if layer.filters >= ranks]
         out = sum(cost("all-gather", ranks, BATCH * layer.outputs) for layer in wide if layer is not products[-1])
         return out + sum(cost("allreduce", ranks, BATCH * layer.inputs) for layer in wide if layer is not products[0])
-    if strategy == "channel":
-        wide = [layer for layer in products[1:] if layer.channels >= ranks]
-        return sum(
-            cost("allreduce", ranks, BATCH * one.outputs) + cost("all-gather", ranks, BATCH * one.inputs)
-            for one in wide
-        )
-    return sum(4 * cost("allreduce", ranks, BATCH * one.outputs) for one in layers if one.name.endswith("_norm")) / 2
+    wide = [layer for layer in products[1:] if layer.channels >= ranks]
+    out = sum(cost("allreduce", ranks, BATCH * layer.outputs) for layer in wide)
+    return out + sum(cost("all-gather", ranks, BATCH * layer.inputs) for layer in wide)
 
 
 @pytest.mark.parametrize("ranks", range(2, 17))
@@ -125,10 +125,8 @@ def test_a_halo_is_what_the_windows_of_a_rank_reach_beyond_its_part(
     for rank in range(ranks):
         own = range(rank * edge * stride, (rank + 1) * edge * stride)
         reached = {place - padding + at for place in own[::stride] for at in range(kernel)}
-        below, above = (
-            len([x for x in reached if 0 <= x < own.start]),
-            len([x for x in reached if own.stop <= x < length]),
-        )
+        below = len([x for x in reached if 0 <= x < own.start])
+        above = len([x for x in reached if own.stop <= x < length])
         both_sides.append(sum(ALPHA + BATCH * 2 * one * 4 * BETA for one in (below, above) if one))
     assert row.communication_s == pytest.approx(summed + gathered + max(both_sides), rel=1e-6)
 
@@ -206,6 +204,7 @@ def test_a_cut_has_the_least_largest_part(work: list[float], data: st.DataObject
     assert [found[0][0], *(end for _, end in found)] in every
 
 
+HEADS = max(layer.heads for layer in BERT)
 EDGES = [
     (COSMOFLOW, "data", 24, "batch"),
     (COSMOFLOW, "zero-1", 24, "batch"),
@@ -214,20 +213,28 @@ EDGES = [
     (COSMOFLOW, "filter", 16, "filters"),
     (COSMOFLOW, "channel", 16, "channels"),
     (COSMOFLOW, "spatial", 1, "extents"),
-    (BERT, "tensor", max(layer.heads for layer in BERT), "heads"),
+    (BERT, "tensor", HEADS, "heads"),
+    (COSMOFLOW, "data+pipeline", 24 * 8, "batch x blocks"),
+    (COSMOFLOW, "data+filter", 24 * 16, "batch x filters"),
+    (COSMOFLOW, "data+channel", 24 * 16, "batch x channels"),
+    (BERT, "data+tensor", 24 * HEADS, "batch x heads"),
 ]
 
 
 @pytest.mark.parametrize(("layers", "name", "limit", "word"), EDGES)
-def test_one_rank_above_a_limit_is_refused_with_its_name(
+def test_beyond_a_limit_a_strategy_is_refused_with_its_name(
     layers: tuple[Layer, ...], name: str, limit: int, word: str
 ) -> None:
-    (at,), (above,) = (rows_of(layers, ranks, name, batch=24) for ranks in (limit, limit + 1))
-    assert (at.limit, at.refused) == (limit, "")
-    assert word in at.bound_by
-    assert word in above.refused
-    assert str(limit) in above.refused
-    assert (above.step_s, above.fits, above.accuracy) == (0.0, None, None)
+    """One rank beyond it, or next to data one group of the largest size, which leaves the batch too small."""
+    size = limit // 24 if "+" in name else 1
+    at, above = (rows_of(layers, ranks, name, batch=24, node=size) for ranks in (limit, limit + size))
+    assert [row.replicas for row in at if not row.refused] == [1 if name in INNER else 24]
+    assert {(row.limit, row.bound_by) for row in at} == {(limit, at[0].bound_by)}
+    assert word in at[0].bound_by
+    for row in above:
+        assert ("batch" if size > 1 else word) in row.refused
+        assert str(24 if size > 1 else limit) in row.refused
+        assert (row.step_s, row.fits, row.accuracy) == (0.0, None, None)
 
 
 def test_what_a_network_has_not_cannot_be_divided() -> None:
@@ -286,6 +293,9 @@ def test_gradients_are_hidden_by_the_backward_pass_but_for_the_last_message() ->
     one = cost("allreduce", 4, 4096 * 4097)  # 64 MiB: each layer travels alone
     assert row.communication_s == pytest.approx(3 * one)
     assert row.exposed_s == pytest.approx(one)
+    (row,) = rows_of(layers, 4, "fsdp", times=times, batch=4, slots=0)  # the first gather, and the last scatter
+    ends = cost("all-gather", 4, 4096 * 4097), cost("reduce-scatter", 4, 4096 * 4097)
+    assert row.exposed_s == pytest.approx(sum(ends))
 
 
 def test_out_of_core_plans_for_the_limit_and_pays_by_recomputing() -> None:
@@ -349,10 +359,17 @@ def test_what_cannot_be_asked_is_one_line(cli: Cli, runs: Path, words: tuple[str
     assert "Traceback" not in done.stderr
 
 
-def test_without_costs_of_messages_nothing_is_said_of_strategies(cli: Cli, runs: Path) -> None:
-    done = cli("project", runs, "--to", "16", "--strategy", "all")
-    assert done.returncode == 2
-    assert "--strategy needs costs of messages" in done.stderr
+def test_what_is_not_known_of_the_network_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs of messages; and layers, of a network of DLBENCH_PATH that does not say them."""
+    words = ["project", str(runs), "--to", "16", "--strategy", "all"]
+    without = CliRunner().invoke(command, words).exception
+    assert str(without).startswith("--strategy needs costs of messages")
+    monkeypatch.setattr(ResNetModel, "layer_table", Model.layer_table)
+    ideal = ["project", "--workload", "resnet50", "--system", "p40-roce", "--from-spec", "--to", "8"]
+    for line in (words, ideal):
+        error = CliRunner().invoke(command, line).exception
+        assert isinstance(error, UserError)
+        assert re.match(r"--[a-z-]+: layers of \w+ are not known.*layer_table.*\)$", str(error))
 
 
 def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:

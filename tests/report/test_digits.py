@@ -82,6 +82,7 @@ def test_durations_have_one_unit_in_value_and_ends(seconds: float, share: float)
         (figure(0.0123, 0.0119, 0.0129, "s"), "12.3 ms [11.9, 12.9]"),
         (figure(0.95, 0.9, 1.05, "s"), "950 ms [900, 1,050]"),
         (figure(125.0, 110.0, 4000.0, "s"), "2 min 05 s [1 min 50 s, 66 min 40 s]"),
+        (figure(64.0, 60.0, 50580.0, "s"), "1 min 04 s [1 min 00 s, 14 h 03 min]"),
         (figure(245.0, 238.0, 251.0, "s"), "4 min 05 s [3 min 58 s, 4 min 11 s]"),
         (figure(155.2 * 2**20, 150 * 2**20, 1100 * 2**20, "bytes"), "155 MiB [150, 1,100]"),
         (figure(0.0, 0.0, 0.0, "s"), "0 s"),

@@ -37,10 +37,6 @@ def network_of(
     )
 
 
-def equal_hosts(generator: np.random.Generator, nodes: int) -> Array:
-    return np.zeros(nodes)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """The truth. Seconds, bytes."""
@@ -58,7 +54,8 @@ class Machine:
     carrier: str = "gloo"
     congestion: float = 0.0  # By which messages take longer with each doubling of the nodes (1).
     slowed: float = 0.0  # Seconds that computing takes longer per second of hidden exchange.
-    hosts: Callable[[np.random.Generator, int], Array] = equal_hosts  # Logarithms of what hosts take longer.
+    # Logarithms of what hosts take longer.
+    hosts: Callable[[np.random.Generator, int], Array] = lambda generator, nodes: np.zeros(nodes)
     jitter: float = 0.0  # Standard deviation of what a node takes longer in a step, as logarithm.
     spikes: float = 0.0  # Share of steps in which a node takes 20 % longer.
     session_sd: float = 0.0
@@ -130,29 +127,24 @@ class Machine:
         return point, scatter_of([(work, names) for _, work in done])
 
     def exchange(self) -> ExchangeResult:
-        messages = [
-            {"num_bytes": size, "num_tensors": 1, "method": "flat", "ready_s": share * self.backward_s}
+        ready = [
+            {"num_bytes": size, "ready_s": share * self.backward_s}
             for size, share in zip(self.sizes, self.shares, strict=True)
         ]
-        gradients = [
-            {"name": f"g{n}", "num_bytes": message["num_bytes"], "ready_s": message["ready_s"]}
-            for n, message in enumerate(messages)
-        ]
-        return ExchangeResult.model_validate(
-            {
-                "carrier": self.carrier,
-                "by": "backend",
-                "exchange": "flat",
-                "fusion": "auto",
-                "wire": "fp32",
-                "group_size": self.ranks_per_node,
-                "num_groups": REFERENCE,
-                "messages": messages,
-                "gradients": gradients,
-                "backward_s": self.backward_s,
-                "evidence": "simulated",
-            }
-        )
+        found = {
+            "carrier": self.carrier,
+            "by": "backend",
+            "exchange": "flat",
+            "fusion": "auto",
+            "wire": "fp32",
+            "group_size": self.ranks_per_node,
+            "num_groups": REFERENCE,
+            "messages": [{**one, "num_tensors": 1, "method": "flat"} for one in ready],
+            "gradients": [{**one, "name": f"g{number}"} for number, one in enumerate(ready)],
+            "backward_s": self.backward_s,
+            "evidence": "simulated",
+        }
+        return ExchangeResult.model_validate(found)
 
     def ingredients(
         self,

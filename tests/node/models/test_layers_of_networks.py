@@ -48,7 +48,8 @@ def seen(model: Model, data: Any) -> dict[str, tuple[Any, ...]]:
                 size: Any = module.kernel_size
                 kernel = size if isinstance(size, int) else size[0]
             weights = sum(parameter.numel() for parameter in module.parameters())
-            found[name] = (given.numel(), output.numel(), weights, extents if given.dim() > 3 else (), kernel)
+            parts = [getattr(module, f"{way}_channels", getattr(module, f"{way}_features", 0)) for way in ("in", "out")]
+            found[name] = (given.numel(), output.numel(), weights, extents if given.dim() > 3 else (), kernel, *parts)
 
         return hook
 
@@ -63,7 +64,8 @@ def seen(model: Model, data: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def described(layer: Layer) -> tuple[Any, ...]:
-    return layer.inputs, layer.outputs, layer.weights, layer.extents, layer.kernel
+    parts = layer.channels, layer.filters
+    return layer.inputs, layer.outputs, layer.weights, layer.extents, layer.kernel, *parts
 
 
 @pytest.mark.parametrize(("model", "data"), tuple(odd()))
@@ -72,10 +74,10 @@ def test_each_layer_has_the_elements_weights_and_windows_that_hooks_see(model: M
     layers = {layer.name: layer for layer in model.layer_table(data)}
     in_no_module = {name for name, layer in layers.items() if layer.kind == "attention"} | {"mlm_decoder"}
     assert layers.keys() - in_no_module == hooked.keys()
-    for name, (inputs, outputs, weights, extents, kernel) in hooked.items():
+    for name, (inputs, outputs, weights, extents, *others) in hooked.items():
         own = extents if layers[name].kind in ("conv2d", "conv3d", "norm", "activation", "pool") else ()
         own = () if name == "mean" else own  # all of the image is its window
-        assert described(layers[name]) == (inputs, outputs, weights, own, kernel), name
+        assert described(layers[name]) == (inputs, outputs, weights, own, *others), name
 
 
 @pytest.mark.parametrize(("model", "data"), tuple(odd()))
@@ -94,18 +96,3 @@ def test_weights_sum_to_the_published_parameters(name: str) -> None:
     with torch.device("meta"):
         module = network_of(found.model).build(found.model)
     assert sum(parameter.numel() for parameter in module.parameters()) == PUBLISHED[name]
-
-
-def test_filters_and_channels_are_those_of_convolutions_and_dense_layers() -> None:
-    for name in PUBLISHED:
-        found = preset(name, "ci")
-        with torch.device("meta"):
-            modules = dict(network_of(found.model).build(found.model).named_modules())
-        for layer in found.model.layer_table(found.data):
-            module = modules.get(layer.name)
-            if isinstance(module, nn.Conv2d | nn.Conv3d):
-                assert (layer.channels, layer.filters) == (module.in_channels, module.out_channels)
-            elif isinstance(module, nn.Linear):
-                assert (layer.channels, layer.filters) == (module.in_features, module.out_features)
-            elif layer.name != "mlm_decoder":
-                assert (layer.channels, layer.filters) == (0, 0)
