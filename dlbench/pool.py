@@ -23,13 +23,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dlbench.errors import DlbenchError, RunError
-
-if TYPE_CHECKING:
-    from multiprocessing.context import SpawnProcess
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

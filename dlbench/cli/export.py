@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import click
 
@@ -16,10 +16,7 @@ from dlbench.cli.options import OUTPUT, write_output
 from dlbench.cli.report import check_writable, format_by_suffix, require_modules
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status
-
-if TYPE_CHECKING:
-    from dlbench.records.scan import Run
-
+from dlbench.records.scan import Run
 
 MetricFormat = Literal["openmetrics", "jsonl"]
 

@@ -63,18 +63,15 @@ def _enough(points: Sequence[SidePoint]) -> str:
     return "choose others with --where, "
 
 
+_BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts")
+"""What a point of a file and a point of a side call alike."""
+
+
 def _point(point: SidePoint) -> BaselinePoint:
     runs = sorted(point.runs, key=lambda run: run.run_id)
     return BaselinePoint(
-        ranks=point.ranks,
-        nodes=point.nodes,
-        registered=dict(point.content.registered),
-        plan=dict(point.content.plan),
-        sample_unit=point.sample_unit,
-        notice=point.notice,
-        tags=dict(point.tags),
-        environment=dict(point.environment),
-        doubts=point.doubts,
+        **{name: getattr(point, name) for name in _BOTH},
+        **vars(point.content),
         runs=tuple(
             BaselineRun(run_id=run.run_id, **vars(run.circumstances), figures=dict(run.figures)) for run in runs
         ),
@@ -92,11 +89,8 @@ def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], op
 
 def _side_point(point: BaselinePoint) -> SidePoint:
     return SidePoint(
+        **{name: getattr(point, name) for name in _BOTH},
         content=Content(registered=point.registered, plan=point.plan),
-        ranks=point.ranks,
-        nodes=point.nodes,
-        sample_unit=point.sample_unit,
-        notice=point.notice,
         runs=tuple(
             SideRun(
                 run_id=run.run_id,
@@ -107,9 +101,6 @@ def _side_point(point: BaselinePoint) -> SidePoint:
             )
             for number, run in enumerate(point.runs)
         ),
-        environment=point.environment,
-        tags=point.tags,
-        doubts=point.doubts,
     )
 
 

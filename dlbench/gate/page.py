@@ -16,7 +16,7 @@ import operator
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from dlbench.errors import DlbenchError
@@ -32,15 +32,12 @@ from dlbench.gate.report import (
     share_text,
 )
 from dlbench.gate.sides import KeyDifference
+from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, methods_section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
 from dlbench.report.table import Column, Sheet, unit_cell
 from dlbench.report.wording import DASH, basis_text, clean, place_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-
-if TYPE_CHECKING:
-    from dlbench.records.scan import Scan
-
 
 # What XML 1.0, section 2.2, does not allow in a document, even escaped.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -7,11 +7,11 @@ publication. What is not known is null, and what needs it is refused. Seconds, b
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.analysis.causes import CAUSES
+from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, WAIT_PARTS
 from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.comm import NetworkModel
@@ -25,7 +25,9 @@ class RunFigures(Spec):
 
     run_id: str = Field(description="Id of the run, or any name that no other run of the point has.")
     session: str = Field("", description="Session of the machine in which it ran; equal ones are drawn together.")
-    step_s: Positive = Field(description="Mean step: longest measured time of a rank over its steps, seconds.")
+    step_s: float = Field(
+        gt=1e-9, lt=1e6, description="Mean step: longest measured time of a rank over its steps, seconds."
+    )
     parts: dict[str, NonNegative] = Field(
         default_factory=dict,
         description="Seconds per step of each cause of the account (compute, exchange, straggler, input, host, launch, "
@@ -44,6 +46,13 @@ class RunFigures(Spec):
         whole = sum(self.parts.get(name, 0.0) for name in CAUSES)
         if self.parts and abs(whole / self.step_s - 1) > TOLERANCE:
             raise ValueError(f"the causes of run {self.run_id} sum to {whole:.6g} s, its step is {self.step_s:.6g} s")
+        for cause, names in (("compute", COMPUTE_PARTS), ("input", WAIT_PARTS)):
+            given, own = self.parts.get(cause, 0.0), sum(self.parts.get(name, 0.0) for name in names)
+            # Only the parts of compute are asked for.
+            is_given = cause == "compute" or any(name in self.parts for name in names)
+            if self.parts and is_given and abs(own - given) > TOLERANCE * self.step_s:
+                words = ", ".join(names)
+                raise ValueError(f"{words} of run {self.run_id} sum to {own:.6g} s, its {cause} is {given:.6g} s")
         return self
 
 
@@ -55,20 +64,36 @@ class PointFigures(Spec):
     batch_per_rank: Count | None = Field(None, description="Samples per rank and step; null: not known.")
     runs: tuple[RunFigures, ...] = Field(min_length=1, description="Its runs.")
 
+    @model_validator(mode="after")
+    def _named_once(self) -> Self:
+        names = [run.run_id for run in self.runs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"runs at {self.ranks} ranks: a name stands for one run, and some are given twice")
+        return self
+
+
+LogRatio = Annotated[float, Field(gt=-5, lt=5)]  # Of times of one node and another: no two are 150 times apart.
+
 
 class NodeScatter(Spec):
     """How unequal nodes and their steps were at the anchor, in logarithms of a rank's own work."""
 
-    hosts: tuple[float, ...] = Field(
+    hosts: tuple[LogRatio, ...] = Field(
         description="Of each host, how much longer than the median of all ranks its slowest rank works (log of the "
         "ratio), median over steps."
     )
-    maxima: tuple[float, ...] = Field(
+    maxima: tuple[LogRatio, ...] = Field(
         (),
         description=f"{QUANTILES_OF_MAXIMA} quantiles of what is left per node and step: of n, the i-th from 0 is at "
         "1 - (1 - i / (n - 1))^3.",
     )
     num_maxima: CountOrZero = Field(0, description="Node-steps behind them.")
+
+    @model_validator(mode="after")
+    def _ascend(self) -> Self:
+        if list(self.maxima) != sorted(self.maxima):
+            raise ValueError("maxima are quantiles, so they ascend")
+        return self
 
 
 class Supply(Spec):
@@ -139,8 +164,10 @@ class Ingredients(Spec):
     cycle_s: NonNegative | None = Field(None, description="Of Horovod: least time between two fused messages, seconds.")
     network: NetworkModel | None = Field(None, description="Costs of messages; null: not known.")
     nodes_per_leaf: Count | None = Field(None, description="Nodes below a leaf switch; null: not known.")
-    leaf_taper: Positive | None = Field(
-        None, description="Links of all nodes of a leaf over links from there on, e.g. 2 for 2:1; null: not known."
+    leaf_taper: float | None = Field(
+        None,
+        ge=1,
+        description="Links of all nodes of a leaf over links from there on, e.g. 2 for 2:1; null: not known.",
     )
     nodes: NodeScatter | None = Field(None, description="How unequal nodes are; null: not known.")
     supply: Supply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
@@ -187,6 +214,11 @@ class Ingredients(Spec):
         if batch is None or self.scaling == "weak":
             return batch
         return None if batch * self.anchor.ranks % ranks else batch * self.anchor.ranks // ranks
+
+    def measured_at(self, ranks: int) -> PointFigures | None:
+        """The measured point at this rank count, if its batch is the one asked for there."""
+        like = (ranks, self.batch_at(ranks))
+        return next((point for point in self.points if (point.ranks, point.batch_per_rank) == like), None)
 
     @property
     def digest(self) -> str:

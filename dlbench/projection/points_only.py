@@ -93,9 +93,13 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
 
     missed = {curve: misses(curve) for curve in CURVES}
     best = min(CURVES, key=lambda curve: abs(missed[curve][-1].error))
-    doublings = max(0.0, math.log2(ranks / ingredients.anchor.ranks))
-    error = model_error(missed[best]).drawn(doublings, draws, [SEED, 8, ranks])
-    return ByPoints(curve=best, step_s=_at(best, counts, drawn, ranks / base, is_strong) * error, error=error)
+    # Equal seeds, so that errors at several rank counts are those of one curve.
+    doublings = min(abs(math.log2(ranks / point.ranks)) for point in points)
+    error = model_error(missed[best]).drawn(doublings, draws, [SEED, 8])
+    step = _at(best, counts, drawn, ranks / base, is_strong) * error
+    if doublings == 0:  # What was measured is no curve's.
+        step = drawn[:, [point.ranks for point in points].index(ranks)]
+    return ByPoints(curve=best, step_s=step, error=error)
 
 
 def _at(curve: str, counts: Sequence[float], times: Array, wanted: float, is_strong: bool) -> Array:

@@ -1,7 +1,7 @@
 """What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
 
-`refusal` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8) it says by
-`refused` and `flagged`, so that all codes and their words are here.
+`refusal` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
+says by `refused` and `flagged`, so that all codes and their words are here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ SMALLEST_BATCH = 4  # The least batch is so many times smaller than the smallest
 LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
 TAIL = 4  # More nodes than 1 / so many of the observed node-steps ask for slower nodes than were ever seen.
 SCALE = 3.0  # Costs of the network may be so many times too high or too low for the measured exchange.
-UNEXPLAINED = 0.25  # Share of a step by which the exchange may miss what the network's costs make of it.
+UNEXPLAINED = 0.5
+"""Share of the measured exchange that the network's costs may miss: beyond, most of what is projected is not theirs."""
+SMALL = 0.05  # Share of a step below which that does not matter: it stays as it is at every rank count.
+LEAST_EXPLAINED = 0.2  # Share that they must give for a word on another way of exchanging: else it is not of the wire.
 
 
 REFUSALS = {
@@ -60,11 +63,13 @@ FLAGS = {
     "F1": "one point on several nodes: how far the model is off is assumed, not seen",
     "F2": "far: {times} times the largest measured rank count",
     "F3": "how unequal nodes are is not known ({hosts} measured, at least {least}): new ones are taken as like these",
-    "F4": "the slowest of {nodes} nodes lies beyond what {seen} measured steps of nodes show",
+    "F4": "the slowest of {nodes:,} nodes lies beyond what {seen:,} measured steps of nodes show",
     "F5": "needs {needed} of storage; {proven} was proven at {nodes} nodes",
     "F6": "its points are of {sessions} sessions, so that what changed between these is part of it",
-    "F7": "by the points alone: {why}",
+    "F7": "by the points alone: {why} ({remedy})",
     "F8": "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off",
+    "F9": "links between leaf switches were never measured: taken as those of nodes, {taper:g} times fewer",
+    "F10": "{seconds} of the exchange are not in the network's costs and are taken to stay as they are",
 }
 
 
@@ -139,12 +144,12 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
         yield refused("R8", ranks, what="the parts of the step are not known")
     if anchor.ranks > 1 and ingredients.exchange is None:
         yield refused("R8", ranks, what="the exchange was not recorded")
-    if ingredients.scaling == "strong" and ranks > anchor.ranks:
+    wanted = ingredients.batch_at(ranks)
+    if ingredients.scaling == "strong" and ingredients.measured_at(ranks) is None:
         batches = sorted(one.batch_per_rank for one in ingredients.batches)
-        wanted = ingredients.batch_at(ranks)
         if len(batches) < 2 or wanted is None:
-            what = "the batch per rank shrinks, and its work was measured at one batch"
-            yield refused("R9", ranks, what=what, batch=wanted or "SMALLER")
+            what = "the batch per rank changes, and its work was measured at one batch"
+            yield refused("R9", ranks, what=what, batch=wanted or "OTHER")
         elif wanted * SMALLEST_BATCH < batches[0]:
             what = f"{wanted} samples per rank are less than a quarter of the smallest measured batch, {batches[0]}"
             yield refused("R9", ranks, what=what, batch=wanted)
@@ -164,6 +169,9 @@ def flags(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"
         found.append(flagged("F3", hosts=hosts, least=LEAST_HOSTS))
     elif by == "model" and scatter is not None and nodes > max(1, scatter.num_maxima / TAIL):
         found.append(flagged("F4", nodes=nodes, seen=scatter.num_maxima))
+    leaf, taper, network = ingredients.nodes_per_leaf, ingredients.leaf_taper, ingredients.network
+    if by == "model" and leaf and taper and nodes > leaf and network is not None and network.beyond is None:
+        found.append(flagged("F9", taper=taper))
     sessions = {run.session for point in ingredients.points for run in point.runs}
     if len(sessions) > 1 and any({run.session for run in point.runs} != sessions for point in ingredients.points):
         found.append(flagged("F6", sessions=len(sessions)))

@@ -54,11 +54,12 @@ from dlbench.projection.input import input_wait
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import SCALE, UNEXPLAINED, flagged, flags, refusal, refused
+from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, refusal, refused
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
 from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
+from dlbench.units import format_seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +106,8 @@ def project(
             held_out.append(one)
             seen.append(miss)
         if there is not None:
-            model = replace(model, ingredients=there, costs=model.costs and model.costs.elsewhere(there))
+            costs_there = model.costs and model.costs.elsewhere(there)
+            model = replace(model, ingredients=there, costs=costs_there, is_home=False)
     error = model_error(seen, prior_scale=STEP_SCALE, prior_points=0.0 if len(misses) >= _ENOUGH else PRIOR_POINTS)
     changes, of_all = [], []
     if way is not None:
@@ -138,7 +140,7 @@ def project(
         if points is None:
             refusals.append(why)
         else:
-            told = (flagged("F7", why=why.text), *flags(ingredients, count, by="points"))
+            told = (flagged("F7", why=why.text, remedy=why.remedy), *flags(ingredients, count, by="points"))
             targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(
         digest=ingredients.digest,
@@ -395,6 +397,7 @@ class _Model:
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     rho: Array
     shown: Array  # X at the anchor, seconds.
+    is_home: bool = True  # Whether targets are of the system that was measured.
 
     def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
         """Without its second opinion. Raises `NoModelError`: the exchange has no model."""
@@ -415,6 +418,10 @@ class _Model:
             late = lateness(found.nodes, nodes, draws) - self.late
             straggler = np.maximum(0.0, straggler + begun * scale * late)
         shown = np.zeros(draws)
+        whole, unknown = float(np.median(at["exchange"])), float(np.median(at["exchange"] - self.shown))
+        if way is not None and unknown > (1 - LEAST_EXPLAINED) * whole:
+            share = percent(1 - unknown / whole, 0)
+            raise NoModelError(f"the network's costs are {share} of the measured exchange, too little for another one")
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
         if ranks > 1:
@@ -441,11 +448,25 @@ class _Model:
             parts["input"] = parts["input"] + wait
             told = (*told, *more)
         step = sum(parts.values(), np.zeros(draws))
-        factor = error.drawn(math.log2(ranks / anchor.ranks), draws, (SEED, 15))
+        # What lies between measured points is known from both sides.
+        doublings = min(abs(math.log2(ranks / point.ranks)) for point in found.points)
+        factor = error.drawn(doublings, draws, (SEED, 15))
         # Nothing is faster than its computing, however far off the model may be.
         ended = np.maximum(step * factor, parts["compute"] + computing["input"] + updating)
+        factor = ended / step
+        point = found.measured_at(ranks) if way is None and self.is_home else None
+        if point is not None:  # What was measured needs no model.
+            weights = _run_weights(point.runs, draws, point.ranks)
+            ended, factor = weights @ np.array([run.step_s for run in point.runs]), np.ones(draws)
+            account = _account(point.runs, weights)
+            account["compute"] = account["forward"] + account["backward"]
+            whole_step = sum(account[name] for name in PARTS)
+            is_known = all(run.parts for run in point.runs)
+            parts = {name: account[name] * ended / whole_step for name in PARTS} if is_known else {}
+        elif unknown > SMALL * float(np.median(sum(at.values(), np.zeros(draws)))):
+            told = (*told, flagged("F10", seconds=format_seconds(unknown)))
         return replace(
-            _target(found, ranks, ended, ended / step, parts, told),
+            _target(found, ranks, ended, factor, parts, told),
             exchange_by_level=tuple(levels.items()),
             phi=tuple(phi.items()),
             algorithms=() if self.costs is None or ranks == 1 else self.costs.names(way),
@@ -490,6 +511,19 @@ def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, A
     return np.maximum(0.0, last_end(ready, costs) - (begun + straggler))
 
 
+def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
+    """Seconds of a step by draw: what the model knows of by its own name, all else as `host`."""
+    import numpy as np
+
+    def part(name: str) -> Array:
+        found: Array = np.maximum(0.0, weights @ np.array([run.parts.get(name, 0.0) for run in runs]))
+        return found
+
+    figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
+    figures["host"] = sum((part(name) for name in CAUSES if name not in _MODELLED), np.zeros(len(weights)))
+    return figures
+
+
 def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8)."""
     import numpy as np
@@ -501,11 +535,7 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
         found: Array = np.maximum(0.0, weights @ np.array(values))
         return found
 
-    def part(name: str) -> Array:
-        return drawn([run.parts.get(name, 0.0) for run in anchor.runs])
-
-    figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
-    figures["host"] = sum((part(name) for name in CAUSES if name not in _MODELLED), np.zeros(draws))
+    figures = _account(anchor.runs, weights)
     shown, rho = np.zeros(draws), np.ones(draws)
     try:
         costs = _Costs.of(ingredients, draws)
@@ -519,11 +549,13 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
             rho = _calibrated(prices, anchor, drawn, shown_of, figures["exchange"])
             shown = shown_of(rho)
             scale = float(np.median(rho))
-            off = float(np.median((figures["exchange"] - shown) / sum(figures.values(), np.zeros(draws))))
+            whole, off = (float(np.median(one)) for one in (figures["exchange"], figures["exchange"] - shown))
+            step = float(np.median(sum(figures.values(), np.zeros(draws))))
             if not 1 / SCALE <= scale <= SCALE:
                 return refused("R5", None, what=f"they must be multiplied by {scale:.3g} to give the measured exchange")
-            if abs(off) > UNEXPLAINED:
-                return refused("R5", None, what=f"they miss the measured exchange by {percent(off, 0)} of a step")
+            if abs(off) > max(UNEXPLAINED * whole, SMALL * step):
+                told = f"{format_seconds(whole)} of a step are exchange, by them {format_seconds(whole - off)}"
+                return refused("R5", None, what=told)
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())

@@ -21,7 +21,7 @@ from dlbench.specs.comm import Level, NetworkModel, Piece
 from tests.support.run_factory import MS, Story, constant, exchange_result, plans, write_run
 
 NODES: dict[str, Any] = {"system": "box", "points_are": "nodes", "ranks_per_node": 2, "launcher": "mpirun"}
-GRADIENTS = ((4_000_000, 0.02), (1_000_000, 0.05))
+GRADIENTS = ((4_000_000, 0.049), (1_000_000, 0.05))
 NETWORK = NetworkModel(
     system="box", transport="torch-gloo", across=Level(pieces=(Piece(alpha_s=1e-5, beta_s_per_byte=1e-9),))
 )

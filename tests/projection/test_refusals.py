@@ -36,6 +36,26 @@ def runs_of(point: PointFigures, count: int = 5, **changes: Any) -> PointFigures
     return point.model_copy(update={"runs": tuple(runs[:count])})
 
 
+def with_more(seconds: float) -> PointFigures:
+    """The anchor with so much more exchange, of which its messages know nothing."""
+    return ANCHOR.model_copy(
+        update={
+            "runs": tuple(
+                run.model_copy(
+                    update={
+                        "step_s": run.step_s + seconds,
+                        "parts": {**run.parts, "exchange": run.parts["exchange"] + seconds},
+                    }
+                )
+                for run in ANCHOR.runs
+            )
+        }
+    )
+
+
+UNEXPLAINED = with_more(1.5)
+
+
 def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) -> Projection:
     return project(SOUND.model_copy(update=changes), [ranks], there=there, draws=200)
 
@@ -51,6 +71,7 @@ def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) 
         ("R3", {"nodes_per_leaf": 4}, 64, "on two leaves"),
         ("R4", {"is_crowded": True}, 64, "cores of their own"),
         ("R5", {"network": network_of(across=(2e-3, 1e-7))}, 64, "measure the network of these runs"),
+        ("R5", {"points": (FIRST, MIDDLE, UNEXPLAINED)}, 64, "measure the network of these runs"),
         ("R6", {"points": (FIRST, runs_of(MIDDLE, growth=0.2), ANCHOR)}, 64, "repeat"),
         ("R7", {}, 9, "ask for 10"),
         ("R7", {}, 1, "measure"),
@@ -119,6 +140,8 @@ def test_points_alone_need_no_network_but_reach_less_far() -> None:
         ("F6", {"points": (FIRST, MIDDLE, runs_of(ANCHOR, session="another"))}, 16),
         ("F7", {"network": None}, 16),
         ("F8", {}, 16),
+        ("F9", {"nodes_per_leaf": 4, "leaf_taper": 2.0}, 16),
+        ("F10", {"points": (FIRST, MIDDLE, with_more(0.02))}, 16),
     ],
 )
 def test_what_a_figure_does_not_know_is_flagged_beside_it(code: str, changes: dict[str, Any], ranks: int) -> None:
@@ -128,6 +151,8 @@ def test_what_a_figure_does_not_know_is_flagged_beside_it(code: str, changes: di
     assert code in {one.code for one in flags} <= set(FLAGS)
     assert all("{" not in one.text for one in flags)
     assert code not in {one.code for one in told({}, 16).targets[0].flags}
+    if code == "F7":
+        assert "dlbench comm submit --system simulated" in flags[0].text
 
 
 RUN = {"run_id": "a", "step_s": 0.1}
@@ -138,10 +163,24 @@ RUN = {"run_id": "a", "step_s": 0.1}
     [
         ({"points": (FIRST, FIRST)}, "ascend by ranks"),
         ({"points": ({"ranks": 3, "nodes": 2, "runs": [RUN]}, ANCHOR)}, "does not fill nodes of 2 ranks"),
-        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": -0.1}]}]}, "greater than 0"),
+        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": -0.1}]}]}, "greater than 0.000000001"),
+        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": 1e300}]}]}, "less than 1000000"),
+        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN, RUN]}]}, "a name stands for one run"),
+        ({"points": (ANCHOR,), "leaf_taper": 0.001}, "greater than or equal to 1"),
+        ({"points": (ANCHOR,), "nodes": {"hosts": [800.0]}}, "less than 5"),
+        ({"points": (ANCHOR,), "nodes": {"hosts": [float("nan")]}}, "number"),
+        ({"points": (ANCHOR,), "nodes": {"hosts": [], "maxima": [3, 1, 2]}}, "ascend"),
         (
             {"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"parts": {"compute": 0.05}}]}]},
             "the causes of run a sum to 0.05 s, its step is 0.1 s",
+        ),
+        *(
+            ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"parts": {"compute": 0.1, **more}}]}]}, why)
+            for more, why in (
+                ({}, "forward, backward, optimizer of run a sum to 0 s, its compute is 0.1 s"),
+                ({"forward": 30.0}, "sum to 30 s, its compute is 0.1 s"),
+                ({"forward": 0.1, "wait": 0.05}, "wait, copy of run a sum to 0.05 s, its input is 0 s"),
+            )
         ),
     ],
 )

@@ -248,6 +248,14 @@ def test_another_way_is_what_it_changes() -> None:
     assert exchange(exchange="hierarchical") < same
     # Of each rank's 1 %, 64 ranks send 0.64 numbers and as many places; dense is 2: less than half of the bytes.
     assert exchange(wire="topk", topk_density=0.01) < 0.6 * same
+    # A measured count is what was measured there, beside its own runs without an error of the model.
+    for point in ingredients.points:
+        measured = target(ingredients, point.ranks)
+        assert measured.step.median == pytest.approx(np.mean([run.step_s for run in point.runs]), rel=1e-3)
+        assert sum(part.seconds.median for part in measured.parts) == pytest.approx(measured.step.median, rel=0.01)
+    first = target(ingredients, ingredients.points[0].ranks).efficiency
+    assert first is not None
+    assert first.quantiles == pytest.approx((1.0,) * 9)
     assert exchange(wire="topk", topk_density=0.1) == pytest.approx(same, rel=1e-9)
     way = Way(exchange="hybrid", fusion=AS_IT_RAN, wire="fp32", group_size=4)
     for other, why in (

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +34,8 @@ from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import RecordWriter
-from dlbench.datasets.volumes import encode_volume
+from dlbench.datasets.volumes import Volume, encode_volume
 from dlbench.errors import EnvironmentLacksError
-
-if TYPE_CHECKING:
-    from dlbench.datasets.volumes import Volume
 
 _THETA = 2.7255 / 2.7  # temperature of the microwave background (Fixsen 2009) in the unit of Eisenstein and Hu
 _LOG_K = (-5.0, 2.0, 1024)  # decades of the wave number over which sigma is integrated, and how many points

@@ -394,16 +394,7 @@ class BertNetwork(Network[BertModel]):
     meter = MaskedLmAccuracy
 
     def build(self, spec: BertModel) -> nn.Module:
-        return BertForPreTraining(
-            vocab_size=spec.vocab_size,
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            num_heads=spec.num_heads,
-            intermediate_size=spec.intermediate_size,
-            max_positions=spec.max_positions,
-            type_vocab_size=spec.type_vocab_size,
-            dropout=spec.dropout,
-        )
+        return BertForPreTraining(**spec.model_dump(exclude={"family", "attention"}))
 
     def outputs(self, spec: BertModel) -> Callable[[nn.Module, Batch], Outputs]:
         """Masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2)."""

@@ -244,16 +244,8 @@ class Schedule:
 
 def predicted(schedule: Schedule) -> Prediction:
     """The schedule in the numbers that a plan and a record hold."""
-    return Prediction(
-        pass_s=schedule.makespan,
-        useful_s=schedule.useful_s,
-        recompute_s=schedule.recompute_s,
-        stall_s=schedule.stall_s,
-        occupancy=schedule.occupancy,
-        efficiency=schedule.efficiency,
-        peak_bytes=schedule.peak_bytes,
-        swapped_bytes=schedule.swapped_bytes,
-    )
+    same = {name: getattr(schedule, name) for name in Prediction.model_fields if name != "pass_s"}
+    return Prediction(pass_s=schedule.makespan, **same)
 
 
 def _share(part: float, whole: float) -> float:

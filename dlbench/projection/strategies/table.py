@@ -265,21 +265,20 @@ class Case:
         """The blocks of the network as a chain, whose activations can be recomputed."""
         units: list[Unit] = []
         each = batch * self.gamma * WEIGHT_BYTES
-        for number, block in enumerate(self._blocks):
+        for number, (block, forward, backward) in enumerate(zip(self._blocks, *self._passes(batch), strict=True)):
             held = each * sum(self.layers[n].inputs + self.layers[n].outputs for n in block)
             entering = min(held, each * self.layers[block[0]].inputs) if units else 0.0
+            sizes = {"saved_bytes": math.ceil(held - entering), "input_bytes": math.ceil(entering)}
             units.append(
-                Unit(
-                    name=f"block {number}",
-                    forward_s=batch * sum(self.times.forward[n] for n in block),
-                    backward_s=batch * sum(self.times.backward[n] for n in block),
-                    saved_bytes=math.ceil(held - entering),
-                    input_bytes=math.ceil(entering),
-                    input_saved=True,
-                )
+                Unit(name=f"block {number}", forward_s=forward, backward_s=backward, input_saved=True, **sizes)
             )
         state = WEIGHT_BYTES * (2 + self.slots) * self._weights
         return Chain(units=tuple(units), batch=batch, output_bytes=0, state_bytes=state)
+
+    def _passes(self, batch: int) -> list[list[float]]:
+        """Forward and backward seconds of each block."""
+        halves = self.times.forward, self.times.backward
+        return [[batch * sum(half[n] for n in block) for block in self._blocks] for half in halves]
 
     def _overlapped(self, model: _Model, groups: Groups) -> tuple[float, float]:
         """Gradients summed within the backward pass, from the last layer on, as many at a time as a bucket holds: on
@@ -303,10 +302,7 @@ class Case:
             [groups.seconds(collective, size, WEIGHT_BYTES) for size in sizes]
             for collective in ("all-gather", "reduce-scatter")
         )
-        forward, backward = (
-            [batch * sum(half[n] for n in block) for block in self._blocks]
-            for half in (self.times.forward, self.times.backward)
-        )
+        forward, backward = self._passes(batch)
         fetched = [*gather, *reversed(gather), 0.0, 0.0]
         freed = [0.0] * (len(sizes) + 1) + scatter[::-1]
         pairs = zip([*forward, *reversed(backward), 0.0], fetched[1:], freed, strict=True)
@@ -345,9 +341,8 @@ class Case:
         of the last one are needed nowhere else in full.
         """
         by_filter = inner == "filter"
-        exchange: tuple[Collective, Collective] = (
-            ("all-gather", "allreduce") if by_filter else ("allreduce", "all-gather")
-        )
+        forth: Collective = "all-gather" if by_filter else "allreduce"
+        back: Collective = "allreduce" if by_filter else "all-gather"
         groups, shares, seconds, width = Groups(self.layout, self.network, size), [], 0.0, self.activation_bytes
         last = next(layer for layer in reversed(self.layers) if layer.is_product)
         for layer in self.layers:
@@ -356,8 +351,8 @@ class Case:
             if layer.is_product and parts >= size:
                 share = -(-parts // size) / parts
                 outputs = 0 if layer is last and by_filter else layer.outputs
-                for collective, elements in zip(exchange, (outputs, layer.inputs * layer.has_gradient), strict=True):
-                    seconds += groups.seconds(collective, batch * elements * width, width)
+                seconds += groups.seconds(forth, batch * outputs * width, width)
+                seconds += groups.seconds(back, batch * layer.inputs * layer.has_gradient * width, width)
             shares.append(_Share(work=share, weights=share))
         return self._divided(batch, shares, seconds, groups)
 
@@ -414,7 +409,7 @@ class Case:
     def _pipeline(self, size: int, batch: int) -> _Model:
         """GPipe (Huang et al. 2019): the parts of a batch go through all stages, and back; then it updates."""
         halves, width = (self.times.forward, self.times.backward), self.activation_bytes
-        work = [sum(half[n] for half in halves for n in block) for block in self._blocks]
+        work = list(map(sum, zip(*self._passes(1), strict=True)))
         stages = [[n for block in self._blocks[first:last] for n in block] for first, last in cut(work, size)]
         parts = max(n for n in range(1, min(batch, PARTS_PER_STAGE * size) + 1) if batch % n == 0)
         groups, share = Groups(self.layout, self.network, size), batch / parts
