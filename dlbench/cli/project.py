@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dlbench.projection.exchange import Way
     from dlbench.projection.ingredients import Ingredients
     from dlbench.projection.ledger import Measured
-    from dlbench.projection.projected import Target
+    from dlbench.projection.projected import Projection
     from dlbench.records.scan import Run
     from dlbench.report.document import Section
     from dlbench.specs.comm import NetworkModel
@@ -186,7 +186,7 @@ def project(
         more = []
         if projection.targets:
             run = found.samples[number] if found.samples else None
-            more = _further(one, there, projection.targets, run, machine, price, currency, options)
+            more = _further(one, there, projection, run, machine, price, currency, options)
         groups.append(projected_group(one.configuration or one.digest, one, projection, ledger=rows, more=more))
         if options["record"] and projection.targets:
             path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
@@ -224,7 +224,7 @@ def _source(runs: Sequence[Path], options: dict[str, Any]) -> str:
 def _further(
     given: Ingredients,
     there: Ingredients | None,
-    targets: Sequence[Target],
+    projection: Projection,
     run: Run | None,
     machine: SystemSpec | None,
     price: float | None,
@@ -237,17 +237,19 @@ def _further(
     from dlbench.projection.strategies.section import chosen, section, strategies_of
 
     name = given.configuration or given.digest
-    cost = cost_section(name, given, targets, price, currency)
+    cost = cost_section(name, given, projection.targets, price, currency)
     if price is not None and cost is None:
         click.echo(f"dlbench: --price-per-node-hour: no price of {given.title}: its batch is not known", err=True)
     table = steps = None
     if options["strategy"] is not None and run is not None:
         asked, limit = chosen(options["strategy"]), options["memory_limit"]
-        ranks = [target.ranks for target in targets]
-        rows, said = strategies_of(there or given, run, ranks, strategies=asked, memory_limit=limit, system=machine)
+        own, scale = there or given, projection.cost_scale
+        rows, said = strategies_of(
+            own, run, projection.targets, cost_scale=scale, strategies=asked, memory_limit=limit, system=machine
+        )
         table = section(rows, said, anchor=f"strategies-{name}")
         if there is None:
-            steps = accuracy_section(given, run, rows, asked, machine or run.plan.system, anchor=f"accuracy-{name}")
+            steps = accuracy_section(given, run, rows, scale, machine or run.plan.system, anchor=f"accuracy-{name}")
     return [one for one in (table, cost, steps) if one is not None]
 
 

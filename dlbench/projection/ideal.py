@@ -149,14 +149,14 @@ class Accuracy:
 
 
 def accuracy_section(
-    given: Ingredients, run: Run, rows: Sequence[Row], strategies: Sequence[str], system: SystemSpec, *, anchor: str
+    given: Ingredients, run: Run, rows: Sequence[Row], cost_scale: float, system: SystemSpec, *, anchor: str
 ) -> Section | None:
     """The steps at every measured point; None where no strategy of `rows` (`strategies_of`) was measured. `system`:
     that of the runs, as its file states it. `anchor`: unique in a document.
     """
     shared = [row for row in rows if row.accuracy is not None]
     alone = given.model_copy(update={"network": given.network and unshared(given.network)})
-    plain = {row.ranks: row for row in strategies_of(alone, run, (), strategies=strategies)[0]}
+    plain = {row.ranks: row for row in strategies_of(alone, run, (), cost_scale=cost_scale)[0]}
     found = []
     batches = {point.ranks: point.ranks * (point.batch_per_rank or 0) for point in given.points}
     for row in shared:
@@ -182,6 +182,7 @@ def accuracy_section(
         sheets=(Sheet(name="accuracy", title="Accuracy", columns=columns_of(Accuracy), rows=tuple(found)),),
         notes=(
             "Accuracy: 1 - |projected / measured - 1|. Ideal: peaks and links of data sheets. Empirical: measured "
-            "times of layers, fitted links, each flow on its own; + phi: flows share links. Congestion is in none.",
+            "times of layers, links as fitted and scaled to the largest point's exchange, each flow on its own; + phi: "
+            "flows share links. Congestion is in none.",
         ),
     )

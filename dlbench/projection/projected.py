@@ -133,6 +133,8 @@ class Projection:
     refused: tuple[Refused, ...]
     held_out: tuple[HeldOut, ...]
     flags: tuple[Flag, ...]  # Of all targets.
+    # rho of `step`, in the middle of its draws: factor on the network's costs.
+    cost_scale: float = field(default=1.0, metadata={HIDDEN: False})
 
 
 def counted(values: Sequence[int]) -> str:

@@ -152,6 +152,7 @@ def project(
         refused=tuple(dict.fromkeys(refusals)),
         held_out=tuple(held_out),
         flags=tuple(of_all),
+        cost_scale=statistics.median(model.rho.tolist()) if isinstance(model, _Model) else 1.0,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import re
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.strategies.layers import LayerTimes, gamma, watched_layers
-from dlbench.projection.strategies.network import Groups, unshared
+from dlbench.projection.strategies.network import Groups, scaled, unshared
+from dlbench.projection.strategies.section import section
 from dlbench.projection.strategies.table import INNER, STRATEGIES, Case, Row, best, cut
 from dlbench.records.memory import MemoryResult
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
@@ -337,10 +339,38 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
     # By the plan: half of the batch's samples per rank of the sum of forward, backward and update of 85 ms.
     assert all(row["compute_s"] == pytest.approx(0.085, rel=0.01) for row in measured)
     assert {row["strategy"] for row in rows if row["ranks"] == 64} == set(STRATEGIES)
+    # What was projected and what the table has of it is one number; others have its network's costs.
+    targets = {one["ranks"]: one["step"]["quantiles"][4] for one in content["groups"][0]["projection"]["targets"]}
+    (data,) = [row for row in rows if row["strategy"] == "data" and row["ranks"] == 64]
+    assert data["step_s"] == targets[64]
+    # The network of this workload has 20 times the gradients that were exchanged, so the table cannot be right of it.
+    words = " ".join(cli(*asked(runs, "--to", "64", "--strategy", "pipeline")).stdout.split())
+    assert "No strategy is called fastest: the model's accuracy is below 80 %" in words
+    assert "fastest," not in words
     full = cli(*asked(runs, "--to", "64", "--strategy", "pipeline", "--full")).stdout
-    assert "64 ranks: data+pipeline 8 x 8" in full
     assert "model only" in full
     assert "by multiply-adds" in " ".join(full.split())
+
+
+@pytest.mark.parametrize(("measured", "is_named"), [(2.3, True), (2.7, False)])
+def test_the_fastest_is_named_where_data_was_right_within_a_fifth(measured: float, is_named: bool) -> None:
+    rows = rows_of(COSMOFLOW, 8, "data", "fsdp")
+    points = [replace(rows[0], ranks=4, measured_s=rows[0].step_s * over) for over in (1.0, measured / 2)]
+    found = section([*points, *rows], ())
+    (rate,) = [word for word in found.words if word.startswith("Accuracy for data is ")]
+    assert f"{100 * (2 / measured):.1f} % at 4 ranks" in rate
+    assert any("is fastest" in word for word in found.words) == is_named
+    assert any(f"at most {BATCH:,} ranks (batch)." in word for word in found.words) == is_named
+    assert "called fastest" in found.headline or is_named
+
+
+def test_scaled_costs_scale_every_prediction() -> None:
+    used, layout = network(across=1).model_copy(update={"gamma_s_per_byte": 1e-9}), Layout(ranks=8, group_size=4)
+    for name in ("ring", "hierarchical"):
+        plain, more = (
+            features("allreduce", name, 2**20, layout, one).seconds(one) for one in (used, scaled(used, 3.0))
+        )
+        assert more == pytest.approx(3 * plain)
 
 
 @pytest.mark.parametrize(

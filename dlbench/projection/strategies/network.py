@@ -67,6 +67,19 @@ class Groups:
         return self._network.model_copy(update=changed)
 
 
+def scaled(network: NetworkModel, factor: float) -> NetworkModel:
+    """The network with all costs times a factor."""
+    levels: dict[str, Level] = {}
+    for name, level in network.levels.items():
+        costs = ((one.alpha_s * factor, one.beta_s_per_byte * factor) for one in level.pieces)
+        pieces = (
+            one.model_copy(update={"alpha_s": alpha, "beta_s_per_byte": beta})
+            for one, (alpha, beta) in zip(level.pieces, costs, strict=True)
+        )
+        levels[name] = level.model_copy(update={"pieces": tuple(pieces)})
+    return network.model_copy(update={**levels, "gamma_s_per_byte": network.gamma_s_per_byte * factor})
+
+
 def unshared(network: NetworkModel) -> NetworkModel:
     """The network as if each flow had a port of its own (phi of 1)."""
     levels = network.levels.items()

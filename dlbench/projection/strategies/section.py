@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -11,7 +11,9 @@ from operator import itemgetter
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients
+from dlbench.projection.projected import Target
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, gamma, limit, watched_layers
+from dlbench.projection.strategies.network import scaled
 from dlbench.projection.strategies.table import STRATEGIES, Case, Row, best
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
@@ -26,6 +28,11 @@ _CONSEQUENCE = (
 )
 
 
+LEAST_ACCURACY = 0.8
+"""Of data parallelism at measured points; below it differences between strategies are no larger than what the model
+misses of the one that was measured."""
+
+
 def chosen(asked: str) -> tuple[str, ...]:
     """What `--strategy` names: `all`, or one, which stands for itself next to data, too. Raises `UserError`."""
     if asked not in ("all", *STRATEGIES):
@@ -36,15 +43,16 @@ def chosen(asked: str) -> tuple[str, ...]:
 def strategies_of(
     ingredients: Ingredients,
     run: Run,
-    targets: Sequence[int],
+    targets: Sequence[Target],
     *,
+    cost_scale: float,
     strategies: Sequence[str] = STRATEGIES,
     memory_limit: int | None = None,
     system: SystemSpec | None = None,
 ) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """Rows at the targets, and at measured rank counts those that were measured; and what all rows rest on, in
-    sentences. `run`: one of the largest point. `system`: another one than it ran on. Raises `UserError`: what the table
-    needs is not known.
+    """Rows at the targets, data's with the projected step; at measured rank counts those that were measured; and what
+    all rows rest on, in sentences. `run`: one of the largest point. `cost_scale`: of the projection. `system`: another
+    one than it ran on. Raises `UserError`: what the table needs is not known.
     """
     plan, record, network, anchor = run.plan, run.record, ingredients.network, ingredients.anchor
     train = plan.workload.train
@@ -73,7 +81,7 @@ def strategies_of(
             update_s=parts["optimizer"],
             watched=watched,
         ),
-        network=network,
+        network=scaled(network, cost_scale),
         layout=Layout(ranks=anchor.ranks, group_size=ingredients.per_node, leaf_size=ingredients.ranks_per_leaf),
         batch=anchor.ranks * anchor.batch_per_rank,
         slots=train.optimizer.slots,
@@ -87,13 +95,17 @@ def strategies_of(
     rows: list[Row] = []
     for point in ingredients.points if ingredients.system == plan.system.name else ():
         name = "data" if point.ranks > 1 else "serial"
-        if name in strategies and point.batch_per_rank is not None:
+        if point.batch_per_rank is not None:
             measured = statistics.fmean(one.step_s for one in point.runs)
             there = case.at(point.ranks, point.ranks * point.batch_per_rank).table((name,))
             rows += [replace(row, measured_s=measured) for row in there]
-    for ranks in targets:
-        batch = (ranks if ingredients.scaling == "weak" else anchor.ranks) * anchor.batch_per_rank
-        rows += case.at(ranks, batch).table(strategies)
+    asked = [name for name in STRATEGIES if name == "data" or name in strategies]
+    for target in targets:
+        batch = (target.ranks if ingredients.scaling == "weak" else anchor.ranks) * anchor.batch_per_rank
+        own = {part.name: part.seconds.median for part in target.parts}
+        rest = sum(own[name] for name in ("input", "host", "straggler")) if own else case.rest_s
+        for row in replace(case.at(target.ranks, batch), rest_s=rest).table(asked):
+            rows.append(_projected(row, target, own) if row.strategy == "data" and not row.refused else row)
     said = (
         f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "
         f"{'as watched in warm-up' if watched else 'by multiply-adds'}.",
@@ -103,10 +115,28 @@ def strategies_of(
     return tuple(rows), said
 
 
+def _projected(row: Row, target: Target, parts: Mapping[str, float]) -> Row:
+    """The row of data parallelism as projected, so that a screen says one thing of it."""
+    if parts:
+        row = replace(row, compute_s=parts["compute"] + parts["optimizer"], exposed_s=parts["exchange"])
+    return replace(row, step_s=target.step.median, notes=(*row.notes, "step as projected"))
+
+
 def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategies") -> Section:
     """Rows of several rank counts. `said`: what all of them rest on. `anchor`: unique in a document."""
     modelled = [row for row in rows if row.measured_s is None]
     verdicts = tuple(_verdict(ranks, list(those)) for ranks, those in groupby(modelled, key=lambda row: row.ranks))
+    headline = verdicts[-1].split(",")[0] if verdicts else ""
+    known = [(row.accuracy, row) for row in rows if row.accuracy is not None and row.strategy == "data"]
+    if known:
+        least, worst = min(known, key=itemgetter(0))
+        if least < LEAST_ACCURACY:
+            headline = f"No strategy is called fastest: the model's accuracy is below {percent(LEAST_ACCURACY, 0)}"
+            verdicts = (f"{headline} where it was measured.",)
+        verdicts += (
+            f"Accuracy for data is {percent(least)} at {ranks_text(worst.ranks)}: {format_seconds(worst.step_s)}, and "
+            f"{format_seconds(worst.measured_s or 0.0)} measured{'; no less at other counts' * (len(known) > 1)}.",
+        )
     shown = list(_shown(rows))
     kind = "ideal" if all(row.is_ideal for row in rows) else "model only"
     return Section(
@@ -114,7 +144,7 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
         title="Strategies: computing, communication and memory",
         short_title="Strategies",
         level="answer",
-        headline=verdicts[-1].split(",")[0] if verdicts else "",
+        headline=headline,
         words=verdicts,
         brief=verdicts,
         sheets=(
@@ -151,7 +181,8 @@ def _verdict(ranks: int, rows: Sequence[Row]) -> str:
     data = (row for row in rows if row.strategy == "data" and not row.refused and row is not found)
     others = "".join(f" (data: {format_seconds(row.step_s)})" for row in data)
     step = f"{format_seconds(found.step_s)} a step{others}"
-    return f"{ranks_text(ranks)}: {_named(found)} {where}, {step}; limited by {found.bound_by}."
+    most = "" if found.limit is None else f"; at most {ranks_text(found.limit)} ({found.bound_by})"
+    return f"{ranks_text(ranks)}: {_named(found)} {where}, {step}{most}."
 
 
 def _shown(rows: Sequence[Row]) -> Iterator[Row]:
