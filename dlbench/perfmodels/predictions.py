@@ -17,13 +17,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
-from dlbench.perfmodels.patterns import Load, Sharing, StepLoads, summarise
 from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from dlbench.perfmodels.patterns import Load, StepLoads
 
 GRID_PER_OCTAVE = 4
 """Sizes at which the best algorithm is looked up before bisection; what changes twice in between stays unseen."""
@@ -140,6 +141,8 @@ def features(
     """How often each cost of the network counts in a prediction; arguments and errors as `predict`. The network decides
     which port or link is the most loaded of a step, and which piece a message belongs to.
     """
+    from dlbench.perfmodels.patterns import Sharing, summarise
+
     elements = whole_elements(num_bytes, element_bytes)
     starts: dict[tuple[LevelName, int], float] = {}
     sizes: dict[tuple[LevelName, int], float] = {}

@@ -31,7 +31,7 @@ from dlbench.report.wording import (
     value_text,
 )
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, ratio_estimate
-from dlbench.stats.pairing import RunKey
+from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes, format_number
 
 PART_LOOKS = {
@@ -163,17 +163,21 @@ def measured_points(given: Ingredients) -> tuple[MeasuredPoint, ...]:
     """The measured points, each with its efficiency."""
     first, unit = given.points[0], f"{given.sample_unit}/s"
 
+    def by_run(point: PointFigures) -> dict[RunKey, float]:
+        """Mean steps, seconds, by run."""
+        return {KnownKey.of(run.run_id, 0, run.session or run.run_id): run.step_s for run in point.runs}
+
     def rates(point: PointFigures) -> dict[RunKey, float]:
         """Of a rank: samples per second, or where no batch is known a share of the work."""
         work = point.batch_per_rank or (1.0 if given.scaling == "weak" else 1.0 / point.ranks)
-        return {(run.run_id, 0): work / run.step_s for run in point.runs}
+        return {key: work / step_s for key, step_s in by_run(point).items()}
 
     return tuple(
         MeasuredPoint(
             ranks=point.ranks,
             nodes=point.nodes,
             runs=len(point.runs),
-            step=geometric_mean_estimate([run.step_s for run in point.runs], "s"),
+            step=geometric_mean_estimate(by_run(point), "s"),
             throughput=geometric_mean_estimate(rates(point)).scaled(point.ranks, unit)
             if point.batch_per_rank
             else None,

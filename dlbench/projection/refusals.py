@@ -63,7 +63,7 @@ FLAGS = {
     "F1": "one point on several nodes: how far the model is off is assumed, not seen",
     "F2": "far: {times} times the largest measured rank count",
     "F3": "how unequal nodes are is not known ({hosts} measured, at least {least}): new ones are taken as like these",
-    "F4": "the slowest of {nodes} nodes lies beyond what {seen} measured steps of nodes show",
+    "F4": "the slowest of {nodes:,} nodes lies beyond what {seen:,} measured steps of nodes show",
     "F5": "needs {needed} of storage; {proven} was proven at {nodes} nodes",
     "F6": "its points are of {sessions} sessions, so that what changed between these is part of it",
     "F7": "by the points alone: {why} ({remedy})",

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property, lru_cache
 
-import numpy as np
-
-from dlbench.perfmodels.algorithms import Pattern
-from dlbench.perfmodels.patterns import Sharing, loads_of
 from dlbench.perfmodels.predictions import features, level_of
 from dlbench.perfmodels.schedules import Layout, invalid
 from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
@@ -21,8 +17,8 @@ class Groups:
     def __init__(self, layout: Layout, network: NetworkModel, size: int, stride: int = 1) -> None:
         self.size = size
         self._network = network
-        sharing = Sharing(**{name: level.links for name, level in network.levels.items()})
-        self._own, self._phi = _flows_per_link(layout, sharing, size, stride)
+        links = tuple((name, level.links) for name, level in network.levels.items())
+        self._own, self._phi = _flows_per_link(layout, links, size, stride)
         group = max(1, layout.group_size // stride)
         leaf = None if layout.leaf_size is None else max(group, layout.leaf_size // stride // group * group)
         self._layout = Layout(ranks=size, group_size=group, leaf_size=leaf)
@@ -79,12 +75,17 @@ def unshared(network: NetworkModel) -> NetworkModel:
 
 @lru_cache(maxsize=4096)
 def _flows_per_link(
-    layout: Layout, sharing: Sharing, size: int, stride: int
+    layout: Layout, links: tuple[tuple[LevelName, int | None], ...], size: int, stride: int
 ) -> tuple[dict[LevelName, float], dict[LevelName, float]]:
     """By level, least 1: of one group alone and of all, where each rank sends to the next of its group, the last to the
     first.
     """
-    rank = np.arange(layout.ranks)
+    import numpy as np
+
+    from dlbench.perfmodels.algorithms import Pattern
+    from dlbench.perfmodels.patterns import Sharing, loads_of
+
+    rank, sharing = np.arange(layout.ranks), Sharing(**dict(links))
     place = rank // stride % size
     target = rank + np.where(place < size - 1, stride, (1 - size) * stride)
     found: list[dict[LevelName, float]] = []
