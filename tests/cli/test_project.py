@@ -166,7 +166,7 @@ def test_ingredients_of_nonsense_are_one_line(folder: Path, tmp_path: Path) -> N
     content["points"][0]["runs"][0]["step_s"] = -0.1
     (tmp_path / "wrong.json").write_text(json.dumps(content))
     assert re.match(
-        "4 .*points.0.runs.0.* above 1e-09", problem(ask(folder, "--from", str(tmp_path / "wrong.json"), "--to", "16"))
+        "4 .*points.0.runs.0.* from 1e-09", problem(ask(folder, "--from", str(tmp_path / "wrong.json"), "--to", "16"))
     )
 
 
