@@ -167,6 +167,8 @@ def project(
     costs = None if options["network"] is None else read_network(options["network"])
     theirs = costs if costs is not None and machine is not None and costs.system == machine.name else None
     found = _found(runs, None if theirs else costs, options)
+    if options["record"] and (options["set"] or machine or not all(one.configuration for one in found.ingredients)):
+        raise UserError("--record keeps what later runs can score; none can with --set, --system or another --scaling")
     kept = read_ledger(*expanded(runs))
     rows = against(kept.kept, found.measured)
     if kept_in is not None:

@@ -26,7 +26,7 @@ class RunFigures(Spec):
     run_id: str = Field(description="Id of the run, or any name that no other run of the point has.")
     session: str = Field("", description="Session of the machine in which it ran; equal ones are drawn together.")
     step_s: float = Field(
-        gt=1e-9, lt=1e6, description="Mean step: longest measured time of a rank over its steps, seconds."
+        ge=1e-9, le=1e6, description="Mean step: longest measured time of a rank over its steps, seconds."
     )
     parts: dict[str, NonNegative] = Field(
         default_factory=dict,
@@ -72,7 +72,7 @@ class PointFigures(Spec):
         return self
 
 
-LogRatio = Annotated[float, Field(gt=-5, lt=5)]  # Of times of one node and another: no two are 150 times apart.
+LogRatio = Annotated[float, Field(ge=-5, le=5)]  # Of times of one node and another: no two are 150 times apart.
 
 
 class NodeScatter(Spec):

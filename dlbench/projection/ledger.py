@@ -51,6 +51,7 @@ class RecordedTarget(Spec):
     doublings: float = Field(description="log2(ranks / ranks of the anchor).")
     step_s: Quantiles = Field(description="Quantiles 2.5, 5, 10, 25, 50, 75, 90, 95, 97.5 % of the step, seconds.")
     throughput: Quantiles | None = Field(None, description="The same of samples per second; null: batch not known.")
+    by: Literal["model", "points"] = Field(description="Who said it: the model of the step, or the points alone.")
 
 
 class RecordedProjection(Spec):
@@ -100,6 +101,7 @@ def recorded(ingredients: Ingredients, projection: Projection, now: datetime) ->
                 doublings=one.doublings,
                 step_s=one.step.quantiles,
                 throughput=one.throughput and one.throughput.quantiles,
+                by="model" if one.parts else "points",
             )
             for one in projection.targets
         ),
@@ -217,6 +219,7 @@ class Row:
     is_in_80: bool = field(metadata=column("Within 80 %", is_brief=True))
     is_in_95: bool = field(metadata=column("Within 95 %"))
     interval_score: float  # Of the 80 % band, over the measured step (1); smaller is better.
+    by: Literal["model", "points"]  # Who projected it; what points alone miss is no miss of the model.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,6 +291,7 @@ def _row(one: RecordedProjection, target: RecordedTarget, steps: Sequence[float]
         is_in_80=low <= measured <= high,
         is_in_95=least <= measured <= most,
         interval_score=missed / measured,
+        by=target.by,
     )
 
 
@@ -295,8 +299,8 @@ LEAST_ROWS = 10  # Of a system, from which on its ledger says how far the model 
 
 
 def misses_of(rows: Sequence[Row], system: str) -> tuple[Miss, ...]:
-    """What the ledger says of the model's error on a system; nothing while its rows are few."""
-    own = [row for row in rows if row.system == system]
+    """What the ledger says of the error of the model of the step on a system; nothing while its rows are few."""
+    own = [row for row in rows if row.system == system and row.by == "model"]
     if len(own) < LEAST_ROWS:
         return ()
     return tuple(Miss(error=math.log(row.measured_s / row.projected.value), doublings=row.doublings) for row in own)

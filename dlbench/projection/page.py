@@ -152,7 +152,7 @@ def _basis(given: Ingredients) -> str:
     said = (
         f"from {runs_text(runs)} at {ranks} ranks",
         f"anchor (the largest measured point) {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
-        f"baseline {ranks_text(first.ranks)}; {given.scaling} scaling",
+        f"baseline {ranks_text(first.ranks)}; projected for {given.scaling} scaling",
         *filter(None, (given.engine, given.data)),
         f"network {costs}; {given.source}",
     )

@@ -111,7 +111,9 @@ def project(
     error = model_error(seen, prior_scale=STEP_SCALE, prior_points=0.0 if len(misses) >= _ENOUGH else PRIOR_POINTS)
     changes, of_all = [], []
     if way is not None:
-        changes.append(f"exchange {way.exchange}, fusion {way.fusion}, wire {way.wire}")
+        groups = f", groups of {way.group_size} ranks" if way.exchange in GROUPED else ""
+        density = f", density {way.topk_density:g}" if way.topk_density else ""
+        changes.append(f"exchange {way.exchange}{groups}, fusion {way.fusion}, wire {way.wire}{density}")
     if there is not None:
         changes.append(f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}")
         costs = there.network
@@ -174,11 +176,13 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
     ingredients, found = model.ingredients, []
     for place in range(2, len(ingredients.points)):
         point, known = ingredients.points[place], ingredients.points[:place]
-        nodes, batch = ingredients.nodes, known[-1].batch_per_rank
+        nodes, supply, batch = ingredients.nodes, ingredients.supply, known[-1].batch_per_rank
         changed: dict[str, object] = {
             "points": known,
             "ranks_per_node": ingredients.per_node,
             "nodes": nodes and nodes.model_copy(update={"hosts": nodes.hosts[: known[-1].nodes]}),
+            # What more nodes showed of storage is not known below; messages and scatter of steps stay the anchor's.
+            "supply": supply if supply is not None and (supply.nodes or math.inf) <= known[-1].nodes else None,
         }
         if ingredients.scaling == "strong":
             changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)

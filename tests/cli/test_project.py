@@ -141,6 +141,10 @@ def test_the_other_scaling_has_its_own_curve_and_needs_its_batches(folder: Path)
         (["runs", "--to", "16", "--set", "sync.wire=bf16"], "2 --set: sync.wire bf16: Horovod has no bfloat16"),
         (["--points", "series.csv", "--to", "8", "--set", "sync.wire=bf16"], "2 --set has no effect on --points"),
         (["--points", "series.csv", "--to", "8", "--record"], "2 --record has no effect on --points"),
+        *(
+            (["runs", "--to", "16", "--record", *more], "2 --record keeps what later runs can score")
+            for more in (["--set", "sync.wire=fp16"], ["--system", "p40-roce"], ["--scaling", "strong"])
+        ),
         (["--points", "series.csv", "--against"], "2 --against has no effect on --points"),
         (["runs"], "2 give --to RANKS"),
         (["runs", "--to", "8", "--against"], "2 give --to RANKS"),
@@ -162,7 +166,7 @@ def test_ingredients_of_nonsense_are_one_line(folder: Path, tmp_path: Path) -> N
     content["points"][0]["runs"][0]["step_s"] = -0.1
     (tmp_path / "wrong.json").write_text(json.dumps(content))
     assert re.match(
-        "4 .*points.0.runs.0.* above 0", problem(ask(folder, "--from", str(tmp_path / "wrong.json"), "--to", "16"))
+        "4 .*points.0.runs.0.* from 1e-09", problem(ask(folder, "--from", str(tmp_path / "wrong.json"), "--to", "16"))
     )
 
 

@@ -142,6 +142,7 @@ def test_ten_rows_of_a_system_speak_of_its_model_error(errors: list[float]) -> N
     found = ledger.misses_of(rows, "box")
     assert [one.error for one in found] == pytest.approx(errors)
     assert {one.doublings for one in found} == {3.0}
+    assert ledger.misses_of([replace(row, by="points") for row in rows], "box") == ()
     assert ledger.misses_of(rows, "other") == ledger.misses_of(rows[:9], "box") == ()
 
 

@@ -135,7 +135,7 @@ HEADER = "ranks,nodes,step_s,run"
     [
         (["ranks,step_s", "1,2"], "first line must be ranks,nodes,step_s,run"),
         ([HEADER], "first line must be"),
-        ([HEADER, "1,1,-0.1,a"], r"line 2: step_s: must be a number above 1e-09"),
+        ([HEADER, "1,1,-0.1,a"], r"line 2: step_s: must be a number from 1e-09 to 1,000,000"),
         ([HEADER, "1,1,0.1,a", "two,1,0.1,b"], "line 3: must hold ranks"),
         ([HEADER, "0,1,0.1,a"], "points.0.ranks: must be"),
         ([HEADER, "1,1,0.1"], "line 2"),

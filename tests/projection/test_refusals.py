@@ -163,11 +163,14 @@ RUN = {"run_id": "a", "step_s": 0.1}
     [
         ({"points": (FIRST, FIRST)}, "ascend by ranks"),
         ({"points": ({"ranks": 3, "nodes": 2, "runs": [RUN]}, ANCHOR)}, "does not fill nodes of 2 ranks"),
-        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": -0.1}]}]}, "greater than 0.000000001"),
-        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": 1e300}]}]}, "less than 1000000"),
+        (
+            {"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": -0.1}]}]},
+            "greater than or equal to 0.000000001",
+        ),
+        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": 1e300}]}]}, "less than or equal to 1000000"),
         ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN, RUN]}]}, "a name stands for one run"),
         ({"points": (ANCHOR,), "leaf_taper": 0.001}, "greater than or equal to 1"),
-        ({"points": (ANCHOR,), "nodes": {"hosts": [800.0]}}, "less than 5"),
+        ({"points": (ANCHOR,), "nodes": {"hosts": [800.0]}}, "less than or equal to 5"),
         ({"points": (ANCHOR,), "nodes": {"hosts": [float("nan")]}}, "number"),
         ({"points": (ANCHOR,), "nodes": {"hosts": [], "maxima": [3, 1, 2]}}, "ascend"),
         (

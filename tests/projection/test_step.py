@@ -201,6 +201,8 @@ def test_strong_scaling_has_the_work_of_the_smaller_batch() -> None:
     assert told.throughput is not None
     assert told.throughput.median == pytest.approx(512 / told.step.median, rel=1e-3)
     one_batch = strong.model_copy(update={"batches": work[:1]})
+    weak = one_batch.model_copy(update={"points": ingredients.points})
+    assert [one.code for one in project(weak, [4, 8], draws=DRAWS).refused] == ["R9", "R9"]
     assert [one.code for one in project(one_batch, [128], draws=DRAWS).refused] == ["R9"]
 
 
@@ -220,6 +222,8 @@ def test_what_storage_gave_limits_more_ranks_only_where_more_demand_gave_no_more
     (_, unproven) = fed().targets
     assert unproven.step == without.targets[1].step
     assert [flag.code for flag in unproven.flags if flag.code == "F5"] == ["F5"]
+    # What only the largest point showed of storage is not known to those below it.
+    assert fed(is_saturated=True).held_out == without.held_out
     assert fed(is_per_node=True).targets[1].flags == without.targets[1].flags
 
 
@@ -229,6 +233,9 @@ def test_points_alone_speak_where_there_is_no_network() -> None:
     assert near.targets[0].flags[0].code == "F7"
     assert near.targets[0].parts == ()
     assert (far.targets, [one.code for one in far.refused]) == ((), ["R3"])
+    # The error of one curve is one error: far targets miss as near ones do.
+    draws = [np.log(project(ingredients, [ranks], draws=DRAWS).targets[0].drawn["step"]) for ranks in (64, 128)]
+    assert np.corrcoef(*draws)[0, 1] > 0.9
 
 
 # Exchange

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from dlbench.perfmodels.extrapolation import network_factors
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.exchange import AS_IT_RAN, NoModelError, Price, Way, last_end, messages_of, price_of, priced_as
+from dlbench.projection.refusals import LEAST_EXPLAINED
 from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 _NORMAL = NormalDist().inv_cdf(0.975)
-
-LEAST_EXPLAINED = 0.2
-"""Share of the measured exchange on the wire that the model must give as it ran: below, it is about something else."""
 
 _BISECTIONS = 40  # Halvings of a scale between 0 and 1: to the last digit that is printed, and far beyond.
 
