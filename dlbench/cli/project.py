@@ -88,7 +88,7 @@ ACTS_ON = {
     help="Project by data sheet alone, without runs: --workload on --system. What comes of it is ideal.",
 )
 @click.option("--workload", metavar="WORKLOAD", help="What is trained, for --from-spec.")
-@click.option("--preset", metavar="NAME", help="Preset of --workload.  [default: that of a run on --system]")
+@click.option("--preset", metavar="NAME", help="Preset of --workload.  [default: one whose precision --system has]")
 @click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
 @click.option("--record", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
 @click.option("--against", is_flag=True, help="Instead of --to: score recorded projections by runs planned since.")
@@ -131,7 +131,7 @@ def project(
     from dlbench.projection.ideal import by_data_sheet
     from dlbench.projection.ledger import against, misses_of, read_ledger, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
-    from dlbench.projection.spec_machine import elsewhere
+    from dlbench.projection.spec_machine import elsewhere, peak_tflops
     from dlbench.projection.step import project as projected
     from dlbench.projection.strategies.section import chosen as chosen_strategies
     from dlbench.records.comm import read_network
@@ -149,8 +149,12 @@ def project(
     machine = None if options["system"] is None else choose_system_with_origins(options["system"], {})[0]
     if source == "--from-spec" and machine is not None:
         file = WorkloadFile(find("workloads", options["workload"]))
-        ideal = by_data_sheet(
-            choose(file, options["preset"] or file.preset_on(machine), {}).workload(),
+        own = options["preset"] or file.preset_on(machine)
+        # Where none is asked for, one in whose precision the device can be priced.
+        names = (own,) if options["preset"] else (own, *file.presets)
+        able = (one for one in names if peak_tflops(machine, choose(file, one, {}).workload().train.precision))
+        ideal, is_told = by_data_sheet(
+            choose(file, next(able, own), {}).workload(),
             machine,
             targets,
             strategies=("data",) if strategy is None else chosen_strategies(strategy),
@@ -158,6 +162,7 @@ def project(
             memory_limit=options["memory_limit"],
         )
         emit(ideal, chosen, output, "strategies", full=full)
+        finish((), "" if is_told else f"{to}: no strategy of these fits; the report says why")
         return
     if options["memory_limit"] is not None and strategy is None:
         raise UserError("--memory-limit has no effect without --strategy")

@@ -81,9 +81,10 @@ def by_data_sheet(
     strategies: Sequence[str],
     is_strong: bool = False,
     memory_limit: int | None = None,
-) -> Document:
-    """What these rank counts would do if every part of the machine kept its data sheet. `is_strong`: whether the global
-    batch is that of the smallest count. Raises `UserError`: as `ideal_rows`; a count that does not fill nodes.
+) -> tuple[Document, bool]:
+    """What these rank counts would do if every part of the machine kept its data sheet, and whether a strategy fits.
+    `is_strong`: whether the global batch is that of the smallest count. Raises `UserError`: as `ideal_rows`; a count
+    that does not fill nodes.
     """
     per_node = system.node.default_ranks
     rows: list[Row] = []
@@ -96,7 +97,7 @@ def by_data_sheet(
             workload, system, layout_of(system, count), batch=batch, strategies=strategies, memory_limit=memory_limit
         )
         rows += found
-        fastest = best([row for row in found if row.strategy != "serial"])
+        fastest = best([row for row in found if row.strategy != "serial"] or found)
         if fastest is not None:
             alone = max(1, batch // count)
             (one,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
@@ -114,7 +115,8 @@ def by_data_sheet(
         global_batch=batches,
         rows=tuple(rows),
     )
-    return report.document(
+    is_told = any(not row.refused and row.fits is not False for row in rows)
+    document = report.document(
         Section(
             id="ideal",
             title="Ideal throughput",
@@ -123,9 +125,9 @@ def by_data_sheet(
             words=tuple(words),
             brief=tuple(words),
             notes=(
-                "Operations at the peak or bytes at the memory's rate, links at their stated rate, all-reduce as a "
-                "ring (which a hierarchical one can beat at many ranks). For figures with a band measure a few ranks: "
-                "dlbench project RUNS --to RANKS.",
+                "Operations at the peak or bytes at the memory's rate, links at their stated rate, all-reduce as "
+                "the fastest of ring, hierarchical and double binary tree. For figures with a band measure a few "
+                "ranks: dlbench project RUNS --to RANKS.",
                 *report.sources,
             ),
         ),
@@ -134,6 +136,7 @@ def by_data_sheet(
         file_prefix="ideal-",
         command="dlbench project --from-spec",
     )
+    return document, is_told
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,12 @@ def elsewhere(given: Ingredients, system: SystemSpec, network: NetworkModel | No
     return given.model_copy(update={**leaves, **own})
 
 
+def peak_tflops(system: SystemSpec, precision: Precision) -> float | None:
+    """Of one device, as its system or its data sheet states it."""
+    sheet = sheet_of((system.device and system.device.name) or "")
+    return system.node.peak_tflops.get(precision) or (None if sheet is None else sheet.tflops.get(precision))
+
+
 def ideal_times(
     layers: tuple[Layer, ...], system: SystemSpec, precision: Precision, *, batch: int, optimizer_slots: int
 ) -> LayerTimes:
@@ -82,8 +88,7 @@ def ideal_times(
     read. Raises `UserError`: the system states no peak of that precision, or no memory bandwidth.
     """
     device, name = system.device, (system.device and system.device.name) or ""
-    sheet = sheet_of(name)
-    tflops = system.node.peak_tflops.get(precision) or (sheet and sheet.tflops.get(precision))
+    sheet, tflops = sheet_of(name), peak_tflops(system, precision)
     if not tflops:
         raise UserError(
             f"system {system.name}: node.peak_tflops: no {precision} there, and no device.name that has one"

@@ -63,9 +63,54 @@ def test_flows_share_the_adapters_that_are_stated() -> None:
     assert shared.communication_s > 1.01 * alone.communication_s
 
 
+def test_an_ideal_all_reduce_uses_all_links_of_a_node_and_its_leaf() -> None:
+    """A ring has one flow out of a node, so that a second adapter would do nothing for it."""
+    workload, system = workload_of("resnet50"), system_of("abci")
+    assert system.network is not None
+    assert system.network.across is not None
+    sent = []
+    for links, taper in ((1, 1.0), (2, 1.0), (4, 1.0), (4, 30.0)):
+        across = system.network.across.model_copy(update={"links": links})
+        changed = {"across": across, "beyond": None, "nodes_per_leaf": 4, "leaf_taper": taper}
+        other = system.model_copy(update={"network": system.network.model_copy(update=changed)})
+        (row,) = ideal_rows(workload, other, layout_of(other, 64), batch=64 * 64, strategies=("data",))
+        sent.append(row.communication_s)
+    assert sent[0] > 1.05 * sent[1] > 1.05 * sent[2]
+    assert sent[3] > 1.05 * sent[2]
+
+
+def test_a_preset_is_chosen_in_a_precision_that_the_device_has() -> None:
+    """That of a run on this system is in bf16, which no V100 has."""
+    done = run("project --workload resnet50 --system abci --from-spec --to 8")
+    assert done.exit_code == 0, done.exception
+    assert "full preset, fp32" in run("project --workload resnet50 --system abci --from-spec --to 8 --full").output
+    asked = run("project --workload resnet50 --preset gpu --system abci --from-spec --to 8")
+    assert "no bf16 there" in str(asked.exception)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("--strategy tensor", "no strategy fits: it has no attention heads."),
+        ("--memory-limit 1MiB", "no strategy fits: data needs least memory, 11.42 GiB."),
+    ],
+)
+def test_counts_where_nothing_fits_are_named_and_end_with_4(more: str, why: str) -> None:
+    done = run(f"{P40} 8,16 {more}")
+    assert done.exit_code == 4
+    for ranks in (8, 16):
+        assert f"{ranks} ranks: {why}" in done.output
+    # Pipelines of the network end at 18 blocks; others are said all the same.
+    some = run(f"{P40} 8,64 --strategy pipeline")
+    assert some.exit_code == 0
+    assert "8 ranks, data+pipeline" in some.output
+
+
 def test_strong_scaling_keeps_the_global_batch_of_the_smallest_count() -> None:
     workload, system = workload_of("resnet50"), system_of("p40-roce")
-    documents = (by_data_sheet(workload, system, (8, 64), strategies=("data",), is_strong=one) for one in (False, True))
+    documents = (
+        by_data_sheet(workload, system, (8, 64), strategies=("data",), is_strong=one)[0] for one in (False, True)
+    )
     weak, strong = (cast("IdealReport", one.data) for one in documents)
     assert (weak.global_batch, strong.global_batch) == ({8: 512, 64: 4096}, {8: 512, 64: 512})
     assert strong.rows[1].compute_s == pytest.approx(weak.rows[1].compute_s / 8, rel=0.1)

@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 
 from dlbench.perfmodels.predictions import features, level_of
 from dlbench.perfmodels.schedules import Layout, invalid
+from dlbench.projection.spec_machine import DATA_SHEET
 from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
 
 
@@ -19,20 +20,16 @@ class Groups:
         self._network = network
         links = tuple((name, level.links) for name, level in network.levels.items())
         self._own, self._phi = _flows_per_link(layout, links, size, stride)
+        self.phi = max([1.0, *self._phi.values()])
+        """Flows that cross the busiest link at once, over the links that carry them, least 1, of a ring and of what was
+        priced: the contention coefficient of Kahira et al., HPDC 2021, section 4."""
         group = max(1, layout.group_size // stride)
         leaf = None if layout.leaf_size is None else max(group, layout.leaf_size // stride // group * group)
         self._layout = Layout(ranks=size, group_size=group, leaf_size=leaf)
 
-    @property
-    def phi(self) -> float:
-        """Flows that cross the busiest link at once, over the links that carry them, least 1: the contention
-        coefficient of Kahira et al., HPDC 2021, section 4.
-        """
-        return max([1.0, *self._phi.values()])
-
     def seconds(self, collective: Collective, num_bytes: float, element_bytes: int) -> float:
-        """A collective of each group; its ring, or where groups share no link what the network was measured to do
-        better.
+        """A collective of each group; its ring, or where groups share no link what is better of what the network was
+        measured to do, or by data sheet of what libraries have.
         """
         if self.size == 1 or not num_bytes:
             return 0.0
@@ -41,12 +38,17 @@ class Groups:
         if self._own == self._phi:
             measured = (one for one in self._network.errors if one.collective == collective and not one.is_poor)
             names += [one.algorithm for one in measured if one.algorithm not in ("ring", "parameter-server")]
+            if self._network.transport == DATA_SHEET and collective == "allreduce":
+                names += ["hierarchical", "double-binary-tree"]
         group, network = self._layout.group_size, self._contended
-        return min(
-            features(collective, name, whole, self._layout, network, element_bytes=element_bytes).seconds(network)
+        able = (
+            features(collective, name, whole, self._layout, network, element_bytes=element_bytes)
             for name in names
             if invalid(collective, name, self.size, group_size=group, shards=None) is None
         )
+        best = min(able, key=lambda one: one.seconds(network))
+        self.phi = max([self.phi, *best.phi.values()])
+        return best.seconds(network)
 
     def send_seconds(self, num_bytes: float) -> float:
         """A message from each rank to the next of its group, over the slowest way between two of them."""

@@ -20,7 +20,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet, columns_of
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.system import SystemSpec
-from dlbench.units import format_seconds
+from dlbench.units import format_bytes, format_seconds
 
 _CONSEQUENCE = (
     "A strategy that is not marked with an accuracy is a model of what nobody has run: steps hold computing, exposed "
@@ -126,7 +126,7 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
     """Rows of several rank counts. `said`: what all of them rest on. `anchor`: unique in a document."""
     modelled = [row for row in rows if row.measured_s is None]
     verdicts = tuple(_verdict(ranks, list(those)) for ranks, those in groupby(modelled, key=lambda row: row.ranks))
-    headline = verdicts[-1].split(",")[0] if verdicts else ""
+    headline = verdicts[-1].split(", ")[0] if verdicts else ""
     known = [(row.accuracy, row) for row in rows if row.accuracy is not None and row.strategy == "data"]
     if known:
         least, worst = min(known, key=itemgetter(0))
@@ -176,7 +176,12 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
 def _verdict(ranks: int, rows: Sequence[Row]) -> str:
     found = best(rows)
     if found is None:
-        return f"{ranks_text(ranks)}: no strategy fits."
+        large = [row for row in rows if row.fits is False]
+        least = min(large, key=lambda row: row.memory_bytes, default=None)
+        why = "; ".join(dict.fromkeys(row.refused for row in rows if row.refused)) or "local-sgd trains otherwise"
+        if least is not None:
+            why = f"{_named(least)} needs least memory, {format_bytes(least.memory_bytes)}"
+        return f"{ranks_text(ranks)}: no strategy fits: {why}."
     where = "fits" if found.fits else "is fastest, whatever it holds"
     data = (row for row in rows if row.strategy == "data" and not row.refused and row is not found)
     others = "".join(f" (data: {format_seconds(row.step_s)})" for row in data)

@@ -11,7 +11,8 @@ The table of Kahira et al., HPDC 2021 (ParaDL), table 3, with what counting show
   backward pass needs no halo; dense layers behind the last convolution are computed whole by each rank.
 - memory has the optimizer's slots; activations count once (gamma says how much of them is held).
 
-Collectives are rings unless the network was measured to be better at another algorithm. Where a gradient is exchanged
+Collectives are rings unless the network was measured to be better at another algorithm, or is by data sheet, where an
+all-reduce is the best of those that libraries have. Where a gradient is exchanged
 within the backward pass, only what sticks out is exposed. Seconds, bytes.
 """
 
@@ -82,10 +83,10 @@ class Row:
 
 def best(rows: Sequence[Row]) -> Row | None:
     """The shortest step of those that fit, or that are not known not to, and that train as data parallelism does, which
-    local SGD does not; None: there is none.
+    local SGD does not; of steps that print alike the first of `STRATEGIES`. None: there is none.
     """
     able = (row for row in rows if not row.refused and row.fits is not False and row.strategy != "local-sgd")
-    return min(able, key=lambda row: row.step_s, default=None)
+    return min(able, key=lambda row: float(f"{row.step_s:.3g}"), default=None)
 
 
 class _Share(NamedTuple):
