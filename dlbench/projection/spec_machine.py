@@ -13,12 +13,10 @@ from dlbench.perfmodels.utilisation import TERA, sheet_of, why_no_peak
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, WEIGHT_BYTES, LayerTimes
 from dlbench.specs.base import Precision
-from dlbench.specs.comm import Level, NetworkModel, Piece
+from dlbench.specs.comm import DATA_SHEET, Level, NetworkModel, Piece
 from dlbench.specs.layers import FLOPS_PER_MAC, Layer
 from dlbench.specs.system import LinkSpec, NetworkSpec, SystemSpec
 
-DATA_SHEET = "data sheet"
-"""Transport of a network that was not measured."""
 _GIGA = 1e9
 
 

@@ -6,8 +6,7 @@ from functools import cached_property, lru_cache
 
 from dlbench.perfmodels.predictions import features, level_of
 from dlbench.perfmodels.schedules import Layout, invalid
-from dlbench.projection.spec_machine import DATA_SHEET
-from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
+from dlbench.specs.comm import DATA_SHEET, Collective, Level, LevelName, NetworkModel
 
 
 class Groups:
