@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
 from dlbench.perfmodels.predictions import features, level_of
 from dlbench.perfmodels.schedules import Layout, invalid
-from dlbench.specs.comm import DATA_SHEET, Collective, Level, LevelName, NetworkModel
+from dlbench.specs.comm import DATA_SHEET, Collective, Level, LevelName, NetworkModel, Piece
 
 
 class Groups:
@@ -60,25 +61,19 @@ class Groups:
     @cached_property
     def _contended(self) -> NetworkModel:
         """The network as one group sees it: bytes take longer by the flows of the other groups, start-ups do not."""
-        changed: dict[str, Level] = {}
-        for name, phi in self._phi.items():
-            level, factor = level_of(self._network, name), phi / self._own.get(name, 1.0)
-            slower = (one.model_copy(update={"beta_s_per_byte": one.beta_s_per_byte * factor}) for one in level.pieces)
-            changed[name] = level.model_copy(update={"pieces": tuple(slower)})
-        return self._network.model_copy(update=changed)
+        longer = {name: phi / self._own.get(name, 1.0) for name, phi in self._phi.items()}
+        return scaled(self._network, 1.0, longer)
 
 
-def scaled(network: NetworkModel, factor: float) -> NetworkModel:
-    """The network with all costs times a factor."""
-    levels: dict[str, Level] = {}
+def scaled(network: NetworkModel, factor: float, longer: Mapping[LevelName, float] | None = None) -> NetworkModel:
+    """The network with all costs times a factor, and those of bytes by level as much `longer`."""
+    changed: dict[str, Level] = {}
     for name, level in network.levels.items():
-        costs = ((one.alpha_s * factor, one.beta_s_per_byte * factor) for one in level.pieces)
-        pieces = (
-            one.model_copy(update={"alpha_s": alpha, "beta_s_per_byte": beta})
-            for one, (alpha, beta) in zip(level.pieces, costs, strict=True)
-        )
-        levels[name] = level.model_copy(update={"pieces": tuple(pieces)})
-    return network.model_copy(update={**levels, "gamma_s_per_byte": network.gamma_s_per_byte * factor})
+        slower = factor * (longer or {}).get(name, 1.0)
+        costs = [(one.alpha_s * factor, one.beta_s_per_byte * slower, one.up_to_bytes) for one in level.pieces]
+        pieces = tuple(Piece(alpha_s=alpha, beta_s_per_byte=beta, up_to_bytes=most) for alpha, beta, most in costs)
+        changed[name] = level.model_copy(update={"pieces": pieces})
+    return network.model_copy(update={**changed, "gamma_s_per_byte": network.gamma_s_per_byte * factor})
 
 
 def unshared(network: NetworkModel) -> NetworkModel:

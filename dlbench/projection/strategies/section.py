@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -28,9 +28,8 @@ _CONSEQUENCE = (
 )
 
 
-LEAST_ACCURACY = 0.8
-"""Of data parallelism at measured points; below it differences between strategies are no larger than what the model
-misses of the one that was measured."""
+LEAST_ACCURACY = 0.8  # Of data at measured points; below it, strategies differ by less than the model misses.
+PROJECTED = "the step is the projection's"
 
 
 def chosen(asked: str) -> tuple[str, ...]:
@@ -105,21 +104,19 @@ def strategies_of(
         own = {part.name: part.seconds.median for part in target.parts}
         rest = sum(own[name] for name in ("input", "host", "straggler")) if own else case.rest_s
         for row in replace(case.at(target.ranks, batch), rest_s=rest).table(asked):
-            rows.append(_projected(row, target, own) if row.strategy == "data" and not row.refused else row)
+            if row.strategy == "data" and not row.refused:  # A screen says one thing of it.
+                row = replace(row, step_s=target.step.median, notes=(PROJECTED,))
+                if own:
+                    row = replace(row, compute_s=own["compute"] + own["optimizer"], exposed_s=own["exchange"])
+            rows.append(row)
     said = (
         f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "
         f"{'as watched in warm-up' if watched else 'by multiply-adds'}.",
         f"Activations held at once, over all inputs and outputs of layers (gamma): {held_from}.",
         f"Memory: {most_from}.",
+        f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
     )
     return tuple(rows), said
-
-
-def _projected(row: Row, target: Target, parts: Mapping[str, float]) -> Row:
-    """The row of data parallelism as projected, so that a screen says one thing of it."""
-    if parts:
-        row = replace(row, compute_s=parts["compute"] + parts["optimizer"], exposed_s=parts["exchange"])
-    return replace(row, step_s=target.step.median, notes=(*row.notes, "step as projected"))
 
 
 def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategies") -> Section:
@@ -210,6 +207,8 @@ def _basis(row: Row) -> str:
         return "refused"
     if row.accuracy is not None:
         return f"measured, accuracy {percent(row.accuracy)}"
+    if PROJECTED in row.notes:
+        return "projected"
     return "ideal, by data sheet" if row.is_ideal else "model only"
 
 

@@ -56,19 +56,17 @@ class Row:
     ranks: int
     replicas: int  # p1: groups that each hold a model and share the batch; of p2 = ranks / p1 ranks each.
     # Most ranks that the strategy can use; None: not known, for it is refused altogether.
-    limit: int | None = field(metadata=column("Most ranks"))
+    limit: int | None = field(metadata=column("Most ranks", text="{:,}".format))
     bound_by: str = field(metadata=column("Limited by"))  # What limits it; with `fits` False, memory.
     refused: str = ""  # Why there is no such thing at this rank count; then all that follows is 0.
-    step_s: float = field(
-        default=0.0, metadata=column("Step", unit="s")
-    )  # Computing, exposed messages, what runs hold besides.
+    # Computing, exposed messages, what runs hold besides.
+    step_s: float = field(default=0.0, metadata=column("Step", unit="s"))
     compute_s: float = field(default=0.0, metadata=column("Computing", unit="s"))
     # All messages of a rank, one after the other; and what they add to the step.
     communication_s: float = field(default=0.0, metadata=column("Messages", unit="s"))
     exposed_s: float = field(default=0.0, metadata=column("Exposed", unit="s"))
-    memory_bytes: float = field(
-        default=0.0, metadata=column("Memory", text=format_bytes)
-    )  # Of the rank that holds most.
+    # Of the rank that holds most.
+    memory_bytes: float = field(default=0.0, metadata=column("Memory", text=format_bytes))
     phi: float = 1.0  # Flows over links of the busiest level, of the groups that exchange most at once.
     fits: bool | None = None  # None: no limit is known.
     measured_s: float | None = None  # The step as runs had it.
