@@ -136,6 +136,8 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
         )
     shown = list(_shown(rows))
     kind = "ideal" if all(row.is_ideal for row in rows) else "model only"
+    if kind != "ideal" and not known:
+        verdicts += ("No run shows how accurate the model is there.",)
     return Section(
         id=anchor,
         title="Strategies: computing, communication and memory",
@@ -209,7 +211,7 @@ def _basis(row: Row) -> str:
         return f"measured, accuracy {percent(row.accuracy)}"
     if PROJECTED in row.notes:
         return "projected"
-    return "ideal, by data sheet" if row.is_ideal else "model only"
+    return "ideal" if row.is_ideal else "model only"
 
 
 FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "phi", "fits")
