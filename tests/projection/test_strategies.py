@@ -347,6 +347,7 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
     words = " ".join(cli(*asked(runs, "--to", "64", "--strategy", "pipeline")).stdout.split())
     assert "No strategy is called fastest: the model's accuracy is below 80 %" in words
     assert "fastest," not in words
+    assert "tensor: it has no attention heads." in cli(*asked(runs, "--to", "64", "--strategy", "tensor")).stdout
     full = cli(*asked(runs, "--to", "64", "--strategy", "pipeline", "--full")).stdout
     assert "model only" in full
     assert "by multiply-adds" in " ".join(full.split())

@@ -138,6 +138,8 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
     kind = "ideal" if all(row.is_ideal for row in rows) else "model only"
     if kind != "ideal" and not known:
         verdicts += ("No run shows how accurate the model is there.",)
+    if kind != "ideal" and len({row.strategy for row in modelled} - {"data"}) <= 2:  # One was asked for, not all.
+        verdicts += tuple(dict.fromkeys(f"{one.strategy}: {one.refused}." for one in modelled if one.limit is None))
     return Section(
         id=anchor,
         title="Strategies: computing, communication and memory",
