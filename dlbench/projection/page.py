@@ -316,7 +316,7 @@ def projection_chart(
         rule("projected", "low", "high", strokeWidth=6, opacity=0.35),
         of("measured"),
         rule("measured", "low", "high", strokeWidth=3, opacity=0.5),
-        points("points alone", filled=False, shape="diamond", size=50),
+        *([points("points alone", filled=False, shape="diamond", size=50)] if own["points alone"] else []),
         points("measured", filled=True, size=60),
         points("projected", filled=False, size=80, strokeWidth=2),
     ]

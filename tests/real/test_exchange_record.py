@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -339,9 +338,10 @@ def test_gradients_of_a_paced_network_travel_while_it_pauses(tmp_path: Path) -> 
     assert [(one.name, one.num_bytes) for one in record.exchange.gradients] == [(name, 2**18) for name in names]
     assert len(record.exchange.messages) == 4
     assert record.exchange.backward_s is not None
-    # The pauses of the layers, 2 to 4 ms each, are the least that there is between two of them.
+    # Each layer pauses 2 to 4 ms; a pause that ends late shortens the next, so their sum is what is sure.
     ready = [one.ready_s for one in record.exchange.gradients]
-    assert all(after - before > 0.001 for before, after in itertools.pairwise([0.0, *ready]))
+    assert ready == sorted(ready)
+    assert ready[-1] > 0.005
     # Ranks have unlike targets: equal parameters show that their gradients were averaged.
     assert len({rank.final_parameters_sha256 for rank in record.ranks}) == 1
     assert len({rank.last_loss for rank in record.ranks}) == 2
