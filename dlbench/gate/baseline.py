@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 import dlbench
 from dlbench.analysis.sessions import Circumstances
-from dlbench.errors import IncompleteDataError, MachineError, RunError, UserError
+from dlbench.errors import MachineError, RunError, UserError
 from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, counts_text, settings_of
-from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.records.files import json_text, write_result
 from dlbench.records.record import Environment
+from dlbench.records.scan import given_content, validated
 from dlbench.specs.base import Ranks, RunName, Spec
 from dlbench.specs.plan import AxisValue
-from dlbench.specs.problems import problem_of
 from dlbench.stats.estimates import MIN_RUNS
 
 MAX_SETTINGS = 6  # Settings with too few runs that an error names.
@@ -177,21 +176,11 @@ def read_baseline(path: Path) -> Baseline:
     Raises `UserError`: there is none, it holds something else, or a newer dlbench made it. `IncompleteDataError`: it is
     damaged.
     """
-    try:
-        content = parse_json(read_named(path, MAX_BYTES))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `dlbench baseline` makes one") from None
-    except ValueError as error:
-        raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
-    if not isinstance(content, Mapping) or content.get("format") != FORMAT:
-        raise UserError(f"{path}: holds no baseline (format {FORMAT}); `dlbench baseline` makes one")
+    content = given_content(path, Baseline, "baseline", "dlbench baseline", MAX_BYTES)
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise UserError(
             f"{path}: version {version} of the format; this dlbench reads version {VERSION}: make the baseline anew, "
             "or use the newer dlbench"
         )
-    try:
-        return Baseline.model_validate(content)
-    except ValidationError as error:
-        raise IncompleteDataError(f"{path}: damaged: {problem_of(Baseline, error)}") from None
+    return validated(path, Baseline, content)

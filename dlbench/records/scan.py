@@ -341,9 +341,17 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
 
 
 def read_given(path: Path, model: type[ModelT], what: str, made_by: str, limit: int = MAX_JSON) -> ModelT:
-    """A JSON file that a person named, with its `format`; `what` it holds, and the command that writes it.
+    """A JSON file that a person named; arguments and errors as `given_content`, and IncompleteDataError: damaged."""
+    return validated(path, model, given_content(path, model, what, made_by, limit))
 
-    Raises UserError: there is none, or it holds something else; or IncompleteDataError: it is damaged.
+
+def given_content(
+    path: Path, model: type[BaseModel], what: str, made_by: str, limit: int = MAX_JSON
+) -> dict[str, object]:
+    """The content of a file that a person named, which has the model's `format`; `what` it holds, and the command that
+    writes it.
+
+    Raises UserError: there is none, or it holds something else; or IncompleteDataError: it is no JSON.
     """
     try:
         content = parse_json(read_named(path, limit))
@@ -354,6 +362,11 @@ def read_given(path: Path, model: type[ModelT], what: str, made_by: str, limit: 
     wanted = model.model_fields["format"].default
     if not isinstance(content, dict) or content.get("format") != wanted:
         raise UserError(f"{path}: holds no {what} (format {wanted}); `{made_by}` makes one")
+    return content
+
+
+def validated(path: Path, model: type[ModelT], content: dict[str, object]) -> ModelT:
+    """The content of a file as its model. Raises IncompleteDataError: it is not as the model has it."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
