@@ -241,7 +241,7 @@ def _further(
     """What follows the projection of a group: strategies and cost. `run`: one of its largest point; None: of a file."""
     from dlbench.projection.cost import cost_section
     from dlbench.projection.ideal import accuracy_section
-    from dlbench.projection.strategies.section import chosen, section, strategies_of
+    from dlbench.projection.strategies.section import case_of, chosen, measured_rows, projected_rows, section
 
     name = given.configuration or given.digest
     cost = cost_section(name, given, projection.targets, price, currency)
@@ -249,14 +249,15 @@ def _further(
         click.echo(f"dlbench: --price-per-node-hour: no price of {given.title}: its batch is not known", err=True)
     table = steps = None
     if options["strategy"] is not None and run is not None:
-        asked, limit = chosen(options["strategy"]), options["memory_limit"]
-        own, scale = there or given, projection.cost_scale
-        rows, said = strategies_of(
-            own, run, projection.targets, cost_scale=scale, strategies=asked, memory_limit=limit, system=machine
-        )
-        table = section(rows, said, anchor=f"strategies-{name}")
-        if there is None:
-            steps = accuracy_section(given, run, rows, scale, machine or run.plan.system, anchor=f"accuracy-{name}")
+        scale, own = projection.cost_scale, there or given
+        case, said = case_of(own, run, scale, memory_limit=options["memory_limit"], system=machine)
+        # Of another system no run is a measurement.
+        known = () if there is not None else measured_rows(case, given)
+        asked = chosen(options["strategy"])
+        rows = projected_rows(case, projection.targets, is_strong=own.scaling == "strong", strategies=asked)
+        table = section((*known, *rows), said, anchor=f"strategies-{name}")
+        workload, system = run.plan.workload, machine or run.plan.system
+        steps = accuracy_section(workload, case, known, given, system, anchor=f"accuracy-{name}")
     return [one for one in (table, cost, steps) if one is not None]
 
 

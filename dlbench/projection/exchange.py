@@ -38,6 +38,7 @@ _PAIR_BYTES = 8  # A number and its place, of wire topk.
 
 AS_IT_RAN = "as it ran"  # The messages of the run stay as they were.
 
+_HALVINGS = 50  # Of a scale of costs, or of its logarithm: to the last digit that is printed, and far beyond.
 _GRID = 16  # Sizes through which a line is laid, where messages are merged by it.
 
 Price = Callable[[float], "Array"]
@@ -179,6 +180,18 @@ def last_end(ready: Sequence[Array | float], costs: Sequence[Array]) -> Array:
     for start, cost in zip(ready, costs, strict=True):
         free = np.maximum(free, start) + cost
     return free
+
+
+def bisected(gives: Callable[[Array], Array], wanted: Array, low: float, high: float) -> tuple[Array, Array]:
+    """Ends between which `gives`, which grows, reaches what is wanted, each begun at `low` and `high`."""
+    import numpy as np
+
+    below, above = np.full_like(wanted, low), np.full_like(wanted, high)
+    for _ in range(_HALVINGS):
+        middle = (below + above) / 2
+        is_above = gives(middle) > wanted
+        below, above = np.where(is_above, below, middle), np.where(is_above, middle, above)
+    return below, above
 
 
 def last_stretch(ready: Sequence[float], costs: Sequence[float]) -> int:

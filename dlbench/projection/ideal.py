@@ -16,9 +16,8 @@ from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, limit
 from dlbench.projection.strategies.network import unshared
-from dlbench.projection.strategies.section import section, strategies_of
+from dlbench.projection.strategies.section import measured_rows, section
 from dlbench.projection.strategies.table import Case, Row, best
-from dlbench.records.scan import Run
 from dlbench.report.document import BaseReport, Document, Section
 from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import percent, ranks_text
@@ -152,27 +151,25 @@ class Accuracy:
 
 
 def accuracy_section(
-    given: Ingredients, run: Run, rows: Sequence[Row], cost_scale: float, system: SystemSpec, *, anchor: str
+    workload: Workload, case: Case, rows: Sequence[Row], given: Ingredients, system: SystemSpec, *, anchor: str
 ) -> Section | None:
-    """The steps at every measured point; None where no strategy of `rows` (`strategies_of`) was measured. `system`:
-    that of the runs, as its file states it. `anchor`: unique in a document.
+    """The steps at every measured point; None where none was measured. `case`, `rows`: of the runs (`case_of`,
+    `measured_rows`). `system`: that of the runs, as its file states it. `anchor`: unique in a document.
     """
-    shared = [row for row in rows if row.accuracy is not None]
-    alone = given.model_copy(update={"network": given.network and unshared(given.network)})
-    plain = {row.ranks: row for row in strategies_of(alone, run, (), cost_scale=cost_scale)[0]}
-    found = []
+    alone = measured_rows(replace(case, network=unshared(case.network)), given)
     batches = {point.ranks: point.ranks * (point.batch_per_rank or 0) for point in given.points}
-    for row in shared:
-        assert row.measured_s is not None
+    found = []
+    for row, plain in zip(rows, alone, strict=True):
+        if row.accuracy is None or row.measured_s is None:
+            continue
         ideal = None
         if system.device is not None and system.network is not None:
-            layout = Layout(ranks=row.ranks, group_size=given.per_node, leaf_size=given.ranks_per_leaf)
+            layout = replace(case.layout, ranks=row.ranks)
             (one,) = ideal_rows(
-                run.plan.workload, system, layout, batch=batches[row.ranks], strategies=(row.strategy,), sharing=False
+                workload, system, layout, batch=batches[row.ranks], strategies=(row.strategy,), sharing=False
             )
             ideal = replace(one, measured_s=row.measured_s).accuracy
-        empirical = plain[row.ranks].accuracy
-        found.append(Accuracy(row.ranks, row.strategy, row.measured_s, ideal, empirical, row.accuracy))
+        found.append(Accuracy(row.ranks, row.strategy, row.measured_s, ideal, plain.accuracy, row.accuracy))
     if not found:
         return None
     last = found[-1]

@@ -42,6 +42,7 @@ from dlbench.projection.exchange import (
     NoModelError,
     Price,
     Way,
+    bisected,
     last_end,
     last_stretch,
     messages_of,
@@ -51,8 +52,9 @@ from dlbench.projection.exchange import (
 )
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.input import input_wait
+from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
-from dlbench.projection.points_only import points_only
+from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
 from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, refusal, refused
 from dlbench.report.wording import percent
@@ -67,16 +69,13 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-DRAWS = 1000
-_HALVINGS = 50  # Of a scale of costs, in logarithms between the two ends below: beyond what is printed.
-_ENDS = (1e-3, 1e3)
+_ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
 _ALIKE = 0.01  # Deviation of times from a model's, as logarithm, below which algorithms are not told apart.
 STEP_SCALE = 0.015
 """Error of a projected step per square root of a doubling before any was seen. Less than `PRIOR_SCALE`, which is of
 costs of messages alone: these are part of a step, and what they miss is drawn by itself (`_trend`). With 0.03, 90 %
 bands are 1.8 times as wide as an oracle's and hold 96 to 99 % (`make bench AREA=truth.projection`)."""
-_ENOUGH = 10  # Projections of a ledger that replace the prior of the model's error.
 _MODELLED = ("exchange", "straggler", "input", "compute")  # Causes that have a model; the others stay as they are.
 
 
@@ -108,7 +107,7 @@ def project(
         if there is not None:
             costs_there = model.costs and model.costs.elsewhere(there)
             model = replace(model, ingredients=there, costs=costs_there, is_home=False)
-    error = model_error(seen, prior_scale=STEP_SCALE, prior_points=0.0 if len(misses) >= _ENOUGH else PRIOR_POINTS)
+    error = model_error(seen, prior_scale=STEP_SCALE, prior_points=0.0 if len(misses) >= LEAST_ROWS else PRIOR_POINTS)
     changes, of_all = [], []
     if way is not None:
         groups = f", groups of {way.group_size} ranks" if way.exchange in GROUPED else ""
@@ -583,11 +582,7 @@ def _calibrated(
     if len(under_way) == len(anchor.runs):
         ratio: Array = drawn(under_way) / sum(prices)
         return ratio
-    low, high = np.full_like(measured, math.log(_ENDS[0])), np.full_like(measured, math.log(_ENDS[1]))
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        is_above = shown(np.exp(middle)) > measured
-        low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+    low, _ = bisected(lambda scale: shown(np.exp(scale)), measured, *map(math.log, _ENDS))
     is_right = np.isclose(shown(np.ones_like(measured)), measured, rtol=1e-9, atol=0.0)
     return np.where(is_right, 1.0, np.exp(low))
 

@@ -39,19 +39,17 @@ def chosen(asked: str) -> tuple[str, ...]:
     return tuple(name for name in STRATEGIES if asked in ("all", name, name.removeprefix("data+")))
 
 
-def strategies_of(
+def case_of(
     ingredients: Ingredients,
     run: Run,
-    targets: Sequence[Target],
-    *,
     cost_scale: float,
-    strategies: Sequence[str] = STRATEGIES,
+    *,
     memory_limit: int | None = None,
     system: SystemSpec | None = None,
-) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """Rows at the targets, data's with the projected step; at measured rank counts those that were measured; and what
-    all rows rest on, in sentences. `run`: one of the largest point. `cost_scale`: of the projection. `system`: another
-    one than it ran on. Raises `UserError`: what the table needs is not known.
+) -> tuple[Case, tuple[str, ...]]:
+    """The training of the anchor as strategies share it, and what it rests on, in sentences. `run`: one of the anchor.
+    `cost_scale`: of the network's costs at the anchor (`Projection.cost_scale`). `memory_limit`: bytes of a rank, None:
+    that of a device of `system`, None: of the run's. Raises `UserError`: what the table needs is not known.
     """
     plan, record, network, anchor = run.plan, run.record, ingredients.network, ingredients.anchor
     train = plan.workload.train
@@ -91,16 +89,36 @@ def strategies_of(
         rates=None if record.memory is None else record.memory.rates,
         rest_s=max(0.0, statistics.fmean(one.step_s for one in anchor.runs) - sum(parts.values())),
     )
+    said = (
+        f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "
+        f"{'as watched in warm-up' if watched else 'by multiply-adds'}.",
+        f"Activations held at once, over all inputs and outputs of layers (gamma): {held_from}.",
+        f"Memory: {most_from}.",
+        f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
+    )
+    return case, said
+
+
+def measured_rows(case: Case, ingredients: Ingredients) -> tuple[Row, ...]:
+    """Data, or at one rank serial, at every measured rank count whose batch is known."""
     rows: list[Row] = []
-    for point in ingredients.points if ingredients.system == plan.system.name else ():
+    for point in ingredients.points:
         name = "data" if point.ranks > 1 else "serial"
         if point.batch_per_rank is not None:
             measured = statistics.fmean(one.step_s for one in point.runs)
             there = case.at(point.ranks, point.ranks * point.batch_per_rank).table((name,))
             rows += [replace(row, measured_s=measured) for row in there]
+    return tuple(rows)
+
+
+def projected_rows(
+    case: Case, targets: Sequence[Target], *, is_strong: bool, strategies: Sequence[str]
+) -> tuple[Row, ...]:
+    """Strategies at the targets, data among them with the projected step. `case`: of the anchor."""
+    rows: list[Row] = []
     asked = [name for name in STRATEGIES if name == "data" or name in strategies]
     for target in targets:
-        batch = (target.ranks if ingredients.scaling == "weak" else anchor.ranks) * anchor.batch_per_rank
+        batch = case.batch if is_strong else case.batch // case.layout.ranks * target.ranks
         own = {part.name: part.seconds.median for part in target.parts}
         rest = sum(own[name] for name in ("input", "host", "straggler")) if own else case.rest_s
         for row in replace(case.at(target.ranks, batch), rest_s=rest).table(asked):
@@ -109,14 +127,7 @@ def strategies_of(
                 if own:
                     row = replace(row, compute_s=own["compute"] + own["optimizer"], exposed_s=own["exchange"])
             rows.append(row)
-    said = (
-        f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "
-        f"{'as watched in warm-up' if watched else 'by multiply-adds'}.",
-        f"Activations held at once, over all inputs and outputs of layers (gamma): {held_from}.",
-        f"Memory: {most_from}.",
-        f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
-    )
-    return tuple(rows), said
+    return tuple(rows)
 
 
 def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategies") -> Section:

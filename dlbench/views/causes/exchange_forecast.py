@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING
 
 from dlbench.perfmodels.extrapolation import network_factors
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.exchange import AS_IT_RAN, NoModelError, Price, Way, last_end, messages_of, price_of, priced_as
+from dlbench.projection.exchange import (
+    AS_IT_RAN,
+    NoModelError,
+    Price,
+    Way,
+    bisected,
+    last_end,
+    messages_of,
+    price_of,
+    priced_as,
+)
 from dlbench.projection.refusals import LEAST_EXPLAINED
 from dlbench.records.exchange import ExchangeResult
 from dlbench.report.wording import percent
@@ -37,8 +47,6 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 _NORMAL = NormalDist().inv_cdf(0.975)
-
-_BISECTIONS = 40  # Halvings of a scale between 0 and 1: to the last digit that is printed, and far beyond.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +89,7 @@ def forecast(
             share = f"only {percent(explained)}" if explained > 0 else "nothing"
             return f"the model explains {share} of the measured exchange on the wire, too little for a forecast"
         # What to multiply all costs with so that the model gives no more than was measured: at most 1.
-        low, high = np.zeros_like(modelled), np.ones_like(modelled)
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            is_above = exposed(ran, before, middle) > measured
-            low, high = np.where(is_above, low, middle), np.where(is_above, middle, high)
+        _, high = bisected(lambda scale: exposed(ran, before, scale), measured, 0.0, 1.0)
         scale = np.where(modelled > measured, high, 1.0)
         saved = np.minimum(measured, np.minimum(measured, modelled) - exposed(new, after, scale))
     except NoModelError as error:
