@@ -63,6 +63,37 @@ class RankGpu(Spec):
     )
 
 
+class CollectiveWaits(Spec):
+    """What a rank waited for collectives elsewhere than in the exchange phase: seconds of all measured steps, by phase
+    (forward, backward, optimizer).
+    """
+
+    gather_s: dict[str, NonNegative] = Field(
+        default_factory=dict, description="For parameters that other ranks hold, by phase of the step."
+    )
+    exchange_s: dict[str, NonNegative] = Field(
+        default_factory=dict, description="For sums of gradients or activations, or for updated parameters, by phase."
+    )
+    evidence: str = Field(description="How that is known.")
+
+
+class HeldMemory(Spec):
+    """What a rank's device held at the peak of a watched warm-up step, tensors alone, bytes."""
+
+    weights: CountOrZero = Field(description="Parameters, this rank's share of them.")
+    gradients: CountOrZero = Field(description="Gradients, likewise.")
+    optimizer: CountOrZero = Field(description="The optimizer's values, likewise.")
+    buffers: CountOrZero = Field(description="Buffers of the network and of the exchange.")
+    activations: CountOrZero = Field(
+        description="The rest at the peak: activations, gathered parameters, what operations take meanwhile."
+    )
+    peak: CountOrZero = Field(description="All of it.")
+    retries: CountOrZero | None = Field(
+        None, description="How often torch's allocator gave back its cache and tried again, whole run; null on a CPU."
+    )
+    evidence: str = Field(description="How that is known.")
+
+
 class RankResult(Spec):
     """What one rank says of itself at the end."""
 
@@ -100,6 +131,12 @@ class RankResult(Spec):
         None,
         description="What `peak_memory_bytes` was before the first measured step: set-up, cuDNN's search for "
         "algorithms, compiling and warm-up; out of core from the end of planning on. Null where nothing was measured.",
+    )
+    held: HeldMemory | None = Field(
+        None, description="What it held at the peak of a step, by kind; null: no warm-up step was watched for it."
+    )
+    waits: CollectiveWaits | None = Field(
+        None, description="What it waited for collectives within passes and update; null: there are none."
     )
     startup_s: NonNegative = Field(
         description="Start of the process to the first step, less the hashing of parameters for the checks, seconds."

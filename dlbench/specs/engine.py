@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from dlbench.specs.base import Count, Flag, NonNegative, Spec
+from dlbench.specs.base import Count, Flag, NonNegative, Ranks, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,11 @@ ENGINES = {
         thread="the threads of torch.distributed",
         overlaps_compiled=True,
         capture_passes=11,
+    ),
+    "fsdp": EngineKind(
+        title="PyTorch FSDP",
+        on_ranks="dlbench.node.sync.fsdp.engine:FsdpEngine",
+        thread="the threads of torch.distributed",
     ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
 }
@@ -120,6 +125,11 @@ class DdpSettings(Spec):
         "true on GPUs.",
     )
     static_graph: Flag = Field(False, description="Every step uses the same parameters, in the same order.")
+    shard_optimizer: Flag = Field(
+        False,
+        description="ZeRO-1: each rank keeps the optimizer state of some parameters, updates those and sends them to "
+        "the others (torch's ZeroRedundancyOptimizer).",
+    )
 
     def views_buckets(self, *, on_gpu: bool) -> bool:
         """Whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
@@ -127,14 +137,43 @@ class DdpSettings(Spec):
         return on_gpu if asked == "auto" else asked
 
 
+class FsdpSettings(Spec):
+    """Settings of torch.distributed.fsdp.fully_shard (FSDP2)."""
+
+    backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
+    shard: Literal["parameters", "gradients"] = Field(
+        "parameters",
+        description="What stays sharded between forward and backward pass: parameters (ZeRO-3), which are gathered "
+        "again for the backward pass; or gradients and optimizer state alone (ZeRO-2).",
+    )
+    shard_ranks: Literal["all", "node"] = Field(
+        "all",
+        description="Ranks that share one copy of the state: all, or those of a node, with gradients all-reduced "
+        "across nodes (HSDP).",
+    )
+    wrap: Literal["blocks", "network"] = Field(
+        "blocks", description="What is gathered at a time: a block of the network, or all of it."
+    )
+    prefetch: Count = Field(1, description="Blocks whose parameters are gathered ahead, where gathers overlap (GPUs).")
+    tensor_ranks: Ranks = Field(
+        1, description="Neighbouring ranks that share each layer's work (tensor parallelism; BERT only)."
+    )
+    offload: Flag = Field(
+        False, description="Parameters, gradients and optimizer state lie in the host's memory (GPUs only)."
+    )
+
+
 class EngineSpec(Spec):
     """The engine of a run; settings of the engines not chosen are kept at their defaults."""
 
     name: EngineName = Field(
-        "horovod", description="horovod, ddp (torch.distributed), or single (one rank, no exchange)."
+        "horovod",
+        description="horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), or single (one rank, no "
+        "exchange).",
     )
     horovod: HorovodSettings = Field(HorovodSettings(), description="Settings of engine horovod.")
     ddp: DdpSettings = Field(DdpSettings(), description="Settings of engine ddp.")
+    fsdp: FsdpSettings = Field(FsdpSettings(), description="Settings of engine fsdp.")
 
     @property
     def kind(self) -> EngineKind:

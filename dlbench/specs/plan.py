@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, Ranks, Repeats, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec
+from dlbench.specs.strategies import ranks_per_replica, strategy_of, strategy_problem
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, goal_problem
@@ -278,6 +279,16 @@ class RunPlan(LaunchPlan):
         return self.sync.group_size or self.layout.ranks_per_node
 
     @property
+    def strategy(self) -> str:
+        """How the training is shared out over ranks, e.g. data, fsdp, zero-1."""
+        return strategy_of(self.workload.train, self.engine, self.sync, ranks=self.layout.ranks)
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Neighbouring ranks that read the same samples; each accounts for its share of them."""
+        return ranks_per_replica(self.engine)
+
+    @property
     def global_batch(self) -> int:
         """Samples of one step over all ranks."""
         return self.workload.train.batch_per_rank * self.layout.ranks
@@ -331,6 +342,14 @@ class RunPlan(LaunchPlan):
                 f"engine.horovod.autotune: its search takes {horovod.autotune_steps} steps; set measure.warmup_steps "
                 "to that or more, so that tuned steps are measured"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_is_possible(self) -> Self:
+        layout, parts = self.layout, (self.workload, self.engine, self.sync, self.measure)
+        problem = strategy_problem(*parts, ranks=layout.ranks, ranks_per_node=layout.ranks_per_node)
+        if problem is not None:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

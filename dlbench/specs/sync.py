@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from dlbench.specs.base import MAX_COUNT, Bytes, Count, Ranks, Spec
+from dlbench.specs.base import MAX_COUNT, Bytes, Count, CountOrZero, Flag, Ranks, Spec
 from dlbench.units import exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
@@ -101,10 +101,22 @@ class SyncSpec(Spec):
         description="File of fitted costs (dlbench comm fit) for own:mgwfbp and hybrid; none: measured at the start.",
     )
 
+    average_every: Count | None = Field(
+        None,
+        description="Local SGD: ranks update apart, and average their parameters after every so many updates; with "
+        "exchange hierarchical, gradients are still averaged inside the node in each. none: gradients are exchanged.",
+    )
+    average_from: CountOrZero = Field(
+        0, description="Post-local SGD: the update, from 0, from which on parameters are averaged instead of gradients."
+    )
+    average_momentum: Flag = Field(
+        True, description="Whether the optimizer's state is averaged along with the parameters; if not, it stays local."
+    )
+
     @property
     def is_own(self) -> bool:
         """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
-        return (
+        return self.average_every is None and (
             self.exchange in GROUPED
             or self.fusion.startswith("own:")
             or self.wire == "topk"

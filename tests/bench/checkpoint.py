@@ -23,6 +23,7 @@ def figures() -> Iterator[Figure]:
     from dlbench.node.data.sharding import Position
     from dlbench.node.models.build import build_model, loss_for
     from dlbench.node.models.optimizers import build_optimizer
+    from dlbench.node.sync.engine import SingleEngine
     from dlbench.node.training.activations import sample_batches
     from dlbench.node.training.checkpoint import CheckpointWriter, Progress, snapshot, write_snapshot
     from dlbench.specs.expand import expand
@@ -51,7 +52,8 @@ def figures() -> Iterator[Figure]:
 
     for _ in range(WARMUP_STEPS):
         step()
-    num_bytes = snapshot(model, optimizer, state, {}).num_bytes
+    whole = SingleEngine().whole_state(model, optimizer)
+    num_bytes = snapshot(whole, state, {}).num_bytes
     still: dict[str, list[float]] = {"waits": [], "thread": []}
     stretches: dict[str, list[float]] = {"waits": [], "thread": []}
     beside: list[float] = []  # Each a step within a write, seconds.
@@ -63,9 +65,9 @@ def figures() -> Iterator[Figure]:
             for kind in ("waits", "thread") if number % 2 else ("thread", "waits"):
                 start = time.monotonic()
                 if kind == "waits":
-                    blocked = timed(lambda: write_snapshot(path, snapshot(model, optimizer, state, {})))
+                    blocked = timed(lambda: write_snapshot(path, snapshot(whole, state, {})))
                 else:
-                    blocked = timed(lambda: writer.begin(path, model, optimizer, state, {}))
+                    blocked = timed(lambda: writer.begin(path, whole, state, {}))
                 during = []
                 for _ in range(STEPS):
                     is_beside = not writer.wait(0)

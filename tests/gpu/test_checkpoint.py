@@ -17,6 +17,7 @@ from dlbench.node.models.build import build_model
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.page_locked import locked_memory
+from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.checkpoint import Checkpoint, snapshot
 from dlbench.node.training.run_record import parameters_digest
 from dlbench.records.rows.steps import read_steps
@@ -57,7 +58,7 @@ def restored_parameters(run: Run, device: torch.device) -> str:
     optimizer = build_optimizer(model, workload.train.at_batch(run.plan.global_batch).optimizer)
     kept = Checkpoint(path)
     kept.restore(model, optimizer)
-    again, held = snapshot(model, optimizer, kept.progress, kept.trained), load_file(path)
+    again, held = snapshot(SingleEngine().whole_state(model, optimizer), kept.progress, kept.trained), load_file(path)
     assert again.tensors.keys() == held.keys()
     assert any(name.startswith("optimizer/") for name in held)
     for name, tensor in held.items():

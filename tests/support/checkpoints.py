@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.checkpoint import Progress, snapshot, write_snapshot
 
 
@@ -16,4 +17,4 @@ def write_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, trained: Mapping[str, Any]
 ) -> None:
     """Writes one as the thread of a run does."""
-    write_snapshot(path, snapshot(model, optimizer, progress, trained))
+    write_snapshot(path, snapshot(SingleEngine().whole_state(model, optimizer), progress, trained))

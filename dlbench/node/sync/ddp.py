@@ -13,11 +13,10 @@ therefore waits for each bucket, and nothing of PowerSGD overlaps with the backw
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,13 +25,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node import rendezvous
-from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine, MessageSpan, settings_of
-from dlbench.node.sync.groups import TorchCommunicators, gather_over_torch
-from dlbench.node.sync.run_store import RunStore, meet
+from dlbench.node.sync.engine import MessageSpan, settings_of
 from dlbench.node.sync.timing import BackwardWatch, MessageInFlight, WatchedStep, covered, median, ring_bytes
+from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.node.sync.wire import OverflowCount
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
@@ -43,7 +39,7 @@ from dlbench.specs.sync import fusion_bytes
 from dlbench.units import exact_bytes
 
 
-class DdpEngine(Engine):
+class DdpEngine(TorchRanks):
     """torch.distributed over gloo or NCCL."""
 
     marks_backward = True
@@ -51,50 +47,17 @@ class DdpEngine(Engine):
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> None:
-        self._stall_timeout_s = plan.measure.stall_timeout_s
-        self._gpu = gpu
+        super().__init__(plan, folder, place, device, gpu)
         self._settings = plan.engine.ddp
-        self._place = place
-        self._device = device
-        self._address_file = folder.rendezvous
-        self._interface = plan.system.launch.interface
-        self._backend: str = self._settings.backend
-        if self._backend == "auto":
-            self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._fusion = plan.sync.library_fusion
         self._wire = plan.sync.library_wire
         self._powersgd_rank = plan.sync.powersgd_rank
         self._module: nn.parallel.DistributedDataParallel | None = None
         self._watch = BackwardWatch(device)
         self._hook: WatchedHook | None = None
-        self._left: object = None
-        self._store: RunStore | None = None
-
-    @classmethod
-    def for_plan(
-        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
-    ) -> Self:
-        return cls(plan, folder, place, device, gpu)
 
     def start(self) -> None:
-        if self._backend == "nccl" and self._device.type != "cuda":
-            raise EnvironmentLacksError("engine.ddp.backend: nccl needs a GPU on every rank; use gloo or auto")
-        if self._backend == "nccl" and not dist.is_nccl_available():
-            raise EnvironmentLacksError("engine.ddp.backend: this torch was built without NCCL; use gloo or auto")
-        patience = datetime.timedelta(seconds=self._stall_timeout_s * rendezvous.PATIENCE)
-        self._store = store = meet(self._address_file, self._place, self._interface, patience)
-        by_nccl = self._backend == "nccl"
-        # Before NCCL starts: of two ranks on one GPU it says a bus number, if anything.
-        require_own_gpu(self._gpu, self._place, lambda found: store.of_node("gpu", found, self._place), by_nccl=by_nccl)
-        dist.init_process_group(
-            self._backend,
-            store=store,
-            rank=self._place.rank,
-            world_size=self._place.size,
-            timeout=datetime.timedelta(seconds=self._stall_timeout_s + rendezvous.GRACE_S),
-            # NCCL then starts here and not in the first step, and a hang shows where it is.
-            device_id=self._device if by_nccl else None,
-        )
+        super().start()
         require_sum(self._wire, self._backend, self._device, self._place.size)
 
     def prepare(
@@ -203,26 +166,9 @@ class DdpEngine(Engine):
         if self._hook is not None:
             self._hook.settle_step()
 
-    def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """One all-reduce a tensor; outside of training steps its cost does not matter."""
-        for tensor in tensors:
-            dist.all_reduce(tensor)
-            tensor /= self._place.size
-
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        dist.broadcast(tensor, src=0)
-
-    def gather(self, value: Any) -> list[Any]:
-        return gather_over_torch(value, self._place.size, self._device if self._backend == "nccl" else None)
-
-    def barrier(self) -> None:
-        dist.barrier()
-
     def settings(self) -> list[Setting]:
         """Back-end and bucket size; the latter as DDP itself reports it."""
-        asked = None if self._settings.backend == "auto" else self._settings.backend
-        how = "torch.distributed.get_backend()"
-        found = settings_of(("engine.ddp.backend", asked, str(dist.get_backend()), how))
+        found = super().settings()
         if self._module is not None:
             found += [self._fusion_setting(), *self._flags(self._module)]
         if self._hook is not None:
@@ -230,9 +176,6 @@ class DdpEngine(Engine):
             how = self._hook.compression_text or "the hook that DDP called for every bucket"
             found += settings_of(("sync.wire", self._wire, wire, how))
         return found
-
-    def communicators(self) -> TorchCommunicators:
-        return TorchCommunicators()
 
     def _fusion_setting(self) -> Setting:
         assert self._module is not None
@@ -252,13 +195,6 @@ class DdpEngine(Engine):
             is_static = bool(_logged(module)["static_graph"])
             found += settings_of(("engine.ddp.static_graph", True, is_static, "DDP's logging data"))
         return found
-
-    def stop(self) -> None:
-        if dist.is_initialized():
-            # Gloo's worker thread may still hold the last callback, and with it the group. Were that the last
-            # reference, the thread would end by waiting for itself, and the process with it (std::system_error).
-            self._left = dist.distributed_c10d._get_default_group()
-            dist.destroy_process_group()
 
 
 def _logged(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:

@@ -7,7 +7,7 @@ one rank that synchronises nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -18,11 +18,20 @@ from torch import nn
 from dlbench.node.ranks import RankPlace
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
-from dlbench.records.record import RankGpu, Setting
+from dlbench.records.record import CollectiveWaits, RankGpu, Setting
 from dlbench.specs.plan import RunPlan
 
 if TYPE_CHECKING:
     from dlbench.node.sync.groups import Communicators  # which an engine of one rank does without
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeState:
+    """Parameters, buffers and the optimizer's values as one rank without an engine would hold them: whole tensors."""
+
+    model: dict[str, Any]  # As `state_dict` of the network.
+    optimizer: dict[str, Any]
+    """As `state_dict` of the optimizer that `prepare` was given: its groups, its order of parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,12 @@ Value = str | float | bool | None
 def settings_of(*rows: tuple[str, Value, Value, str]) -> list[Setting]:
     """Settings by key, what was asked, what is in force (None: not known), and how that is known."""
     return [Setting(key=key, requested=asked, effective=found, evidence=how) for key, asked, found, how in rows]
+
+
+def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or all of one (a `DTensor`) of which ranks hold a share each; then all of them call."""
+    full: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
 
 
 class Engine:
@@ -105,6 +120,29 @@ class Engine:
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """Calls `update`, which steps the optimizer it is given, so that nothing is exchanged a second time."""
         update(self._optimizer)
+
+    def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
+        """Bounds the norm of all gradients together, of whole parameters, after the exchange."""
+        nn.utils.clip_grad_norm_(parameters, norm)
+
+    def waits(self) -> CollectiveWaits | None:
+        """What this rank waited for collectives within the passes and the update of the measured steps, which begin
+        with `watch(False)`; None: it exchanges nothing there.
+        """
+        return None
+
+    def whole_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> WholeState:
+        """The state of training, of whole tensors on rank 0; called by all ranks, between steps."""
+        return WholeState(model=model.state_dict(), optimizer=optimizer.state_dict())
+
+    def load_whole(self, model: nn.Module, optimizer: torch.optim.Optimizer, whole: WholeState) -> None:
+        """Takes over such a state, which every rank has; called by all ranks after `prepare`."""
+        model.load_state_dict(whole.model)
+        optimizer.load_state_dict(whole.optimizer)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Within it a forward pass exchanges nothing but with ranks of this replica; called by all ranks."""
+        return nullcontext()
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replaces floating-point tensors (outside of training steps) by their means over ranks, in place."""

@@ -38,6 +38,7 @@ from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostE
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
 from dlbench.node.page_locked import PIECE_BYTES, Beat, locked_memory
+from dlbench.node.sync.engine import Engine, SingleEngine, WholeState
 from dlbench.opening import parse_json, require_file, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import CHECKPOINT_SUFFIX
@@ -88,20 +89,19 @@ class Snapshot:
 
 
 def snapshot(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    whole: WholeState,
     progress: Progress,
     trained: Mapping[str, Any],
     room_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
 ) -> Snapshot:
     """A copy of the state, in the order of the current stream: what is queued on it before is in, what follows is not.
 
-    `model`: the network without an engine's wrapper. `trained`: what is trained, by dotted key; compared when a run
+    `whole`: of the network without an engine's wrapper. `trained`: what is trained, by dotted key; compared when a run
     resumes. `room_for`: gives the memory on the host that tensors go to; None: new memory. Returns when the copy is
     there.
     """
-    found = {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
-    content = optimizer.state_dict()
+    found = {_MODEL + name: tensor for name, tensor in whole.model.items()}
+    content = whole.optimizer
     for index, state in content["state"].items():
         found |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
     # A copy each: tied weights share memory, which safetensors refuses.
@@ -201,15 +201,14 @@ class CheckpointWriter:
     def begin(
         self,
         path: Path,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        whole: WholeState,
         progress: Progress,
         trained: Mapping[str, Any],
     ) -> None:
         """Copies the state and begins to write it; the one before has been waited for."""
         assert self._thread is None
         start = time.monotonic()
-        taken = snapshot(model, optimizer, progress, trained, self._room_for)
+        taken = snapshot(whole, progress, trained, self._room_for)
         self._wrote_s = self._waited_s = 0.0
         self._begun = CheckpointWrite(
             step=progress.step,
@@ -427,19 +426,19 @@ class Checkpoint:
         """Parameters and buffers of the network, on the CPU."""
         return {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
 
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Moves the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay.
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> None:
+        """Moves the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay. `engine`:
+        prepared them; None: none did.
 
         Raises IncompleteDataError: they are not those of this network and optimizer.
         """
         try:
-            self._restore(model, optimizer)
+            self._restore(model, optimizer, engine or SingleEngine())
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise IncompleteDataError(f"{self.path}: does not fit what is trained: {why_unreadable(error)}") from None
         self._tensors = {}  # a run keeps its checkpoint, and they take as much memory as its state
 
-    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        model.load_state_dict(self.weights())
+    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine) -> None:
         content = optimizer.state_dict()
         content["state"] = {}
         for name, tensor in self._tensors.items():
@@ -452,7 +451,7 @@ class Checkpoint:
         for group, step in zip(groups, self._group_steps, strict=True):
             if step is not None:
                 group["step"] = step
-        optimizer.load_state_dict(content)
+        engine.load_whole(model, optimizer, WholeState(model=self.weights(), optimizer=content))
         for parameter, mine in optimizer.state.items():
             for key, value in mine.items():
                 # A file holds no strides: state lies as its parameter does, or fused updates would mix places up.

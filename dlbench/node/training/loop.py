@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from dlbench.node.data.text import parts
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
@@ -269,7 +268,7 @@ class TrainingLoop:
         clip = self._train.optimizer.clip_norm
         if clip is not None:
             # After the exchange, so that the norm is that of the averaged gradient (BERT's rule).
-            nn.utils.clip_grad_norm_(state.wrapped.parameters(), clip)
+            self._context.engine.clip(state.wrapped.parameters(), clip)
         rate = state.rate.at(step)
         for group in state.optimizer.param_groups:
             group["lr"] = rate

@@ -57,7 +57,8 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
     outputs_of, criterion, meter = network.outputs(spec), network.criterion(), network.meter()
     model.eval()
     try:
-        with torch.no_grad(), compilation.uncompiled() if compilation is not None else nullcontext():
+        uncompiled = compilation.uncompiled() if compilation is not None else nullcontext()
+        with torch.no_grad(), uncompiled, context.engine.evaluating():
             for number, batch in enumerate(source.batches()):
                 context.beat(f"batch {number} of an evaluation")
                 moved = {name: tensor.to(context.device, non_blocking=True) for name, tensor in batch.items()}
@@ -175,6 +176,7 @@ class Pauses:
         # Afterwards all ranks hold what the file holds, whether training goes on or resumes.
         average_statistics(self._state.model, self._context.engine)
         self._await_write()
+        whole = self._context.engine.whole_state(self._state.model, self._state.optimizer)
         if self._context.place.rank != 0:
             return
         schedule = self._schedule
@@ -189,7 +191,7 @@ class Pauses:
             evaluations=tuple(self.evaluations),
         )
         path = self._context.folder.checkpoint(done)
-        self.writer.begin(path, self._state.model, self._state.optimizer, progress, self._trained)
+        self.writer.begin(path, whole, progress, self._trained)
 
     def _await_write(self, *, alone: bool = False) -> None:
         """All ranks wait until the checkpoint that is being written is whole, alive as long as something is written.

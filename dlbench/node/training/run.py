@@ -293,7 +293,7 @@ def _resumed(
     )
     checkpoint.require(trained_identity(plan))
     require_same_holders(plan, checkpoint)
-    checkpoint.restore(model, optimizer)
+    checkpoint.restore(model, optimizer, engine)
     precision.restore(checkpoint.progress.loss_scaling)
     return checkpoint
 

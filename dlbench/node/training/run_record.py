@@ -26,6 +26,7 @@ from dlbench.node.data.source import data_set
 from dlbench.node.devices import rank_gpu, together
 from dlbench.node.memory.device_memory import peak_bytes
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
+from dlbench.node.sync.engine import whole_tensor
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.instruments import watch_result
@@ -95,6 +96,7 @@ def rank_summary(
         peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if on_gpu else None,
         peak_resident_bytes=peak_resident,
         startup_peak_bytes=seen.startup_peak_bytes,
+        waits=context.engine.waits(),
         startup_s=startup_s,
         unpacking_s=image.seconds if (image := unpacked()) is not None else None,
         bad_samples=tuple(failures[:20]),
@@ -331,10 +333,12 @@ def watch_warnings(
 
 
 def parameters_digest(model: nn.Module) -> str:
-    """SHA-256 over all parameters in order, as bytes. Buffers (batch-norm statistics) are a rank's own."""
+    """SHA-256 over all parameters in order, as bytes. Buffers (batch-norm statistics) are a rank's own. Called by all
+    ranks: of parameters that they share out, each is put together.
+    """
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().float().contiguous().cpu().numpy().tobytes())
+        digest.update(whole_tensor(parameter.detach()).float().contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -29,6 +29,7 @@ from dlbench.node.memory.host_update import (
 )
 from dlbench.node.memory.planning import checkpoint_bytes
 from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.checkpoint import Checkpoint, Progress, snapshot
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
@@ -232,7 +233,10 @@ def test_the_room_that_is_asked_for_checkpoints_is_what_one_takes(name: str) -> 
     progress = Progress(
         step=1, samples=1, epoch=0, position=Position(), train_s=0, wall_s=0, loss_scaling={}, evaluations=()
     )
-    assert checkpoint_bytes(plan, 0, model) == snapshot(model, training.optimizer, progress, {}).num_bytes
+    assert (
+        checkpoint_bytes(plan, 0, model)
+        == snapshot(SingleEngine().whole_state(model, training.optimizer), progress, {}).num_bytes
+    )
     assert checkpoint_bytes(plan, 1, model) == 0
     assert checkpoint_bytes(plans(points=(1,))[0], 0, model) == 0
 

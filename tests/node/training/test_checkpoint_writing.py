@@ -26,6 +26,7 @@ from torch._subclasses import FakeTensorMode
 from dlbench.errors import IncompleteDataError, MachineError, PeerLostError, UserError
 from dlbench.node import page_locked
 from dlbench.node.data.sharding import Position
+from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint
 from dlbench.node.training.checkpoint import (
     Checkpoint,
@@ -139,7 +140,12 @@ def train_and_write(folder: Path, moment: int) -> None:
             while not writer.wait(60):
                 pass
             writer.require_well()
-            writer.begin(folder / "checkpoints" / f"step-{step:08d}.safetensors", model, optimizer, progress(step), {})
+            writer.begin(
+                folder / "checkpoints" / f"step-{step:08d}.safetensors",
+                SingleEngine().whole_state(model, optimizer),
+                progress(step),
+                {},
+            )
 
     steps(model, optimizer, 0, save)
     assert writer.wait(60)
@@ -400,7 +406,7 @@ def test_the_copy_of_a_gpus_state_is_waited_for_on_the_stream_that_computes(monk
     with FakeTensorMode():
         model, optimizer = on_gpu()
         monkeypatch.setattr(torch.Tensor, "copy_", copied)
-        taken = snapshot(model, optimizer, progress(1), {})
+        taken = snapshot(SingleEngine().whole_state(model, optimizer), progress(1), {})
     assert done == ["cuda to cpu, queued", "synchronised"]
     assert [tensor.device for tensor in taken.tensors.values()] == [CPU]
 

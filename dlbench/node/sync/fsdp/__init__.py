@@ -1,0 +1,1 @@
+"""Sharded training by PyTorch FSDP2, and its collectives made visible."""

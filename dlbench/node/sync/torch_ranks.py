@@ -1,0 +1,99 @@
+"""Ranks that meet and talk by torch.distributed: what the engines over it share."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node import rendezvous
+from dlbench.node.devices import require_own_gpu
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.engine import Engine, settings_of
+from dlbench.node.sync.groups import TorchCommunicators, gather_over_torch
+from dlbench.node.sync.run_store import RunStore, meet
+from dlbench.records.folder import RunFolder
+from dlbench.records.record import RankGpu, Setting
+from dlbench.specs.plan import RunPlan
+
+
+class TorchRanks(Engine):
+    """An engine over torch.distributed's default process group (gloo or NCCL), but for how gradients are exchanged."""
+
+    def __init__(
+        self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
+    ) -> None:
+        self._stall_timeout_s = plan.measure.stall_timeout_s
+        self._gpu = gpu
+        self._place = place
+        self._device = device
+        self._address_file = folder.rendezvous
+        self._interface = plan.system.launch.interface
+        self._backend_key = f"engine.{plan.engine.name}.backend"
+        self._asked: str = getattr(plan.engine.settings, "backend")  # noqa: B009  (each engine over it has one)
+        self._backend = self._asked
+        if self._asked == "auto":
+            self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self._left: object = None
+        self._store: RunStore | None = None
+
+    @classmethod
+    def for_plan(
+        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
+    ) -> Self:
+        return cls(plan, folder, place, device, gpu)
+
+    def start(self) -> None:
+        if self._backend == "nccl" and self._device.type != "cuda":
+            raise EnvironmentLacksError(f"{self._backend_key}: nccl needs a GPU on every rank; use gloo or auto")
+        if self._backend == "nccl" and not dist.is_nccl_available():
+            raise EnvironmentLacksError(f"{self._backend_key}: this torch was built without NCCL; use gloo or auto")
+        patience = datetime.timedelta(seconds=self._stall_timeout_s * rendezvous.PATIENCE)
+        self._store = store = meet(self._address_file, self._place, self._interface, patience)
+        by_nccl = self._backend == "nccl"
+        # Before NCCL starts: of two ranks on one GPU it says a bus number, if anything.
+        require_own_gpu(self._gpu, self._place, lambda found: store.of_node("gpu", found, self._place), by_nccl=by_nccl)
+        dist.init_process_group(
+            self._backend,
+            store=store,
+            rank=self._place.rank,
+            world_size=self._place.size,
+            timeout=datetime.timedelta(seconds=self._stall_timeout_s + rendezvous.GRACE_S),
+            # NCCL then starts here and not in the first step, and a hang shows where it is.
+            device_id=self._device if by_nccl else None,
+        )
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """One all-reduce a tensor; outside of training steps its cost does not matter."""
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+            tensor /= self._place.size
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        dist.broadcast(tensor, src=0)
+
+    def gather(self, value: Any) -> list[Any]:
+        return gather_over_torch(value, self._place.size, self._device if self._backend == "nccl" else None)
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def settings(self) -> list[Setting]:
+        """The back-end."""
+        asked = None if self._asked == "auto" else self._asked
+        how = "torch.distributed.get_backend()"
+        return settings_of((self._backend_key, asked, str(dist.get_backend()), how))
+
+    def communicators(self) -> TorchCommunicators:
+        return TorchCommunicators()
+
+    def stop(self) -> None:
+        if dist.is_initialized():
+            # Gloo's worker thread may still hold the last callback, and with it the group. Were that the last
+            # reference, the thread would end by waiting for itself, and the process with it (std::system_error).
+            self._left = dist.distributed_c10d._get_default_group()
+            dist.destroy_process_group()
