@@ -27,10 +27,12 @@ from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
 from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.memory.held import StepMemory
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.rendezvous import own_address
+from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
@@ -242,6 +244,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             host=host,
             boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
             memory=memory,
+            held=StepMemory(model, optimizer, device, exchange_memory(plan, model, device)) if memory is None else None,
             compilation=compilation,
             graphs=graphs,
             delivery=_delivery(context, batches, source),
