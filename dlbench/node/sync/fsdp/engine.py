@@ -46,9 +46,11 @@ class FsdpEngine(TorchRanks):
         names = {parameter: name for name, parameter in model.named_parameters()}
         mesh = self._mesh()
         keeps = self._settings.shard == "gradients"
-        for block in blocks_of(model) if self._settings.wrap == "blocks" else ():
+        blocks = blocks_of(model) if self._settings.wrap == "blocks" else []
+        for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=not keeps)
-        fully_shard(model, mesh=mesh, reshard_after_forward=not keeps)
+        # None: what is in no block stays gathered from forward to backward pass, as they follow each other there.
+        fully_shard(model, mesh=mesh, reshard_after_forward=False if keeps else None if blocks else True)
         self._root = cast(FSDPModule, model)
         self._planned = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         shares = dict(model.named_parameters())
