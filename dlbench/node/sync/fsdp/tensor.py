@@ -77,6 +77,14 @@ class SharedLayers:
             self._whole = None
 
 
+def by_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """A group of an optimizer in parts of parameters on one mesh: foreach kernels take no others together."""
+    parts: dict[DeviceMesh | None, list[Any]] = {}
+    for parameter in group["params"]:
+        parts.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [group | {"params": parameters} for parameters in parts.values()]
+
+
 @dataclass(kw_only=True)
 class _WatchedReduce:
     """One all-reduce of activations."""
@@ -86,14 +94,14 @@ class _WatchedReduce:
     waited: list[tuple[Any, Any]]  # In which computing stood still for it: handing over, and until it was back.
 
 
-class WatchedReduces(TorchDispatchMode):
+class WatchedReduces(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the all-reduces of a replica's activations while it is in force, forward and backward; not those of norms.
 
     torch hands them over and waits for each where its result is read.
     """
 
     def __init__(self, mesh: DeviceMesh, clock: Clock) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._group, self._clock = mesh.get_group().group_name, clock
         self._on_way: dict[int, _WatchedReduce] = {}
         self.seen: list[_WatchedReduce] = []
