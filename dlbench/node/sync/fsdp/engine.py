@@ -69,9 +69,11 @@ class FsdpEngine(TorchRanks):
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         keeps = self._settings.shard == "gradients"
-        for block in blocks_of(model) if self._settings.wrap == "blocks" else ():
+        blocks = blocks_of(model) if self._settings.wrap == "blocks" else []
+        for block in blocks:
             fully_shard(block, mesh=mesh, reshard_after_forward=not keeps)
-        fully_shard(model, mesh=mesh, reshard_after_forward=not keeps)
+        # None: what is in no block stays gathered from forward to backward pass, as they follow each other there.
+        fully_shard(model, mesh=mesh, reshard_after_forward=False if keeps else None if blocks else True)
         self._root = cast(FSDPModule, model)
 
     def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
