@@ -87,7 +87,7 @@ class FsdpEngine(TorchRanks):
         tensor, size = self._settings.tensor_ranks, self._place.size
         nodes = self._place.num_nodes if self._settings.shard_ranks == "node" else 1
         shape = {"replicate": nodes, "shard": size // nodes // tensor, "tensor": tensor}
-        names = tuple(name for name in shape if shape[name] > 1 or (name == "shard" and tensor < size))
+        names = tuple(name for name in shape if shape[name] > 1 or (name == "shard" and (tensor < size or size == 1)))
         return init_device_mesh(self._device.type, tuple(shape[name] for name in names), mesh_dim_names=names)
 
     @torch.no_grad()
