@@ -35,9 +35,13 @@ TRAINED = {"measure.measured_steps": 2, "train.gradient_accumulation": 2, "check
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
     # --- FSDP
+    "fsdp": ("--engine", "fsdp"),
+    "fsdp-gradients": ("--engine", "fsdp", "--set", "engine.fsdp.shard=gradients"),
     # --- ZeRO-1
     # --- local SGD
     # --- tensor parallel
+    "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2", "--set", "model.dropout=0"),
+    "tensor-twin": ("--engine", "ddp", "--set", "model.dropout=0"),
 }
 """What `dlbench run bert` is asked for, besides what all are; BERT has LAMB and clips."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -17,14 +16,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.models.optimizers import SharedNorms
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp import require_sum
 from dlbench.node.sync.engine import MessageSpan, settings_of
+from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
 from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, CommWatch, of_gradients
-from dlbench.node.sync.timing import ring_bytes
+from dlbench.node.sync.timing import clock_for, ring_bytes
 from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
@@ -42,10 +42,14 @@ class FsdpEngine(TorchRanks):
     ) -> None:
         super().__init__(plan, folder, place, device, gpu)
         self._settings, self._wire = plan.engine.fsdp, plan.sync.library_wire
-        self._modules: dict[str, nn.Module] = {}  # The sharded ones by name, in the order of computing; the root last.
+        self._layers = plan.workload.model.layer_table(plan.workload.data)
+        self._tensor: SharedLayers | None = None  # Where ranks share each layer's work.
+        self._modules: dict[str, nn.Module] = {}
+        """Sharded ones by name, blocks in the order of computing, the root (of no name) last; none where ranks share
+        nothing but layers."""
         self._planned: list[list[str]] = []  # Names of the parameters in each group, before any was shared out.
-        self._across = self._settings.shard_ranks == "node" and place.num_nodes > 1
-        self._sharers = place.local_size if self._across else place.size
+        self._nodes = place.num_nodes if self._settings.shard_ranks == "node" else 1
+        self._sharers = place.size // self._nodes // self._settings.tensor_ranks  # Ranks that share a copy.
         self._accumulation = 1
 
     def start(self) -> None:
@@ -67,38 +71,46 @@ class FsdpEngine(TorchRanks):
         """Broadcasts rank 0's parameters, shards blocks and the rest, and points the optimizer at the shares."""
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
-        called = {module: name for name, module in model.named_modules()}
-        blocks = blocks_of(model) if self._settings.wrap == "blocks" else []
-        self._modules = {called[module]: module for module in (*blocks, model)}
-        self._whole = [(name, parameter.shape) for parameter, name in names.items()]
-        self._shard(model)
+        self._whole = {name: parameter.numel() for parameter, name in names.items()}
+        mesh = self._mesh()
+        if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
+            self._tensor = SharedLayers(mesh["tensor"], self._device, clock_for(self._device))
+            self._tensor.divide(model, self._layers)
+            dimensions = dimensions[:-1]
+        self._shapes = {name: _local(parameter).shape for name, parameter in model.named_parameters()}
         self._watch = CommWatch(self._device, mark_backward)
         self._accumulation = accumulation
-        for name, module in self._modules.items():
-            self._watch.attach(cast(FSDPModule, module), name, len(self._own(name)))
-            if self._across:
-                hook = self._watch.all_reduced(name, len(self._own(name)), self._place.num_nodes)
-                cast(FSDPModule, module).set_all_reduce_hook(hook)
+        if dimensions:
+            self._shard(model, mesh[dimensions])
         self._planned = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        shares = dict(model.named_parameters())
-        for group in optimizer.param_groups:
-            group["params"] = [shares[names[parameter]] for parameter in group["params"]]
+        self._shares = dict(model.named_parameters())
+        groups = [
+            group | {"params": [self._shares[name] for name in of_group]}
+            for group, of_group in zip(optimizer.param_groups, self._planned, strict=True)
+        ]
+        optimizer.param_groups[:] = [part for group in groups for part in by_mesh(group)]
         if hasattr(optimizer, "all_reduce"):
             optimizer.all_reduce = self._sum
         self._optimizer = optimizer
         return model, optimizer
 
-    def _shard(self, model: nn.Module) -> None:
-        mesh, policy = self._mesh(), MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if self._wire == "bf16" else None)
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if self._wire == "bf16" else None)
         offload = CPUOffloadPolicy() if self._settings.offload else OffloadPolicy()
+        called = {module: name for name, module in model.named_modules()}
+        blocks = blocks_of(model) if self._settings.wrap == "blocks" else []
+        self._modules = {called[module]: module for module in (*blocks, model)}
         for name, module in self._modules.items():
             frees = self._frees(name)
             fully_shard(module, mesh=mesh, reshard_after_forward=frees, mp_policy=policy, offload_policy=offload)
-        blocks = [cast(FSDPModule, module) for name, module in self._modules.items() if name]
-        ahead = self._settings.prefetch
-        for number, block in enumerate(blocks) if self._device.type == "cuda" else ():
-            block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + ahead])
-            block.set_modules_to_backward_prefetch(blocks[max(0, number - ahead) : number][::-1])
+            self._watch.attach(cast(FSDPModule, module), name, len(self._own(name)))
+            if self._nodes > 1:
+                hook = self._watch.all_reduced(name, len(self._own(name)), self._nodes)
+                cast(FSDPModule, module).set_all_reduce_hook(hook)
+        sharded, ahead = cast(list[FSDPModule], blocks), self._settings.prefetch
+        for number, block in enumerate(sharded) if self._device.type == "cuda" else ():
+            block.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + ahead])
+            block.set_modules_to_backward_prefetch(sharded[max(0, number - ahead) : number][::-1])
 
     def _frees(self, name: str) -> bool:
         """Whether a module's parameters are freed between the passes. Those in no block are not, as torch's own default
@@ -111,14 +123,20 @@ class FsdpEngine(TorchRanks):
         return [[shares[name] for name in group] for group in self._planned]
 
     def _mesh(self) -> DeviceMesh:
-        if self._across:
-            shape, names = (self._place.num_nodes, self._place.local_size), ("replicate", "shard")
-            return init_device_mesh(self._device.type, shape, mesh_dim_names=names)
-        return init_device_mesh(self._device.type, (self._place.size,), mesh_dim_names=("shard",))
+        """Ranks by what they share, the innermost dimension that of neighbours; what only one rank would share is left
+        out, but for one rank alone.
+        """
+        tensor, size = self._settings.tensor_ranks, self._place.size
+        shape = {"replicate": self._nodes, "shard": self._sharers, "tensor": tensor}
+        names = tuple(name for name in shape if shape[name] > 1 or (name == "shard" and (tensor < size or size == 1)))
+        return init_device_mesh(self._device.type, tuple(shape[name] for name in names), mesh_dim_names=names)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        root = cast(FSDPModule, self._modules[""])
+        root = cast(FSDPModule | None, self._modules.get(""))
+        if root is None:
+            yield
+            return
         root.set_requires_gradient_sync(False)
         try:
             yield
@@ -156,17 +174,26 @@ class FsdpEngine(TorchRanks):
         super().step(update)
         self._watch.end_step()
 
+    @torch.no_grad()
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
-        """Norms of whole tensors, one all-reduce for each mesh that they are sharded over, and these combined."""
-        by_mesh: dict[DeviceMesh, list[Any]] = {}
-        for parameter in parameters:
-            if parameter.grad is not None:
-                by_mesh.setdefault(cast(Any, parameter.grad).device_mesh, []).append(parameter.grad)
-        shares = {mesh: [gradient.to_local() for gradient in gradients] for mesh, gradients in by_mesh.items()}
-        norms = [SharedNorms(by_mesh[mesh], self._sum)(shares[mesh])[0] for mesh in by_mesh]
-        # As `clip_grad_norm_` of torch.
-        factor = (norm / (torch.linalg.vector_norm(torch.cat(norms)) + 1e-6)).clamp_(max=1.0)
-        torch._foreach_mul_(list(chain(*shares.values())), factor)
+        """As torch's, which takes one mesh: squares of shares are summed over the ranks that hold the others."""
+        shares: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
+        for gradient in (parameter.grad for parameter in parameters):
+            if isinstance(gradient, DTensor):
+                sharded = [number for number, placed in enumerate(gradient.placements) if not placed.is_replicate()]
+                groups = tuple(gradient.device_mesh.get_group(number) for number in sharded)
+                shares.setdefault(groups, []).append(gradient.to_local())
+            elif gradient is not None:
+                shares.setdefault((), []).append(gradient)
+        total = torch.zeros((), device=self._device)
+        for groups, gradients in shares.items():
+            square = nn.utils.get_total_norm(gradients).to(total).square_()
+            for group in groups:
+                self._sum(square, group)
+            total += square
+        factor = (norm / (total.sqrt() + 1e-6)).clamp(max=1.0)
+        for gradients in shares.values():
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
     def _sum(self, tensor: torch.Tensor, group: Any) -> None:
         """Sums a small tensor over a group; the update or clipping waits for it."""
@@ -208,8 +235,7 @@ class FsdpEngine(TorchRanks):
             gather_s={phase: seconds for (method, phase), seconds in found.items() if method == GATHER},
             exchange_s={
                 phase: sum(seconds for one, seconds in summed if one == phase)
-                for phase in ("backward", "optimizer")
-                if any(one == phase for one, _ in summed)
+                for phase in {one for one, _ in summed} - {"exchange"}
             },
             evidence=how,
         )
@@ -229,7 +255,7 @@ class FsdpEngine(TorchRanks):
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
-            exchange="hierarchical" if self._across else "flat",
+            exchange="hierarchical" if self._nodes > 1 else "flat",
             fusion=f"by {self._wrapped}",
             wire=self._wire_seen,
             group_size=place.local_size,
@@ -243,7 +269,7 @@ class FsdpEngine(TorchRanks):
         )
 
     def _groups_of(self, method: str) -> int:
-        if self._across:
+        if self._nodes > 1:
             return self._place.num_nodes if method == REDUCE else 1
         return self._place.num_nodes
 
@@ -280,23 +306,28 @@ class FsdpEngine(TorchRanks):
             )
         return tuple(found)
 
-    def _own(self, name: str) -> list[tuple[str, torch.Size]]:
-        """Names and whole shapes of the parameters that a sharded module gathers itself."""
+    def _own(self, name: str) -> list[torch.Size]:
+        """Shapes of the parameters that a sharded module gathers itself."""
         others = [f"{other}." for other in self._modules if other and other != name]
         prefix = f"{name}." if name else ""
-        return [row for row in self._whole if row[0].startswith(prefix) and not row[0].startswith(tuple(others))]
+        return [
+            shape
+            for parameter, shape in self._shapes.items()
+            if parameter.startswith(prefix) and not parameter.startswith(tuple(others))
+        ]
 
     def _shares_text(self) -> tuple[bool, str]:
         """Whether the shares of all ranks together are the parameters, each once in every copy; and how that is known.
         Called by all ranks.
         """
-        local = sum(cast(Any, parameter).to_local().numel() for parameter in self._modules[""].parameters())
-        total = sum(self.gather(local))
-        wanted = sum(shape.numel() for _, shape in self._whole)
-        padded = sum(self._padded(shape) for _, shape in self._whole)
-        copies = self._place.size // self._sharers
-        text = f"{total} elements lie on all ranks, of a network with {wanted} in {copies} copies"
-        return total == copies * wanted, f"{text}, {padded - wanted} more of each copy are padding on the way"
+        total = sum(self.gather(sum(_local(share).numel() for share in self._shares.values())))
+        wanted = padding = 0
+        for name, shape in self._shapes.items():
+            copies = self._nodes * (1 if shape.numel() < self._whole[name] else self._settings.tensor_ranks)
+            wanted += copies * self._whole[name]
+            padding += self._padded(shape) - shape.numel()
+        text = f"{total} elements lie on all ranks, {wanted} are wanted of a network with {sum(self._whole.values())}"
+        return total == wanted, f"{text}, and a copy has {padding} more on its way, which are padding"
 
     def _padded(self, shape: torch.Size) -> int:
         """Elements of a parameter on the way: its first dimension is cut into parts of equal length."""
@@ -307,18 +338,14 @@ class FsdpEngine(TorchRanks):
         """Whether the bytes that were counted in every step are those of the formula, and both in words."""
         wanted, ranks = 0.0, self._sharers
         for name in self._modules:
-            elements = sum(self._padded(shape) for _, shape in self._own(name))
+            elements = sum(map(self._padded, self._own(name)))
             gathered = (2 if self._frees(name) else 1) * self._accumulation * torch.float32.itemsize
             width = torch.bfloat16.itemsize if self._wire == "bf16" else torch.float32.itemsize
             wanted += (ranks - 1) / ranks * elements * (gathered + width)
-            if self._across:
-                nodes = self._place.num_nodes
-                wanted += 2 * (nodes - 1) / nodes * elements / ranks * width
-        counted = self._watch.bytes_of_steps
-        text = " or ".join(str(size) for size in sorted(counted))
-        return set(counted) == {
-            round(wanted)
-        }, f"{text} bytes that a rank sends were counted in a step, {wanted:.0f} expected"
+            wanted += 2 * (self._nodes - 1) / self._nodes * elements / ranks * width
+        counted = sorted(self._watch.bytes_of_steps)
+        text = f"{' or '.join(map(str, counted))} bytes that a rank sends were counted in a step, {wanted:.0f} expected"
+        return counted == [round(wanted)], text
 
     @property
     def _wrapped(self) -> str:
@@ -328,7 +355,7 @@ class FsdpEngine(TorchRanks):
     def _wire_seen(self) -> str:
         """The format in which gradients were summed, by the bytes of it."""
         scattered = sum(one.num_bytes for one in self._watch.last if one.method == SCATTER)
-        elements = sum(self._padded(shape) for _, shape in self._whole)
+        elements = sum(map(self._padded, self._shapes.values()))
         return {2: "bf16", 4: "fp32"}.get(scattered // max(1, elements), "unknown")
 
     def settings(self) -> list[Setting]:
@@ -339,10 +366,10 @@ class FsdpEngine(TorchRanks):
         (is_shared, shares), (is_sent, sent) = self._shares_text(), self._bytes_text()
         again = any(one.method == GATHER and one.phase == "backward" for one in self._watch.last)
         shard = "none" if not is_shared else "parameters" if again else "gradients"
-        ranks = "node" if self._across else "all"
-        blocks = (
-            f"{len(self._modules) - 1} blocks and the rest" if len(self._modules) > 1 else "the network has no blocks"
-        )
+        ranks = "node" if self._nodes > 1 else "all"
+        blocks = f"{len(self._modules)} modules are gathered at a time"
+        if asked.wrap == "blocks" and len(self._modules) == 1:
+            blocks = "this network names no blocks"
         found += settings_of(
             ("engine.fsdp.shard", asked.shard, shard if is_sent else f"{shard}, other bytes", f"{shares}; {sent}"),
             ("engine.fsdp.shard_ranks", asked.shard_ranks, ranks, f"{self._sharers} ranks share a copy"),
@@ -354,6 +381,10 @@ class FsdpEngine(TorchRanks):
             how = "blocks ahead, as told to torch" if ahead else "a CPU's gather ends before its call returns"
             found += settings_of(("engine.fsdp.prefetch", asked.prefetch, ahead, how))
         return found
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
