@@ -193,6 +193,11 @@ class BertForPreTraining(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
+        return list(self.layers)
+
     def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Three (N, S) int64 tensors (the mask: 1 is a token, 0 is padding; None: all are tokens) -> (N, S, H)."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
