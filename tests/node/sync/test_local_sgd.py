@@ -198,7 +198,7 @@ def test_a_checkpoint_is_what_all_ranks_go_on_from(averages: bool) -> None:
     def keep(done: int, engine: Engine, model: nn.Module) -> None:
         if done == 6:
             whole = engine.whole_state(model, cast(Any, engine)._optimizer)
-            moments = [value["momentum_buffer"].clone() for value in whole.optimizer["state"].values()]
+            moments = [value["momentum_buffer"].clone() for value in whole.values.values()]
             states.append([*(value.clone() for value in whole.model.values()), *moments])
 
     ((_, settings, _), _) = trained(planned(sync__average_every=4, sync__average_momentum=averages), MOMENTUM, keep)
