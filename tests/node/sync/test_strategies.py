@@ -41,6 +41,8 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "local": ("--engine", "ddp", "--set", "sync.average_every=2"),
     "post-local": ("--engine", "ddp", "--set", "sync.average_every=2", "--set", "sync.average_from=2"),
     # --- tensor parallel
+    "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2", "--set", "model.dropout=0"),
+    "tensor-twin": ("--engine", "ddp", "--set", "model.dropout=0"),
 }
 """What `dlbench run bert` is asked for, besides what all are; BERT has LAMB and clips."""
 
