@@ -35,6 +35,7 @@ from dlbench.node.training.checkpoint import (
     Progress,
     data_identity,
     follow,
+    give_shares,
     trained_identity,
 )
 from dlbench.node.training.context import RankContext
@@ -48,7 +49,7 @@ def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
 
 
 def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) -> Quality:
-    """The quality of the network over all ranks' shares of the validation data; the same on every rank.
+    """The quality of the network over all replicas' shares of the validation data; the same on every rank.
 
     Raises UserError, RunError: the data cannot be read, as for training.
     """
@@ -68,7 +69,7 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
                 meter.add(outputs, moved, loss)
     finally:
         model.train()
-    return meter.combine(context.engine.gather(meter.sums()))
+    return meter.combine(context.engine.gather(meter.sums())[:: context.plan.ranks_per_replica])
 
 
 class Pauses:
@@ -178,6 +179,7 @@ class Pauses:
         self._await_write()
         whole = self._context.engine.whole_state(self._state.model, self._state.optimizer)
         if self._context.place.rank != 0:
+            give_shares(whole, self._context.beat)
             return
         schedule = self._schedule
         progress = Progress(
