@@ -88,6 +88,13 @@ class HeldMemory(Spec):
         description="The rest at the peak: activations, gathered parameters, what operations take meanwhile."
     )
     peak: CountOrZero = Field(description="All of it.")
+    passes_peak: CountOrZero = Field(description="The most that was held in forward and backward pass and exchange.")
+    update_peak: CountOrZero = Field(description="The most that was held in the optimizer's update.")
+    host: CountOrZero | None = Field(
+        None,
+        description="Parameters, gradients and optimizer state in the host's memory, where engine.fsdp.offload keeps "
+        "them there; null: they lie on the device.",
+    )
     retries: CountOrZero | None = Field(
         None, description="How often torch's allocator gave back its cache and tried again, whole run; null on a CPU."
     )

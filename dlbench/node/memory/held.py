@@ -15,6 +15,7 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.device_memory import PeakMeter, peak_bytes, peaks_on
+from dlbench.node.sync.engine import Engine
 from dlbench.records.record import HeldMemory
 
 
@@ -33,10 +34,15 @@ class StepMemory:
     """Watches the step that the schedule sets apart for it, on this rank."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, exchange: tuple[int, bool]
+        self,
+        engine: Engine,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        exchange: tuple[int, bool],
     ) -> None:
         """As the engine has prepared them. `exchange`: as `exchange_memory` gives it."""
-        self._model, self._optimizer, self._device = model, optimizer, device
+        self._engine, self._model, self._optimizer, self._device = engine, model, optimizer, device
         self._exchange, self._gradients_stay = exchange
         self._meter: PeakMeter | None = None
         self._found: HeldMemory | None = None
@@ -61,6 +67,7 @@ class StepMemory:
         self._base = sum(self._kinds.values()) + self._exchange
         if self._device.type == "cuda":
             self._base = torch.cuda.memory_allocated(self._device)
+        self._engine.watch_memory(True)
         self._meter = meter.__enter__()
         meter.mark("passes")
 
@@ -85,21 +92,40 @@ class StepMemory:
     def _end(self) -> None:
         assert self._meter is not None
         self._hook.remove()
+        self._engine.watch_memory(False)
         self._meter.__exit__(None, None, None)
-        H=self._meter.held(); peaks = {name: one.peak for name, one in H.items()}
-        self._meter = None
-        if "update" not in peaks:
+        seen, self._meter = self._meter.held(), None
+        if "update" not in seen:
             return  # a loss scale that did not fit: nothing was updated
-        stayed = self._gradients if self._gradients_stay and self._device.type == "cpu" else 0
-        peak = self._base + stayed + max(peaks.values())
+        on_cpu = self._device.type == "cpu"
+        base = self._base + (self._gradients if self._gradients_stay and on_cpu else 0)
+        passes, update = (base + seen[name].peak for name in ("passes", "update"))
+        peak = max(passes, update)
         kinds = self._kinds | {"gradients": self._gradients}
         kinds["buffers"] += self._exchange - self._in_buffers
+        how = (
+            "every allocation of a warm-up step by torch's profiler"
+            if on_cpu
+            else "torch's allocator in a warm-up step"
+        )
+        if on_cpu and (unseen := seen["update"].end) > peak // 100:
+            how += f"; {unseen} bytes were not seen to be released, which other threads may have done"
         self._found = HeldMemory(
             **kinds,
             activations=max(0, peak - sum(kinds.values())),
             peak=peak,
-            evidence=str(("DBG",self._base>>10,{k:(v.peak>>10,v.end>>10) for k,v in H.items()})),
+            passes_peak=passes,
+            update_peak=update,
+            host=self._on_host(),
+            evidence=how,
         )
+
+    def _on_host(self) -> int | None:
+        """Parameters, gradients and the optimizer's values that lie in the host's memory; None: parameters do not."""
+        kinds = self._persistent(torch.device("cpu"))
+        if self._device.type == "cpu" or not kinds["weights"]:
+            return None
+        return 2 * kinds["weights"] + kinds["optimizer"]
 
     @property
     def result(self) -> HeldMemory | None:

@@ -137,6 +137,9 @@ class Engine:
     def watch(self, on: bool) -> None:
         """Begins or ends to watch messages closely; called by all ranks between two warm-up steps."""
 
+    def watch_memory(self, on: bool) -> None:
+        """Whether what a rank holds is watched: then tensors of a message that is through are held by nobody else."""
+
     def message_spans(self) -> list[MessageSpan]:
         """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot know."""
         return []

@@ -246,7 +246,9 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             host=host,
             boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
             memory=memory,
-            held=StepMemory(model, optimizer, device, exchange_memory(plan, model, device)) if memory is None else None,
+            held=None
+            if memory is not None
+            else StepMemory(engine, model, optimizer, device, exchange_memory(plan, model, device)),
             compilation=compilation,
             graphs=graphs,
             delivery=_delivery(context, batches, source),

@@ -216,6 +216,9 @@ class FsdpEngine(TorchRanks):
         else:
             self._watch.close()
 
+    def watch_memory(self, on: bool) -> None:
+        self._watch.awaits_release = on and self._device.type == "cpu"
+
     def message_spans(self) -> list[MessageSpan]:
         return self._watch.spans()
 

@@ -9,6 +9,7 @@ leave while those before are still under way: there, and around each collective,
 from __future__ import annotations
 
 import statistics
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -72,7 +73,7 @@ class CommWatch:
 
     def __init__(self, device: torch.device, mark_backward: Callable[[], None]) -> None:
         self.clock = clock_for(device)
-        self.is_open = False
+        self.is_open = self.awaits_release = False
         self.steps: list[WatchedCalls] = []  # Of the window.
         self.last: list[Call] = []  # Of the last whole step, moments or not.
         self.bytes_of_steps: Counter[int] = Counter()  # What the ranks sent in each step, and in how many steps.
@@ -105,6 +106,11 @@ class CommWatch:
             noted.phase = "exchange"
         self._now.calls.append(noted)
         found = call()
+        if self.awaits_release and found is not None:
+            # Gloo's thread has its own hold on the message for a while. What it releases last, torch's profiler misses.
+            found.wait()
+            time.sleep(2e-3)
+            found = None
         noted.end = self._mark()
         return found
 
@@ -278,7 +284,7 @@ class _AllGather(DefaultAllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        call = partial(super().__call__, output_tensor, input_tensor, group, async_op)
+        call = partial(super().__call__, output_tensor, input_tensor, group, async_op or self._watch.awaits_release)
         return self._watch.carry(call, output_tensor, group, method=GATHER, phase=_pass(), **self._what)
 
 
@@ -289,5 +295,5 @@ class _ReduceScatter(DefaultReduceScatter):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
-        call = partial(super().__call__, output_tensor, input_tensor, group, op, async_op)
+        call = partial(super().__call__, output_tensor, input_tensor, group, op, async_op or self._watch.awaits_release)
         return self._watch.carry(call, input_tensor, group, method=SCATTER, phase="backward", **self._what)
