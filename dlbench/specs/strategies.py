@@ -38,10 +38,10 @@ def strategy_problem(
     """Why these settings cannot go together, in one sentence with what would be right; None if they can."""
     if engine.name == "fsdp":
         return _fsdp_problem(workload, engine, sync, measure) or _tensor_problem(workload, engine, ranks_per_node)
+    if engine.name == "ddp" and engine.ddp.shard_optimizer and ranks > 1:
+        return _sharded_update_problem(workload, sync)
     if sync.average_every is not None:
         return _averaging_problem(workload, engine, sync)
-    if engine.name == "ddp" and engine.ddp.shard_optimizer:
-        return _sharded_update_problem(workload, engine, sync)
     return None
 
 
@@ -73,5 +73,20 @@ def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec) -
     return None
 
 
-def _sharded_update_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec) -> str | None:
+def _sharded_update_problem(workload: Workload, sync: SyncSpec) -> str | None:
+    train = workload.train
+    refused = {
+        # They compute with the parameters where they lay before ZeRO packed them into its buckets.
+        f"train.cuda_graphs {train.cuda_graphs}": train.cuda_graphs != "none",
+        # The plan of memory counts all of the optimizer's state on every rank.
+        "train.recompute and train.swap": not train.is_in_core,
+        # The host's update keeps all of it, too.
+        "train.optimizer_state host": train.optimizer_state == "host",
+        "sync.exchange none": sync.exchange == "none",
+        "sync.average_every": sync.average_every is not None,
+        "dlbench's own exchange (sync.exchange, sync.fusion, sync.wire, sync.inside)": sync.is_own,
+    }
+    for key, is_asked in refused.items():
+        if is_asked:
+            return f"engine.ddp.shard_optimizer: {key} does not go with it; leave one of them out"
     return None

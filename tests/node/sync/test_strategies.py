@@ -21,6 +21,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
     # --- FSDP
     # --- ZeRO-1
+    "zero-1": ("--engine", "ddp", "--set", "engine.ddp.shard_optimizer=true"),
     # --- local SGD
     # --- tensor parallel
 }
