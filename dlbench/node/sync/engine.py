@@ -7,6 +7,7 @@ one rank that synchronises nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,16 +23,22 @@ from dlbench.records.record import CollectiveWaits, RankGpu, Setting
 from dlbench.specs.plan import RunPlan
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from dlbench.node.sync.groups import Communicators  # which an engine of one rank does without
 
 
 @dataclass(frozen=True, kw_only=True)
 class WholeState:
-    """Parameters, buffers and the optimizer's values as one rank without an engine would hold them: whole tensors."""
+    """Parameters, buffers and the optimizer's values as one rank without an engine would name them. Tensors of which
+    ranks hold a share each become whole by `whole_tensor`, one at a time, so that no device holds all of them.
+    """
 
-    model: dict[str, Any]  # As `state_dict` of the network.
-    optimizer: dict[str, Any]
-    """As `state_dict` of the optimizer that `prepare` was given: its groups, its order of parameters."""
+    model: dict[str, torch.Tensor]  # As `state_dict` of the network.
+    values: dict[int, dict[str, torch.Tensor]]
+    """As `state` of the `state_dict` of the optimizer that `prepare` was given, in its order of parameters."""
+    group_steps: list[int | None]
+    """`step` of each group of that optimizer; None: it counts none there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +65,26 @@ def settings_of(*rows: tuple[str, Value, Value, str]) -> list[Setting]:
 
 def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or all of one (a `DTensor`) of which ranks hold a share each; then all of them call."""
-    full: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
+    mesh: DeviceMesh | None = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return tensor
+    shared: Any = tensor.to(mesh.device_type)  # where the ranks' library exchanges: shares may lie on the host
+    whole: torch.Tensor = shared.full_tensor()
+    return whole
+
+
+def share_of(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """What this rank keeps of a whole tensor: as much of it as it has of `like`, of the same shape, in that one's order
+    in memory (a file holds no strides, and fused updates would mix places up) and on its device.
+    """
+    kept = torch.empty_like(like.detach(), dtype=whole.dtype)
+    mesh: DeviceMesh | None = getattr(like, "device_mesh", None)
+    if mesh is not None:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(like, DTensor)
+        whole = distribute_tensor(whole, mesh, like.placements, src_data_rank=None)  # all have it: nothing is sent
+    return kept.copy_(whole)
 
 
 class Engine:
@@ -132,13 +157,45 @@ class Engine:
         return None
 
     def whole_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> WholeState:
-        """The state of training, of whole tensors on rank 0; called by all ranks, between steps."""
-        return WholeState(model=model.state_dict(), optimizer=optimizer.state_dict())
+        """The state of training, complete on rank 0; called by all ranks, between steps."""
+        planned = self.planned_groups(model, optimizer)
+        steps = {p: group.get("step") for group in optimizer.param_groups for p in group["params"]}
+        order = [p for group in planned for p in group]
+        return WholeState(
+            model=model.state_dict(),
+            values={number: optimizer.state[p] for number, p in enumerate(order) if p in optimizer.state},
+            group_steps=[steps[group[0]] if group else None for group in planned],
+        )
 
     def load_whole(self, model: nn.Module, optimizer: torch.optim.Optimizer, whole: WholeState) -> None:
-        """Takes over such a state, which every rank has; called by all ranks after `prepare`."""
-        model.load_state_dict(whole.model)
-        optimizer.load_state_dict(whole.optimizer)
+        """Takes over such a state, of whole tensors, which every rank has; called by all ranks after `prepare`. The
+        plan's own settings (rates, decay) stay. Raises ValueError, RuntimeError, LookupError: it does not fit.
+        """
+        own = model.state_dict()
+        model.load_state_dict(
+            {n: share_of(t, own[n]) if n in own and t.shape == own[n].shape else t for n, t in whole.model.items()}
+        )
+        planned, groups = self.planned_groups(model, optimizer), optimizer.param_groups
+        if len(whole.group_steps) != len(planned):
+            raise ValueError(f"steps of {len(whole.group_steps)} parameter groups, the optimizer has {len(planned)}")
+        steps = {p: step for group, step in zip(planned, whole.group_steps, strict=True) for p in group}
+        order, numbers = [p for group in planned for p in group], itertools.count()
+        places = {p: next(numbers) for group in groups for p in group["params"]}
+        state = {
+            places[order[number]]: {
+                key: share_of(t, order[number]) if t.shape == order[number].shape else t for key, t in values.items()
+            }
+            for number, values in whole.values.items()
+        }
+        described = [{**group, "params": [places[p] for p in group["params"]]} for group in groups]
+        for group, content in zip(groups, described, strict=True):
+            if group["params"] and (step := steps[group["params"][0]]) is not None:
+                content["step"] = step
+        optimizer.load_state_dict({"state": state, "param_groups": described})
+
+    def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+        """The optimizer's parameters in the groups and the order in which `prepare` was given them."""
+        return [group["params"] for group in optimizer.param_groups]
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Within it a forward pass exchanges nothing but with ranks of this replica; called by all ranks."""

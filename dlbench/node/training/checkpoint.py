@@ -22,7 +22,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostE
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
 from dlbench.node.page_locked import PIECE_BYTES, Beat, locked_memory
-from dlbench.node.sync.engine import Engine, SingleEngine, WholeState
+from dlbench.node.sync.engine import Engine, SingleEngine, WholeState, whole_tensor
 from dlbench.opening import parse_json, require_file, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX
 from dlbench.records.folder import CHECKPOINT_SUFFIX
@@ -93,30 +93,49 @@ def snapshot(
     progress: Progress,
     trained: Mapping[str, Any],
     room_for: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
+    beat: Beat = lambda _what: None,
 ) -> Snapshot:
     """A copy of the state, in the order of the current stream: what is queued on it before is in, what follows is not.
+    Where ranks share tensors out, the others call `give_shares` meanwhile.
 
     `whole`: of the network without an engine's wrapper. `trained`: what is trained, by dotted key; compared when a run
-    resumes. `room_for`: gives the memory on the host that tensors go to; None: new memory. Returns when the copy is
-    there.
+    resumes. `room_for`: gives the memory on the host that tensors go to; None: new memory. `beat`: called before each
+    tensor. Returns when the copy is there.
     """
-    found = {_MODEL + name: tensor for name, tensor in whole.model.items()}
-    content = whole.optimizer
-    for index, state in content["state"].items():
-        found |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
+    found = _tensors_of(whole)
     # A copy each: tied weights share memory, which safetensors refuses.
     tensors = dict(room_for(found)) if room_for else {n: torch.empty(t.shape, dtype=t.dtype) for n, t in found.items()}
-    for name, tensor in found.items():
-        tensors[name].copy_(tensor.detach(), non_blocking=True)
+    for name, tensor in _gathered(found, beat):
+        tensors[name].copy_(tensor, non_blocking=True)
     for device in {tensor.device for tensor in found.values() if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
     header: dict[str, Any] = {
         **FORMAT,
         "trained": dict(trained),
-        "group_steps": [group.get("step") for group in content["param_groups"]],
+        "group_steps": whole.group_steps,
         **progress.model_dump(mode="json"),
     }
     return Snapshot(header=header, tensors=tensors)
+
+
+def give_shares(whole: WholeState, beat: Beat) -> None:
+    """What the other ranks do while rank 0 makes a `snapshot`: one whole tensor after the other, none is kept."""
+    for _ in _gathered(_tensors_of(whole), beat):
+        pass
+
+
+def _tensors_of(whole: WholeState) -> dict[str, Tensor]:
+    """By their names in the file, in the same order on all ranks."""
+    found = {_MODEL + name: tensor for name, tensor in whole.model.items()}
+    for index, state in whole.values.items():
+        found |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
+    return found
+
+
+def _gathered(tensors: Mapping[str, Tensor], beat: Beat) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors.items():
+        beat("putting the tensors of a checkpoint together")
+        yield name, whole_tensor(tensor.detach())
 
 
 def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] = lambda: None) -> None:
@@ -184,7 +203,8 @@ Linux has a nice value for each thread (sched(7))."""
 class CheckpointWriter:
     """Writes the checkpoints of a run in a thread, one at a time.
 
-    `keep`: how many of the newest stay. `beat`: called before each piece of memory is page-locked.
+    `keep`: how many of the newest stay. `beat`: called before each piece of memory is page-locked, and
+    before each tensor is copied.
     """
 
     def __init__(self, keep: int, beat: Beat = lambda _what: None) -> None:
@@ -208,7 +228,7 @@ class CheckpointWriter:
         """Copies the state and begins to write it; the one before has been waited for."""
         assert self._thread is None
         start = time.monotonic()
-        taken = snapshot(whole, progress, trained, self._room_for)
+        taken = snapshot(whole, progress, trained, self._room_for, self._beat)
         self._wrote_s = self._waited_s = 0.0
         self._begun = CheckpointWrite(
             step=progress.step,
@@ -439,24 +459,13 @@ class Checkpoint:
         self._tensors = {}  # a run keeps its checkpoint, and they take as much memory as its state
 
     def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine) -> None:
-        content = optimizer.state_dict()
-        content["state"] = {}
+        values: dict[int, dict[str, Tensor]] = {}
         for name, tensor in self._tensors.items():
             if name.startswith(_OPTIMIZER):
                 index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
-                content["state"].setdefault(int(index), {})[key] = tensor
-        groups = content["param_groups"]
-        if len(self._group_steps) != len(groups):
-            raise ValueError(f"steps of {len(self._group_steps)} parameter groups, the optimizer has {len(groups)}")
-        for group, step in zip(groups, self._group_steps, strict=True):
-            if step is not None:
-                group["step"] = step
-        engine.load_whole(model, optimizer, WholeState(model=self.weights(), optimizer=content))
-        for parameter, mine in optimizer.state.items():
-            for key, value in mine.items():
-                # A file holds no strides: state lies as its parameter does, or fused updates would mix places up.
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    mine[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                values.setdefault(int(index), {})[key] = tensor
+        whole = WholeState(model=self.weights(), values=values, group_steps=list(self._group_steps))
+        engine.load_whole(model, optimizer, whole)
 
 
 def _share(

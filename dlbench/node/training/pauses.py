@@ -35,6 +35,7 @@ from dlbench.node.training.checkpoint import (
     Progress,
     data_identity,
     follow,
+    give_shares,
     trained_identity,
 )
 from dlbench.node.training.context import RankContext
@@ -178,6 +179,7 @@ class Pauses:
         self._await_write()
         whole = self._context.engine.whole_state(self._state.model, self._state.optimizer)
         if self._context.place.rank != 0:
+            give_shares(whole, self._context.beat)
             return
         schedule = self._schedule
         progress = Progress(

@@ -31,6 +31,7 @@ class FsdpEngine(TorchRanks):
         super().__init__(plan, folder, place, device, gpu)
         self._settings = plan.engine.fsdp
         self._root: FSDPModule | None = None
+        self._planned: list[list[str]] = []  # Names of the parameters in each group, before any was shared out.
 
     def prepare(
         self,
@@ -49,11 +50,16 @@ class FsdpEngine(TorchRanks):
             fully_shard(block, mesh=mesh, reshard_after_forward=not keeps)
         fully_shard(model, mesh=mesh, reshard_after_forward=not keeps)
         self._root = cast(FSDPModule, model)
+        self._planned = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
         shares = dict(model.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [shares[names[parameter]] for parameter in group["params"]]
         self._optimizer = optimizer
         return model, optimizer
+
+    def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+        shares = dict(model.named_parameters())
+        return [[shares[name] for name in group] for group in self._planned]
 
     def _mesh(self) -> DeviceMesh:
         if self._settings.shard_ranks == "node" and self._place.num_nodes > 1:
