@@ -13,6 +13,7 @@ therefore waits for each bucket, and nothing of PowerSGD overlaps with the backw
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -130,14 +131,19 @@ class DdpEngine(TorchRanks):
     def whole_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> WholeState:
         if self._sharded is None:
             return super().whole_state(model, optimizer)
-        return WholeState(model=model.state_dict(), optimizer=self._sharded.whole())
+        values, steps = self._sharded.whole()
+        return WholeState(model=model.state_dict(), values=values, group_steps=steps)
 
     def load_whole(self, model: nn.Module, optimizer: torch.optim.Optimizer, whole: WholeState) -> None:
         if self._sharded is None:
             super().load_whole(model, optimizer, whole)
-        else:
-            model.load_state_dict(whole.model)
-            self._sharded.load_whole(whole.optimizer)
+            return
+        own = self._sharded.own_values(whole.values)
+        super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=own))
+        self._sharded.adopt()
+
+    def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+        return super().planned_groups(model, self._sharded or optimizer)
 
     def message_spans(self) -> list[MessageSpan]:
         return self._watch.spans()

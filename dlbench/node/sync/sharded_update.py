@@ -8,7 +8,7 @@ from the end of this rank's update, so that waiting for a rank with more to upda
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,37 +80,31 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         state_bytes = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
         return len(own), sum(p.numel() * p.element_size() for p in own), state_bytes
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's part, under the numbers that parameters have among all."""
-        return torch.optim.Optimizer.state_dict(self)
-
-    def whole(self) -> dict[str, Any]:
-        """The planned optimizer's `state_dict` on rank 0, its tensors on the CPU, and no tensors elsewhere; called by
-        all ranks.
-        """
+    def whole(self) -> tuple[dict[int, dict[str, torch.Tensor]], list[int | None]]:
+        """The values by number of parameter, on the CPU, and each group's `step`; complete on rank 0, called by all."""
         self.consolidate_state_dict(0)
         if self.rank != 0:
-            return {**self.state_dict(), "state": {}}
+            return {}, []
         found = super().state_dict()
-        for number, group in enumerate(found["param_groups"]):
-            if "step" in group:  # which a rank that has no parameter of this group does not count
-                group["step"] = max(own["param_groups"][number]["step"] for own in self._all_state_dicts)
+        # A rank that has no parameter of a group does not count its steps.
+        each = ([group.get("step") for group in own["param_groups"]] for own in self._all_state_dicts)
+        steps = [
+            max((step for step in by_rank if step is not None), default=None) for by_rank in zip(*each, strict=True)
+        ]
         self._all_state_dicts = []  # as large as all of the state
-        return found
+        return found["state"], steps
 
-    def load_whole(self, whole: dict[str, Any]) -> None:
-        """Takes this rank's part of such a state, which all ranks have."""
-        numbers = {p: number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
-        own = [p for group in self.optim.param_groups for p in group["params"]]
-        content = self.optim.state_dict()
-        state = whole["state"]
-        content["state"] = {place: state[numbers[p]] for place, p in enumerate(own) if numbers[p] in state}
-        values = [{k: v for k, v in group.items() if k != "params"} for group in whole["param_groups"]]
-        for mine, public, given in zip(content["param_groups"], self.param_groups, values, strict=True):
-            mine.update(given)
-            public.update(given)
-        self.optim.load_state_dict(content)
+    def own_values(self, values: Mapping[int, dict[str, torch.Tensor]]) -> dict[int, dict[str, torch.Tensor]]:
+        """Those of the parameters that this rank updates."""
+        own = {p for group in self.optim.param_groups for p in group["params"]}
+        order = (p for group in self.param_groups for p in group["params"])
+        return {number: values[number] for number, p in enumerate(order) if p in own and number in values}
+
+    def adopt(self) -> None:
+        """To be called when this rank's own optimizer has loaded a state."""
         self.state = self.optim.state
+        for public, own in zip(self.param_groups, self.optim.param_groups, strict=True):
+            public.update({key: value for key, value in own.items() if key != "params"})
 
 
 def sharding_setting(state_bytes: Sequence[int]) -> Setting:
