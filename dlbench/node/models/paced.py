@@ -76,6 +76,11 @@ class Paced(nn.Module):
         self.pace, self._speed, self._jitter = Pace(), spec.speed, spec.step_jitter
         self.layers = nn.Sequential(*(Layer(layer, self.pace) for layer in spec.layers))
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
+        return list(self.layers)
+
     def forward(self, pace: Tensor) -> Tensor:
         if not pace.is_meta:
             # On a GPU this waits for the update before: a pass begins when the device is free, as a real one's would.
