@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
-from dlbench.node.sync.timing import clock_for
 from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu
@@ -52,7 +51,8 @@ class FsdpEngine(TorchRanks):
         names = {parameter: name for name, parameter in model.named_parameters()}
         mesh = self._mesh()
         if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
-            self._tensor = SharedLayers(mesh["tensor"], self._device, clock_for(self._device))
+            self._tensor = SharedLayers(mesh["tensor"], self._device, self._add)
+            self._tensor_group = mesh["tensor"].get_group()
             self._tensor.divide(model, self._layers)
             dimensions = dimensions[:-1]
         if dimensions:
@@ -66,6 +66,9 @@ class FsdpEngine(TorchRanks):
         optimizer.param_groups[:] = [part for group in groups for part in by_mesh(group)]
         self._optimizer = optimizer
         return model, optimizer
+
+    def _add(self, tensor: torch.Tensor, phase: str, name: str) -> None:
+        dist.all_reduce(tensor, group=self._tensor_group)
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         keeps = self._settings.shard == "gradients"
