@@ -14,38 +14,44 @@ are dropped is another draw than on one rank, of the same distribution, and depe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from dlbench.specs.layers import Layer
-
-Sum = Callable[[Tensor, str, str], None]
-"""Sums a tensor over the ranks of a replica, in place; phase (forward, backward) and name of the module."""
+from dlbench.node.sync.fsdp.watched_comm import REDUCE, CommWatch
+from dlbench.specs.plan import RunPlan
 
 
 class SharedLayers:
     """The layers of one rank of a replica. `mesh`: of one dimension, the ranks of the replica."""
 
-    def __init__(self, mesh: DeviceMesh, device: torch.device, add: Sum) -> None:
-        self._mesh, self._add = mesh, add
+    def __init__(self, mesh: DeviceMesh, device: torch.device, watch: CommWatch, plan: RunPlan) -> None:
+        self._mesh, self._watch = mesh, watch
         self._generator = torch.default_generator
         if device.type == "cuda":
             self._generator = torch.cuda.default_generators[device.index or 0]
         self._step_seed, self._draws = 0, 0
         self._whole: Tensor | None = None  # State of the generator outside of the heads.
+        model, data, train = plan.workload.model, plan.workload.data, plan.workload.train
+        self._layers = [layer for layer in model.layer_table(data) if layer.tensor]
+        samples = train.batch_per_rank * plan.ranks_per_replica
+        # Forward behind each product that is divided by its inputs, backward before those that it is fed by.
+        elements = 2 * samples * sum(layer.outputs for layer in self._layers if layer.tensor == "row")
+        self._activation_bytes: int | None = elements * torch.float32.itemsize
+        if train.precision not in ("fp32", "tf32") or model.padding == "unpadded":
+            self._activation_bytes = None  # Of other types, or of as many tokens as a batch has.
 
-    def divide(self, model: nn.Module, layers: Iterable[Layer]) -> None:
-        """Leaves this rank its part of `layers`. The parameters, equal on all ranks, become `DTensor` on the mesh."""
-        divided = [layer for layer in layers if layer.tensor]
-        by_head = dict.fromkeys(layer.name.rpartition(".")[0] for layer in divided if layer.tensor == "head")
+    def divide(self, model: nn.Module) -> None:
+        """Leaves this rank its part of each layer, of parameters that are equal on all ranks."""
+        by_head = dict.fromkeys(layer.name.rpartition(".")[0] for layer in self._layers if layer.tensor == "head")
         styles: dict[str, ParallelStyle] = {}
-        for layer in divided:
+        for layer in self._layers:
             if layer.tensor == "column":
                 styles[layer.name] = ColwiseParallel()
                 if layer.name.rpartition(".")[0] not in by_head:
@@ -75,6 +81,20 @@ class SharedLayers:
 
     def _summed(self, name: str) -> Callable[[nn.Module, object, Tensor], Tensor]:
         return lambda module, args, part: _sum(part, lambda output: self._add(output, "forward", name))
+
+    def _add(self, tensor: Tensor, phase: Literal["forward", "backward"], name: str) -> None:
+        """Sums over the ranks of the replica, in place."""
+        group, what = self._mesh.get_group(), {"method": REDUCE, "phase": phase, "module": name, "num_tensors": 1}
+        self._watch.carry(lambda: dist.all_reduce(tensor, group=group), tensor, group, **what, of_activations=True)
+
+    def evidence(self) -> tuple[bool, str]:
+        """Whether the bytes that were counted in every step are those of the formula, and both in words."""
+        size, counted = self._mesh.size(), sorted(self._watch.bytes_of_activations)
+        text = f"{' or '.join(map(str, counted))} bytes of activations that a rank sends were counted in a step"
+        if self._activation_bytes is None:
+            return bool(counted) and counted[0] > 0, text
+        wanted = round(2 * (size - 1) / size * self._activation_bytes)
+        return counted == [wanted], f"{text}, {wanted} expected of {len(self._layers)} divided layers"
 
     def _enter_heads(self, module: nn.Module, args: object) -> None:
         if module.training:
