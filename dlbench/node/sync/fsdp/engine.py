@@ -88,12 +88,16 @@ class FsdpEngine(TorchRanks):
     def _unsharded(self) -> Iterator[None]:
         assert self._root is not None
         modules = [module for module in cast(nn.Module, self._root).modules() if isinstance(module, FSDPModule)]
+        frees = self._settings.shard == "parameters"
         for module in modules:
             module.unshard()
+            module.set_reshard_after_forward(False, recurse=False)  # a batch would end with shares alone
         try:
             yield
         finally:
             for module in modules:
+                is_last = module is self._root and len(modules) > 1
+                module.set_reshard_after_forward(frees and not is_last, recurse=False)
                 module.reshard()
 
 
