@@ -37,7 +37,8 @@ def strategy_problem(
 ) -> str | None:
     """Why these settings cannot go together, in one sentence with what would be right; None if they can."""
     if engine.name == "fsdp":
-        return _fsdp_problem(workload, engine, sync, measure) or _tensor_problem(workload, engine, ranks_per_node)
+        problem = _fsdp_problem(workload, engine, sync, measure)
+        return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
     if sync.average_every is not None:
         return _averaging_problem(workload, engine, sync)
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
@@ -65,8 +66,39 @@ def _fsdp_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measur
     return None
 
 
-def _tensor_problem(workload: Workload, engine: EngineSpec, ranks_per_node: int) -> str | None:
-    return None
+def _tensor_problem(
+    workload: Workload, engine: EngineSpec, sync: SyncSpec, ranks: int, ranks_per_node: int
+) -> str | None:
+    shared = engine.fsdp.tensor_ranks
+    if shared == 1:
+        return None
+    key = f"engine.fsdp.tensor_ranks {shared}"
+    layers = workload.model.layer_table(workload.data)
+    divided = [layer for layer in layers if layer.tensor]
+    if not divided:
+        rows = "filter, channel or spatial" if any(layer.extents for layer in layers) else "filter or channel"
+        priced = f"; `dlbench project --strategy NAME` prices what sharing them by {rows} would take" if layers else ""
+        return f"{key}: {workload.name} has no layers that tensor parallelism divides{priced}"
+    if ranks_per_node % shared:
+        return (
+            f"{key}: neighbouring ranks of one node share each layer, and a node has {ranks_per_node}; set it to a "
+            "divisor of that, or change --ranks"
+        )
+    for layer in divided:
+        parts = {"column": layer.filters, "row": layer.channels, "head": layer.heads}
+        if (num := parts.get(layer.tensor, 0)) % shared:
+            what = {"column": "outputs", "row": "inputs", "head": "heads"}[layer.tensor]
+            return (
+                f"{key}: {layer.name} has {num} {what}, which {shared} ranks cannot share evenly; set it to a divisor"
+            )
+    refused = {
+        "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),
+        # Its look for overflows takes gradients of one mesh (torch 2.13).
+        "train.precision fp16": (workload.train.precision == "fp16", "losses are not scaled here; use bf16"),
+        f"sync.wire {sync.wire}": (shared == ranks and sync.wire != "fp32", "one replica exchanges no gradient"),
+        "engine.fsdp.offload": (shared == ranks and engine.fsdp.offload, "one replica shards nothing that is gathered"),
+    }
+    return next((f"{key}: {what} does not go with it: {why}" for what, (acts, why) in refused.items() if acts), None)
 
 
 def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec) -> str | None:

@@ -313,10 +313,10 @@ def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.d
     """
     train, data = plan.workload.train, plan.workload.data
     assert isinstance(data, TextData)  # the workload's validator holds this
-    num = train.batch_per_rank // train.gradient_accumulation
+    num = train.batch_per_rank * plan.ranks_per_replica // train.gradient_accumulation
     length, width = data.sequence_length, model.hidden_size // model.num_heads
     query = torch.empty(
-        (num, length, model.num_heads, width),
+        (num, length, model.num_heads // plan.ranks_per_replica, width),
         dtype=AUTOCAST_TYPES.get(train.precision),
         device=device,
         requires_grad=True,

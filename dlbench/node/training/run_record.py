@@ -545,13 +545,14 @@ def shuffled(
 ) -> Shuffled:
     """What all ranks together read; called by all of them, because samples in doubt are gathered one by one.
 
-    `everyone`: `sample_summary` of every rank.
+    `everyone`: `sample_summary` of every rank; those of a replica read the same, and count once.
     """
+    everyone = everyone[:: plan.ranks_per_replica]
     reported = [each for each in everyone if each is not None]
     if source.audit is None or len(reported) != len(everyone):
         return Shuffled()
     doubtful = doubtful_epochs(reported, source.num_samples)
-    lists = gather(source.audit.lists(doubtful)) if doubtful else []
+    lists = gather(source.audit.lists(doubtful))[:: plan.ranks_per_replica] if doubtful else []
     data = plan.workload.data
     exchanged = [each["exchange"] for each in reported if each["exchange"] is not None]
     audited = Audited(

@@ -39,6 +39,8 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     # --- ZeRO-1
     # --- local SGD
     # --- tensor parallel
+    "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2", "--set", "model.dropout=0"),
+    "tensor-twin": ("--engine", "ddp", "--set", "model.dropout=0"),
 }
 """What `dlbench run bert` is asked for, besides what all are; BERT has LAMB and clips."""
 

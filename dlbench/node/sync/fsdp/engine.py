@@ -6,16 +6,20 @@ The optimizer, made before with whole parameters, is pointed at the shares by na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
+from dlbench.node.sync.timing import clock_for
 from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu
@@ -30,7 +34,9 @@ class FsdpEngine(TorchRanks):
     ) -> None:
         super().__init__(plan, folder, place, device, gpu)
         self._settings = plan.engine.fsdp
-        self._root: FSDPModule | None = None
+        self._layers = plan.workload.model.layer_table(plan.workload.data)
+        self._tensor: SharedLayers | None = None  # Where ranks share each layer's work.
+        self._root: FSDPModule | None = None  # None where they share nothing else.
         self._planned: list[list[str]] = []  # Names of the parameters in each group, before any was shared out.
 
     def prepare(
@@ -45,6 +51,23 @@ class FsdpEngine(TorchRanks):
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         mesh = self._mesh()
+        if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
+            self._tensor = SharedLayers(mesh["tensor"], self._device, clock_for(self._device))
+            self._tensor.divide(model, self._layers)
+            dimensions = dimensions[:-1]
+        if dimensions:
+            self._shard(model, mesh[dimensions])
+        self._planned = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+        shares = dict(model.named_parameters())
+        groups = [
+            group | {"params": [shares[name] for name in of_group]}
+            for group, of_group in zip(optimizer.param_groups, self._planned, strict=True)
+        ]
+        optimizer.param_groups[:] = [part for group in groups for part in by_mesh(group)]
+        self._optimizer = optimizer
+        return model, optimizer
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         keeps = self._settings.shard == "gradients"
         blocks = blocks_of(model) if self._settings.wrap == "blocks" else []
         for block in blocks:
@@ -52,29 +75,50 @@ class FsdpEngine(TorchRanks):
         # None: what is in no block stays gathered from forward to backward pass, as they follow each other there.
         fully_shard(model, mesh=mesh, reshard_after_forward=False if keeps else None if blocks else True)
         self._root = cast(FSDPModule, model)
-        self._planned = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        shares = dict(model.named_parameters())
-        for group in optimizer.param_groups:
-            group["params"] = [shares[names[parameter]] for parameter in group["params"]]
-        self._optimizer = optimizer
-        return model, optimizer
 
     def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
         shares = dict(model.named_parameters())
         return [[shares[name] for name in group] for group in self._planned]
 
     def _mesh(self) -> DeviceMesh:
-        if self._settings.shard_ranks == "node" and self._place.num_nodes > 1:
-            shape, names = (self._place.num_nodes, self._place.local_size), ("replicate", "shard")
-            return init_device_mesh(self._device.type, shape, mesh_dim_names=names)
-        return init_device_mesh(self._device.type, (self._place.size,), mesh_dim_names=("shard",))
+        """Ranks by what they share, the innermost dimension that of neighbours; what only one rank would share is left
+        out, but for one rank alone.
+        """
+        tensor, size = self._settings.tensor_ranks, self._place.size
+        nodes = self._place.num_nodes if self._settings.shard_ranks == "node" else 1
+        shape = {"replicate": nodes, "shard": size // nodes // tensor, "tensor": tensor}
+        names = tuple(name for name in shape if shape[name] > 1 or (name == "shard" and (tensor < size or size == 1)))
+        return init_device_mesh(self._device.type, tuple(shape[name] for name in names), mesh_dim_names=names)
+
+    @torch.no_grad()
+    def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
+        """As torch's, which takes one mesh: squares of shares are summed over the ranks that hold the others."""
+        shares: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
+        for gradient in (parameter.grad for parameter in parameters):
+            if isinstance(gradient, DTensor):
+                sharded = [number for number, placed in enumerate(gradient.placements) if not placed.is_replicate()]
+                groups = tuple(gradient.device_mesh.get_group(number) for number in sharded)
+                shares.setdefault(groups, []).append(gradient.to_local())
+            elif gradient is not None:
+                shares.setdefault((), []).append(gradient)
+        total = torch.zeros((), device=self._device)
+        for groups, gradients in shares.items():
+            square = nn.utils.get_total_norm(gradients).to(total).square_()
+            for group in groups:
+                dist.all_reduce(square, group=group)
+            total += square
+        factor = (norm / (total.sqrt() + 1e-6)).clamp(max=1.0)
+        for gradients in shares.values():
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
     def hold_exchange(self) -> AbstractContextManager[None]:
         return self._held()
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        assert self._root is not None
+        if self._root is None:
+            yield
+            return
         self._root.set_requires_gradient_sync(False)
         try:
             yield
@@ -86,8 +130,8 @@ class FsdpEngine(TorchRanks):
 
     @contextmanager
     def _unsharded(self) -> Iterator[None]:
-        assert self._root is not None
-        modules = [module for module in cast(nn.Module, self._root).modules() if isinstance(module, FSDPModule)]
+        root = cast(nn.Module | None, self._root)
+        modules = [module for module in root.modules() if isinstance(module, FSDPModule)] if root is not None else []
         frees = self._settings.shard == "parameters"
         for module in modules:
             module.unshard()
@@ -96,7 +140,7 @@ class FsdpEngine(TorchRanks):
             yield
         finally:
             for module in modules:
-                is_last = module is self._root and len(modules) > 1
+                is_last = module is root and len(modules) > 1
                 module.set_reshard_after_forward(frees and not is_last, recurse=False)
                 module.reshard()
 
