@@ -15,7 +15,10 @@ class Message(Spec):
 
     num_bytes: CountOrZero = Field(description="Bytes of gradients in it, before any compression.")
     num_tensors: Count = Field(description="Gradients in it.")
-    method: str = Field(description="How it went: flat, hierarchical, leader, sparse, or the engine's operation.")
+    method: str = Field(
+        description="How it went: flat, hierarchical, leader, sparse, or the engine's operation; average every 8 "
+        "updates: of parameters and optimizer state, not in each step."
+    )
     ready_s: NonNegative | None = Field(
         None, description="When its last gradient was there, seconds after the start of the backward pass; median."
     )
@@ -78,6 +81,11 @@ class ExchangeResult(Spec):
     costs: tuple[LineCost, ...] = Field((), description="Lines measured or given for mgwfbp and hybrid.")
     hybrid_threshold_bytes: CountOrZero | None = Field(None, description="Threshold in force, for hybrid.")
     autotune: AutotuneResult | None = Field(None, description="Horovod's autotuner, if it was on.")
+
+    @property
+    def averages_parameters(self) -> bool:
+        """Whether ranks averaged parameters, not gradients, from some update on (local SGD)."""
+        return any(message.method.startswith("average every") for message in self.messages)
 
 
 class NcclTransport(Spec):

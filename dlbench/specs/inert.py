@@ -117,8 +117,18 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
     ),
     (
         f"sync.fusion sync.wire sync.inside engine.horovod. {_WRAPPER}",
-        lambda plan: plan.sync.exchange != "none",
-        "with sync.exchange none no gradient is exchanged",
+        lambda plan: plan.sync.exchanges_gradients,
+        "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged",
+    ),
+    (
+        "sync.average_from sync.average_momentum",
+        lambda plan: plan.sync.average_every is not None,
+        "only sync.average_every reads it",
+    ),
+    (
+        "sync.average_momentum",
+        lambda plan: plan.workload.train.at_batch(plan.global_batch).optimizer.slots > 0,
+        "sgd without momentum has no state to average",
     ),
     ("sync.topk_density", lambda plan: plan.sync.wire == "topk", "only sync.wire topk reads it"),
     ("sync.powersgd_rank", lambda plan: plan.sync.wire == "powersgd", "only sync.wire powersgd reads it"),

@@ -40,7 +40,7 @@ def strategy_problem(
         problem = _fsdp_problem(workload, engine, sync, measure)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
     if sync.average_every is not None:
-        return _averaging_problem(workload, engine, sync)
+        return _averaging_problem(workload, engine, sync, measure)
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
         return _sharded_update_problem(workload, engine, sync)
     return None
@@ -101,7 +101,36 @@ def _tensor_problem(
     return next((f"{key}: {what} does not go with it: {why}" for what, (acts, why) in refused.items() if acts), None)
 
 
-def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec) -> str | None:
+def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:
+    train, is_apart = workload.train, "each rank has gradients of its own"
+    refused = {
+        f"sync.exchange {sync.exchange}": (
+            sync.exchange not in ("flat", "hierarchical"),
+            "gradients travel flat or inside groups, if at all",
+        ),
+        f"sync.fusion {sync.fusion}": (sync.fusion.startswith("own:"), "DDP exchanges the gradients"),
+        f"sync.wire {sync.wire}": (
+            sync.wire in ("topk", "powersgd"),
+            "what it holds back of gradients would never be sent",
+        ),
+        f"sync.inside {sync.inside}": (sync.inside != "backend", "the engine's library carries the averages"),
+        "engine.ddp.shard_optimizer": (
+            engine.name == "ddp" and engine.ddp.shard_optimizer,
+            "each rank updates all parameters",
+        ),
+        "engine.ddp.static_graph": (engine.ddp.static_graph, "from some update on DDP exchanges nothing"),
+        "train.precision fp16": (train.precision == "fp16", f"{is_apart}, and would leave out other updates"),
+        "train.optimizer_state host": (train.optimizer_state == "host", "the device holds what is averaged"),
+        "measure.noise_scale": (measure.noise_scale, is_apart),
+    }
+    for key, (is_asked, why) in refused.items():
+        if is_asked:
+            return f"sync.average_every: {key} does not go with averaged parameters ({why}); leave one of them out"
+    if engine.name != "ddp" and sync.exchanges_gradients:
+        return (
+            f"sync.average_every: engine {engine.name} cannot stop exchanging gradients, nor do it inside groups; use "
+            "sync.average_from 0 and sync.exchange flat, or --engine ddp"
+        )
     return None
 
 

@@ -27,6 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, settings_of
+from dlbench.node.sync.groups import TorchGroup
 from dlbench.node.sync.timing import BackwardWatch, MessageInFlight, WatchedStep, covered, median, ring_bytes
 from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.node.sync.wire import OverflowCount
@@ -94,6 +95,11 @@ class DdpEngine(TorchRanks):
     def hold_exchange(self) -> AbstractContextManager[None]:
         assert self._module is not None
         return self._module.no_sync()
+
+    def average_within(self, group: TorchGroup) -> None:
+        """From the next step on gradients are averaged over the ranks of a group alone."""
+        assert self._hook is not None
+        self._hook.average_within(group)
 
     def begin_backward(self) -> None:
         self._watch.begin()
@@ -273,6 +279,10 @@ class WatchedHook:
             return result
 
         return future.then(arrived)
+
+    def average_within(self, group: TorchGroup) -> None:
+        """Buckets from now on; not for PowerSGD, whose error feedback is of all ranks."""
+        self._state = group.process_group
 
     @property
     def wire_in_force(self) -> str:

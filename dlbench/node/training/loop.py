@@ -211,6 +211,8 @@ class TrainingLoop:
         timer.hold_back()
         self._update(step)
         timer.mark(phases.OPTIMIZER)
+        if self._context.engine.exchange_parameters():
+            timer.mark(phases.EXCHANGE)
         if state.delivery is not None and state.delivery.look_ahead():
             timer.mark(phases.INPUT)  # what the device idled while the next batch was not on the host
         if state.fault is not None:

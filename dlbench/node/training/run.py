@@ -96,6 +96,7 @@ def train(context: RankContext) -> Record | None:
         pauses = Pauses(context, state, validation)
         pacing = Pacing(schedule, engine.gather, context.status.expect)
         seen = _train(context, state, timer, pauses, pacing)
+        engine.end_training()
     except BaseException:
         state.close_exchange()
         raise
@@ -220,6 +221,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
                 f"checkpoint.resume_from: {schedule.first} steps are done already, the plan ends after {schedule.end}; "
                 "nothing is left to train"
             )
+        engine.begin_training(schedule.first)
         rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=schedule.steps_per_epoch)
         loss, batches, fault = kernels.counted(loss), iter(source), None
         if plan.fault is not None:

@@ -154,8 +154,10 @@ def _at_default(plan: RunPlan, key: str) -> bool:
 def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
     """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words."""
     wire = (f"wire {plan.sync.wire}",) if "sync.wire" in acting_keys(plan) and plan.sync.wire != "fp32" else ()
+    every = plan.sync.average_every
+    apart = (f"average every {every} updates",) if every is not None and plan.layout.ranks > 1 else ()
     trained = (key for key in plan.series.axes if key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS))
-    return (*wire, *sorted(trained))
+    return (*wire, *apart, *sorted(trained))
 
 
 def run_key(run: Run, table: RunTable) -> RunKey:

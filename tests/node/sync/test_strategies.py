@@ -26,6 +26,7 @@ from dlbench.node.training.run import prepare
 from dlbench.node.training.run_record import parameters_digest
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.record import Record
+from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from tests.support.forked_runs import planned
@@ -39,9 +40,11 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
     # --- FSDP
     # --- ZeRO-1
-    # --- local SGD
     # --- tensor parallel
     "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2"),
+    # --- local SGD: behind the others, as each goes on from the one before it
+    "local": ("--engine", "ddp", "--set", "sync.average_every=2"),
+    "post-local": ("--engine", "ddp", "--set", "sync.average_every=2", "--set", "sync.average_from=2"),
 }
 """What `dlbench run bert` is asked for, besides what all are; BERT has LAMB and clips."""
 
@@ -239,3 +242,37 @@ def test_checkpoints_hold_the_same_under_every_strategy(trained: Mapping[str, Ru
 
 def test_every_strategy_ends_with_a_valid_record(trained: Mapping[str, Run]) -> None:
     assert {name: record(run).state for name, run in trained.items()} == dict.fromkeys(STRATEGIES, "valid")
+
+
+def test_local_sgd_averages_parameters_and_counts_its_bytes(trained: Mapping[str, Run]) -> None:
+    """Three warm-up steps and two measured ones; the checkpoint behind the fifth update forces an average."""
+    before, after = record(trained["ddp"]), record(trained["local"])
+    assert before.exchange is not None
+    assert after.exchange is not None
+    assert trained["local"].plan.strategy == "local-sgd"
+    proof = {one.key: one for one in after.settings}["sync.average_every"]
+    assert (proof.requested, proof.effective) == (2, 2)
+    assert proof.evidence.startswith("2 averages of ")
+    assert "in 5 updates apart, and 1 for checkpoints and the end; before the last" in proof.evidence
+    # LAMB has two moments: an average is three times as large as the gradients, here after one of two measured steps.
+    (average,) = after.exchange.messages
+    assert average.num_bytes == 3 * after.gradient_bytes
+    assert after.exchange.bytes_inside == average.num_bytes / 2
+    assert before.exchange.bytes_inside == before.gradient_bytes
+    (same_end,) = [check for check in after.checks if check.name == "identical parameters"]
+    assert same_end.passed
+    assert after.ranks[0].final_parameters_sha256 != before.ranks[0].final_parameters_sha256
+
+
+def test_post_local_sgd_is_ddp_until_its_update(trained: Mapping[str, Run]) -> None:
+    ddp, local, post = (
+        read_steps(trained[name].folder.steps(1)).steps["loss"].tolist() for name in ("ddp", "local", "post-local")
+    )
+    # A loss is that of the parameters before its update, so that the fourth is the first after an update apart.
+    assert post[:3] == ddp[:3]
+    assert local[1] != ddp[1]
+    assert post[3] != ddp[3]
+    found = record(trained["post-local"])
+    assert found.exchange is not None
+    assert found.exchange.exchange == "flat until update 2, then average every 2 updates"
+    assert {one.key: one.effective for one in found.settings}["sync.average_from"] == 2
