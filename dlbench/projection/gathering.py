@@ -74,7 +74,7 @@ def gathered(
         fusion = {"fusion_threshold_bytes": int(threshold), "cycle_s": cycle_ms / 1e3}
     leaf, workload = plan.system.network, plan.workload
     return Ingredients(
-        title=f"{clean(workload.title)}, {workload.preset} preset, {plan.engine.kind.title}, {plan.system.name}",
+        title=f"{clean(workload.title)}, {workload.preset} preset, {plan.engine_title}, {plan.system.name}",
         source=source,
         configuration=group.id,
         system=plan.system.name,
@@ -85,6 +85,7 @@ def gathered(
         is_crowded=any(crowded_hosts(run.record) for run in group.runs if run.record is not None),
         exchange=exchange,
         engine=plan.engine.name,
+        strategy=runs[0].plan.strategy,
         data=clean(data_title(group.sample)),
         **fusion,
         nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,

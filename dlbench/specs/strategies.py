@@ -32,6 +32,22 @@ def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: 
     return "data" if ranks > 1 else "serial"
 
 
+def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
+    """What ranks do not each hold or do alone, in words that fit every rank count of a series, e.g. `parameters sharded
+    over all ranks`; empty for replicas that exchange gradients in each step.
+    """
+    if engine.name == "fsdp":
+        fsdp = engine.fsdp
+        kept = "parameters" if fsdp.shard == "parameters" else "gradients and optimizer state"
+        words = [] if 1 < fsdp.tensor_ranks == ranks else [kept + " sharded "]
+        words = [f"{one}{'over all ranks' if fsdp.shard_ranks == 'all' else 'within nodes'}" for one in words]
+        words += [f"tensor parallel over {fsdp.tensor_ranks} ranks"] * (fsdp.tensor_ranks > 1)
+        return ", ".join([*words, *["offloaded to the host"] * fsdp.offload])
+    if sync.average_every is not None:
+        return f"local SGD, average every {sync.average_every} updates"
+    return "optimizer state sharded (ZeRO-1)" if engine.name == "ddp" and engine.ddp.shard_optimizer else ""
+
+
 def strategy_problem(
     workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, *, ranks: int, ranks_per_node: int
 ) -> str | None:

@@ -203,7 +203,7 @@ def _way(run: Run, result: ExchangeResult) -> Way:
     groups = "1 group" if result.num_groups == 1 else f"{result.num_groups} groups"
     return Way(
         carrier=result.carrier,
-        by="dlbench" if result.by == "dlbench" else run.plan.engine.kind.title,
+        by="dlbench" if result.by == "dlbench" else run.plan.engine_title,
         exchange=result.exchange,
         fusion=result.fusion,
         wire=result.wire,

@@ -42,7 +42,7 @@ def _norms_of_each(*lists: list[Tensor]) -> tuple[Tensor, ...]:
     return tuple(_norms(tensors) for tensors in lists)
 
 
-class _SharedNorms:
+class SharedNorms:
     """Norms of whole tensors of which this rank holds a share each: squares are summed over the ranks that hold the
     others, of all tensors in one all-reduce for each dimension of the mesh that tensors are sharded over.
     """
@@ -110,7 +110,7 @@ class _Foreach(torch.optim.Optimizer):
         shares = cast(list[Any], tensors[0])
         if hasattr(shares[0], "device_mesh"):
             tensors = tuple([cast(Any, tensor).to_local() for tensor in one] for one in tensors)
-            fixed["norms"] = _SharedNorms(shares, self.all_reduce)
+            fixed["norms"] = SharedNorms(shares, self.all_reduce)
         if not group["fused"]:
             type(self)._program(*tensors, *changing, **fixed)
             return

@@ -39,6 +39,8 @@ TRAINED = {"measure.measured_steps": 2, "train.gradient_accumulation": 2, "check
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
     # --- FSDP
+    "fsdp": ("--engine", "fsdp"),
+    "fsdp-gradients": ("--engine", "fsdp", "--set", "engine.fsdp.shard=gradients"),
     # --- ZeRO-1
     # --- tensor parallel
     "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2"),
