@@ -180,6 +180,13 @@ def test_a_run_that_never_averages_says_so() -> None:
     assert apart(parameters, others) == 0
 
 
+def test_a_run_that_ends_before_its_first_update_apart_says_so() -> None:
+    ((_, settings, exchange), _) = trained(planned(sync__average_every=4, sync__average_from=STEPS + 1), MOMENTUM)
+    proof = {one.key: one.effective for one in settings}
+    assert (proof["sync.average_every"], proof["sync.average_from"]) == ("never", None)
+    assert exchange is None  # what the library says, here of nothing
+
+
 def test_evaluations_see_the_mean_and_change_nothing() -> None:
     seen: list[list[Tensor]] = []
 
