@@ -6,7 +6,9 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -30,6 +32,7 @@ from dlbench.specs.plan import RunPlan
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of
+from tests.support.volumes import write_volumes
 
 ALIKE = ("--ranks", "2", "--repeats", "1", "--preset", "ci", "--set", "measure.warmup_steps=3")
 TRAINED = {"measure.measured_steps": 2, "train.gradient_accumulation": 2, "checkpoint.every_steps": 5}
@@ -39,16 +42,27 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "fsdp": ("--engine", "fsdp"),
     "fsdp-gradients": ("--engine", "fsdp", "--set", "engine.fsdp.shard=gradients"),
     # --- ZeRO-1
-    # --- local SGD
+    # --- tensor parallel
+    "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2"),
+    # --- local SGD: behind the others, as each goes on from the one before it
     "local": ("--engine", "ddp", "--set", "sync.average_every=2"),
     "post-local": ("--engine", "ddp", "--set", "sync.average_every=2", "--set", "sync.average_from=2"),
-    # --- tensor parallel
-    "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2", "--set", "model.dropout=0"),
-    "tensor-twin": ("--engine", "ddp", "--set", "model.dropout=0"),
 }
 """What `dlbench run bert` is asked for, besides what all are; BERT has LAMB and clips."""
 
 
+TO_QUALITY = (
+    *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "train.batch_per_rank=5"),
+    *(
+        "--set",
+        "quality.target=0.0001",
+        "--set",
+        "quality.max_epochs=2.0",
+        "--set",
+        "quality.evaluate_every_epochs=0.5",
+    ),
+    *("--set", "model.dropout=0.0"),
+)
 LAST = 5  # The step after which each writes the checkpoint that others go on from.
 
 
@@ -110,12 +124,14 @@ class Everything:
     resumed: Mapping[str, Run]  # Two steps more, each from the checkpoint of the strategy before it in STRATEGIES.
     differing: Mapping[str, list[list[str]]]
     """By strategy that read: for the checkpoint of each strategy, the tensors that it did not give back bit for bit."""
+    evaluated: Mapping[str, Run]  # By engine: CosmoFlow to a quality, rank 0 with a batch more than rank 1.
 
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
     """Valid runs of every strategy, and what each reads of each other's checkpoint, by two ranks that start once."""
-    roots = [prepare_output(tmp_path_factory.mktemp("strategies") / name) for name in ("runs", "resumed", "reading")]
+    folder = tmp_path_factory.mktemp("strategies")
+    roots = [prepare_output(folder / name) for name in ("runs", "resumed", "read", "quality")]
     plans = {name: plan_of(name, roots[0]) for name in STRATEGIES}
     folders = {name: create(roots[0], plan) for name, plan in plans.items()}
     files = {name: folder.checkpoint(LAST) for name, folder in folders.items()}
@@ -128,14 +144,22 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
     lines += [f"TRAIN {create(roots[1], plan).plan}" for plan in again.values()]
     reading = {name: create(roots[2], plan).plan for name, plan in plans.items()}
     lines += [f"READ {path} {' '.join(map(str, files.values()))}" for path in reading.values()]
+    write_volumes(folder / "density" / "train", 20, seed=0)
+    write_volumes(folder / "density" / "validation", 11, seed=1)
+    quality = {
+        engine: planned("cosmoflow", *TO_QUALITY, "--engine", engine, "--data", folder / "density")[0][0]
+        for engine in ("ddp", "fsdp")
+    }
+    lines += [f"TRAIN {create(roots[3], plan).plan}" for plan in quality.values()]
     environments = [resolve(one) for one in local_environments(plans["ddp"], secrets.token_hex(8))]
-    codes, said = run_ranks(every_plan, lines, environments, roots[0].parent)
+    codes, said = run_ranks(every_plan, lines, environments, folder)
     assert codes == [0, 0], "\n".join(text[-4000:] for text in said)
-    found = [{run.plan.run_id: run for run in scan(root).runs} for root in roots[:2]]
+    found = [{run.plan.run_id: run for run in scan(root).runs} for root in roots]
     return Everything(
         runs={name: found[0][plan.run_id] for name, plan in plans.items()},
         resumed={name: found[1][plan.run_id] for name, plan in again.items()},
         differing={name: json.loads(path.with_name("differing.json").read_text()) for name, path in reading.items()},
+        evaluated={name: found[3][plan.run_id] for name, plan in quality.items()},
     )
 
 
@@ -183,9 +207,17 @@ def test_training_goes_on_from_the_checkpoint_of_another_strategy(everything: Ev
     assert [record(run).ranks[0].initial_parameters_sha256 for run in resumed.values()] == before
     names, same_start = list(STRATEGIES), alike(resumed)
     going_on = [name for name in same_start if names[names.index(name) - 1] in same_start]
-    losses = {name: [rank.last_loss for rank in record(resumed[name]).ranks] for name in going_on}
+    # Ranks that share a replica have the mean over both ranks' samples.
+    losses = {name: fmean(rank.last_loss or nan for rank in record(resumed[name]).ranks) for name in going_on}
     for name, found in losses.items():
         assert found == pytest.approx(losses[going_on[0]], rel=1e-5), name
+
+
+def test_ranks_with_unequal_numbers_of_batches_evaluate_sharded_parameters(everything: Everything) -> None:
+    seen = {name: record(run).quality for name, run in everything.evaluated.items()}
+    values = {name: [each.value for each in quality.evaluations] for name, quality in seen.items() if quality}
+    assert len(values["ddp"]) == 4
+    assert values["fsdp"] == pytest.approx(values["ddp"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
