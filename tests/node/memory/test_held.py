@@ -42,7 +42,8 @@ def test_kinds_are_those_counted_by_hand_and_sum_to_the_peak() -> None:
     assert found.optimizer == 2 * WEIGHTS + steps
     kinds = found.weights + found.gradients + found.optimizer + found.buffers + found.activations
     assert kinds == found.peak == max(found.passes_peak, found.update_peak)
-    assert found.host is None and found.retries is None
+    assert found.host is None
+    assert found.retries is None
 
 
 def test_the_passes_hold_activations_and_the_update_no_less_than_the_gradients() -> None:
@@ -67,7 +68,8 @@ def test_sharding_halves_weights_and_optimizer_state_and_frees_what_it_gathers(t
         (run,) = run_forked("bert", *asked, "--set", "measure.warmup_steps=6", "--engine", engine, "--out", tmp_path)
         assert run.record is not None
         first, second = (rank.held for rank in run.record.ranks)
-        assert first is not None and second is not None
+        assert first is not None
+        assert second is not None
         found[engine] = first, second
     whole = found["ddp"][0]
     assert whole.weights == whole.gradients == whole.buffers  # of a CPU's buckets
