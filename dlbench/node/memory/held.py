@@ -7,7 +7,7 @@ was there before the step. The step lies before all whose times are used; starti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.memory.device_memory import PeakMeter, peak_bytes, peaks_on
-from dlbench.node.sync.engine import Engine
 from dlbench.records.record import HeldMemory
 
 
@@ -35,14 +34,14 @@ class StepMemory:
 
     def __init__(
         self,
-        engine: Engine,
+        watch: Callable[[bool], None],
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         exchange: tuple[int, bool],
     ) -> None:
-        """As the engine has prepared them. `exchange`: as `exchange_memory` gives it."""
-        self._engine, self._model, self._optimizer, self._device = engine, model, optimizer, device
+        """As the engine has prepared them. `watch`: its `watch_memory`; `exchange`: as `exchange_memory` gives it."""
+        self._watch, self._model, self._optimizer, self._device = watch, model, optimizer, device
         self._exchange, self._gradients_stay = exchange
         self._meter: PeakMeter | None = None
         self._found: HeldMemory | None = None
@@ -67,7 +66,7 @@ class StepMemory:
         self._base = sum(self._kinds.values()) + self._exchange
         if self._device.type == "cuda":
             self._base = torch.cuda.memory_allocated(self._device)
-        self._engine.watch_memory(True)
+        self._watch(True)
         self._meter = meter.__enter__()
         meter.mark("passes")
 
@@ -92,7 +91,7 @@ class StepMemory:
     def _end(self) -> None:
         assert self._meter is not None
         self._hook.remove()
-        self._engine.watch_memory(False)
+        self._watch(False)
         self._meter.__exit__(None, None, None)
         seen, self._meter = self._meter.held(), None
         if "update" not in seen:

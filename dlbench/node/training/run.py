@@ -248,7 +248,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             memory=memory,
             held=None
             if memory is not None
-            else StepMemory(engine, model, optimizer, device, exchange_memory(plan, model, device)),
+            else StepMemory(engine.watch_memory, model, optimizer, device, exchange_memory(plan, model, device)),
             compilation=compilation,
             graphs=graphs,
             delivery=_delivery(context, batches, source),

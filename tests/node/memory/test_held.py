@@ -24,7 +24,7 @@ def weighed(optimizer: type[torch.optim.Optimizer], exchange: tuple[int, bool] =
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Sigmoid(), nn.Linear(WIDTH, WIDTH, bias=False))
     model.register_buffer("ten", torch.zeros(10))
     update = optimizer(model.parameters(), lr=1e-3)  # type: ignore[call-arg]
-    held, batch = StepMemory(SingleEngine(), model, update, CPU, exchange), torch.randn(ROWS, WIDTH)
+    held, batch = StepMemory(SingleEngine().watch_memory, model, update, CPU, exchange), torch.randn(ROWS, WIDTH)
     for step in range(3):
         held.before_warmup(is_watched=step == 1)
         model(batch).sum().backward()
