@@ -5,7 +5,7 @@ Names are those of the projection's table (`dlbench.projection.strategies.table`
 
 from __future__ import annotations
 
-from dlbench.specs.engine import EngineSpec
+from dlbench.specs.engine import EngineSpec, FsdpSettings
 from dlbench.specs.sync import SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
 from dlbench.specs.workload import Workload
@@ -63,22 +63,35 @@ def strategy_problem(
 
 
 def _fsdp_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:
-    train = workload.train
+    train, optimizer = workload.train, workload.train.optimizer
+    whole, torch_decides = "it needs whole parameters and gradients", "FSDP exchanges a block's gradients together"
     refused = {
-        "train.compile": train.compile != "none",
-        "train.cuda_graphs": train.cuda_graphs != "none",
-        "train.recompute and train.swap": not train.is_in_core,
-        "train.optimizer_state host": train.optimizer_state == "host",
-        "measure.noise_scale": measure.noise_scale,
-        f"sync.exchange {sync.exchange}": sync.exchange != "flat",
-        f"sync.fusion {sync.fusion}": sync.fusion != "auto",
-        f"sync.inside {sync.inside}": sync.inside != "backend",
-        "sync.average_every": sync.average_every is not None,
-        f"sync.wire {sync.wire}": sync.wire not in ("fp32", "bf16"),
+        "train.compile": (train.compile != "none", "modules gather their parameters between graphs"),
+        "train.cuda_graphs": (train.cuda_graphs != "none", "parameters lie elsewhere in each pass"),
+        "train.recompute and train.swap": (not train.is_in_core, whole),
+        "train.optimizer_state host": (train.optimizer_state == "host", f"{whole}; try engine.fsdp.offload"),
+        "measure.noise_scale": (measure.noise_scale, whole),
+        f"sync.exchange {sync.exchange}": (sync.exchange != "flat", "dlbench's own exchanges take whole gradients"),
+        f"sync.fusion {sync.fusion}": (sync.fusion != "auto", torch_decides),
+        f"sync.inside {sync.inside}": (sync.inside != "backend", torch_decides),
+        "sync.average_every": (sync.average_every is not None, "no rank has parameters of its own to average"),
+        f"sync.wire {sync.wire}": (sync.wire not in ("fp32", "bf16"), "a reduce-scatter sums fp32 or bf16 (torch)"),
+        "sync.wire bf16 with train.gradient_accumulation": (
+            sync.wire == "bf16" and train.gradient_accumulation > 1,
+            "torch then sums the parts of a batch in bf16, too",
+        ),
+        f"train.optimizer.implementation fused of {optimizer.name}": (
+            optimizer.implementation == "fused" and optimizer.name in ("lars", "lamb"),
+            "norms of whole tensors need an all-reduce within the compiled update",
+        ),
+        "train.precision fp16 with engine.fsdp.offload": (
+            train.precision == "fp16" and engine.fsdp.offload,
+            "ranks agree on overflows by their GPUs, and gradients lie on the host",
+        ),
     }
-    for key, is_asked in refused.items():
+    for key, (is_asked, why) in refused.items():
         if is_asked:
-            return f"engine fsdp: {key} does not go with sharded parameters; leave it out, or use --engine ddp"
+            return f"engine fsdp: {key} does not go with it: {why}; leave it out, or use --engine ddp"
     return None
 
 
@@ -107,12 +120,17 @@ def _tensor_problem(
             return (
                 f"{key}: {layer.name} has {num} {what}, which {shared} ranks cannot share evenly; set it to a divisor"
             )
+    fsdp, is_one = engine.fsdp, shared == ranks
+    sharding = ("shard", "shard_ranks", "wrap", "prefetch", "offload")
+    alone = {f"engine.fsdp.{one}": getattr(fsdp, one) != FsdpSettings.model_fields[one].default for one in sharding}
+    alone[f"sync.wire {sync.wire}"] = sync.wire != "fp32"
     refused = {
         "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),
         # Its look for overflows takes gradients of one mesh (torch 2.13).
         "train.precision fp16": (workload.train.precision == "fp16", "losses are not scaled here; use bf16"),
-        f"sync.wire {sync.wire}": (shared == ranks and sync.wire != "fp32", "one replica exchanges no gradient"),
-        "engine.fsdp.offload": (shared == ranks and engine.fsdp.offload, "one replica shards nothing that is gathered"),
+        **{
+            what: (is_one and acts, "all ranks are one replica, and shard nothing else") for what, acts in alone.items()
+        },
     }
     return next((f"{key}: {what} does not go with it: {why}" for what, (acts, why) in refused.items() if acts), None)
 
