@@ -150,6 +150,8 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
         yield refused("R8", ranks, what="steps hold waiting for parameters, which has no model")
     if anchor.ranks > 1 and ingredients.exchange is None:
         yield refused("R8", ranks, what="the exchange was not recorded")
+    if ingredients.exchange is not None and ingredients.exchange.averages_parameters:
+        yield refused("R8", ranks, what="ranks averaged parameters, and the model exchanges gradients in each step")
     wanted = ingredients.batch_at(ranks)
     if ingredients.scaling == "strong" and ingredients.measured_at(ranks) is None:
         batches = sorted(one.batch_per_rank for one in ingredients.batches)
