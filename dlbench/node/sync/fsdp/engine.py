@@ -356,9 +356,9 @@ class FsdpEngine(TorchRanks):
 
     @property
     def _wire_seen(self) -> str:
-        """The format in which gradients were summed, by the bytes of it; none where no gradient is."""
+        """The format in which gradients were summed, by the bytes of it; that of gradients where none is sent."""
         if not self._modules:
-            return "none"
+            return "fp32"
         scattered = sum(one.num_bytes for one in self._watch.last if one.method == SCATTER)
         elements = sum(map(self._padded, self._shapes.values()))
         return {2: "bf16", 4: "fp32"}.get(scattered // max(1, elements), "unknown")
