@@ -29,6 +29,7 @@ from dlbench.comm.report import (
     prediction_advice,
     same_text,
 )
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import (
@@ -427,8 +428,6 @@ _QUANTITIES = (
 
 def group_charts(group: GroupReport) -> list[Chart]:
     """The charts of a group of two sizes or more; none of predictions where there are none."""
-    import altair as alt
-
     charts = []
     for quantity in _QUANTITIES:
         points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]

@@ -21,6 +21,7 @@ from dlbench.analysis import scaling
 from dlbench.analysis.digest import QUANTILES, OutlierStep, RankStepMap, StepDigest
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
+from dlbench.lazy import alt, np
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish, short, tooltips
 from dlbench.report.charts.shapes import Axis, Series, scatter
@@ -96,8 +97,6 @@ def find_slow_period(found: RankStepMap) -> SlowPeriod | None:
 
 def _excess(cells: Sequence[Sequence[float]]) -> list[list[float]]:
     """Excess of every cell, by row and column; 0 where the other rows took no time."""
-    import numpy as np
-
     values = np.asarray(cells, dtype=float)
     found = np.zeros_like(values)
     for row in range(len(values)):
@@ -520,8 +519,6 @@ def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
 
 
 def _distribution(group: Subject, found: StepTimes) -> Chart:
-    import altair as alt
-
     points, most = list(found.points), len(RANK_COLOURS)
     if len(points) > most:
         # The first, the last, and evenly between.
@@ -619,8 +616,6 @@ def _outliers(group: Subject, point: StepPoint) -> Chart:
 
 def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
     """The map of the largest rank count; columns are joined until there are few enough rectangles."""
-    import altair as alt
-
     joined = 1
     while len(rows := list(_rectangles(found, joined))) > MAX_RECTANGLES and joined < len(found.step_starts):
         joined *= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
@@ -128,8 +129,6 @@ def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> 
     """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
     if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
         return []
-    import altair as alt
-
     metric = found.metric_title[0].upper() + found.metric_title[1:]
     axes: tuple[tuple[Axis, str, str], ...] = (
         ("samples", "samples", f"{group.sample_unit} trained"),
