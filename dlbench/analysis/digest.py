@@ -101,6 +101,10 @@ def _outliers(
     made = []
     for column in found.tolist():
         rank = int(own[:, column].argmax())
+        # What exceeds its median over the rank's steps most; of equal ones the first.
+        times = {name: phase[rank] for name, phase in steps.phase_ns.items()}
+        times["other"] = steps.step_ns[rank] - sum(times.values())
+        grown = {name: float(values[column] - np.median(values)) for name, values in times.items()}
         made.append(
             OutlierStep(
                 run_id=run_id,
@@ -109,18 +113,10 @@ def _outliers(
                 ratio=float(slowest_s[column]) / median_s,
                 rank=rank,
                 host=hosts[rank],
-                phase=_grown_most(steps, rank, column),
+                phase=max(grown, key=lambda name: grown[name]),
             )
         )
     return tuple(made)
-
-
-def _grown_most(steps: RunSteps, rank: int, column: int) -> str:
-    """The phase, or `other`, that exceeds its median over the rank's steps most; of equal ones the first."""
-    times = {name: phase[rank] for name, phase in steps.phase_ns.items()}
-    times["other"] = steps.step_ns[rank] - sum(times.values())
-    grown = {name: float(values[column] - np.median(values)) for name, values in times.items()}
-    return max(grown, key=lambda name: grown[name])
 
 
 def _autocorrelation(values: Floats) -> float | None:

@@ -181,7 +181,12 @@ def _all_ranks(run: Run) -> RunSteps:
                     step_ns=np.empty(shape, np.int64),
                     phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
                     unbroken=len(own["step"]),
-                    launch=_no_launching(shape) if _KERNELS[0] in own else None,
+                    launch=Launching(
+                        bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
+                        kernel_ns={phase: np.empty(shape[0], np.int64) for phase in LAUNCHED},
+                    )
+                    if _KERNELS[0] in own
+                    else None,
                 )
             result.begin_ns[entry.rank] = own["start_ns"][0]
             result.end_ns[entry.rank] = own["start_ns"][-1] + own["step_ns"][-1]
@@ -202,13 +207,6 @@ def _all_ranks(run: Run) -> RunSteps:
 
 def _columns(reader: StepReader) -> tuple[str, ...]:
     return (*_COLUMNS, *_BOUNDS) if reader.launches else _COLUMNS
-
-
-def _no_launching(shape: tuple[int, int]) -> Launching:
-    return Launching(
-        bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
-        kernel_ns={phase: np.empty(shape[0], np.int64) for phase in LAUNCHED},
-    )
 
 
 def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:

@@ -447,7 +447,8 @@ def advice(group: CollectiveGroup, ranges: Sequence[Recommended]) -> str:
     what = COLLECTIVE_TITLES[group.collective]
     if len({series.title for series in group.series}) == 1:
         return f"Nothing to choose from: only {group.series[0].title} was measured."
-    library = keep_text(group)
+    has_library = any(series.is_library for series in group.series)
+    library = "keep the library's choice" if has_library else "any of them will do"
     if len(group.runs) < MIN_RUNS:
         return (
             f"No advice from {runs_text(len(group.runs))}: an algorithm is recommended from {MIN_RUNS} runs on "
@@ -470,12 +471,6 @@ def prediction_advice(found: Predictions, one: Prediction) -> str:
     if len(one.series) == 1:
         return ""
     return f"Predicted fastest {COLLECTIVE_TITLES[found.collective]}: {'; '.join(map(_range, one.ranges))}."
-
-
-def keep_text(group: CollectiveGroup) -> str:
-    """What to do where no algorithm is clearly faster."""
-    has_library = any(series.is_library for series in group.series)
-    return "keep the library's choice" if has_library else "any of them will do"
 
 
 def tied_text(found: Recommended) -> str:

@@ -327,10 +327,7 @@ def _feature(message: memoryview) -> list[memoryview] | NDArray[Any]:
         if len(joined) % 4:
             raise ValueError(f"Example: a list of floats has {len(joined)} bytes, no multiple of 4")
         return np.frombuffer(joined, dtype="<f4")
-    return _integers(b"".join(content for wire, content in parts if wire in (_SIZED, _VARINT)))
-
-
-def _integers(packed: bytes) -> NDArray[np.int64]:
+    packed = b"".join(content for wire, content in parts if wire in (_SIZED, _VARINT))
     small = np.frombuffer(packed, dtype=np.uint8)
     if not (small & 0x80).any():  # one byte a number
         return small.astype(np.int64)

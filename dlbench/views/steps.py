@@ -324,14 +324,6 @@ def _map(point: Point, table: RunTable) -> RankMap:
 CORRELATED = 0.2  # Autocorrelation of successive steps from which on a warning is given: they are not independent.
 
 
-def step_headline(found: StepTimes) -> str:
-    """Median, tail and outliers at the largest rank count."""
-    last = found.points[-1]
-    tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
-    count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
-    return f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}"
-
-
 def supports(point: StepPoint, percent_of_steps: int) -> bool:
     """Whether the runs are long enough for a quantile: a step at least lies beyond it."""
     beyond = min(percent_of_steps, 100 - percent_of_steps)
@@ -713,10 +705,13 @@ class StepsView(GroupView):
         if found is None:
             return None
         outliers = outlier_sheet(found.points)
+        last = found.points[-1]
+        tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
+        count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
         return Section(
             id=self.id,
             title=self.title,
-            headline=step_headline(found),
+            headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}",
             notes=step_notes(found),
             charts=lambda: step_charts(group, found),
             sheets=(steps_sheet(found), *((outliers,) if outliers.rows else ()), quantile_sheet(found)),

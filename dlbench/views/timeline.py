@@ -470,7 +470,12 @@ def _chart_title(alt: Any, text: str) -> Any:
 
 def _drawn(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_first: bool) -> Any:
     window = alt.Chart(alt.InlineData(values=[{"from": 0, "to": round(timeline.window_s, 3)}]))
-    colours = _colours(timeline)
+    # One for one lane; a node has that of its first GPU.
+    found: dict[str, str] = {}
+    for lane in timeline.lanes:
+        of_node = [colour for other, colour in found.items() if other.endswith(f" of {lane}")]
+        found[lane] = of_node[0] if of_node else RANK_COLOURS[len(set(found.values())) % len(RANK_COLOURS)]
+    colours = found
     layers = [window.mark_rect(color=MUTED, opacity=0.1).encode(x=_x(alt, "from:Q", ends), x2="to:Q")]
     y = alt.Y("v:Q", title=None).scale(**_domain(panel)).axis(tickCount=3, labelExpr="format(datum.value, ',.4~g')")
     tooltip = tooltips({"t:Q:.4~g": "second", "v:Q:.4~g": panel.title})
@@ -495,15 +500,6 @@ def _drawn(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_
     return alt.layer(*layers).properties(
         width=_WIDTH, height=58, title=_chart_title(alt, f"{panel.title}, {panel.unit}")
     )
-
-
-def _colours(timeline: Timeline) -> dict[str, str]:
-    """One colour for one lane; a node has that of its first GPU."""
-    found: dict[str, str] = {}
-    for lane in timeline.lanes:
-        of_node = [colour for other, colour in found.items() if other.endswith(f" of {lane}")]
-        found[lane] = of_node[0] if of_node else RANK_COLOURS[len(set(found.values())) % len(RANK_COLOURS)]
-    return found
 
 
 def _legend(alt: Any, colours: dict[str, str]) -> Any:

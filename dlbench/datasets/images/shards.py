@@ -192,7 +192,11 @@ def _scan_tar(path: Path) -> _Rows:
     with _Bounded(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
-            _require_inside(member)
+            # A member whose name leads out of the archive, or whose size is none.
+            if member.name.startswith("/") or ".." in member.name.split("/"):
+                raise ValueError(f"member {_short(member.name)} leads out of the archive")
+            if member.size < 0:
+                raise ValueError(f"member {_short(member.name)} has {member.size} bytes")
             if member.isdir():
                 continue
             # The key is the path up to the first dot of the file's name.
@@ -222,14 +226,6 @@ def _scan_tar(path: Path) -> _Rows:
         if tar.offset > path.stat().st_size:
             raise ValueError(f"cut off: ends before byte {tar.offset}")
     return rows
-
-
-def _require_inside(member: tarfile.TarInfo) -> None:
-    """ValueError if a member's name leads out of the archive, or its size is no size."""
-    if member.name.startswith("/") or ".." in member.name.split("/"):
-        raise ValueError(f"member {_short(member.name)} leads out of the archive")
-    if member.size < 0:
-        raise ValueError(f"member {_short(member.name)} has {member.size} bytes")
 
 
 def _require_stored(member: tarfile.TarInfo) -> None:

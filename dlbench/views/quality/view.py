@@ -259,7 +259,18 @@ class QualityView(GroupView):
             _factors_sheet(found),
             _account_sheet(found),
             _trained_sheet(group, found),
-            *([_batches_sheet(found)] if len(found.batches) > 1 else []),
+            *(
+                [
+                    Sheet(
+                        name="quality-batches",
+                        title="What each global batch needs",
+                        columns=BATCH_COLUMNS,
+                        rows=found.batches,
+                    )
+                ]
+                if len(found.batches) > 1
+                else []
+            ),
             _evaluations_sheet(found),
         )
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
@@ -431,13 +442,6 @@ BATCH_COLUMNS: tuple[Column[BatchPoint], ...] = (
         lambda batch: None if batch.against_smallest is None else f"{batch.against_smallest:.2f}x",
     ),
 )
-
-
-def _batches_sheet(found: Quality) -> Sheet[BatchPoint]:
-    """Statistical efficiency: what each global batch needs."""
-    return Sheet(
-        name="quality-batches", title="What each global batch needs", columns=BATCH_COLUMNS, rows=found.batches
-    )
 
 
 def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
