@@ -6,8 +6,12 @@ them. From the phases to the parts seconds are only moved, never estimated anew,
 * `compute` is forward, backward and optimizer, without what the parts below take of them;
 * `exchange`, on the wire, is the gradient exchange after the backward pass without waiting: the least over ranks in
   each step, with negotiation and copies into buffers. One rank exchanges nothing: what its phase holds is `host`;
+  What ranks waited for collectives within the passes and the update (reduce-scatters, sums of activations, updated or
+  averaged parameters) is part of it, mean over ranks, and taken from the phase in which they did;
 * `straggler` is waiting for stragglers, as `dlbench.analysis.stragglers` defines it, with what those ranks took
-  longer. Together with `exchange` it is the exchange phase, `EXCHANGE_PHASE`;
+  longer. Together with `exchange` it is all exchange that shows, `EXCHANGE_PHASE`;
+* `gather` is waiting for parameters that other ranks hold, as every rank measured it, taken from the phase in which it
+  did. For whom ranks waited there nobody knows, so it holds waiting for stragglers as well;
 * `input` is waiting for data and the copy to the device. Where the run says what its readers did, the wait is shared
   out as their time was: fetching (storage) against preparing (CPU);
 * `host` is what lies between the phases;
@@ -24,7 +28,7 @@ them. From the phases to the parts seconds are only moved, never estimated anew,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,10 +46,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-CAUSES = ("compute", "exchange", "straggler", "input", "host", "launch", "throttling", "memory", "rest")
+CAUSES = ("compute", "exchange", "straggler", "gather", "input", "host", "launch", "throttling", "memory", "rest")
 """In the order in which they are printed; together they are the whole step."""
 
-EXCHANGE_PHASE = "exchange_phase"  # The gradient exchange after the backward pass: `exchange` and `straggler`.
+EXCHANGE_PHASE = "exchange_phase"  # All exchange that shows in the step: `exchange` and `straggler`.
 
 COMPUTE_PARTS = ("forward", "backward", "optimizer")  # What `compute` consists of.
 
@@ -54,7 +58,7 @@ INPUT_PARTS = ("fetch", "prepare", "copy")
 
 WAIT_PARTS = ("wait", "copy")  # The same where a run does not say what its readers did: wait for batches, and copy.
 
-_OUT_OF_COMPUTE = ("launch", "throttling", "memory")  # Parts whose seconds lie in the phases of computing.
+_OUT_OF_COMPUTE = ("launch", "throttling", "memory", "gather")  # Parts whose seconds lie in the phases of computing.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +74,16 @@ class Causes:
     throttling_evidence: str  # How the share of lowered clocks is known; empty where it is not.
     launch_evidence: str = ""  # How `launch` is known; empty where it is not, and on CPUs, where nothing is launched.
     memory_evidence: str = ""  # How `memory` is known, or why it is 0; empty where it is not known.
+    gather_evidence: str = ""  # How `gather` is known; empty where it is not, and where nothing is gathered.
     compute_ns: dict[str, int]  # `compute` by `COMPUTE_PARTS`, nanoseconds.
     taken_ns: dict[str, dict[str, int]]
-    """`launch`, `throttling` and `memory` by the `COMPUTE_PARTS` that they were taken from, nanoseconds."""
+    """`launch`, `throttling`, `memory`, `gather` and what `exchange` has of them by the `COMPUTE_PARTS` that they were
+    taken from, nanoseconds."""
     input_ns: dict[str, int]
     """`input` by `WAIT_PARTS`, nanoseconds; with `fetch` and `prepare`, the wait's own parts, where the run says what
     its readers did."""
     waiting: Waiting
-    work_ns: tuple[int, ...]  # Each rank's own work, by rank: all its measured steps without the exchange.
+    work_ns: tuple[int, ...]  # Each rank's own work, by rank: all its measured steps without exchange and `gather`.
     hosts: tuple[str, ...]  # Host of each rank.
     leaving: Mapping[str, Leaving] = field(default_factory=dict)
     """Which host leaves the exchange later than the others; empty where the clocks do not say."""
@@ -124,7 +130,10 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     work = loaded.step_ns.sum(axis=1)
     if ranks > 1:
         work = work - loaded.phase_ns["exchange"].sum(axis=1)
-    compute, taken = _compute_parts(loaded.phase_ns, found, launch_ns or {}, share or 0.0, memory_ns or 0)
+    waits, gather_why = _collectives(run)
+    by_rank = [sum(round(1e9 * seconds) for own in one.values() for seconds in own.values()) for one in waits]
+    work = [max(0, int(whole) - waited) for whole, waited in zip(work, by_rank or [0] * ranks, strict=True)]
+    compute, taken = _compute_parts(loaded.phase_ns, found, launch_ns or {}, share or 0.0, memory_ns or 0, waits)
     sums = _sums(loaded.step_ns, loaded.phase_ns, found, compute, taken)
     copy = int(loaded.phase_ns["h2d"].sum()) - found.moved_phases_ns["h2d"]
     return Causes(
@@ -138,12 +147,14 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
             **({"throttling": why} if share is None else {}),
             **({"memory": memory_why} if memory_ns is None else {}),
             **({"launch": launch_why} if launch_ns is None else {}),
+            **({"gather": gather_why} if gather_why and not waits else {}),
         },
         throttling_evidence="" if share is None else why,
         launch_evidence="" if launch_ns is None else launch_why,
         memory_evidence="" if memory_ns is None else memory_why,
+        gather_evidence=gather_why if taken["gather"] and sum(taken["gather"].values()) else "",
         waiting=found,
-        work_ns=tuple(int(value) for value in work),
+        work_ns=tuple(work),
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)),
         leaving=leaving(run.record, loaded),
     )
@@ -193,12 +204,28 @@ def _memory(run: Run) -> tuple[int | None, str]:
     return round(seconds * 1e9), "recomputing and waiting for room or tensors, measured by every rank"
 
 
+def _collectives(run: Run) -> tuple[list[dict[str, dict[str, float]]], str]:
+    """Seconds of each rank and all measured steps that it waited for collectives within passes and update, by cause and
+    `COMPUTE_PARTS`, and how they are known. None of either where there are none; no seconds and why where it is not
+    known.
+    """
+    assert run.record is not None
+    known = [one.waits for one in sorted(run.record.ranks, key=lambda one: one.rank)]
+    waits = [{"gather": one.gather_s, "exchange": one.exchange_s} for one in known if one is not None]
+    if waits and len(waits) == len(known):
+        return waits, next(one.evidence for one in known if one is not None)
+    if waits or run.plan.engine.name == "fsdp":
+        return [], "not every rank says what it waited for collectives within its passes"
+    return [], ""
+
+
 def _compute_parts(
     phase_ns: Mapping[str, npt.NDArray[np.int64]],
     found: Waiting,
     launch_ns: Mapping[str, int],
     throttled: float,
     memory_ns: int,
+    waits: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """Nanoseconds of all ranks and steps by `COMPUTE_PARTS`, and what is taken out of each; whole numbers."""
     left = {name: int(phase_ns[name].sum()) - found.moved_phases_ns[name] for name in COMPUTE_PARTS}
@@ -209,14 +236,20 @@ def _compute_parts(
             left[most], left[name] = left[most] + left[name], 0
     launch = shared_among(launch_ns, left)
     left = {name: value - launch[name] for name, value in left.items()}
+    # What stragglers took longer is charged to them, whatever it was.
+    collective: dict[str, dict[str, int]] = {}
+    for cause in ("gather", "exchange"):
+        waited = {name: sum(round(1e9 * one[cause].get(name, 0.0)) for one in waits) for name in COMPUTE_PARTS}
+        collective[cause] = shared_among(waited, left)
+        left = {name: value - collective[cause][name] for name, value in left.items()}
     memory: dict[str, int] = {}
     for name in ("backward", "forward", "optimizer"):
-        # What stragglers took longer is charged to them, whatever it was.
         memory[name] = min(left[name], max(0, memory_ns) - sum(memory.values()))
         left[name] -= memory[name]
     throttling = _shared_out(round(throttled * sum(left.values())), left)
     left = {name: value - throttling[name] for name, value in left.items()}
-    return left, {"launch": launch, "throttling": throttling, "memory": {name: memory[name] for name in COMPUTE_PARTS}}
+    taken = {"launch": launch, "throttling": throttling, "memory": {name: memory[name] for name in COMPUTE_PARTS}}
+    return left, {**taken, **collective}
 
 
 def _shared_out(amount: int, among: Mapping[str, int]) -> dict[str, int]:
@@ -244,7 +277,7 @@ def _sums(
     total = int(step_ns.sum())
     sums = {
         "compute": sum(compute.values()),
-        "exchange": phases["exchange"] - found.waited_ns,
+        "exchange": phases["exchange"] - found.waited_ns + sum(taken["exchange"].values()),
         "straggler": found.total_ns,
         "input": phases["input"] + phases["h2d"] - found.moved_ns["input"],
         "host": total - sum(phases.values()) - found.moved_ns["host"],

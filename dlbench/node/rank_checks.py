@@ -80,11 +80,11 @@ def loader_bytes(plan: RunPlan) -> int:
     # Of each process those that it reads ahead and one that is being trained with (see node/data/slots), and those that
     # are on their way to a GPU.
     batches = plan.most_loader_workers * (plan.most_prefetch_batches + 1) + workload.data.device_prefetch
-    train = batches * _batch_bytes(workload, workload.train.batch_per_rank)
+    own = workload.train.batch_per_rank * plan.ranks_per_replica
+    train = batches * _batch_bytes(workload, own)
     if plan.measure.until != "quality":
         return train
-    part = workload.train.batch_per_rank // workload.train.gradient_accumulation
-    return train + batches * _batch_bytes(workload, part)
+    return train + batches * _batch_bytes(workload, own // workload.train.gradient_accumulation)
 
 
 def _batch_bytes(workload: Workload, num: int) -> int:

@@ -74,7 +74,7 @@ def gathered(
         fusion = {"fusion_threshold_bytes": int(threshold), "cycle_s": cycle_ms / 1e3}
     leaf, workload = plan.system.network, plan.workload
     return Ingredients(
-        title=f"{clean(workload.title)}, {workload.preset} preset, {plan.engine.kind.title}, {plan.system.name}",
+        title=f"{clean(workload.title)}, {workload.preset} preset, {plan.engine_title}, {plan.system.name}",
         source=source,
         configuration=group.id,
         system=plan.system.name,
@@ -85,6 +85,7 @@ def gathered(
         is_crowded=any(crowded_hosts(run.record) for run in group.runs if run.record is not None),
         exchange=exchange,
         engine=plan.engine.name,
+        strategy=runs[0].plan.strategy,
         data=clean(data_title(group.sample)),
         **fusion,
         nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
@@ -158,7 +159,7 @@ def _own_work(run_id: str, table: RunTable) -> float | None:
 def _exchange_of(runs: Sequence[Run]) -> ExchangeResult | None:
     """Of the run in the middle by communication time (the lower middle of an even number)."""
     known = [run.record.exchange for run in runs if run.record is not None and run.record.exchange is not None]
-    timed = [one for one in known if one.communication_s is not None and one.messages] or known
+    timed = [one for one in known if one.communication_s is not None and one.of_gradients] or known
     timed.sort(key=lambda one: one.communication_s or 0.0)
     return timed[(len(timed) - 1) // 2] if timed else None
 

@@ -30,9 +30,9 @@ class RunFigures(Spec):
     )
     parts: dict[str, NonNegative] = Field(
         default_factory=dict,
-        description="Seconds per step of each cause of the account (compute, exchange, straggler, input, host, launch, "
-        "throttling, memory, rest), which sum to the mean step, and of forward, backward, optimizer, wait and copy, "
-        "which causes consist of; empty: not known.",
+        description="Seconds per step of each cause of the account (compute, exchange, straggler, gather, input, host, "
+        "launch, throttling, memory, rest), which sum to the mean step, and of forward, backward, optimizer, wait and "
+        "copy, which causes consist of; empty: not known.",
     )
     own_work_s: Positive | None = Field(
         None, description="Step less exchange phase, seconds: mean over steps, median over ranks."
@@ -159,6 +159,9 @@ class Ingredients(Spec):
         None, description="Messages and gradients of a step, of the run in the middle at the largest point."
     )
     engine: str = Field("", description="Name of the engine.")
+    strategy: str = Field(
+        "", description="What ranks share at the largest point: data, zero-1, fsdp, ...; empty: not known."
+    )
     data: str = Field("", description="What was trained on, in words: synthetic data, or which data set.")
     fusion_threshold_bytes: CountOrZero | None = Field(None, description="Of Horovod: most bytes of a fused message.")
     cycle_s: NonNegative | None = Field(None, description="Of Horovod: least time between two fused messages, seconds.")

@@ -27,6 +27,7 @@ SCALE = 3.0  # Costs of the network may be so many times too high or too low for
 UNEXPLAINED = 0.5
 """Share of the measured exchange that the network's costs may miss: beyond, most of what is projected is not theirs."""
 SMALL = 0.05  # Share of a step below which that does not matter: it stays as it is at every rank count.
+WITH_MODEL = ("serial", "data", "out-of-core")  # Strategies whose step the model knows.
 LEAST_EXPLAINED = 0.2  # Share that they must give for a word on another way of exchanging: else it is not of the wire.
 
 
@@ -142,8 +143,15 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
             yield refused("R3", ranks, level=words, system=system, measured=measured)
     if not anchor.runs[0].parts:
         yield refused("R8", ranks, what="the parts of the step are not known")
+    if ingredients.strategy not in ("", *WITH_MODEL):
+        what = f"the model of the step knows no waiting for parameters and no collectives of {ingredients.strategy}"
+        yield refused("R8", ranks, what=what)
+    elif any(run.parts.get("gather") for run in anchor.runs):
+        yield refused("R8", ranks, what="steps hold waiting for parameters, which has no model")
     if anchor.ranks > 1 and ingredients.exchange is None:
         yield refused("R8", ranks, what="the exchange was not recorded")
+    if ingredients.exchange is not None and ingredients.exchange.averages_parameters:
+        yield refused("R8", ranks, what="ranks averaged parameters, and the model exchanges gradients in each step")
     wanted = ingredients.batch_at(ranks)
     if ingredients.scaling == "strong" and ingredients.measured_at(ranks) is None:
         batches = sorted(one.batch_per_rank for one in ingredients.batches)

@@ -109,6 +109,15 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
     ),
     ("engine.horovod.autotune_", lambda plan: plan.engine.horovod.autotune, "only engine.horovod.autotune reads it"),
     ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
+    ("engine.ddp.shard_optimizer", lambda plan: plan.layout.ranks > 1, "one rank keeps all of the optimizer's state"),
+    ("engine.fsdp.", lambda plan: plan.engine.name == "fsdp", "only engine fsdp reads it"),
+    (
+        "engine.fsdp.shard engine.fsdp.wrap engine.fsdp.prefetch",
+        lambda plan: plan.layout.ranks > plan.ranks_per_replica,
+        "one rank, or the ranks of one replica, share no parameters that are gathered",
+    ),
+    ("engine.fsdp.shard_ranks", lambda plan: plan.layout.nodes > 1, "the ranks of one node are all ranks"),
+    ("engine.fsdp.prefetch", lambda plan: plan.engine.fsdp.wrap == "blocks", "engine.fsdp.wrap network has no blocks"),
     (_WRAPPER, lambda plan: not plan.sync.is_own, "dlbench's own exchange does not use DDP's buckets"),
     (
         "sync.",
@@ -117,8 +126,18 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
     ),
     (
         f"sync.fusion sync.wire sync.inside engine.horovod. {_WRAPPER}",
-        lambda plan: plan.sync.exchange != "none",
-        "with sync.exchange none no gradient is exchanged",
+        lambda plan: plan.sync.exchanges_gradients,
+        "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged",
+    ),
+    (
+        "sync.average_from sync.average_momentum",
+        lambda plan: plan.sync.average_every is not None,
+        "only sync.average_every reads it",
+    ),
+    (
+        "sync.average_momentum",
+        lambda plan: plan.workload.train.at_batch(plan.global_batch).optimizer.slots > 0,
+        "sgd without momentum has no state to average",
     ),
     ("sync.topk_density", lambda plan: plan.sync.wire == "topk", "only sync.wire topk reads it"),
     ("sync.powersgd_rank", lambda plan: plan.sync.wire == "powersgd", "only sync.wire powersgd reads it"),

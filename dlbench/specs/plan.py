@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Name, Positive, Ranks, Repeats, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec
-from dlbench.specs.strategies import ranks_per_replica, strategy_of, strategy_problem
+from dlbench.specs.strategies import ranks_per_replica, sharing_words, strategy_of, strategy_problem
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.training import MeasureSpec, QualitySpec, goal_problem
@@ -257,9 +257,24 @@ class RunPlan(LaunchPlan):
 
     @property
     def engine_words(self) -> str:
-        """The engine; `horovod with own buckets of 64 MiB` where dlbench itself groups gradients."""
+        """The engine; `horovod with own buckets of 64 MiB` where dlbench itself groups gradients, and `fsdp with
+        parameters sharded over all ranks` where ranks hold shares.
+        """
         is_own = self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1
-        return f"{self.engine.name} with {self.sync.own_words}" if is_own else self.engine.name
+        own = self.sync.own_words if is_own else ""
+        words = ", ".join(filter(None, (own, sharing_words(self.engine, self.sync, ranks=self.layout.ranks))))
+        return f"{self.engine.name} with {words}" if words else self.engine.name
+
+    @property
+    def engine_title(self) -> str:
+        """Who exchanges and how state is shared, e.g. `Horovod`, `own buckets of 64 MiB over Horovod` where dlbench
+        groups gradients, `PyTorch FSDP, parameters sharded over all ranks`.
+        """
+        kind, words = self.engine.kind, sharing_words(self.engine, self.sync, ranks=self.layout.ranks)
+        title = f"{self.sync.own_words} over {kind.title}" if self.sync.is_own and kind.synchronises else kind.title
+        if self.sync.average_every is not None and words:
+            return f"{words} over {title}"
+        return f"{title}, {words}" if words else title
 
     @property
     def most_loader_workers(self) -> int:

@@ -5,7 +5,7 @@ Names are those of the projection's table (`dlbench.projection.strategies.table`
 
 from __future__ import annotations
 
-from dlbench.specs.engine import EngineSpec
+from dlbench.specs.engine import EngineSpec, FsdpSettings
 from dlbench.specs.sync import SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
 from dlbench.specs.workload import Workload
@@ -32,46 +32,155 @@ def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: 
     return "data" if ranks > 1 else "serial"
 
 
+def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
+    """What ranks do not each hold or do alone, in words that fit every rank count of a series, e.g. `parameters sharded
+    over all ranks`; empty for replicas that exchange gradients in each step.
+    """
+    if engine.name == "fsdp":
+        fsdp = engine.fsdp
+        kept = "parameters" if fsdp.shard == "parameters" else "gradients and optimizer state"
+        words = [] if 1 < fsdp.tensor_ranks == ranks else [kept + " sharded "]
+        words = [f"{one}{'over all ranks' if fsdp.shard_ranks == 'all' else 'within nodes'}" for one in words]
+        words += [f"tensor parallel over {fsdp.tensor_ranks} ranks"] * (fsdp.tensor_ranks > 1)
+        return ", ".join([*words, *["offloaded to the host"] * fsdp.offload])
+    if sync.average_every is not None:
+        return f"local SGD, average every {sync.average_every} updates"
+    return "optimizer state sharded (ZeRO-1)" if engine.name == "ddp" and engine.ddp.shard_optimizer else ""
+
+
 def strategy_problem(
     workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, *, ranks: int, ranks_per_node: int
 ) -> str | None:
     """Why these settings cannot go together, in one sentence with what would be right; None if they can."""
     if engine.name == "fsdp":
-        return _fsdp_problem(workload, engine, sync, measure) or _tensor_problem(workload, engine, ranks_per_node)
+        problem = _fsdp_problem(workload, engine, sync, measure)
+        return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
     if sync.average_every is not None:
-        return _averaging_problem(workload, engine, sync)
+        return _averaging_problem(workload, engine, sync, measure)
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
-        return _sharded_update_problem(workload, engine, sync)
+        return _sharded_update_problem(workload, sync)
     return None
 
 
 def _fsdp_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:
+    train, optimizer = workload.train, workload.train.optimizer
+    whole, torch_decides = "it needs whole parameters and gradients", "FSDP exchanges a block's gradients together"
+    refused = {
+        "train.compile": (train.compile != "none", "modules gather their parameters between graphs"),
+        "train.cuda_graphs": (train.cuda_graphs != "none", "parameters lie elsewhere in each pass"),
+        "train.recompute and train.swap": (not train.is_in_core, whole),
+        "train.optimizer_state host": (train.optimizer_state == "host", f"{whole}; try engine.fsdp.offload"),
+        "measure.noise_scale": (measure.noise_scale, whole),
+        f"sync.exchange {sync.exchange}": (sync.exchange != "flat", "dlbench's own exchanges take whole gradients"),
+        f"sync.fusion {sync.fusion}": (sync.fusion != "auto", torch_decides),
+        f"sync.inside {sync.inside}": (sync.inside != "backend", torch_decides),
+        "sync.average_every": (sync.average_every is not None, "no rank has parameters of its own to average"),
+        f"sync.wire {sync.wire}": (sync.wire not in ("fp32", "bf16"), "a reduce-scatter sums fp32 or bf16 (torch)"),
+        "sync.wire bf16 with train.gradient_accumulation": (
+            sync.wire == "bf16" and train.gradient_accumulation > 1,
+            "torch then sums the parts of a batch in bf16, too",
+        ),
+        f"train.optimizer.implementation fused of {optimizer.name}": (
+            optimizer.implementation == "fused" and optimizer.name in ("lars", "lamb"),
+            "norms of whole tensors need an all-reduce within the compiled update",
+        ),
+        "train.precision fp16 with engine.fsdp.offload": (
+            train.precision == "fp16" and engine.fsdp.offload,
+            "ranks agree on overflows by their GPUs, and gradients lie on the host",
+        ),
+    }
+    for key, (is_asked, why) in refused.items():
+        if is_asked:
+            return f"engine fsdp: {key} does not go with it: {why}; leave it out, or use --engine ddp"
+    return None
+
+
+def _tensor_problem(
+    workload: Workload, engine: EngineSpec, sync: SyncSpec, ranks: int, ranks_per_node: int
+) -> str | None:
+    shared = engine.fsdp.tensor_ranks
+    if shared == 1:
+        return None
+    key = f"engine.fsdp.tensor_ranks {shared}"
+    layers = workload.model.layer_table(workload.data)
+    divided = [layer for layer in layers if layer.tensor]
+    if not divided:
+        rows = "filter, channel or spatial" if any(layer.extents for layer in layers) else "filter or channel"
+        priced = f"; `dlbench project --strategy NAME` prices what sharing them by {rows} would take" if layers else ""
+        return f"{key}: {workload.name} has no layers that tensor parallelism divides{priced}"
+    if ranks_per_node % shared:
+        return (
+            f"{key}: neighbouring ranks of one node share each layer, and a node has {ranks_per_node}; set it to a "
+            "divisor of that, or change --ranks"
+        )
+    for layer in divided:
+        parts = {"column": layer.filters, "row": layer.channels, "head": layer.heads}
+        if (num := parts.get(layer.tensor, 0)) % shared:
+            what = {"column": "outputs", "row": "inputs", "head": "heads"}[layer.tensor]
+            return (
+                f"{key}: {layer.name} has {num} {what}, which {shared} ranks cannot share evenly; set it to a divisor"
+            )
+    fsdp, is_one = engine.fsdp, shared == ranks
+    sharding = ("shard", "shard_ranks", "wrap", "prefetch", "offload")
+    alone = {f"engine.fsdp.{one}": getattr(fsdp, one) != FsdpSettings.model_fields[one].default for one in sharding}
+    alone[f"sync.wire {sync.wire}"] = sync.wire != "fp32"
+    refused = {
+        "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),
+        # Its look for overflows takes gradients of one mesh (torch 2.13).
+        "train.precision fp16": (workload.train.precision == "fp16", "losses are not scaled here; use bf16"),
+        **{
+            what: (is_one and acts, "all ranks are one replica, and shard nothing else") for what, acts in alone.items()
+        },
+    }
+    return next((f"{key}: {what} does not go with it: {why}" for what, (acts, why) in refused.items() if acts), None)
+
+
+def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:
+    train, is_apart = workload.train, "each rank has gradients of its own"
+    refused = {
+        f"sync.exchange {sync.exchange}": (
+            sync.exchange not in ("flat", "hierarchical"),
+            "gradients travel flat or inside groups, if at all",
+        ),
+        f"sync.fusion {sync.fusion}": (sync.fusion.startswith("own:"), "DDP exchanges the gradients"),
+        f"sync.wire {sync.wire}": (
+            sync.wire in ("topk", "powersgd"),
+            "what it holds back of gradients would never be sent",
+        ),
+        f"sync.inside {sync.inside}": (sync.inside != "backend", "the engine's library carries the averages"),
+        "engine.ddp.shard_optimizer": (
+            engine.name == "ddp" and engine.ddp.shard_optimizer,
+            "each rank updates all parameters",
+        ),
+        "engine.ddp.static_graph": (engine.ddp.static_graph, "from some update on DDP exchanges nothing"),
+        "train.precision fp16": (train.precision == "fp16", f"{is_apart}, and would leave out other updates"),
+        "train.optimizer_state host": (train.optimizer_state == "host", "the device holds what is averaged"),
+        "measure.noise_scale": (measure.noise_scale, is_apart),
+    }
+    for key, (is_asked, why) in refused.items():
+        if is_asked:
+            return f"sync.average_every: {key} does not go with averaged parameters ({why}); leave one of them out"
+    if engine.name != "ddp" and sync.exchanges_gradients:
+        return (
+            f"sync.average_every: engine {engine.name} cannot stop exchanging gradients, nor do it inside groups; use "
+            "sync.average_from 0 and sync.exchange flat, or --engine ddp"
+        )
+    return None
+
+
+def _sharded_update_problem(workload: Workload, sync: SyncSpec) -> str | None:
     train = workload.train
     refused = {
-        "train.compile": train.compile != "none",
-        "train.cuda_graphs": train.cuda_graphs != "none",
-        "train.recompute and train.swap": not train.is_in_core,
-        "train.optimizer_state host": train.optimizer_state == "host",
-        "measure.noise_scale": measure.noise_scale,
-        f"sync.exchange {sync.exchange}": sync.exchange != "flat",
-        f"sync.fusion {sync.fusion}": sync.fusion != "auto",
-        f"sync.inside {sync.inside}": sync.inside != "backend",
-        "sync.average_every": sync.average_every is not None,
-        f"sync.wire {sync.wire}": sync.wire not in ("fp32", "bf16"),
+        f"train.cuda_graphs {train.cuda_graphs}": (
+            train.cuda_graphs != "none",
+            "graphs hold parameters where they lay before ZeRO packed them into buckets",
+        ),
+        "train.recompute and train.swap": (not train.is_in_core, "their plan counts the whole state on every rank"),
+        "train.optimizer_state host": (train.optimizer_state == "host", "the host's update keeps all of the state"),
+        "sync.exchange none": (sync.exchange == "none", "ranks would send each other parameters trained apart"),
+        "dlbench's own exchange": (sync.is_own, "it takes DDP's place; leave sync.exchange, fusion, wire and inside"),
     }
-    for key, is_asked in refused.items():
+    for key, (is_asked, why) in refused.items():
         if is_asked:
-            return f"engine fsdp: {key} does not go with sharded parameters; leave it out, or use --engine ddp"
-    return None
-
-
-def _tensor_problem(workload: Workload, engine: EngineSpec, ranks_per_node: int) -> str | None:
-    return None
-
-
-def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec) -> str | None:
-    return None
-
-
-def _sharded_update_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec) -> str | None:
+            return f"engine.ddp.shard_optimizer: {key} does not go with it ({why}); leave one of them out"
     return None

@@ -114,6 +114,12 @@ class SyncSpec(Spec):
     )
 
     @property
+    def exchanges_gradients(self) -> bool:
+        """Whether ranks ever exchange gradients, and not parameters alone, or nothing."""
+        is_averaged = self.average_every is not None and not self.average_from and self.exchange == "flat"
+        return self.exchange != "none" and not is_averaged
+
+    @property
     def is_own(self) -> bool:
         """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
         return self.average_every is None and (

@@ -48,7 +48,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, Placed, geometric_mean_e
 from dlbench.stats.pairing import RunKey, in_all
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView, engine_title, place_of
+from dlbench.views.view import ReportSource, ReportView, place_of
 
 Verdict = Literal["agree", "differ", "undecided", "insufficient"]
 """agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside; undecided:
@@ -107,7 +107,7 @@ def series_facts(plan: RunPlan) -> dict[str, Any]:
         "workload": plan.workload.name,
         "preset": plan.workload.preset,
         "engine": plan.engine.name,
-        "exchanged_by": engine_title(plan),
+        "exchanged_by": plan.engine_title,
         "ranks": plan.layout.ranks,
         "nodes": plan.layout.nodes,
     }

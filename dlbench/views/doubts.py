@@ -97,6 +97,11 @@ def _exchange(record: Record) -> Found:
     if result.wire != "fp32":
         text = f"gradients travelled as {result.wire}, which changes the arithmetic: compare the loss too"
         yield "wire", "note", text
+    if result.averages_parameters:
+        text = (
+            f"ranks updated apart ({result.exchange}), which trains otherwise than averaged gradients: compare the loss"
+        )
+        yield "local-sgd", "note", text
     if result.autotune is not None and not result.autotune.finished:
         remedy = f"set measure.warmup_steps to {result.autotune.planned_steps} or more"
         text = f"Horovod's autotuner was still searching in the measured steps: {remedy}"

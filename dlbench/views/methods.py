@@ -41,8 +41,9 @@ _METHODS = {
     "is another all the same.",
     "Where the time goes": "One account: a part's seconds are its mean share of the step x the geometric mean step, so "
     "parts sum to the step, and what they lose to 1 - efficiency, exactly. The step is that of the ranks on time; what "
-    "stragglers take longer is waiting for stragglers. Gradient exchange after backward = on the wire (the least over "
-    "ranks in each step, with negotiation and copies) + waiting. Recompute and throttling are taken out of forward, "
+    "stragglers take longer is waiting for stragglers. Exposed exchange = on the wire (after the backward pass the "
+    "least over ranks in each step, with negotiation and copies; of collectives within passes and update the mean over "
+    "ranks) + waiting. Those collectives, waiting for parameters, recompute and throttling are taken out of forward, "
     "backward and optimizer; host is what lies between phases; imbalance is how far the slowest rank's mean step "
     "exceeds that of all. A rank alone exchanges nothing: what its phase holds is host. Intervals: delta method. "
     "Baseline parts are for the same number of samples per rank.",

@@ -47,7 +47,7 @@ from dlbench.stats.estimates import Estimate, Placed, geometric_mean_estimate, m
 from dlbench.stats.pairing import RunKey
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
-from dlbench.views.view import ReportSource, ReportView, engine_title, place_columns, place_of
+from dlbench.views.view import ReportSource, ReportView, place_columns, place_of
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")  # In this order; the first that ran is the reference.
 
@@ -141,7 +141,7 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
     ]
     return PrecisionComparison(
         id=found.id,
-        label=f"{plan.workload.name}, {plan.workload.preset} preset, {engine_title(plan)}, "
+        label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}, "
         f"{plan.series.scaling} scaling",
         reference=reference,
         groups=tuple(group.id for group in found.groups),

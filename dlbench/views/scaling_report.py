@@ -61,7 +61,7 @@ from dlbench.views.systems import SystemsView
 from dlbench.views.telemetry import TelemetryView
 from dlbench.views.time_to_train import TimeToTrainView
 from dlbench.views.utilisation import UtilisationView
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, Views, engine_title
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, Views
 
 SCALING = Views(
     opening=(SummaryView(), SweepView()),
@@ -213,7 +213,7 @@ def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     kind += f", side {plan.series.side}" if plan.series.side else ""
     # Not what it was asked for, and nothing to compare.
     kind += f", {precision(group.sample)}" if "emulated" in precision(group.sample) else ""
-    what = f"{plan.workload.name}, {plan.workload.preset} preset, {engine_title(plan)}"
+    what = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}"
     return f"{what}, {group.scaling} scaling{shown}{kind}"
 
 
@@ -224,7 +224,7 @@ def _short_conditions(group: scaling.Group) -> str:
     if group.scaling == "strong":
         batch = f"{plan.global_batch} {unit} in all"
     data = clean(data_title(group.sample))
-    return ", ".join((f"{plan.workload.preset} preset", engine_title(plan), precision(group.sample), batch, data))
+    return ", ".join((f"{plan.workload.preset} preset", plan.engine_title, precision(group.sample), batch, data))
 
 
 def _caption(group: scaling.Group, what: str) -> str:

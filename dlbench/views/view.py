@@ -19,7 +19,6 @@ from dlbench.report.formats.json import schema_of
 from dlbench.report.table import Column
 from dlbench.report.wording import place_text
 from dlbench.specs.comm import NetworkModel
-from dlbench.specs.plan import RunPlan
 from dlbench.views.model import Group, HasViews, Report
 
 
@@ -48,12 +47,6 @@ class ReportSource:
     groups: Sequence[scaling.Group]  # All groups, those of control runs too.
     results: Sequence[scaling.Group]
     history: BaseReport | None  # What changed over months; None where the report is made without a history.
-
-
-def engine_title(plan: RunPlan) -> str:
-    """Who exchanges gradients, e.g. `Horovod`, or `own buckets of 64 MiB over Horovod` where dlbench groups them."""
-    title = plan.engine.kind.title
-    return f"{plan.sync.own_words} over {title}" if plan.sync.is_own and plan.engine.kind.synchronises else title
 
 
 def place_of(row: Any) -> str:

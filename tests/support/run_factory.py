@@ -69,6 +69,8 @@ class Story:
     None on CPUs."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the record, as they are."""
+    of_rank: Callable[[int], Mapping[str, Any]] = lambda rank: {}
+    """The same of what a rank says of itself."""
 
 
 @dataclass(kw_only=True)
@@ -190,6 +192,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
         "peak_memory_bytes": 500 * 1024**2,
         "startup_s": 3.5,
         "bad_sample_count": story.bad_sample_count,
+        **story.of_rank(rank),
     }
 
 

@@ -46,6 +46,7 @@ def build_source(
     reading: RankReading | None = None,
     num_parts: int = 1,
     device: torch.device | None = None,
+    ranks_per_replica: int = 1,
 ) -> BatchSource:
     """The training data of one rank.
 
@@ -58,7 +59,7 @@ def build_source(
     `lister`: through which the ranks of a node list the data set once; all of them must open the same. `num_parts`: in
     which each batch is computed. `reading`: settles readers and page cache with the other ranks; None: as the
     specification says, which then must give the readers in numbers. `device`: where the rank computes; None: on its
-    CPU.
+    CPU. `ranks_per_replica`: neighbouring ranks that read the same, `batch_size` samples for each of them.
     Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU. UserError:
     the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
@@ -69,7 +70,7 @@ def build_source(
             model_spec,
             data_spec,
             batch_size=batch_size,
-            rank=rank,
+            ranks=range(rank - rank % ranks_per_replica, rank - rank % ranks_per_replica + ranks_per_replica),
             seed=seed,
             start_batch=start_batch,
             pin_memory=on_gpu,
@@ -80,6 +81,11 @@ def build_source(
     reader = opened(train_folder(Path(data_spec.source)) if staged is None else staged.train_source(), lister=lister)
     if staged is not None:
         reader = staged.reader(reader, rank)
+    batch_size, rank, world_size = (
+        batch_size * ranks_per_replica,
+        rank // ranks_per_replica,
+        world_size // ranks_per_replica,
+    )
     ownership = ownership_for(data_spec, reader.num_samples, world_size, seed=seed)
     order: ShardedOrder
     if ownership is not None:

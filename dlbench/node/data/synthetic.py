@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -23,9 +23,10 @@ class SyntheticSource(BatchSource):
 
     Tensors are handed out again and again: the caller must not change them in place. Values are random and have the
     form and statistics of prepared data; labels are random, so that there is nothing to learn but the pool itself.
-    `rank`: ranks draw differently from the same seed. `pin_memory`: keep the pool in page-locked memory (needs a GPU).
-    `counts`: volumes stay counts, of which the device takes the logarithm. `device`: keep the pool there instead, so
-    that no batch is copied in a step; None: in the host's memory.
+    `batch_size`: samples of a batch for each of `ranks`, of which one draws other samples than another from the same
+    seed: those of a replica read the samples of all of them. `pin_memory`: keep the pool in page-locked memory (needs a
+    GPU). `counts`: volumes stay counts, of which the device takes the logarithm. `device`: keep the pool there instead,
+    so that no batch is copied in a step; None: in the host's memory.
     """
 
     def __init__(
@@ -34,23 +35,24 @@ class SyntheticSource(BatchSource):
         data_spec: DataSpec,
         *,
         batch_size: int,
-        rank: int,
+        ranks: Sequence[int],
         seed: int,
         start_batch: int = 0,
         pin_memory: bool = False,
         counts: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + rank)
-        made = (
-            synthetic_batch(model_spec, data_spec, batch_size, generator, counts=counts) for _ in range(POOL_BATCHES)
-        )
-        pool = [arranged(batch, model_spec) for batch in made]
+        generators = [torch.Generator().manual_seed(seed * 1_000_003 + rank) for rank in ranks]
+        pool = []
+        for _ in range(POOL_BATCHES):
+            made = [synthetic_batch(model_spec, data_spec, batch_size, one, counts=counts) for one in generators]
+            whole = {name: torch.cat([part[name] for part in made]) for name in made[0]} if made[1:] else made[0]
+            pool.append(arranged(whole, model_spec))
         if device is not None:
             pool = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in pool]
         elif pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
-        self.num_samples = POOL_BATCHES * batch_size
+        self.num_samples = POOL_BATCHES * batch_size * len(ranks)
         self._looked: deque[Batch] = deque()
         self._device = next(iter(pool[0].values())).device
         self._lies_on = "host" if self._device.type == "cpu" else "device"

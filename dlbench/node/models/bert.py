@@ -193,6 +193,11 @@ class BertForPreTraining(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
+        return list(self.layers)
+
     def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Three (N, S) int64 tensors (the mask: 1 is a token, 0 is padding; None: all are tokens) -> (N, S, H)."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -308,10 +313,10 @@ def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.d
     """
     train, data = plan.workload.train, plan.workload.data
     assert isinstance(data, TextData)  # the workload's validator holds this
-    num = train.batch_per_rank // train.gradient_accumulation
+    num = train.batch_per_rank * plan.ranks_per_replica // train.gradient_accumulation
     length, width = data.sequence_length, model.hidden_size // model.num_heads
     query = torch.empty(
-        (num, length, model.num_heads, width),
+        (num, length, model.num_heads // plan.ranks_per_replica, width),
         dtype=AUTOCAST_TYPES.get(train.precision),
         device=device,
         requires_grad=True,

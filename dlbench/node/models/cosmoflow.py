@@ -70,6 +70,16 @@ class CosmoFlow(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
+        return [
+            module
+            for part in (self.features, self.regressor)
+            for module in part
+            if any(True for _ in module.parameters())
+        ]
+
     def forward(self, volume: Tensor) -> Tensor:
         """(N, input_channels, S, S, S) of log(counts + 1) -> (N, num_targets) in (-1.2, 1.2)."""
         return torch.tanh(self.regressor(self.features(volume))) * OUTPUT_SCALE

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlbench.specs.training import OptimizerSpec, TrainSpec
@@ -34,6 +35,34 @@ def _norms(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
 
 
+Norms = Callable[..., tuple[Tensor, ...]]  # Of lists of tensors: the norms of each list, as `_norms`.
+
+
+def _norms_of_each(*lists: list[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(_norms(tensors) for tensors in lists)
+
+
+class SharedNorms:
+    """Norms of whole tensors of which this rank holds a share each: squares are summed over the ranks that hold the
+    others, of all tensors in one all-reduce for each dimension of the mesh that tensors are sharded over.
+    """
+
+    def __init__(self, shares: Sequence[Any], all_reduce: Callable[..., object]) -> None:
+        """`shares`: DTensors on one mesh, in the order of the lists. `all_reduce`: sums a tensor over a `group`."""
+        self._mesh, self._all_reduce = shares[0].device_mesh, all_reduce
+        self._sharded = [[not placed.is_replicate() for placed in share.placements] for share in shares]
+
+    def __call__(self, *lists: list[Tensor]) -> tuple[Tensor, ...]:
+        squares = torch.stack([_norms(tensors) for tensors in lists]).square_()
+        for dimension, is_sharded in enumerate(zip(*self._sharded, strict=True)):
+            if any(is_sharded):
+                # What is whole on each of these ranks counts once.
+                parts = [1.0 if shared else 1.0 / self._mesh.size(dimension) for shared in is_sharded]
+                squares *= squares.new_tensor(parts)
+                self._all_reduce(squares, group=self._mesh.get_group(dimension))
+        return squares.sqrt_().unbind()
+
+
 Scalar = float | Tensor  # A tensor in a compiled update, where a number would be part of the program.
 
 
@@ -41,6 +70,8 @@ class _Foreach(torch.optim.Optimizer):
     """Shared frame: the closure, then one `_update` for each parameter group."""
 
     _program: Callable[..., None]  # The update as it runs where a group is not compiled.
+    all_reduce: Callable[..., object] = staticmethod(dist.all_reduce)
+    """Sums squared norms over a `group` of ranks that hold shares of the same tensors."""
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -73,7 +104,13 @@ class _Foreach(torch.optim.Optimizer):
     def _run(
         self, group: dict[str, Any], tensors: tuple[list[Tensor], ...], changing: Sequence[float], **fixed: Any
     ) -> None:
-        """The update of a group. What is `fixed` may become part of a program, what is `changing` does not."""
+        """The update of a group. What is `fixed` may become part of a program, what is `changing` does not. Of tensors
+        that ranks share (`DTensor`), each updates its part.
+        """
+        shares = cast(list[Any], tensors[0])
+        if hasattr(shares[0], "device_mesh"):
+            tensors = tuple([cast(Any, tensor).to_local() for tensor in one] for one in tensors)
+            fixed["norms"] = SharedNorms(shares, self.all_reduce)
         if not group["fused"]:
             type(self)._program(*tensors, *changing, **fixed)
             return
@@ -124,11 +161,12 @@ def _lars(
     trust_coefficient: float,
     epsilon: float,
     adapt: bool,
+    norms: Norms = _norms_of_each,
 ) -> None:
     update = list(torch._foreach_add(grads, params, alpha=decay)) if decay else grads
     torch._foreach_mul_(velocity, momentum)
     if adapt:
-        w, g = _norms(params), _norms(grads)
+        w, g = norms(params, grads)
         ratio = trust_coefficient * w / (g + decay * w + epsilon)
         scale = rate * torch.where((w > 0) & (g > 0), ratio, torch.ones_like(ratio))
         torch._foreach_addcmul_(velocity, update, scale.unbind())
@@ -194,6 +232,7 @@ def _lamb(
     betas: tuple[float, float],
     decay: float,
     adapt: bool,
+    norms: Norms = _norms_of_each,
 ) -> None:
     """One update; see `Lamb._update` for `slope` and `offset`. u below is r / weight_decay, or r without a decay."""
     torch._foreach_lerp_(first, grads, 1 - betas[0])
@@ -205,7 +244,7 @@ def _lamb(
     update = list(torch._foreach_addcdiv(params, first, divisor) if decay else torch._foreach_div(first, divisor))
     size = decay or 1.0
     if adapt:
-        w, u = _norms(params), _norms(update)
+        w, u = norms(params, update)
         scale = rate * torch.where((w > 0) & (u > 0), w / u, torch.full_like(w, size))
         torch._foreach_addcmul_(params, update, (-scale).unbind())
     else:

@@ -61,7 +61,7 @@ class Layer(nn.Module):
     def __init__(self, spec: PacedLayer, pace: Pace) -> None:
         super().__init__()
         self.spec, self.pace = spec, pace
-        self.weight = nn.Parameter(torch.zeros(1, spec.bytes // torch.float32.itemsize))  # two dimensions: decayed
+        self.weight = nn.Parameter(torch.zeros(spec.bytes // torch.float32.itemsize, 1))  # two dimensions: decayed
 
     def forward(self, carried: Tensor) -> Tensor:
         passed: Tensor = _Pass.apply(carried, self.weight, self)  # type: ignore[no-untyped-call]
@@ -75,6 +75,11 @@ class Paced(nn.Module):
         super().__init__()
         self.pace, self._speed, self._jitter = Pace(), spec.speed, spec.step_jitter
         self.layers = nn.Sequential(*(Layer(layer, self.pace) for layer in spec.layers))
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
+        return list(self.layers)
 
     def forward(self, pace: Tensor) -> Tensor:
         if not pace.is_meta:

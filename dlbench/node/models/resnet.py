@@ -110,6 +110,11 @@ class ResNet(nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.01)
         nn.init.zeros_(self.classifier.bias)
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
+        return [module for module in self.stages.modules() if isinstance(module, Bottleneck)]
+
     def forward(self, image: Tensor) -> Tensor:
         """(N, 3, H, W) normalised pixels, H and W at least 32 -> (N, num_classes) logits."""
         x = self.stem_pool(self.stem_activation(self.stem_norm(self.stem_conv(image))))

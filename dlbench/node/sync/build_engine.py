@@ -32,6 +32,10 @@ def build_engine(
         return engine
     if plan.sync.exchange == "none":
         return NoSyncEngine(engine)
+    if plan.sync.average_every is not None:
+        from dlbench.node.sync.local_sgd import LocalSgd
+
+        return LocalSgd(engine, plan, place, device)
     if plan.sync.is_own:
         from dlbench.node.sync.own.engine import OwnExchange
 
@@ -45,12 +49,13 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
     DDP's buckets hold a second copy of each gradient, or are where it lies (gradient_as_bucket_view). Horovod has one
     buffer of the size up to which it fuses (fusion_buffer_manager.cc), of which a CPU's memory holds what is used.
     dlbench's own messages lie in one piece of memory, and gradients until they are part of it. Left out is what a
-    format on the wire takes while messages are under way.
+    format on the wire takes while messages are under way, and the message of averaged parameters, which is there
+    between two steps.
     """
     counts = [p.numel() for p in model.parameters() if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     kind, is_alone = plan.engine.kind, plan.layout.ranks == 1
-    if not kind.synchronises or (plan.sync.exchange == "none" and not is_alone):
+    if not kind.synchronises or not (plan.sync.exchanges_gradients or is_alone):
         return 0, False
     if plan.sync.is_own and not is_alone:
         from dlbench.node.sync.own.buckets import arena_elements

@@ -121,6 +121,12 @@ class Engine:
         self._optimizer = optimizer
         return model, optimizer
 
+    def begin_training(self, first: int) -> None:
+        """The next step is update `first` of the whole training, from 0; called by all ranks after `prepare`."""
+
+    def end_training(self) -> None:
+        """The last step is done: parameters become those that training has; called by all ranks."""
+
     def hold_exchange(self) -> AbstractContextManager[None]:
         """Within it, a backward pass adds to the gradients and synchronises nothing."""
         return nullcontext()
@@ -145,6 +151,10 @@ class Engine:
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """Calls `update`, which steps the optimizer it is given, so that nothing is exchanged a second time."""
         update(self._optimizer)
+
+    def exchange_parameters(self) -> bool:
+        """After the update: exchanges parameters where that is due, and says whether it was."""
+        return False
 
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
         """Bounds the norm of all gradients together, of whole parameters, after the exchange."""

@@ -131,24 +131,24 @@ class TorchGroup:
         self.ranks = ranks
         self.index = index
         self.carrier = carrier
-        self._group = group
+        self.process_group = group  # None: all ranks of the run
         self._arrived: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def sum(self, vector: torch.Tensor) -> None:
-        dist.all_reduce(vector, group=self._group)
+        dist.all_reduce(vector, group=self.process_group)
 
     def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
         """As in the protocol; over gloo the share is a part of `vector`, whose other parts keep this rank's values."""
         length = vector.numel() // len(self.ranks)
         if self.carrier != "gloo":
             share = torch.empty(length, dtype=vector.dtype, device=vector.device)
-            dist.reduce_scatter_tensor(share, vector, group=self._group)
+            dist.reduce_scatter_tensor(share, vector, group=self.process_group)
             return share
         arrived = self._room(length, vector.dtype)
         parts = vector.view(len(self.ranks), length)
         others = [i for i in range(len(self.ranks)) if i != self.index]
         receiving = [
-            dist.irecv(row, src=self.ranks[i], group=self._group, tag=_TAG)
+            dist.irecv(row, src=self.ranks[i], group=self.process_group, tag=_TAG)
             for row, i in zip(arrived, others, strict=True)
         ]
         sending = [self._send(parts[i], i) for i in self._others_onward()]
@@ -161,11 +161,11 @@ class TorchGroup:
 
     def all_gather(self, share: torch.Tensor, vector: torch.Tensor) -> None:
         if self.carrier != "gloo":
-            dist.all_gather_into_tensor(vector, share, group=self._group)
+            dist.all_gather_into_tensor(vector, share, group=self.process_group)
             return
         parts = vector.view(len(self.ranks), share.numel())
         receiving = [
-            dist.irecv(parts[i], src=self.ranks[i], group=self._group, tag=_TAG)
+            dist.irecv(parts[i], src=self.ranks[i], group=self.process_group, tag=_TAG)
             for i in range(len(self.ranks))
             if i != self.index
         ]
@@ -176,7 +176,7 @@ class TorchGroup:
             _wait(work)
 
     def _send(self, tensor: torch.Tensor, index: int) -> dist.Work | None:
-        return dist.isend(tensor, dst=self.ranks[index], group=self._group, tag=_TAG)
+        return dist.isend(tensor, dst=self.ranks[index], group=self.process_group, tag=_TAG)
 
     def _others_onward(self) -> list[int]:
         """The other indices, beginning after the own one, so that not all ranks send to the same one first."""
@@ -191,25 +191,25 @@ class TorchGroup:
         return self._arrived[key]
 
     def reduce(self, vector: torch.Tensor, root: int) -> None:
-        dist.reduce(vector, dst=self.ranks[root], group=self._group)
+        dist.reduce(vector, dst=self.ranks[root], group=self.process_group)
 
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
-        dist.broadcast(vector, src=self.ranks[root], group=self._group)
+        dist.broadcast(vector, src=self.ranks[root], group=self.process_group)
 
     def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         if equal:
             alike = [torch.empty_like(tensor) for _ in self.ranks]
-            dist.all_gather(alike, tensor, group=self._group)
+            dist.all_gather(alike, tensor, group=self.process_group)
             return alike
         own = torch.tensor([tensor.numel()], dtype=torch.int64, device=tensor.device)
         lengths = [torch.empty_like(own) for _ in self.ranks]
-        dist.all_gather(lengths, own, group=self._group)
+        dist.all_gather(lengths, own, group=self.process_group)
         counts = [int(length) for length in lengths]
         # torch.distributed gathers equal shapes only.
         padded = torch.zeros(max(counts), dtype=tensor.dtype, device=tensor.device)
         padded[: tensor.numel()] = tensor
         found = [torch.empty_like(padded) for _ in self.ranks]
-        dist.all_gather(found, padded, group=self._group)
+        dist.all_gather(found, padded, group=self.process_group)
         return [part[:count] for part, count in zip(found, counts, strict=True)]
 
 

@@ -64,6 +64,7 @@ class TrainingLoop:
         """
         self._context, self._state, self._train = context, state, context.plan.workload.train
         self._timer, self._schedule = timer, state.schedule
+        self._replica = context.place.rank // context.plan.ranks_per_replica  # Its ranks draw the same dropout.
         self._is_queued = timer.clock == "cuda-events"
         """Whether the device computes what the host queues: then it may wait for the host, which rows say as well."""
         self._pauses, self._pacing = pauses, pacing
@@ -97,8 +98,8 @@ class TrainingLoop:
             self._context.begin_step(step)
             if step <= schedule.warmup:
                 self._before_warmup(step)
-            # Dropout that depends on nothing but seed, rank and step: a resumed run draws the same.
-            _seed(self._context.device, _step_seed(self._train.seed, self._context.place.rank, schedule.first + step))
+            # Dropout that depends on nothing but seed, replica and step: a resumed run draws the same.
+            _seed(self._context.device, _step_seed(self._train.seed, self._replica, schedule.first + step))
             timer.begin()
             samples, loss = self._step(schedule.first + step)
             timer.finish(samples, loss)
@@ -210,11 +211,14 @@ class TrainingLoop:
         timer.hold_back()
         self._update(step)
         timer.mark(phases.OPTIMIZER)
+        if self._context.engine.exchange_parameters():
+            timer.mark(phases.EXCHANGE)
         if state.delivery is not None and state.delivery.look_ahead():
             timer.mark(phases.INPUT)  # what the device idled while the next batch was not on the host
         if state.fault is not None:
             state.fault.end_step()
-        return len(next(iter(batch.values()))), loss
+        # Of what its replica read a rank accounts for its share.
+        return len(next(iter(batch.values()))) // self._context.plan.ranks_per_replica, loss
 
     def _batch(self) -> Batch:
         """The step's batch on the device; what of its copy is not hidden counts as h2d."""
@@ -301,6 +305,6 @@ def _seed(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def _step_seed(seed: int, rank: int, step: int) -> int:
-    digest = hashlib.blake2b(f"{seed} {rank} {step}".encode(), digest_size=8).digest()
+def _step_seed(seed: int, replica: int, step: int) -> int:
+    digest = hashlib.blake2b(f"{seed} {replica} {step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

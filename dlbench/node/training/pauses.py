@@ -49,7 +49,7 @@ def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
 
 
 def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) -> Quality:
-    """The quality of the network over all ranks' shares of the validation data; the same on every rank.
+    """The quality of the network over all replicas' shares of the validation data; the same on every rank.
 
     Raises UserError, RunError: the data cannot be read, as for training.
     """
@@ -69,7 +69,7 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
                 meter.add(outputs, moved, loss)
     finally:
         model.train()
-    return meter.combine(context.engine.gather(meter.sums()))
+    return meter.combine(context.engine.gather(meter.sums())[:: context.plan.ranks_per_replica])
 
 
 class Pauses:

@@ -96,6 +96,7 @@ def train(context: RankContext) -> Record | None:
         pauses = Pauses(context, state, validation)
         pacing = Pacing(schedule, engine.gather, context.status.expect)
         seen = _train(context, state, timer, pauses, pacing)
+        engine.end_training()
     except BaseException:
         state.close_exchange()
         raise
@@ -220,6 +221,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
                 f"checkpoint.resume_from: {schedule.first} steps are done already, the plan ends after {schedule.end}; "
                 "nothing is left to train"
             )
+        engine.begin_training(schedule.first)
         rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=schedule.steps_per_epoch)
         loss, batches, fault = kernels.counted(loss), iter(source), None
         if plan.fault is not None:
@@ -384,20 +386,21 @@ def _open_training(
         reading=reading,
         num_parts=train.gradient_accumulation,
         device=context.device,
+        ranks_per_replica=plan.ranks_per_replica,
     )
     return source, first
 
 
 def _open_validation(context: RankContext, state: TrainState) -> EvaluationSource:
-    place, workload = context.place, context.plan.workload
+    place, workload, replica = context.place, context.plan.workload, context.plan.ranks_per_replica
     return build_evaluation(
         workload.model,
         workload.data,
         max_samples=workload.quality.evaluate_samples if workload.quality else None,
         # No gradients are kept, so what fits training fits here.
-        batch_size=workload.train.batch_per_rank // workload.train.gradient_accumulation,
-        rank=place.rank,
-        world_size=place.size,
+        batch_size=workload.train.batch_per_rank * replica // workload.train.gradient_accumulation,
+        rank=place.rank // replica,
+        world_size=place.size // replica,
         seed=workload.train.seed,
         pin_memory=context.on_gpu,
         counts=context.on_gpu,

@@ -239,6 +239,12 @@ def _warnings(
         found.append(
             f"ranks computed with {sorted(threads)} threads, the plan says {plan.layout.cores_per_rank} cores per rank"
         )
+    every, measured = plan.sync.average_every, state.schedule.measured
+    if every is not None and plan.layout.ranks > 1 and plan.measure.until == "steps" and measured % every:
+        found.append(
+            f"sync.average_every {every}: {measured} measured steps are no multiple of it, so that not one step in "
+            f"{every} averages; set measure.measured_steps to a multiple"
+        )
     if plan.measure.phases == "synchronised" and context.device.type == "cpu":
         found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")
     return [
@@ -545,13 +551,14 @@ def shuffled(
 ) -> Shuffled:
     """What all ranks together read; called by all of them, because samples in doubt are gathered one by one.
 
-    `everyone`: `sample_summary` of every rank.
+    `everyone`: `sample_summary` of every rank; those of a replica read the same, and count once.
     """
+    everyone = everyone[:: plan.ranks_per_replica]
     reported = [each for each in everyone if each is not None]
     if source.audit is None or len(reported) != len(everyone):
         return Shuffled()
     doubtful = doubtful_epochs(reported, source.num_samples)
-    lists = gather(source.audit.lists(doubtful)) if doubtful else []
+    lists = gather(source.audit.lists(doubtful))[:: plan.ranks_per_replica] if doubtful else []
     data = plan.workload.data
     exchanged = [each["exchange"] for each in reported if each["exchange"] is not None]
     audited = Audited(

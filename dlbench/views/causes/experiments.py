@@ -25,6 +25,7 @@ CAUSE_TITLES: Mapping[str, str] = {  # By `dlbench.analysis.causes.CAUSES`.
     "compute": "compute",
     "exchange": "exchange on the wire",
     "straggler": "waiting for stragglers",
+    "gather": "waiting for parameters",
     "input": "input",
     "host": "host between phases",
     "launch": "waiting for kernel launches",
@@ -35,7 +36,7 @@ CAUSE_TITLES: Mapping[str, str] = {  # By `dlbench.analysis.causes.CAUSES`.
 
 ROW_TITLES: Mapping[str, str] = {  # The same as lines of a table, below what they are part of.
     **CAUSE_TITLES,
-    EXCHANGE_PHASE: "gradient exchange after backward",
+    EXCHANGE_PHASE: "exposed exchange",
     "exchange": "of it on the wire",
     "straggler": "of it waiting for stragglers",
     "forward": "of it forward",
@@ -105,6 +106,10 @@ def throttling_remedy(*, on_gpu: bool) -> str:
 
 def _for_exchange(case: Case) -> Iterator[Experiment]:
     plan, result = case.run.plan, case.exchange
+    if (every := plan.sync.average_every) is not None:
+        yield Experiment(f"average less often (--set sync.average_every={2 * every}; check the loss too)")
+        yield from _larger_batch(case)
+        return
 
     def may(**changes: str) -> bool:
         """Whether settings of the exchange are possible here, and another than now."""
@@ -213,6 +218,20 @@ def _larger_batch(case: Case) -> Iterator[Experiment]:
         yield Experiment(f"use a larger batch per rank ({option}): fewer steps for the same samples")
 
 
+def _for_gathering(case: Case) -> Iterator[Experiment]:
+    fsdp = case.run.plan.engine.fsdp
+    if fsdp.shard == "parameters":
+        text = "keep parameters from the forward to the backward pass, if they fit (--set engine.fsdp.shard=gradients)"
+        yield Experiment(text)
+    if fsdp.shard_ranks == "all" and case.point.nodes > 1:
+        yield Experiment("gather within nodes alone, if a node holds the state (--set engine.fsdp.shard_ranks=node)")
+    record = case.run.record
+    if record is not None and record.clock != "monotonic":
+        yield Experiment(f"gather further ahead (--set engine.fsdp.prefetch={fsdp.prefetch + 1})")
+    yield from _larger_batch(case)
+    yield Experiment("replicate the state, if a rank holds it (--engine ddp): nothing is gathered then")
+
+
 def _for_launches(case: Case) -> Iterator[Experiment]:
     yield from _larger_batch(case)
     train = case.run.plan.workload.train
@@ -287,6 +306,7 @@ def _for_the_rest(case: Case) -> Iterator[Experiment]:
 RULES: Mapping[str, tuple[str, Callable[[Case], Iterator[Experiment]]]] = {
     "exchange": ("network-bound", _for_exchange),
     "straggler": ("straggler-bound", _for_stragglers),
+    "gather": ("gather-bound", _for_gathering),
     "input": ("input-bound", _for_input),
     "host": ("host-bound", _larger_batch),
     "launch": ("launch-bound", _for_launches),

@@ -359,7 +359,7 @@ class CausePoint:
     verdict: Verdict
     efficiency: Estimate  # A fraction, as in the view `scaling`.
     causes: tuple[CauseShare, ...]  # By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency.
-    exchange_phase: Part  # After the backward pass: `exchange`, on the wire, and `straggler`, waiting.
+    exchange_phase: Part  # All exchange that shows: `exchange`, on the wire, and `straggler`, waiting.
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
     pop: Pop | None  # None where some rank does nothing but communicate.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
@@ -556,7 +556,7 @@ def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     """How the runs of a point know a cause, or why it is 0."""
     if name == "input" and any(one.knows_readers for one in runs):
         return ("fetching and preparing share the wait for batches as they share the readers' time",)
-    if name not in ("launch", "throttling", "memory"):
+    if name not in ("launch", "throttling", "memory", "gather"):
         return ()
     return tuple(dict.fromkeys(filter(None, (getattr(one, f"{name}_evidence") for one in runs))))
 
@@ -607,6 +607,8 @@ def _limits(sample: Run) -> tuple[str, ...]:
     elif record is not None and len(record.ranks) > 1:
         shared = "what it takes from the backward pass is part of compute"
         found.append(f"On a CPU the exchange shares the ranks' cores: {shared}.")
+    if record is not None and any(one.waits is not None for one in record.ranks):
+        found.append("Of collectives within passes and update it is not known for whom ranks waited there.")
     if record is not None and record.phases == "synchronised":
         found.append("Phases are synchronised: the device is waited for after each, so exchange hides less than usual.")
     return tuple(found)

@@ -64,7 +64,7 @@ def remarks(found: Diagnosed) -> Iterator[str]:
             yield f"{title}: {NOT_MEASURED}{where}: {reasons}; compute includes it."
         notes = [note for point in found.points for note in point.causes[index].notes]
         # That nothing recomputes, or that the host was ahead, stands among the parts without time.
-        is_told = cause.name not in ("launch", "memory")
+        is_told = cause.name not in ("launch", "memory", "gather")
         if notes and (is_told or any(point.causes[index].seconds.value for point in found.points)):
             yield f"{title}: {_first(notes)}."
     for point in found.points:
@@ -176,11 +176,13 @@ def _titles_shown(rows: Sequence[_Row]) -> set[str]:
 
 
 def _caption(last: CausePoint, points: Sequence[CausePoint]) -> str:
-    """With the parts that take no time at any rank count, though they were measured; on CPUs nothing is launched."""
+    """With the parts that take no time at any rank count, though they were measured. On CPUs nothing is launched, and
+    replicas gather nothing.
+    """
     absent = [
         CAUSE_TITLES[share.name]
         for place, share in enumerate(points[0].causes)
-        if (share.name != "launch" or share.notes)
+        if (share.name not in ("launch", "gather") or share.notes)
         and all(point.causes[place].is_measured and not point.causes[place].seconds.value for point in points)
     ]
     figure = last.whole.seconds if last.is_baseline else last.whole.lost
@@ -292,6 +294,7 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
 CAUSE_COLOURS = {  # What a phase of the step shows as well has that phase's colour; the others go with them.
     "exchange": PART_COLOURS["exchange"],
     "straggler": "#a83271",
+    "gather": "#332288",
     "input": PART_COLOURS["input"],
     "host": PART_COLOURS["other"],
     "launch": "#6b4ea0",

@@ -33,7 +33,6 @@ from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.views.memory import ended_without_memory
-from dlbench.views.view import engine_title
 
 IN_CORE = ("none", "none")
 
@@ -328,7 +327,7 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
     settings = [setting.key for record in records if record is not None for setting in record.settings]
     return OutOfCore(
         id=digest,
-        label=f"{plan.workload.title} ({plan.workload.preset}, {engine_title(plan)}, {plan.workload.train.precision})",
+        label=f"{plan.workload.title} ({plan.workload.preset}, {plan.engine_title}, {plan.workload.train.precision})",
         workload=plan.workload.name,
         preset=plan.workload.preset,
         engine=plan.engine.name,

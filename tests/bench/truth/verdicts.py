@@ -50,6 +50,7 @@ LEAST_POWER = 78.5
 STEP: Mapping[str, float] = {
     "exchange": 0.10,
     "straggler": 0.03,
+    "gather": 0.0,
     "input": 0.05,
     "host": 0.02,
     "launch": 0.01,

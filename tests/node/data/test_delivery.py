@@ -170,7 +170,7 @@ def test_batches_that_lie_on_the_device_are_not_copied(monkeypatch: pytest.Monke
 def test_looking_ahead_changes_no_batch() -> None:
     def made() -> SyntheticSource:
         model = ResNetModel(family="resnet", image_size=8)
-        return SyntheticSource(model, ImageData(format="images"), batch_size=2, rank=0, seed=3)
+        return SyntheticSource(model, ImageData(format="images"), batch_size=2, ranks=[0], seed=3)
 
     plain, looking = made(), made()
     for number in range(6):

@@ -12,7 +12,6 @@ from dlbench.errors import UserError
 from dlbench.node.sync.engine import Engine
 from dlbench.records.record import Setting
 from dlbench.specs.engine import ENGINES, EngineKind
-from dlbench.views.view import engine_title
 from tests.support.one_rank import trained
 from tests.support.run_factory import plans
 
@@ -43,7 +42,7 @@ def test_an_engine_of_one_module_trains_and_its_proof_is_in_the_record(tmp_path:
     assert (run.record.state, run.plan.engine.name) == ("valid", "counting")
     (proof,) = [one for one in run.record.settings if one.key == "engine.counting.steps"]
     assert proof.effective == 4 + 3
-    assert engine_title(run.plan) == "Counting steps"
+    assert run.plan.engine_title == "Counting steps"
 
 
 def test_an_engine_that_is_not_entered_is_refused_with_those_that_are() -> None:

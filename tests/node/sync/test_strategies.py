@@ -2,48 +2,203 @@
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
-from dlbench.records.folder import create, prepare_output
+from dlbench.node.models.build import build_model
+from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.ranks import detect
+from dlbench.node.sync.build_engine import build_engine
+from dlbench.node.training import loop
+from dlbench.node.training.checkpoint import Checkpoint, give_shares, snapshot
+from dlbench.node.training.phases import timer_for
+from dlbench.node.training.run import prepare
+from dlbench.node.training.run_record import parameters_digest
+from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.record import Record
+from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.specs.plan import RunPlan
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
+from tests.support.one_rank import context_of
+from tests.support.volumes import write_volumes
 
 ALIKE = ("--ranks", "2", "--repeats", "1", "--preset", "ci", "--set", "measure.warmup_steps=3")
 TRAINED = {"measure.measured_steps": 2, "train.gradient_accumulation": 2, "checkpoint.every_steps": 5}
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
     # --- FSDP
+    "fsdp": ("--engine", "fsdp"),
+    "fsdp-gradients": ("--engine", "fsdp", "--set", "engine.fsdp.shard=gradients"),
     # --- ZeRO-1
-    # --- local SGD
+    "zero-1": ("--engine", "ddp", "--set", "engine.ddp.shard_optimizer=true"),
     # --- tensor parallel
+    "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2"),
+    # --- local SGD: behind the others, as each goes on from the one before it
+    "local": ("--engine", "ddp", "--set", "sync.average_every=2"),
+    "post-local": ("--engine", "ddp", "--set", "sync.average_every=2", "--set", "sync.average_from=2"),
 }
 """What `dlbench run bert` is asked for, besides what all are; BERT has LAMB and clips."""
 
 
+TO_QUALITY = (
+    *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "train.batch_per_rank=5"),
+    *(
+        "--set",
+        "quality.target=0.0001",
+        "--set",
+        "quality.max_epochs=2.0",
+        "--set",
+        "quality.evaluate_every_epochs=0.5",
+    ),
+    *("--set", "model.dropout=0.0"),
+)
+OF_TEXT = (
+    *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "quality.target=0.9"),
+    *("--set", "quality.max_samples=128", "--set", "quality.evaluate_every_samples=64"),
+    *("--set", "quality.evaluate_samples=37", "--set", "train.batch_per_rank=4"),
+)
+LAST = 5  # The step after which each writes the checkpoint that others go on from.
+
+
+def plan_of(name: str, out: Path, **more: object) -> RunPlan:
+    """Of a strategy. `more`: settings besides `TRAINED`, with two underscores for each point."""
+    settings = TRAINED | {key.replace("__", "."): value for key, value in more.items()}
+    shared = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    (plan,), _ = planned("bert", *ALIKE, *shared, *STRATEGIES[name], "--out", out)
+    return plan
+
+
 def every_plan(arguments: list[str]) -> int:
-    """One rank: trains plan after plan in this process."""
-    return max(node.main([path]) for path in arguments)
+    """One rank: trains plan after plan in this process (TRAIN PLAN), as well with dropout that each rank draws for
+    itself (DRIFT PLAN), or reads checkpoints (READ PLAN FILE ...).
+    """
+    for line in arguments:
+        what, path, *files = line.split()
+        if what == "DRIFT":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(loop, "_step_seed", lambda seed, replica, step: os.getpid() + step)
+                node.main([path])
+            continue
+        if code := node.main([path]) if what == "TRAIN" else read_each(Path(path), [Path(file) for file in files]):
+            return code
+    return 0
+
+
+def read_each(path: Path, files: list[Path]) -> int:
+    """Prepares the plan as a run does and goes on from one file after the other; rank 0 notes beside the plan which
+    tensors of each file the engine then gives back otherwise.
+    """
+    plan = node.load_plan(path)
+    assert isinstance(plan, RunPlan)
+    place, device = detect(plan), torch.device("cpu")
+    engine = build_engine(plan, RunFolder(path.parent), place, device, None)
+    engine.start()
+    context = context_of(plan, engine=engine, place=place)
+    state = prepare(context, timer_for(device, synchronise=False), str(files[0]))
+    differing = []
+    for file in files:
+        read = Checkpoint.on_all_ranks(
+            file, rank=place.rank, gather=engine.gather, broadcast=engine.broadcast, device=device, beat=context.beat
+        )
+        read.restore(state.model, state.optimizer, engine)
+        whole = engine.whole_state(state.model, state.optimizer)
+        if place.rank == 0:
+            held, tensors = load_file(file), snapshot(whole, read.progress, {}).tensors
+            differing.append(sorted(name for name in held.keys() | tensors if not same(held, tensors, name)))
+        else:
+            give_shares(whole, context.beat)
+    state.close()
+    if place.rank == 0:
+        path.with_name("differing.json").write_text(json.dumps(differing), encoding="utf-8")
+    engine.barrier()
+    engine.stop()
+    return 0
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], name: str) -> bool:
+    return name in one and name in other and torch.equal(one[name], other[name])
+
+
+def write_text(folder: Path) -> None:
+    words = np.random.default_rng(0).choice(["apple", "river", "stone"], (120, 70))
+    for split in ("train", "validation"):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "corpus.txt").write_text("\n\n".join(" ".join(line) + "." for line in words) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Everything:
+    runs: Mapping[str, Run]  # By strategy; each trained LAST steps.
+    resumed: Mapping[str, Run]  # Two steps more, each from the checkpoint of the strategy before it in STRATEGIES.
+    differing: Mapping[str, list[list[str]]]
+    """By strategy that read: for the checkpoint of each strategy, the tensors that it did not give back bit for bit."""
+    evaluated: Mapping[str, Run]  # By engine: CosmoFlow to a quality, rank 0 with a batch more than rank 1.
+    sharing: Mapping[str, Run]
+    """Tensor parallel: with dropout (TRAIN), with dropout that ranks draw apart (DRIFT), and of text to a quality."""
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Run]:
-    """A valid run of every strategy."""
-    root = prepare_output(tmp_path_factory.mktemp("strategies") / "runs")
-    shared = [word for key, value in TRAINED.items() for word in ("--set", f"{key}={value}")]
-    plans = {name: planned("bert", *ALIKE, *shared, *words, "--out", root)[0][0] for name, words in STRATEGIES.items()}
-    folders = [create(root, plan) for plan in plans.values()]
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
+    """Valid runs of every strategy, and what each reads of each other's checkpoint, by two ranks that start once."""
+    folder = tmp_path_factory.mktemp("strategies")
+    roots = [prepare_output(folder / name) for name in ("runs", "resumed", "read", "quality", "sharing")]
+    plans = {name: plan_of(name, roots[0]) for name in STRATEGIES}
+    folders = {name: create(roots[0], plan) for name, plan in plans.items()}
+    files = {name: folder.checkpoint(LAST) for name, folder in folders.items()}
+    again, before = {}, list(files.values())[-1]
+    for name in STRATEGIES:
+        plan = plan_of(name, roots[1], measure__measured_steps=4)
+        kept = plan.checkpoint.model_copy(update={"resume_from": str(before)})  # it will be there
+        again[name], before = plan.model_copy(update={"checkpoint": kept}), files[name]
+    lines = [f"TRAIN {folder.plan}" for folder in folders.values()]
+    lines += [f"TRAIN {create(roots[1], plan).plan}" for plan in again.values()]
+    reading = {name: create(roots[2], plan).plan for name, plan in plans.items()}
+    lines += [f"READ {path} {' '.join(map(str, files.values()))}" for path in reading.values()]
+    write_volumes(folder / "density" / "train", 20, seed=0)
+    write_volumes(folder / "density" / "validation", 11, seed=1)
+    quality = {
+        engine: planned("cosmoflow", *TO_QUALITY, "--engine", engine, "--data", folder / "density")[0][0]
+        for engine in ("ddp", "fsdp")
+    }
+    lines += [f"TRAIN {create(roots[3], plan).plan}" for plan in quality.values()]
+    sharing = {what: plan_of("tensor", roots[4], model__dropout=0.1) for what in ("TRAIN", "DRIFT")}
+    write_text(folder / "text")
+    (sharing["text"],) = planned("bert", *OF_TEXT, *STRATEGIES["tensor"], "--data", folder / "text")[0]
+    for what, plan in sharing.items():
+        lines.append(f"{what if what == 'DRIFT' else 'TRAIN'} {create(roots[4], plan).plan}")
     environments = [resolve(one) for one in local_environments(plans["ddp"], secrets.token_hex(8))]
-    codes, said = run_ranks(every_plan, [str(folder.plan) for folder in folders], environments, root.parent)
+    codes, said = run_ranks(every_plan, lines, environments, folder)
     assert codes == [0, 0], "\n".join(text[-4000:] for text in said)
-    found = {run.plan.run_id: run for run in scan(root).runs}
-    return {name: found[plan.run_id] for name, plan in plans.items()}
+    found = [{run.plan.run_id: run for run in scan(root).runs} for root in roots]
+    return Everything(
+        runs={name: found[0][plan.run_id] for name, plan in plans.items()},
+        resumed={name: found[1][plan.run_id] for name, plan in again.items()},
+        differing={name: json.loads(path.with_name("differing.json").read_text()) for name, path in reading.items()},
+        evaluated={name: found[3][plan.run_id] for name, plan in quality.items()},
+        sharing={name: found[4][plan.run_id] for name, plan in sharing.items()},
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(everything: Everything) -> Mapping[str, Run]:
+    """A valid run of every strategy."""
+    return everything.runs
 
 
 def record(run: Run) -> Record:
@@ -51,5 +206,231 @@ def record(run: Run) -> Record:
     return run.record
 
 
+def alike(trained: Mapping[str, Run]) -> list[str]:
+    """The strategies of the same mathematics as DDP."""
+    return [name for name, run in trained.items() if run.plan.strategy != "local-sgd"]
+
+
+def checkpoint_of(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(run.folder.checkpoint(LAST))
+
+
+def test_training_starts_from_the_same_parameters_under_every_strategy(trained: Mapping[str, Run]) -> None:
+    for run in trained.values():
+        digests = {rank.initial_parameters_sha256 for rank in record(run).ranks}
+        assert digests == {record(trained["ddp"]).ranks[0].initial_parameters_sha256}
+
+
+def test_sizes_are_those_of_whole_parameters(trained: Mapping[str, Run]) -> None:
+    sizes = {(record(run).num_parameters, record(run).gradient_bytes) for run in trained.values()}
+    (num,) = {num for num, _ in sizes}
+    assert sizes == {(num, 4 * num)}
+
+
+def test_each_checkpoint_is_read_bit_for_bit_under_every_strategy(everything: Everything) -> None:
+    assert everything.differing == {name: [[]] * len(STRATEGIES) for name in STRATEGIES}
+
+
+def test_training_goes_on_from_the_checkpoint_of_another_strategy(everything: Everything) -> None:
+    resumed = everything.resumed
+    assert {name: record(run).state for name, run in resumed.items()} == dict.fromkeys(STRATEGIES, "valid")
+    ended = {name: record(run).ranks[0].final_parameters_sha256 for name, run in everything.runs.items()}
+    before = [list(ended.values())[-1], *ended.values()][: len(ended)]
+    assert [record(run).ranks[0].initial_parameters_sha256 for run in resumed.values()] == before
+    names, same_start = list(STRATEGIES), alike(resumed)
+    going_on = [name for name in same_start if names[names.index(name) - 1] in same_start]
+    # Ranks that share a replica have the mean over both ranks' samples.
+    losses = {name: fmean(rank.last_loss or nan for rank in record(resumed[name]).ranks) for name in going_on}
+    for name, found in losses.items():
+        assert found == pytest.approx(losses[going_on[0]], rel=1e-5), name
+
+
+def test_ranks_with_unequal_numbers_of_batches_evaluate_sharded_parameters(everything: Everything) -> None:
+    seen = {name: record(run).quality for name, run in everything.evaluated.items()}
+    values = {name: [each.value for each in quality.evaluations] for name, quality in seen.items() if quality}
+    assert len(values["ddp"]) == 4
+    assert values["fsdp"] == pytest.approx(values["ddp"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_checkpoint_of_two_ranks_is_read_by_one(name: str, trained: Mapping[str, Run]) -> None:
+    run, workload = trained[name], trained[name].plan.workload
+    torch.manual_seed(0)
+    model = build_model(workload.model)
+    optimizer = build_optimizer(model, workload.train.optimizer)
+    Checkpoint(run.folder.checkpoint(LAST)).restore(model, optimizer)
+    assert parameters_digest(model) == record(run).ranks[0].final_parameters_sha256
+    assert [group["step"] for group in optimizer.param_groups] == [LAST, LAST]
+    assert len(optimizer.state) == len(list(model.parameters()))
+
+
+def test_checkpoints_hold_the_same_under_every_strategy(trained: Mapping[str, Run]) -> None:
+    """By name and shape under all; of the same mathematics also by value, the state of LAMB included."""
+    held = {name: checkpoint_of(run) for name, run in trained.items()}
+    shapes = {name: {key: tensor.shape for key, tensor in tensors.items()} for name, tensors in held.items()}
+    assert shapes == dict.fromkeys(held, shapes["ddp"])
+    for name in alike(trained):
+        for key, tensor in held["ddp"].items():
+            assert torch.allclose(held[name][key], tensor, rtol=1e-5, atol=1e-5), (name, key)
+
+
 def test_every_strategy_ends_with_a_valid_record(trained: Mapping[str, Run]) -> None:
     assert {name: record(run).state for name, run in trained.items()} == dict.fromkeys(STRATEGIES, "valid")
+
+
+@pytest.mark.parametrize(("name", "times"), [("fsdp", 2), ("fsdp-gradients", 1)])
+def test_sharded_training_has_the_losses_of_replicated_training(
+    name: str, times: int, trained: Mapping[str, Run]
+) -> None:
+    """And sends what sharding takes, to the byte: `times` gathers of a block a pass, one of the rest, one scatter."""
+    run, model = trained[name], build_model(trained[name].plan.workload.model)
+    for rank in range(2):
+        losses, expected = (read_steps(one.folder.steps(rank)).steps["loss"] for one in (run, trained["ddp"]))
+        assert losses == pytest.approx(expected, rel=1e-5)
+    found = record(run)
+    assert found.exchange is not None
+    blocks = sum(parameter.nbytes for block in model.blocks for parameter in block.parameters())
+    rest = sum(parameter.nbytes for parameter in model.parameters()) - blocks
+    assert found.exchange.bytes_inside == (2 * times * blocks + 2 * rest + blocks + rest) / 2
+    sent = Counter(one.method for one in found.exchange.messages)
+    assert sent == {"all-gather": 2 * (2 * times + 1), "reduce-scatter": 3}
+    proof = {one.key: one for one in found.settings}["engine.fsdp.shard"]
+    assert proof.effective == proof.requested == run.plan.engine.fsdp.shard
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{elements} elements lie on all ranks" in proof.evidence
+
+
+@pytest.mark.parametrize(("name", "gathered"), [("fsdp", {"forward", "backward"}), ("fsdp-gradients", {"forward"})])
+def test_sharded_training_tells_what_it_waited_for(name: str, gathered: set[str], trained: Mapping[str, Run]) -> None:
+    for rank in record(trained[name]).ranks:
+        assert rank.waits is not None
+        assert set(rank.waits.gather_s) == gathered
+        # Of three reduce-scatters the last one begins the exchange phase; LAMB and clipping sum their norms.
+        assert set(rank.waits.exchange_s) == {"backward", "optimizer"}
+        waited = sum(rank.waits.gather_s.values()) + sum(rank.waits.exchange_s.values())
+        assert 0 < waited < rank.measured_s
+    steps = read_steps(trained[name].folder.steps(0)).measured
+    assert (steps["exchange_ns"] > 0).all()
+
+
+def test_a_sharded_update_is_bit_for_bit_that_of_every_rank(trained: Mapping[str, Run]) -> None:
+    ddp, zero = record(trained["ddp"]), record(trained["zero-1"])
+    found, expected = ({rank.final_parameters_sha256 for rank in one.ranks} for one in (zero, ddp))
+    assert len(found) == 1
+    assert found == expected
+    assert [rank.last_loss for rank in zero.ranks] == [rank.last_loss for rank in ddp.ranks]
+
+
+def test_each_rank_keeps_a_part_of_the_optimizers_state_and_tells_how_much(trained: Mapping[str, Run]) -> None:
+    run = trained["zero-1"]
+    (setting,) = [one for one in record(run).settings if one.key == "engine.ddp.shard_optimizer"]
+    told, _, rest = setting.evidence.removeprefix("bytes of state by rank: ").partition(" = ")
+    by_rank = [int(size) for size in told.split(" + ")]
+    (path,) = run.folder.checkpoints.glob("*.safetensors")
+    whole = sum(tensor.nbytes for name, tensor in load_file(path).items() if name.startswith("optimizer/"))
+    assert len(by_rank) == 2
+    assert all(0 < size < whole for size in by_rank)
+    assert sum(by_rank) == whole
+    assert f"largest over mean {max(by_rank) / (whole / 2):.3f}" in rest
+    assert setting.effective is True
+
+
+def test_updated_parameters_are_broadcast_within_the_update(trained: Mapping[str, Run]) -> None:
+    ddp, zero = record(trained["ddp"]), record(trained["zero-1"])
+    assert ddp.exchange is not None
+    assert zero.exchange is not None
+    assert zero.exchange.of_gradients == zero.exchange.messages[: len(zero.exchange.of_gradients)]
+    sent = zero.exchange.messages[len(zero.exchange.of_gradients) :]
+    # All parameters of BERT are trained, so that they are as long as their gradients.
+    assert sum(message.num_bytes for message in sent) == zero.gradient_bytes
+    assert {message.method for message in sent} == {"gloo broadcast"}
+    # The mean of two ranks, of which each sends its share to the other one.
+    assert ddp.exchange.bytes_inside is not None
+    assert zero.exchange.bytes_inside == ddp.exchange.bytes_inside + zero.gradient_bytes / 2
+    for rank in zero.ranks:
+        assert rank.waits is not None
+        assert 0 < rank.waits.exchange_s["optimizer"] < rank.measured_s
+        assert not rank.waits.gather_s
+    assert all(rank.waits is None for rank in ddp.ranks)
+
+
+def test_local_sgd_averages_parameters_and_counts_its_bytes(trained: Mapping[str, Run]) -> None:
+    """Three warm-up steps and two measured ones; the checkpoint behind the fifth update forces an average."""
+    before, after = record(trained["ddp"]), record(trained["local"])
+    assert before.exchange is not None
+    assert after.exchange is not None
+    assert trained["local"].plan.strategy == "local-sgd"
+    proof = {one.key: one for one in after.settings}["sync.average_every"]
+    assert (proof.requested, proof.effective) == (2, 2)
+    assert proof.evidence.startswith("2 averages of ")
+    assert "in 5 updates apart, and 1 for checkpoints and the end; before the last" in proof.evidence
+    # LAMB has two moments: an average is three times as large as the gradients, here after one of two measured steps.
+    (average,) = after.exchange.messages
+    assert average.num_bytes == 3 * after.gradient_bytes
+    assert after.exchange.bytes_inside == average.num_bytes / 2
+    assert before.exchange.bytes_inside == before.gradient_bytes
+    (same_end,) = [check for check in after.checks if check.name == "identical parameters"]
+    assert same_end.passed
+    assert after.ranks[0].final_parameters_sha256 != before.ranks[0].final_parameters_sha256
+
+
+def test_post_local_sgd_is_ddp_until_its_update(trained: Mapping[str, Run]) -> None:
+    ddp, local, post = (
+        read_steps(trained[name].folder.steps(1)).steps["loss"].tolist() for name in ("ddp", "local", "post-local")
+    )
+    # A loss is that of the parameters before its update, so that the fourth is the first after an update apart.
+    assert post[:3] == ddp[:3]
+    assert local[1] != ddp[1]
+    assert post[3] != ddp[3]
+    found = record(trained["post-local"])
+    assert found.exchange is not None
+    assert found.exchange.exchange == "flat until update 2, then average every 2 updates"
+    assert {one.key: one.effective for one in found.settings}["sync.average_from"] == 2
+
+
+def test_ranks_that_share_layers_train_as_ddp_and_send_the_bytes_of_the_formula(trained: Mapping[str, Run]) -> None:
+    """Two layers of 128 features, 64 positions; a step has 16 samples in two parts."""
+    losses = {
+        name: [read_steps(trained[name].folder.steps(rank)).steps["loss"] for rank in range(2)]
+        for name in ("ddp", "tensor")
+    }
+    assert losses["tensor"][0].tolist() == losses["tensor"][1].tolist()
+    assert losses["tensor"][0] == pytest.approx(np.mean(losses["ddp"], axis=0), rel=1e-5)
+    run, found = trained["tensor"], record(trained["tensor"])
+    assert (run.plan.strategy, run.plan.ranks_per_replica) == ("tensor", 2)
+    assert [rank.samples for rank in found.ranks] == [2 * 8, 2 * 8]
+    assert found.data["num_samples"] == 2 * record(trained["ddp"]).data["num_samples"]  # of both ranks' pools
+    assert found.exchange is not None
+    assert {(one.method, one.num_bytes) for one in found.exchange.messages} == {("all-reduce", 8 * 64 * 128 * 4)}
+    assert len(found.exchange.messages) == 4 * 2 * 2
+    assert (found.exchange.bytes_inside, found.exchange.bytes_across) == (4 * 2 * 16 * 64 * 128 * 4, 0)
+    proof = {one.key: one for one in found.settings}["engine.fsdp.tensor_ranks"]
+    assert (proof.requested, proof.effective) == (2, 2)
+    for rank in found.ranks:
+        assert rank.waits is not None
+        assert min(rank.waits.exchange_s[phase] for phase in ("forward", "backward", "optimizer")) > 0
+        assert rank.waits.gather_s == {}
+
+
+def test_ranks_that_share_layers_draw_the_same_dropout_and_a_rank_that_does_not_is_found(
+    everything: Everything,
+) -> None:
+    checks = {
+        what: {check.name: check.passed for check in record(everything.sharing[what]).checks}
+        for what in ("TRAIN", "DRIFT")
+    }
+    assert all(checks["TRAIN"].values())
+    assert [name for name, passed in checks["DRIFT"].items() if not passed] == ["identical parameters"]
+
+
+def test_ranks_that_share_layers_read_and_evaluate_each_sample_once(everything: Everything) -> None:
+    found = record(everything.sharing["text"])
+    assert found.state == "valid"
+    assert found.quality is not None
+    assert [each.samples for each in found.quality.evaluations] == [64, 128]
+    assert {each.eval_samples for each in found.quality.evaluations} == {37}
+    assert found.shuffle is not None
+    whole = [epoch for epoch in found.shuffle.epochs if epoch.is_whole]
+    assert whole
+    assert {epoch.visits + epoch.left_out for epoch in whole} == {found.quality.train_samples}
+    assert sum(epoch.visits for epoch in found.shuffle.epochs) == found.steps * 8

@@ -14,7 +14,7 @@ from dlbench.views.causes.numbers import adjusted_p, stands_out
 from tests.support.run_factory import constant, plans, write_run
 from tests.views.causes.test_diagnose import verdict
 
-SHARES = MappingProxyType(dict(zip(CAUSES, (0.76, 0.10, 0.03, 0.05, 0.02, 0.0, 0.01, 0.01, 0.02), strict=True)))
+SHARES = MappingProxyType(dict(zip(CAUSES, (0.76, 0.10, 0.03, 0.0, 0.05, 0.02, 0.0, 0.01, 0.01, 0.02), strict=True)))
 Runs = dict[tuple[str, int], dict[str, float]]
 
 

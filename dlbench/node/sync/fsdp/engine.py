@@ -1,37 +1,64 @@
 """PyTorch's FSDP2 (`fully_shard`): each rank keeps a share of every parameter, its gradient and its optimizer state.
 
-Blocks of the network (`model.blocks`, or what `blocks_of` finds) are gathered before they compute and freed behind.
-The optimizer, made before with whole parameters, is pointed at the shares by name, so that training keeps its order.
+Blocks of the network (its `blocks`) are gathered before they compute and freed behind. The optimizer, made before with
+whole parameters, is pointed at the shares by name, so that training keeps its order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import cast
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
+from dlbench.errors import EnvironmentLacksError
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.ddp import require_sum
+from dlbench.node.sync.engine import MessageSpan, settings_of
+from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
+from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, Call, CommWatch, of_gradients
+from dlbench.node.sync.timing import ring_bytes
 from dlbench.node.sync.torch_ranks import TorchRanks
+from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
-from dlbench.records.record import RankGpu
+from dlbench.records.record import CollectiveWaits, RankGpu, Setting
 from dlbench.specs.plan import RunPlan
 
 
 class FsdpEngine(TorchRanks):
     """Sharded parameters, gradients and optimizer state."""
 
+    marks_backward = True
+
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> None:
         super().__init__(plan, folder, place, device, gpu)
-        self._settings = plan.engine.fsdp
-        self._root: FSDPModule | None = None
+        self._settings, self._wire = plan.engine.fsdp, plan.sync.library_wire
+        self._plan = plan
+        self._tensor: SharedLayers | None = None  # Where ranks share each layer's work.
+        self._modules: dict[str, nn.Module] = {}
+        """Sharded ones by name, blocks in the order of computing, the root (of no name) last; none where ranks share
+        nothing but layers."""
         self._planned: list[list[str]] = []  # Names of the parameters in each group, before any was shared out.
+        self._nodes = place.num_nodes if self._settings.shard_ranks == "node" else 1
+        self._sharers = place.size // self._nodes // self._settings.tensor_ranks  # Ranks that share a copy.
+        self._accumulation = 1
+
+    def start(self) -> None:
+        if self._settings.offload and self._device.type != "cuda":
+            raise EnvironmentLacksError(
+                "engine.fsdp.offload: on a CPU parameters lie in the host's memory; leave it out"
+            )
+        super().start()
+        require_sum(self._wire, self._backend, self._device, self._place.size)
 
     def prepare(
         self,
@@ -44,55 +71,330 @@ class FsdpEngine(TorchRanks):
         """Broadcasts rank 0's parameters, shards blocks and the rest, and points the optimizer at the shares."""
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
-        mesh = self._mesh()
-        keeps = self._settings.shard == "gradients"
-        for block in blocks_of(model) if self._settings.wrap == "blocks" else ():
-            fully_shard(block, mesh=mesh, reshard_after_forward=not keeps)
-        fully_shard(model, mesh=mesh, reshard_after_forward=not keeps)
-        self._root = cast(FSDPModule, model)
+        self._whole = {name: parameter.numel() for parameter, name in names.items()}
+        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward)
+        if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
+            self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
+            self._tensor.divide(model)
+            dimensions = dimensions[:-1]
+        self._shapes = {name: _local(parameter).shape for name, parameter in model.named_parameters()}
+        self._accumulation = accumulation
+        if dimensions:
+            self._shard(model, mesh[dimensions])
         self._planned = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-        shares = dict(model.named_parameters())
-        for group in optimizer.param_groups:
-            group["params"] = [shares[names[parameter]] for parameter in group["params"]]
+        self._shares = dict(model.named_parameters())
+        groups = [
+            group | {"params": [self._shares[name] for name in of_group]}
+            for group, of_group in zip(optimizer.param_groups, self._planned, strict=True)
+        ]
+        optimizer.param_groups[:] = [part for group in groups for part in by_mesh(group)]
+        if hasattr(optimizer, "all_reduce"):
+            optimizer.all_reduce = self._sum
         self._optimizer = optimizer
         return model, optimizer
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if self._wire == "bf16" else None)
+        offload = CPUOffloadPolicy() if self._settings.offload else OffloadPolicy()
+        called = {module: name for name, module in model.named_modules()}
+        blocks = blocks_of(model) if self._settings.wrap == "blocks" else []
+        self._modules = {called[module]: module for module in (*blocks, model)}
+        for name, module in self._modules.items():
+            frees = self._frees(name)
+            fully_shard(module, mesh=mesh, reshard_after_forward=frees, mp_policy=policy, offload_policy=offload)
+            self._watch.attach(cast(FSDPModule, module), name, len(self._own(name)))
+            if self._nodes > 1:
+                hook = self._watch.all_reduced(name, len(self._own(name)), self._nodes)
+                cast(FSDPModule, module).set_all_reduce_hook(hook)
+        sharded, ahead = cast(list[FSDPModule], blocks), self._settings.prefetch
+        for number, block in enumerate(sharded) if self._device.type == "cuda" else ():
+            block.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + ahead])
+            block.set_modules_to_backward_prefetch(sharded[max(0, number - ahead) : number][::-1])
+
+    def _frees(self, name: str) -> bool:
+        """Whether a module's parameters are freed between the passes. Those in no block are not, as torch's own default
+        has it: the backward pass begins with them.
+        """
+        return self._settings.shard == "parameters" and (bool(name) or len(self._modules) == 1)
 
     def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
         shares = dict(model.named_parameters())
         return [[shares[name] for name in group] for group in self._planned]
 
     def _mesh(self) -> DeviceMesh:
-        if self._settings.shard_ranks == "node" and self._place.num_nodes > 1:
-            shape, names = (self._place.num_nodes, self._place.local_size), ("replicate", "shard")
-            return init_device_mesh(self._device.type, shape, mesh_dim_names=names)
-        return init_device_mesh(self._device.type, (self._place.size,), mesh_dim_names=("shard",))
+        """Ranks by what they share, the innermost dimension that of neighbours; what only one rank would share is left
+        out, but for one rank alone.
+        """
+        tensor, size = self._settings.tensor_ranks, self._place.size
+        shape = {"replicate": self._nodes, "shard": self._sharers, "tensor": tensor}
+        names = tuple(name for name in shape if shape[name] > 1 or (name == "shard" and (tensor < size or size == 1)))
+        return init_device_mesh(self._device.type, tuple(shape[name] for name in names), mesh_dim_names=names)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        root = cast(FSDPModule | None, self._modules.get(""))
+        if root is None:
+            yield
+            return
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
 
     def hold_exchange(self) -> AbstractContextManager[None]:
         return self._held()
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
-        assert self._root is not None
-        self._root.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            self._root.set_requires_gradient_sync(True)
+    def _unsharded(self) -> Iterator[None]:
+        modules = {name: cast(FSDPModule, module) for name, module in self._modules.items()}
+        with self._watch.paused():
+            for module in modules.values():
+                # Else its first forward pass would free it, and the second gather it.
+                module.set_reshard_after_forward(False, recurse=False)
+                module.unshard()
+            try:
+                yield
+            finally:
+                for name, module in modules.items():
+                    module.reshard()
+                    module.set_reshard_after_forward(self._frees(name), recurse=False)
 
     def evaluating(self) -> AbstractContextManager[None]:
         return self._unsharded()
 
-    @contextmanager
-    def _unsharded(self) -> Iterator[None]:
-        assert self._root is not None
-        modules = [module for module in cast(nn.Module, self._root).modules() if isinstance(module, FSDPModule)]
-        for module in modules:
-            module.unshard()
-        try:
-            yield
-        finally:
-            for module in modules:
-                module.reshard()
+    def begin_backward(self) -> None:
+        self._watch.begin_backward()
+
+    def finish_exchange(self) -> None:
+        self._watch.finish()
+
+    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+        super().step(update)
+        self._watch.end_step()
+
+    @torch.no_grad()
+    def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
+        """As torch's, which takes one mesh: squares of shares are summed over the ranks that hold the others."""
+        shares: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
+        for gradient in (parameter.grad for parameter in parameters):
+            if isinstance(gradient, DTensor):
+                sharded = [number for number, placed in enumerate(gradient.placements) if not placed.is_replicate()]
+                groups = tuple(gradient.device_mesh.get_group(number) for number in sharded)
+                shares.setdefault(groups, []).append(gradient.to_local())
+            elif gradient is not None:
+                shares.setdefault((), []).append(gradient)
+        total = torch.zeros((), device=self._device)
+        for groups, gradients in shares.items():
+            square = nn.utils.get_total_norm(gradients).to(total).square_()
+            for group in groups:
+                self._sum(square, group)
+            total += square
+        factor = (norm / (total.sqrt() + 1e-6)).clamp(max=1.0)
+        for gradients in shares.values():
+            torch._foreach_mul_(gradients, factor.to(gradients[0].device))
+
+    def _sum(self, tensor: torch.Tensor, group: Any) -> None:
+        """Sums a small tensor over a group; the update or clipping waits for it."""
+        there = tensor.to(self._device)  # NCCL takes none of the host, where offloaded gradients lie.
+        self._watch.carry(
+            lambda: dist.all_reduce(there, group=group),
+            there,
+            group,
+            method=REDUCE,
+            phase="optimizer",
+            module="",
+            num_tensors=1,
+        )
+        if there is not tensor:
+            tensor.copy_(there)
+
+    def watch(self, on: bool) -> None:
+        if on:
+            self._watch.open(self._modules)
+        else:
+            self._watch.close()
+
+    def message_spans(self) -> list[MessageSpan]:
+        return self._watch.spans()
+
+    def waits(self) -> CollectiveWaits | None:
+        if self._place.size == 1:
+            return None
+        found = self._watch.seconds()
+        summed = [(phase, seconds) for (method, phase), seconds in found.items() if method != GATHER]
+        how = "each collective of the measured steps timed; on a CPU a rank waits for all of it"
+        if self._device.type == "cuda":
+            how = (
+                f"by events of {len(self._watch.steps)} watched warm-up steps, for as many as were measured: from "
+                "where the computing stream came to a module until its parameters were there, or the gradients before "
+                "had left; norms of the update were not timed"
+            )
+        return CollectiveWaits(
+            gather_s={phase: seconds for (method, phase), seconds in found.items() if method == GATHER},
+            exchange_s={
+                phase: sum(seconds for one, seconds in summed if one == phase)
+                for phase in {one for one, _ in summed} - {"exchange"}
+            },
+            evidence=how,
+        )
+
+    def exchange_result(self) -> ExchangeResult | None:
+        if self._place.size == 1:
+            return None
+        calls, place = of_gradients(self._watch.last), self._place
+        everyone = self.gather(self._watch.times())
+        inside, across = 0.0, 0.0
+        for one in calls:
+            # Of a ring's two rounds a gather or a scatter is one.
+            rounds = 1 if one.method == REDUCE else 2
+            here, there = ring_bytes(one.num_bytes / rounds, ranks=one.ranks, groups=self._groups_of(one))
+            inside, across = inside + here, across + there
+        known = [times for times in everyone if times]
+        return ExchangeResult(
+            carrier=self._backend,
+            by="backend",
+            exchange="hierarchical" if self._nodes > 1 else "flat",
+            fusion=f"by {self._wrapped}",
+            wire=self._wire_seen,
+            group_size=place.local_size,
+            num_groups=place.num_nodes,
+            messages=self._messages(),
+            bytes_inside=inside,
+            bytes_across=across,
+            **{key: statistics.fmean(times[key] for times in known) for key in (known[0] if known else ())},
+            window_steps=len(self._watch.steps),
+            evidence="; ".join(filter(None, self._evidence())),
+        )
+
+    def _groups_of(self, one: Call) -> int:
+        """Nodes of the ranks of a collective; a replica that shares layers lies on one."""
+        is_inside = one.of_activations or (self._nodes > 1 and one.method != REDUCE)
+        return 1 if is_inside else self._place.num_nodes
+
+    def _evidence(self) -> list[str]:
+        layers = self._tensor.evidence()[1] if self._tensor is not None else ""
+        return [self._shares_text()[1], self._bytes_text()[1] if self._modules else "", layers, self._carrier_text]
+
+    @property
+    def _carrier_text(self) -> str:
+        if self._backend == "gloo":
+            return (
+                "bytes as a ring has them; Gloo makes an all-reduce of a reduce-scatter, which sends twice as much; "
+                "each collective ends before its call returns, so all of it is exposed"
+            )
+        return (
+            "bytes as a ring has them, NCCL chooses by itself; exposed is what the computing stream waited, by events"
+        )
+
+    def _messages(self) -> tuple[Message, ...]:
+        watch, last = self._watch, of_gradients(self._watch.last)
+        kind = [(one.method, one.module) for one in last]
+        steps = [step for step in watch.steps if [(c.method, c.module) for c in of_gradients(step.calls)] == kind]
+        between, found = watch.clock.between, []
+        for number, one in enumerate(last):
+            ways = [(step.backward, of_gradients(step.calls)[number]) for step in steps]
+            ready = None
+            if ways and one.method != GATHER and one.phase != "forward":
+                ready = max(0.0, statistics.median(between(begin, way.begin) for begin, way in ways))
+            found.append(
+                Message(
+                    num_bytes=one.num_bytes,
+                    num_tensors=one.num_tensors,
+                    method=one.method,
+                    ready_s=ready,
+                    start_s=ready,
+                    exchange_s=statistics.median(between(way.begin, way.end) for _, way in ways) if ways else None,
+                )
+            )
+        return tuple(found)
+
+    def _own(self, name: str) -> list[torch.Size]:
+        """Shapes of the parameters that a sharded module gathers itself."""
+        others = [f"{other}." for other in self._modules if other and other != name]
+        prefix = f"{name}." if name else ""
+        return [
+            shape
+            for parameter, shape in self._shapes.items()
+            if parameter.startswith(prefix) and not parameter.startswith(tuple(others))
+        ]
+
+    def _shares_text(self) -> tuple[bool, str]:
+        """Whether the shares of all ranks together are the parameters, each once in every copy; and how that is known.
+        Called by all ranks.
+        """
+        total = sum(self.gather(sum(_local(share).numel() for share in self._shares.values())))
+        wanted = padding = 0
+        for name, shape in self._shapes.items():
+            copies = self._nodes * (1 if shape.numel() < self._whole[name] else self._settings.tensor_ranks)
+            wanted += copies * self._whole[name]
+            padding += self._padded(shape) - shape.numel()
+        text = f"{total} elements lie on all ranks, {wanted} are wanted of a network with {sum(self._whole.values())}"
+        return total == wanted, f"{text}, and a copy has {padding} more on its way, which are padding"
+
+    def _padded(self, shape: torch.Size) -> int:
+        """Elements of a parameter on the way: its first dimension is cut into parts of equal length."""
+        rows = shape[0] if shape else 1
+        return shape.numel() // max(1, rows) * -(-rows // self._sharers) * self._sharers
+
+    def _bytes_text(self) -> tuple[bool, str]:
+        """Whether the bytes that were counted in every step are those of the formula, and both in words."""
+        wanted, ranks = 0.0, self._sharers
+        for name in self._modules:
+            elements = sum(map(self._padded, self._own(name)))
+            gathered = (2 if self._frees(name) else 1) * self._accumulation * torch.float32.itemsize
+            width = torch.bfloat16.itemsize if self._wire == "bf16" else torch.float32.itemsize
+            wanted += (ranks - 1) / ranks * elements * (gathered + width)
+            wanted += 2 * (self._nodes - 1) / self._nodes * elements / ranks * width
+        counted = sorted(self._watch.bytes_of_steps)
+        text = f"{' or '.join(map(str, counted))} bytes that a rank sends were counted in a step, {wanted:.0f} expected"
+        return counted == [round(wanted)], text
+
+    @property
+    def _wrapped(self) -> str:
+        return "blocks" if len(self._modules) > 1 else "network"
+
+    @property
+    def _wire_seen(self) -> str:
+        """The format in which gradients were summed, by the bytes of it; none where no gradient is."""
+        if not self._modules:
+            return "none"
+        scattered = sum(one.num_bytes for one in self._watch.last if one.method == SCATTER)
+        elements = sum(map(self._padded, self._shapes.values()))
+        return {2: "bf16", 4: "fp32"}.get(scattered // max(1, elements), "unknown")
+
+    def settings(self) -> list[Setting]:
+        """What is sharded is in force only if the shares make a whole and the bytes are those that sharding sends."""
+        asked, found = self._settings, super().settings()
+        if self._tensor is not None:
+            is_shared, how = self._tensor.evidence()
+            found += settings_of(
+                ("engine.fsdp.tensor_ranks", asked.tensor_ranks, asked.tensor_ranks if is_shared else 1, how)
+            )
+        if not self._modules or self._place.size == 1:
+            return found
+        (is_shared, shares), (is_sent, sent) = self._shares_text(), self._bytes_text()
+        again = any(one.method == GATHER and one.phase == "backward" for one in self._watch.last)
+        shard = "none" if not is_shared else "parameters" if again else "gradients"
+        ranks = "node" if self._nodes > 1 else "all"
+        blocks = f"{len(self._modules)} modules are gathered at a time"
+        if asked.wrap == "blocks" and len(self._modules) == 1:
+            blocks = "this network names no blocks"
+        found += settings_of(
+            ("engine.fsdp.shard", asked.shard, shard if is_sent else f"{shard}, other bytes", f"{shares}; {sent}"),
+            ("engine.fsdp.shard_ranks", asked.shard_ranks, ranks, f"{self._sharers} ranks share a copy"),
+            ("engine.fsdp.wrap", asked.wrap, self._wrapped, blocks),
+            ("sync.wire", self._wire, self._wire_seen, "bytes of the reduce-scatters"),
+        )
+        if asked.prefetch != 1:
+            ahead = min(asked.prefetch, max(0, len(self._modules) - 2)) if self._device.type == "cuda" else 0
+            how = "blocks ahead, as told to torch" if ahead else "a CPU's gather ends before its call returns"
+            found += settings_of(("engine.fsdp.prefetch", asked.prefetch, ahead, how))
+        return found
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -123,7 +123,7 @@ class HorovodEngine(Engine):
         cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> Self:
         launch, sync = plan.system.launch, plan.sync
-        is_watched = not sync.is_own and sync.exchange != "none"
+        is_watched = not sync.is_own and sync.exchanges_gradients
         return cls(
             plan.engine.horovod,
             place,

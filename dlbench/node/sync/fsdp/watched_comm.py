@@ -1,0 +1,300 @@
+"""FSDP's collectives, counted and timed one by one, through the hooks that torch has for own ones.
+
+torch calls them with `async_op=False`, in streams of their own (`foreach_all_gather`, `foreach_reduce`; torch 2.13).
+A CPU has no streams: a call returns when it is done, so the rank waits for all of each, and every step is timed. On a
+GPU the computing stream waits where a module begins that needs the parameters, or where its gradients are about to
+leave while those before are still under way: there, and around each collective, events are recorded in watched steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from dlbench.errors import EnvironmentLacksError
+from dlbench.node.sync.engine import MessageSpan
+from dlbench.node.sync.timing import clock_for, covered
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+except ImportError as error:
+    raise EnvironmentLacksError(
+        f"engine fsdp watches collectives by torch's DefaultAllGather and DefaultReduceScatter, which torch "
+        f"{torch.__version__} does not have where 2.13 has them ({error}); use that, or --engine ddp"
+    ) from None
+
+Phase = Literal["forward", "backward", "exchange", "optimizer"]
+GATHER, SCATTER, REDUCE = "all-gather", "reduce-scatter", "all-reduce"
+
+
+@dataclass(kw_only=True, slots=True)
+class Call:
+    """One collective of a step; moments of the clock, None where it was not timed."""
+
+    method: str
+    phase: Phase
+    module: str  # That the parameters or gradients belong to; empty: of no module.
+    num_bytes: int  # Of the whole vector, padding included.
+    num_tensors: int
+    ranks: int
+    of_activations: bool = False  # Then the computing stream waits for it where it is ordered.
+    begin: Any
+    end: Any = None
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends, if a ring carries it."""
+        rounds = 2 if self.method == REDUCE else 1
+        return rounds * (self.ranks - 1) / self.ranks * self.num_bytes
+
+
+@dataclass(kw_only=True)
+class WatchedCalls:
+    """The collectives of one step, and when the computing stream of a GPU came to where it needs their results."""
+
+    calls: list[Call] = field(default_factory=list)
+    backward: Any = None  # Moment at which the backward pass began.
+    arrivals: dict[tuple[str, str], list[Any]] = field(default_factory=lambda: defaultdict(list))
+
+
+class CommWatch:
+    """The collectives of one rank. `mark_backward`: called when the step's last reduce-scatter is handed over, which is
+    known from the step before; where it was not, `finish` calls it.
+    """
+
+    def __init__(self, device: torch.device, mark_backward: Callable[[], None]) -> None:
+        self.clock = clock_for(device)
+        self.is_open = False
+        self.steps: list[WatchedCalls] = []  # Of the window.
+        self.last: list[Call] = []  # Of the last whole step, moments or not.
+        self.bytes_of_steps: Counter[int] = Counter()  # What the ranks sent in each step, and in how many steps;
+        self.bytes_of_activations: Counter[int] = Counter()  # and this of activations, which the other leaves out.
+        self._seconds: dict[tuple[str, Phase], float] = defaultdict(float)
+        self.measured = 0  # Steps since the window closed.
+        self._now = WatchedCalls()
+        self._mark_backward, self._is_marked = mark_backward, False
+        self._scatters = self._expected = 0
+        self._is_paused = False
+        self._hooks: list[Any] = []
+        # Collectives are ordered in streams of their own, but the backward pass ends where it computes.
+        self._computing = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def attach(self, module: FSDPModule, name: str, num_tensors: int) -> None:
+        """Watches what a sharded module sends."""
+        module.set_custom_all_gather(_AllGather(self, name, num_tensors))
+        module.set_custom_reduce_scatter(_ReduceScatter(self, name, num_tensors))
+
+    def carry(self, call: Callable[[], Any], whole: torch.Tensor, group: Any, **what: Any) -> Any:
+        """Makes one collective over a `group`. `whole`: what the ranks share or sum; `what`: fields of `Call`."""
+        if self._is_paused:
+            return call()
+        if what["method"] == SCATTER:
+            self._scatters += 1
+            if self._scatters == self._expected:
+                self._end_backward()
+        size = whole.numel() * whole.element_size()
+        noted = Call(begin=self._mark(), num_bytes=size, ranks=group.size(), **what)
+        if noted.phase == "backward" and self._is_marked:
+            noted.phase = "exchange"
+        self._now.calls.append(noted)
+        found = call()
+        noted.end = self._mark()
+        return found
+
+    def all_reduced(self, module: str, num_tensors: int, ranks: int) -> Callable[[torch.Tensor], None]:
+        """A hook that torch calls behind the all-reduce across nodes, which follows a module's reduce-scatter."""
+
+        def note(output: torch.Tensor) -> None:
+            before = self._now.calls[-1]
+            size = output.numel() * output.element_size()
+            what: dict[str, Any] = {"method": REDUCE, "phase": before.phase, "module": module, "ranks": ranks}
+            noted = Call(begin=before.end, end=self._mark(), num_bytes=size, num_tensors=num_tensors, **what)
+            self._now.calls.append(noted)
+
+        return note
+
+    def _mark(self) -> Any:
+        return self.clock.mark() if self.clock.marks_are_free or self.is_open else None
+
+    def begin_backward(self) -> None:
+        self._now.backward = self._mark()
+
+    def _end_backward(self) -> None:
+        if not self._is_marked:
+            self._is_marked = True
+            with nullcontext() if self._computing is None else torch.cuda.stream(self._computing):
+                self._mark_backward()
+
+    def finish(self) -> None:
+        """Every gradient is handed over; what follows in this step belongs to the update."""
+        self._end_backward()
+
+    def end_step(self) -> None:
+        """The update is done."""
+        step, self._now = self._now, WatchedCalls()
+        self._expected, self._scatters, self._is_marked = self._scatters, 0, False
+        self.last = step.calls
+        for of_activations, counter in ((False, self.bytes_of_steps), (True, self.bytes_of_activations)):
+            found = (one.sent_bytes for one in of_gradients(step.calls) if one.of_activations == of_activations)
+            counter[round(sum(found))] += 1
+        if self.is_open:
+            self.steps.append(step)
+            return
+        self.measured += 1
+        if self.clock.marks_are_free:
+            for one, seconds in zip(step.calls, self.exposed(step), strict=True):
+                self._seconds[one.method, one.phase] += seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Collectives within are none of a step's."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def open(self, modules: dict[str, nn.Module]) -> None:
+        """Watches steps closely from the next one on. `modules`: the sharded ones, by name."""
+        self.is_open = True
+        self.clock.anchor()
+        for name, module in () if self.clock.marks_are_free else modules.items():
+            self._hooks += _arrival_hooks(module, lambda kind, name=name: self._arrive(name, kind))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """The measured steps begin."""
+        if self.is_open and self.steps:
+            self.clock.anchor()
+            self.clock.settle()
+        self.is_open = False
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._seconds.clear()
+        self.measured = 0
+
+    def _arrive(self, module: str, kind: str) -> None:
+        self._now.arrivals[module, kind].append(self.clock.mark())
+
+    def exposed(self, step: WatchedCalls) -> list[float]:
+        """Seconds of each call that this rank's computing waited for it."""
+        between = self.clock.between
+        if self.clock.marks_are_free:
+            return [between(one.begin, one.end) for one in step.calls]
+        seen: Counter[tuple[str, str]] = Counter()
+        found = []
+        scatters = [one for one in step.calls if one.method == SCATTER]
+        for one in step.calls:
+            if one.of_activations:
+                found.append(between(one.begin, one.end))
+                continue
+            # Gradients leave while those of the module before may still be on their way, of whose memory torch keeps
+            # one at a time: there the computing stream waits for these.
+            after = scatters[scatters.index(one) + 1 :][:1] if one.method == SCATTER else []
+            key = (one.module, one.phase) if one.method == GATHER else (after[0].module, "leave") if after else ("", "")
+            moments, number = step.arrivals.get(key, []), seen[key]
+            seen[key] += 1
+            found.append(max(0.0, between(moments[number], one.end)) if number < len(moments) else 0.0)
+        return found
+
+    def seconds(self) -> dict[tuple[str, Phase], float]:
+        """What this rank waited in all measured steps, by method and phase; on a GPU what watched steps waited on
+        average, for as many.
+        """
+        if self.clock.marks_are_free or not self.steps:
+            return dict(self._seconds)
+        total: dict[tuple[str, Phase], float] = defaultdict(float)
+        for step in self.steps:
+            for one, seconds in zip(step.calls, self.exposed(step), strict=True):
+                total[one.method, one.phase] += seconds
+        return {key: seconds / len(self.steps) * self.measured for key, seconds in total.items()}
+
+    def times(self) -> dict[str, float]:
+        """Medians over watched steps, seconds: collectives under way, their exposed part, and the rest of it."""
+        if not self.steps:
+            return {}
+        between, found = self.clock.between, []
+        for step in self.steps:
+            first = step.calls[0].begin if step.calls else None
+            ways = [(between(first, one.begin), between(first, one.end)) for one in step.calls]
+            all_of_it = covered(ways)
+            waited = all_of_it if self.clock.marks_are_free else min(all_of_it, sum(self.exposed(step)))
+            found.append((all_of_it, waited))
+        total, exposed = (statistics.median(column) for column in zip(*found, strict=True))
+        return {"communication_s": total, "exposed_s": exposed, "hidden_s": max(0.0, total - exposed)}
+
+    def spans(self) -> list[MessageSpan]:
+        """Collectives of a closed window; after `close`."""
+        return [
+            MessageSpan(
+                step=number,
+                number=place,
+                ready_ns=self.clock.monotonic_ns(one.begin),
+                start_ns=self.clock.monotonic_ns(one.begin),
+                end_ns=self.clock.monotonic_ns(one.end),
+                num_bytes=one.num_bytes,
+                num_tensors=one.num_tensors,
+                method=one.method,
+            )
+            for number, step in enumerate(self.steps)
+            for place, one in enumerate(of_gradients(step.calls))
+        ]
+
+
+def of_gradients(calls: list[Call]) -> list[Call]:
+    """Those of parameters and gradients, without the norms that an update and clipping need."""
+    return [one for one in calls if one.phase != "optimizer"]
+
+
+def _arrival_hooks(module: nn.Module, arrive: Callable[[str], None]) -> list[Any]:
+    """Hooks that say when the computing stream comes to a module in the forward and the backward pass, each before FSDP
+    makes it wait, and to where its gradients leave.
+    """
+
+    def on_gradient(values: Any, kind: str) -> None:
+        tensors = [one for one in (values if isinstance(values, tuple) else (values,)) if isinstance(one, torch.Tensor)]
+        wanted = [one for one in tensors if one.requires_grad][:1]
+        for tensor in wanted:
+            tensor.register_hook(lambda _: arrive(kind))  # type: ignore[no-untyped-call]
+
+    return [
+        module.register_forward_pre_hook(lambda *_: arrive("forward"), prepend=True),
+        module.register_forward_pre_hook(lambda _, args: on_gradient(args, "leave")),
+        module.register_forward_hook(lambda _, args, output: on_gradient(output, "backward"), prepend=True),
+    ]
+
+
+def _pass() -> Phase:
+    """Of the model, that is under way on this thread."""
+    return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+
+
+class _AllGather(DefaultAllGather):
+    def __init__(self, watch: CommWatch, module: str, num_tensors: int) -> None:
+        self._watch, self._what = watch, {"module": module, "num_tensors": num_tensors}
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        call = partial(super().__call__, output_tensor, input_tensor, group, async_op)
+        return self._watch.carry(call, output_tensor, group, method=GATHER, phase=_pass(), **self._what)
+
+
+class _ReduceScatter(DefaultReduceScatter):
+    def __init__(self, watch: CommWatch, module: str, num_tensors: int) -> None:
+        self._watch, self._what = watch, {"module": module, "num_tensors": num_tensors}
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> Any:
+        call = partial(super().__call__, output_tensor, input_tensor, group, op, async_op)
+        return self._watch.carry(call, input_tensor, group, method=SCATTER, phase="backward", **self._what)

@@ -1,0 +1,119 @@
+"""The cause `gather`: what ranks waited for collectives within passes leaves compute, and sums stay exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, Causes, causes_of
+from dlbench.analysis.measures import load_steps
+from dlbench.analysis.scaling import groups
+from dlbench.analysis.table import tabulate
+from dlbench.projection.gathering import gathered
+from dlbench.projection.refusals import refusal
+from dlbench.records.scan import read_run, scan
+from dlbench.views.causes.numbers import lost_percent
+from dlbench.views.causes.view import account_sheet
+from tests.projection.hand_made import network
+from tests.support.run_factory import MS, Story, constant, plans, write_run
+
+PHASES_MS = (5.0, 0.0, 30.0, 50.0, 0.0, 10.0)
+STEPS = 12
+
+
+def told(gather: dict[str, float], exchange: dict[str, float]) -> dict[str, Any]:
+    """What a rank says of its waits: milliseconds per step, by phase."""
+    seconds = [{name: ms * STEPS / 1e3 for name, ms in one.items()} for one in (gather, exchange)]
+    return {"waits": {"gather_s": seconds[0], "exchange_s": seconds[1], "evidence": "timed by every rank"}}
+
+
+def one(out: Path, waits: Any, late_ms: float = 0.0, ranks: int = 2, **asked: Any) -> Causes:
+    overrides = {"measure.measured_steps": STEPS}
+    (plan,) = plans(points=(ranks,), repeats=1, overrides=overrides, **asked)
+
+    def times(rank: int, step: int) -> tuple[list[int], int]:
+        phases = [round(ms * MS) for ms in PHASES_MS]
+        phases[3] += round(late_ms * MS) * (rank == 0)
+        phases[4] += round((4.0 + late_ms * (rank > 0)) * MS)
+        return phases, 0
+
+    return causes_of(read_run(write_run(out, plan, times, Story(of_rank=waits)).path))
+
+
+def test_waiting_within_passes_is_gather_or_exchange_and_no_longer_compute(tmp_path: Path) -> None:
+    found = one(tmp_path, lambda rank: told({"forward": 3.0, "backward": 5.0}, {"backward": 2.0, "optimizer": 1.0}))
+    assert found.seconds["gather"] == pytest.approx(0.008)
+    assert found.seconds["exchange"] == pytest.approx(0.004 + 0.003)
+    assert found.seconds["compute"] == pytest.approx(0.090 - 0.011)
+    assert {name: ns / 2 / STEPS / MS for name, ns in found.compute_ns.items()} == pytest.approx(
+        {"forward": 27.0, "backward": 43.0, "optimizer": 9.0}
+    )
+    assert found.gather_evidence == "timed by every rank"
+    # A rank's own work is what it does for itself.
+    assert found.work_ns == (84 * STEPS * MS,) * 2
+
+
+def test_a_rank_that_says_nothing_is_not_taken_as_none(tmp_path: Path) -> None:
+    found = one(tmp_path, lambda rank: told({"forward": 3.0}, {}) if rank == 0 else {})
+    assert "not every rank says" in found.not_measured["gather"]
+    assert found.sums_ns["gather"] == 0
+    silent = one(tmp_path / "silent", lambda rank: {}, engine="fsdp")
+    assert "not every rank says" in silent.not_measured["gather"]
+
+
+parts = st.dictionaries(st.sampled_from(COMPUTE_PARTS), st.floats(0, 200))
+
+
+@settings(max_examples=25, derandomize=True)
+@given(gather=parts, exchange=parts, late=st.sampled_from([0.0, 40.0]), ranks=st.sampled_from([1, 2, 4]))
+def test_whatever_ranks_waited_sums_are_exact(
+    tmp_path_factory: pytest.TempPathFactory, gather: Any, exchange: Any, late: float, ranks: int
+) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    found = one(folder, lambda rank: told(gather, exchange), late, ranks)
+    (run,) = scan(folder).runs
+    assert sum(found.sums_ns.values()) == ranks * int(load_steps(run).step_ns.sum(axis=1).max())
+    assert min(found.sums_ns.values()) >= 0
+    # What late ranks took longer is charged to them alone, whatever they waited for.
+    assert found.sums_ns["straggler"] == (ranks > 1) * round(late * MS) * ranks * STEPS
+    before = one(tmp_path_factory.mktemp("plain"), lambda rank: {}, late, ranks)
+    gained = found.sums_ns["gather"] + found.sums_ns["exchange"] - before.sums_ns["exchange"]
+    assert gained == before.sums_ns["compute"] - found.sums_ns["compute"]
+
+
+def test_it_is_shown_where_it_takes_time_alone(tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2)):
+        wait = 20.0 * (plan.layout.ranks - 1)
+        times = constant((5.0, 0.0, 30.0 + wait, 50.0, 0.0, 10.0 + plan.series.repeat / 100))
+        share = plan.measure.measured_steps / STEPS
+
+        def waits(rank: int, wait: float = wait * share) -> dict[str, Any]:
+            return told({"forward": wait}, {})
+
+        for name, story in (("sharded", Story(of_rank=waits)), ("replicated", Story())):
+            write_run(tmp_path / name, plan, times, story)
+    # Gathers grow with ranks in a way that the model of the step does not know.
+    refused = {}
+    titles, verdicts = {}, {}
+    for name in ("sharded", "replicated"):
+        table = tabulate(scan(tmp_path / name), with_causes=True)
+        (group,) = groups(table)
+        account = lost_percent(group, table)
+        assert account is not None
+        points = account.diagnosed.points
+        sheet = account_sheet(points)
+        titles[name] = " ".join([sheet.caption, *(row.cells[0].text for row in sheet.to_display().rows)])
+        verdicts[name] = points[-1].verdict
+        assert tuple(share.name for share in points[-1].causes) == CAUSES
+        found = gathered(group, table).model_copy(update={"network": network()})
+        refused[name] = refusal(found, 2)
+    assert refused["sharded"] is not None
+    assert "waiting for parameters" in refused["sharded"].text
+    assert refused["replicated"] is None or "parameters" not in refused["replicated"].text
+    assert ["waiting for parameters" in one for one in titles.values()] == [True, False]
+    assert (verdicts["sharded"].name, verdicts["replicated"].name) == ("gather-bound", "compute-bound")
+    assert "--set engine.fsdp.shard=gradients" in verdicts["sharded"].experiments[0].text
