@@ -130,8 +130,8 @@ def messages_of(
     """
     rule = fusion.removeprefix("own:")
     if rule == AS_IT_RAN and cycle is None:
-        sizes = [float(message.num_bytes) for message in result.messages]
-        known = [message.ready_s for message in result.messages if message.ready_s is not None]
+        sizes = [float(message.num_bytes) for message in result.of_gradients]
+        known = [message.ready_s for message in result.of_gradients if message.ready_s is not None]
     else:
         order = sorted(result.gradients, key=lambda gradient: gradient.ready_s)
         sizes, known = [float(gradient.num_bytes) for gradient in order], [gradient.ready_s for gradient in order]

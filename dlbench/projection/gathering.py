@@ -159,7 +159,7 @@ def _own_work(run_id: str, table: RunTable) -> float | None:
 def _exchange_of(runs: Sequence[Run]) -> ExchangeResult | None:
     """Of the run in the middle by communication time (the lower middle of an even number)."""
     known = [run.record.exchange for run in runs if run.record is not None and run.record.exchange is not None]
-    timed = [one for one in known if one.communication_s is not None and one.messages] or known
+    timed = [one for one in known if one.communication_s is not None and one.of_gradients] or known
     timed.sort(key=lambda one: one.communication_s or 0.0)
     return timed[(len(timed) - 1) // 2] if timed else None
 

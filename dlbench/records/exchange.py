@@ -9,12 +9,15 @@ from pydantic import Field
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Ranks, Spec
 from dlbench.specs.comm import LineCost
 
+OF_PARAMETERS = ("broadcast", "all-gather")
+"""How methods of engines end whose messages carry parameters."""
+
 
 class Message(Spec):
-    """One message of a step: a bucket of gradients, or a fused buffer of the engine."""
+    """One message of a step: a bucket of gradients, a fused buffer of the engine, or parameters."""
 
-    num_bytes: CountOrZero = Field(description="Bytes of gradients in it, before any compression.")
-    num_tensors: Count = Field(description="Gradients in it.")
+    num_bytes: CountOrZero = Field(description="Bytes of gradients or parameters in it, before any compression.")
+    num_tensors: Count = Field(description="Gradients or parameters in it.")
     method: str = Field(
         description="How it went: flat, hierarchical, leader, sparse, or the engine's operation; average every 8 "
         "updates: of parameters and optimizer state, not in each step."
@@ -81,6 +84,11 @@ class ExchangeResult(Spec):
     costs: tuple[LineCost, ...] = Field((), description="Lines measured or given for mgwfbp and hybrid.")
     hybrid_threshold_bytes: CountOrZero | None = Field(None, description="Threshold in force, for hybrid.")
     autotune: AutotuneResult | None = Field(None, description="Horovod's autotuner, if it was on.")
+
+    @property
+    def of_gradients(self) -> tuple[Message, ...]:
+        """The messages that carry gradients, and no parameters."""
+        return tuple(one for one in self.messages if not one.method.endswith(OF_PARAMETERS))
 
     @property
     def averages_parameters(self) -> bool:

@@ -109,6 +109,7 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
     ),
     ("engine.horovod.autotune_", lambda plan: plan.engine.horovod.autotune, "only engine.horovod.autotune reads it"),
     ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
+    ("engine.ddp.shard_optimizer", lambda plan: plan.layout.ranks > 1, "one rank keeps all of the optimizer's state"),
     (_WRAPPER, lambda plan: not plan.sync.is_own, "dlbench's own exchange does not use DDP's buckets"),
     (
         "sync.",

@@ -58,7 +58,7 @@ def strategy_problem(
     if sync.average_every is not None:
         return _averaging_problem(workload, engine, sync, measure)
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
-        return _sharded_update_problem(workload, engine, sync)
+        return _sharded_update_problem(workload, sync)
     return None
 
 
@@ -150,5 +150,19 @@ def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, m
     return None
 
 
-def _sharded_update_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec) -> str | None:
+def _sharded_update_problem(workload: Workload, sync: SyncSpec) -> str | None:
+    train = workload.train
+    refused = {
+        f"train.cuda_graphs {train.cuda_graphs}": (
+            train.cuda_graphs != "none",
+            "graphs hold parameters where they lay before ZeRO packed them into buckets",
+        ),
+        "train.recompute and train.swap": (not train.is_in_core, "their plan counts the whole state on every rank"),
+        "train.optimizer_state host": (train.optimizer_state == "host", "the host's update keeps all of the state"),
+        "sync.exchange none": (sync.exchange == "none", "ranks would send each other parameters trained apart"),
+        "dlbench's own exchange": (sync.is_own, "it takes DDP's place; leave sync.exchange, fusion, wire and inside"),
+    }
+    for key, (is_asked, why) in refused.items():
+        if is_asked:
+            return f"engine.ddp.shard_optimizer: {key} does not go with it ({why}); leave one of them out"
     return None

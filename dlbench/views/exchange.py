@@ -152,7 +152,7 @@ def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
 def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -> ExchangePoint:
     results = [result for _, result in recorded]
     # The run in the middle by communication time (the lower middle of an even number).
-    timed = [item for item in recorded if item[1].communication_s is not None and item[1].messages]
+    timed = [item for item in recorded if item[1].communication_s is not None and item[1].of_gradients]
     ordered = sorted(timed or recorded, key=lambda item: (item[1].communication_s or 0.0, item[0].plan.run_id))
     run, sample = ordered[(len(ordered) - 1) // 2]
     prediction, why = _predict(point, baseline, recorded, table, sample)
@@ -173,9 +173,10 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         ranks=point.ranks,
         nodes=point.nodes,
         ways=tuple(dict.fromkeys(_way(run, result) for run, result in recorded)),
-        num_messages=over(lambda result: float(len(result.messages)) or None, "messages"),
+        num_messages=over(lambda result: float(len(result.of_gradients)) or None, "messages"),
         message_bytes=over(
-            lambda result: float(sum(m.num_bytes for m in result.messages)) if result.messages else None, "bytes"
+            lambda result: float(sum(m.num_bytes for m in result.of_gradients)) if result.of_gradients else None,
+            "bytes",
         ),
         bytes_inside=over(lambda result: result.bytes_inside, "bytes"),
         bytes_across=over(lambda result: result.bytes_across, "bytes"),
@@ -192,7 +193,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         prediction=prediction,
         why=why,
         cores=_cores(run, sample),
-        timeline=sample.messages,
+        timeline=sample.of_gradients,
         timeline_run=run.plan.run_id,
         timeline_backward_s=sample.backward_s,
         run_ids=tuple(run.plan.run_id for run, _ in recorded),
@@ -305,7 +306,7 @@ def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun 
         return "not measured: the runs do not record when each gradient was ready"
     # Lines that the run measured or was given, for its rank count; they count bytes of gradients in any format.
     lines = [line for line in result.costs if line.ranks == point.ranks]
-    fitted = None if lines else fitted_line(result.messages, point.ranks, result.exchange, waiting_s=waiting_s)
+    fitted = None if lines else fitted_line(result.of_gradients, point.ranks, result.exchange, waiting_s=waiting_s)
     candidates = [*lines, *([fitted] if fitted else [])]
     if not candidates:
         return (
@@ -326,15 +327,15 @@ def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun 
         tried.append((left(*overlap.merged(groups, sizes, ready), line), len(groups), line))
     best, num_messages, line = min(tried, key=lambda item: item[:2])
     # The model's time for the messages as they were.
-    known = [message.ready_s for message in result.messages if message.ready_s is not None]
-    is_known = bool(known) and len(known) == len(result.messages)
+    known = [message.ready_s for message in result.of_gradients if message.ready_s is not None]
+    is_known = bool(known) and len(known) == len(result.of_gradients)
     return _OneRun(
         line=line,
         is_fitted=not lines,
         best_s=best,
         measured_s=result.exposed_s,
         num_messages=num_messages,
-        as_ran_s=left([message.num_bytes for message in result.messages], known, line) if is_known else None,
+        as_ran_s=left([message.num_bytes for message in result.of_gradients], known, line) if is_known else None,
     )
 
 

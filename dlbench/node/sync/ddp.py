@@ -13,10 +13,11 @@ therefore waits for each bucket, and nothing of PowerSGD overlaps with the backw
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,18 +27,29 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import MessageSpan, settings_of
+from dlbench.node.sync.engine import MessageSpan, WholeState, settings_of
 from dlbench.node.sync.groups import TorchGroup
-from dlbench.node.sync.timing import BackwardWatch, MessageInFlight, WatchedStep, covered, median, ring_bytes
+from dlbench.node.sync.timing import (
+    BackwardWatch,
+    MessageInFlight,
+    WatchedStep,
+    covered,
+    median,
+    ring_bytes,
+    tree_bytes,
+)
 from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.node.sync.wire import OverflowCount
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
-from dlbench.records.record import RankGpu, Setting
+from dlbench.records.record import CollectiveWaits, RankGpu, Setting
 from dlbench.specs.engine import ENGINES
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import fusion_bytes
 from dlbench.units import exact_bytes
+
+if TYPE_CHECKING:
+    from dlbench.node.sync.sharded_update import ShardedUpdate  # torch's takes a second to import
 
 
 class DdpEngine(TorchRanks):
@@ -56,6 +68,8 @@ class DdpEngine(TorchRanks):
         self._module: nn.parallel.DistributedDataParallel | None = None
         self._watch = BackwardWatch(device)
         self._hook: WatchedHook | None = None
+        self._sharded: ShardedUpdate | None = None
+        self._state_bytes: list[int] = []  # Of the optimizer, by rank, at the end.
 
     def start(self) -> None:
         super().start()
@@ -89,6 +103,10 @@ class DdpEngine(TorchRanks):
         self._hook = WatchedHook(self._wire, self._powersgd_rank, self._backend, self._watch, mark_backward)
         module.register_comm_hook(None, hook_for_ddp(self._hook))
         self._module = module
+        if self._settings.shard_optimizer and self._place.size > 1:
+            from dlbench.node.sync.sharded_update import ShardedUpdate
+
+            optimizer = self._sharded = ShardedUpdate(optimizer, self._watch.clock)
         self._optimizer = optimizer
         return module, optimizer
 
@@ -108,8 +126,30 @@ class DdpEngine(TorchRanks):
         """Opens or closes the window in which buckets and gradients are timed."""
         if on and self._place.size > 1:
             self._watch.open()
-        else:
-            self._watch.close()
+            return
+        self._watch.close()
+        if self._sharded is not None:
+            self._sharded.restart()
+
+    def waits(self) -> CollectiveWaits | None:
+        return None if self._sharded is None else self._sharded.waits()
+
+    def whole_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> WholeState:
+        if self._sharded is None:
+            return super().whole_state(model, optimizer)
+        values, steps = self._sharded.whole()
+        return WholeState(model=model.state_dict(), values=values, group_steps=steps)
+
+    def load_whole(self, model: nn.Module, optimizer: torch.optim.Optimizer, whole: WholeState) -> None:
+        if self._sharded is None:
+            super().load_whole(model, optimizer, whole)
+            return
+        own = self._sharded.own_values(whole.values)
+        super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=own))
+        self._sharded.adopt()
+
+    def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+        return super().planned_groups(model, self._sharded or optimizer)
 
     def message_spans(self) -> list[MessageSpan]:
         return self._watch.spans()
@@ -126,11 +166,19 @@ class DdpEngine(TorchRanks):
             "hidden_s": seen.hidden_s,
             "backward_s": self._watch.backward_s(),
         }
-        everyone = self.gather((times, self._hook.overflows()))
+        nodes = self._place.num_nodes
+        everyone = self.gather((times, self._hook.overflows(), self._sharded.share() if self._sharded else None))
+        shares = [share for *_, share in everyone if share is not None]  # Of every rank, or of none.
+        self._state_bytes = [kept for *_, kept in shares]
         inside, across = (None, None)
         if seen.num_steps and self._backend == "gloo":
             # Gloo's all-reduce is a ring (allreduce.cc); NCCL chooses by itself.
-            inside, across = ring_bytes(seen.wire_bytes, ranks=self._place.size, groups=self._place.num_nodes)
+            inside, across = ring_bytes(seen.wire_bytes, ranks=self._place.size, groups=nodes)
+            if shares:
+                sent = tree_bytes([size for _, size, _ in shares], groups=nodes)
+                inside, across = inside + sent[0], across + sent[1]
+        how = f"{self._backend} broadcast"
+        sends = (Message(num_bytes=size, num_tensors=num, method=how) for num, size, _ in shares if num)
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -139,12 +187,12 @@ class DdpEngine(TorchRanks):
             wire=self._hook.wire_in_force,
             group_size=self._place.local_size,
             num_groups=self._place.num_nodes,
-            messages=seen.messages,
+            messages=(*seen.messages, *sends),
             bytes_inside=inside,
             bytes_across=across,
-            **{key: _mean([found[key] for found, _ in everyone]) for key in times},
+            **{key: _mean([found[key] for found, *_ in everyone]) for key in times},
             # A rank whose own gradient was not finite does not count; a true overflow of the sum counts on all.
-            wire_overflows=min(count for _, count in everyone),
+            wire_overflows=min(count for _, count, _ in everyone),
             window_steps=len(self._watch.steps),
             evidence=self._evidence(seen.num_steps),
             gradients=self._watch.gradients(),
@@ -163,6 +211,8 @@ class DdpEngine(TorchRanks):
             parts.append(f"{seen - alike} more steps had other buckets")
         if self._backend == "gloo":
             parts.append("bytes by the formula of Gloo's ring")
+            if self._sharded is not None:
+                parts.append("and of its binomial tree for the broadcasts of updated parameters")
         else:
             parts.append("bytes unknown: NCCL chooses the algorithm")
         return "; ".join(filter(None, [*parts, self._hook.compression_text]))
@@ -181,6 +231,10 @@ class DdpEngine(TorchRanks):
             wire = self._hook.wire_in_force if self._place.size > 1 else None
             how = self._hook.compression_text or "the hook that DDP called for every bucket"
             found += settings_of(("sync.wire", self._wire, wire, how))
+        if self._settings.shard_optimizer:
+            from dlbench.node.sync.sharded_update import sharding_setting
+
+            found.append(sharding_setting(self._state_bytes))
         return found
 
     def _fusion_setting(self) -> Setting:

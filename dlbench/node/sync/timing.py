@@ -372,6 +372,24 @@ def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, fl
     return total - across, across
 
 
+def tree_bytes(shares: Sequence[int], *, groups: int) -> tuple[float, float]:
+    """Bytes that a rank sends inside its group and to other groups where every rank broadcasts its share by a binomial
+    tree; mean over ranks.
+
+    Counted from its root, rank r has the message from r without its highest bit (gloo/broadcast.cc).
+
+    `shares`: bytes by rank. `groups`: equal blocks of neighbouring ranks.
+    """
+    ranks = len(shares)
+    block, sent = ranks // groups, [0, 0]
+    for root, share in enumerate(shares):
+        for receiver in range(1, ranks):
+            sender = receiver ^ 1 << receiver.bit_length() - 1
+            ends = ((place + root) % ranks // block for place in (sender, receiver))
+            sent[next(ends) != next(ends)] += share
+    return sent[0] / ranks, sent[1] / ranks
+
+
 LEAST_SAMPLE_S = 2e-3  # Shortest sample: some fifty times the 15 to 40 us by which ranks leave gloo's barrier apart.
 MOST_OPERATIONS = 1000  # Of a sample; OSU's benchmarks repeat small messages as often.
 _GROWTH = 16  # From a trial to the next one at most: the first one, of one operation, is mostly barrier.

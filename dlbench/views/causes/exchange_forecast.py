@@ -106,7 +106,7 @@ def forecast(
         low=None if ends is None else min(gain, float(ends[0])),
         high=None if ends is None else max(gain, float(ends[1])),
         basis=f"{' and '.join(dict.fromkeys((before_name, after_name)))} all-reduce on the fitted network of "
-        f"{network.system} over {network.transport}, priced for the run's {len(result.messages)} messages; {held}",
+        f"{network.system} over {network.transport}, priced for the run's {len(result.of_gradients)} messages; {held}",
     )
 
 

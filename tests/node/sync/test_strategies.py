@@ -42,6 +42,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "fsdp": ("--engine", "fsdp"),
     "fsdp-gradients": ("--engine", "fsdp", "--set", "engine.fsdp.shard=gradients"),
     # --- ZeRO-1
+    "zero-1": ("--engine", "ddp", "--set", "engine.ddp.shard_optimizer=true"),
     # --- tensor parallel
     "tensor": ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2"),
     # --- local SGD: behind the others, as each goes on from the one before it
@@ -244,6 +245,47 @@ def test_checkpoints_hold_the_same_under_every_strategy(trained: Mapping[str, Ru
 
 def test_every_strategy_ends_with_a_valid_record(trained: Mapping[str, Run]) -> None:
     assert {name: record(run).state for name, run in trained.items()} == dict.fromkeys(STRATEGIES, "valid")
+
+
+def test_a_sharded_update_is_bit_for_bit_that_of_every_rank(trained: Mapping[str, Run]) -> None:
+    ddp, zero = record(trained["ddp"]), record(trained["zero-1"])
+    found, expected = ({rank.final_parameters_sha256 for rank in one.ranks} for one in (zero, ddp))
+    assert len(found) == 1
+    assert found == expected
+    assert [rank.last_loss for rank in zero.ranks] == [rank.last_loss for rank in ddp.ranks]
+
+
+def test_each_rank_keeps_a_part_of_the_optimizers_state_and_tells_how_much(trained: Mapping[str, Run]) -> None:
+    run = trained["zero-1"]
+    (setting,) = [one for one in record(run).settings if one.key == "engine.ddp.shard_optimizer"]
+    told, _, rest = setting.evidence.removeprefix("bytes of state by rank: ").partition(" = ")
+    by_rank = [int(size) for size in told.split(" + ")]
+    (path,) = run.folder.checkpoints.glob("*.safetensors")
+    whole = sum(tensor.nbytes for name, tensor in load_file(path).items() if name.startswith("optimizer/"))
+    assert len(by_rank) == 2
+    assert all(0 < size < whole for size in by_rank)
+    assert sum(by_rank) == whole
+    assert f"largest over mean {max(by_rank) / (whole / 2):.3f}" in rest
+    assert setting.effective is True
+
+
+def test_updated_parameters_are_broadcast_within_the_update(trained: Mapping[str, Run]) -> None:
+    ddp, zero = record(trained["ddp"]), record(trained["zero-1"])
+    assert ddp.exchange is not None
+    assert zero.exchange is not None
+    assert zero.exchange.of_gradients == zero.exchange.messages[: len(zero.exchange.of_gradients)]
+    sent = zero.exchange.messages[len(zero.exchange.of_gradients) :]
+    # All parameters of BERT are trained, so that they are as long as their gradients.
+    assert sum(message.num_bytes for message in sent) == zero.gradient_bytes
+    assert {message.method for message in sent} == {"gloo broadcast"}
+    # The mean of two ranks, of which each sends its share to the other one.
+    assert ddp.exchange.bytes_inside is not None
+    assert zero.exchange.bytes_inside == ddp.exchange.bytes_inside + zero.gradient_bytes / 2
+    for rank in zero.ranks:
+        assert rank.waits is not None
+        assert 0 < rank.waits.exchange_s["optimizer"] < rank.measured_s
+        assert not rank.waits.gather_s
+    assert all(rank.waits is None for rank in ddp.ranks)
 
 
 def test_local_sgd_averages_parameters_and_counts_its_bytes(trained: Mapping[str, Run]) -> None:

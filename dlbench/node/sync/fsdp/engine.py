@@ -23,8 +23,8 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp import require_sum
 from dlbench.node.sync.engine import MessageSpan, settings_of
 from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
-from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, CommWatch, of_gradients
-from dlbench.node.sync.timing import clock_for, ring_bytes
+from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, Call, CommWatch, of_gradients
+from dlbench.node.sync.timing import ring_bytes
 from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
@@ -42,7 +42,7 @@ class FsdpEngine(TorchRanks):
     ) -> None:
         super().__init__(plan, folder, place, device, gpu)
         self._settings, self._wire = plan.engine.fsdp, plan.sync.library_wire
-        self._layers = plan.workload.model.layer_table(plan.workload.data)
+        self._plan = plan
         self._tensor: SharedLayers | None = None  # Where ranks share each layer's work.
         self._modules: dict[str, nn.Module] = {}
         """Sharded ones by name, blocks in the order of computing, the root (of no name) last; none where ranks share
@@ -72,13 +72,12 @@ class FsdpEngine(TorchRanks):
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._whole = {name: parameter.numel() for parameter, name in names.items()}
-        mesh = self._mesh()
+        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward)
         if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
-            self._tensor = SharedLayers(mesh["tensor"], self._device, clock_for(self._device))
-            self._tensor.divide(model, self._layers)
+            self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
+            self._tensor.divide(model)
             dimensions = dimensions[:-1]
         self._shapes = {name: _local(parameter).shape for name, parameter in model.named_parameters()}
-        self._watch = CommWatch(self._device, mark_backward)
         self._accumulation = accumulation
         if dimensions:
             self._shard(model, mesh[dimensions])
@@ -249,7 +248,7 @@ class FsdpEngine(TorchRanks):
         for one in calls:
             # Of a ring's two rounds a gather or a scatter is one.
             rounds = 1 if one.method == REDUCE else 2
-            here, there = ring_bytes(one.num_bytes / rounds, ranks=one.ranks, groups=self._groups_of(one.method))
+            here, there = ring_bytes(one.num_bytes / rounds, ranks=one.ranks, groups=self._groups_of(one))
             inside, across = inside + here, across + there
         known = [times for times in everyone if times]
         return ExchangeResult(
@@ -265,13 +264,17 @@ class FsdpEngine(TorchRanks):
             bytes_across=across,
             **{key: statistics.fmean(times[key] for times in known) for key in (known[0] if known else ())},
             window_steps=len(self._watch.steps),
-            evidence="; ".join(filter(None, (self._shares_text()[1], self._bytes_text()[1], self._carrier_text))),
+            evidence="; ".join(filter(None, self._evidence())),
         )
 
-    def _groups_of(self, method: str) -> int:
-        if self._nodes > 1:
-            return self._place.num_nodes if method == REDUCE else 1
-        return self._place.num_nodes
+    def _groups_of(self, one: Call) -> int:
+        """Nodes of the ranks of a collective; a replica that shares layers lies on one."""
+        is_inside = one.of_activations or (self._nodes > 1 and one.method != REDUCE)
+        return 1 if is_inside else self._place.num_nodes
+
+    def _evidence(self) -> list[str]:
+        layers = self._tensor.evidence()[1] if self._tensor is not None else ""
+        return [self._shares_text()[1], self._bytes_text()[1] if self._modules else "", layers, self._carrier_text]
 
     @property
     def _carrier_text(self) -> str:
@@ -292,7 +295,7 @@ class FsdpEngine(TorchRanks):
         for number, one in enumerate(last):
             ways = [(step.backward, of_gradients(step.calls)[number]) for step in steps]
             ready = None
-            if ways and one.method != GATHER:
+            if ways and one.method != GATHER and one.phase != "forward":
                 ready = max(0.0, statistics.median(between(begin, way.begin) for begin, way in ways))
             found.append(
                 Message(
@@ -353,7 +356,9 @@ class FsdpEngine(TorchRanks):
 
     @property
     def _wire_seen(self) -> str:
-        """The format in which gradients were summed, by the bytes of it."""
+        """The format in which gradients were summed, by the bytes of it; none where no gradient is."""
+        if not self._modules:
+            return "none"
         scattered = sum(one.num_bytes for one in self._watch.last if one.method == SCATTER)
         elements = sum(map(self._padded, self._shapes.values()))
         return {2: "bf16", 4: "fp32"}.get(scattered // max(1, elements), "unknown")
@@ -361,6 +366,11 @@ class FsdpEngine(TorchRanks):
     def settings(self) -> list[Setting]:
         """What is sharded is in force only if the shares make a whole and the bytes are those that sharding sends."""
         asked, found = self._settings, super().settings()
+        if self._tensor is not None:
+            is_shared, how = self._tensor.evidence()
+            found += settings_of(
+                ("engine.fsdp.tensor_ranks", asked.tensor_ranks, asked.tensor_ranks if is_shared else 1, how)
+            )
         if not self._modules or self._place.size == 1:
             return found
         (is_shared, shares), (is_sent, sent) = self._shares_text(), self._bytes_text()

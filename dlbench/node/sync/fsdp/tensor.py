@@ -3,64 +3,100 @@
 What is divided is in the network's table of layers (`Layer.tensor`): a product by its outputs (`ColwiseParallel` of
 torch) or by its inputs (`RowwiseParallel`), attention by its heads. The ranks of a replica read the same samples and
 hold all that is not divided (embeddings, norms) whole; activations between layers are whole and equal on them. A layer
-of BERT takes two all-reduces of its activations forward and two backward: the input of query, key and value becomes
-one `DTensor`, so that its three gradients are summed here before they are summed over ranks.
+of BERT takes four all-reduces of its activations: of the partial sums behind output and reduce in the forward pass, of
+the gradients of what query, key and value read, and expand, in the backward pass. torch would order them itself, those
+of query, key and value one by one; here they are made where they can be counted and timed.
 
 Ranks of a replica are seeded alike, so that dropout of whole tensors is the same on each. Within attention each rank
 has random numbers of its own, so that dropout differs from head to head as it does on one rank: which probabilities
-are dropped is another draw than on one rank, of the same distribution, and a step depends on nothing but seed and step
-as before.
+are dropped is another draw than on one rank, of the same distribution, and depends on nothing but seed and step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlbench.node.sync.timing import Clock
-from dlbench.specs.layers import Layer
-
-_STYLES: dict[str, type[ParallelStyle]] = {"column": ColwiseParallel, "row": RowwiseParallel}
+from dlbench.node.sync.fsdp.watched_comm import REDUCE, CommWatch
+from dlbench.specs.plan import RunPlan
 
 
 class SharedLayers:
-    """The layers of one rank of a replica, and what their all-reduces take."""
+    """The layers of one rank of a replica. `mesh`: of one dimension, the ranks of the replica."""
 
-    def __init__(self, mesh: DeviceMesh, device: torch.device, clock: Clock) -> None:
-        """`mesh`: of one dimension, the ranks of a replica."""
-        self._mesh, self._clock = mesh, clock
-        self._generator = (
-            torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-        )
+    def __init__(self, mesh: DeviceMesh, device: torch.device, watch: CommWatch, plan: RunPlan) -> None:
+        self._mesh, self._watch = mesh, watch
+        self._generator = torch.default_generator
+        if device.type == "cuda":
+            self._generator = torch.cuda.default_generators[device.index or 0]
         self._step_seed, self._draws = 0, 0
-        self._whole: torch.Tensor | None = None  # State of the generator outside of the heads.
+        self._whole: Tensor | None = None  # State of the generator outside of the heads.
+        model, data, train = plan.workload.model, plan.workload.data, plan.workload.train
+        self._layers = [layer for layer in model.layer_table(data) if layer.tensor]
+        samples = train.batch_per_rank * plan.ranks_per_replica
+        # Forward behind each product that is divided by its inputs, backward before those that it is fed by.
+        elements = 2 * samples * sum(layer.outputs for layer in self._layers if layer.tensor == "row")
+        self._activation_bytes: int | None = elements * torch.float32.itemsize
+        if train.precision not in ("fp32", "tf32") or model.padding == "unpadded":
+            self._activation_bytes = None  # Of other types, or of as many tokens as a batch has.
 
-    def divide(self, model: nn.Module, layers: Iterable[Layer]) -> None:
-        """Leaves this rank its part of `layers`. The parameters, equal on all ranks, become `DTensor` on the mesh."""
+    def divide(self, model: nn.Module) -> None:
+        """Leaves this rank its part of each layer, of parameters that are equal on all ranks."""
+        by_head = dict.fromkeys(layer.name.rpartition(".")[0] for layer in self._layers if layer.tensor == "head")
         styles: dict[str, ParallelStyle] = {}
-        by_head = set()
-        for layer in layers:
-            if layer.tensor == "head":
-                by_head.add(layer.name.rpartition(".")[0])
-            elif layer.tensor:
-                styles[layer.name] = _STYLES[layer.tensor]()
-        parallelize_module(model, self._mesh, styles, src_data_rank=None)
-        for name in sorted(by_head):
+        for layer in self._layers:
+            if layer.tensor == "column":
+                styles[layer.name] = ColwiseParallel()
+                if layer.name.rpartition(".")[0] not in by_head:
+                    model.get_submodule(layer.name).register_forward_pre_hook(self._reader(layer.name))
+            elif layer.tensor == "row":
+                styles[layer.name] = RowwiseParallel(output_layouts=Partial())
+        for name in by_head:
             attention: Any = model.get_submodule(name)
             attention.num_heads //= self._mesh.size()
+            attention.register_forward_pre_hook(self._reader(name))
             attention.register_forward_pre_hook(self._enter_heads)
             attention.register_forward_hook(self._leave_heads)
+        parallelize_module(model, self._mesh, styles, src_data_rank=None)
+        for name, style in styles.items():
+            if isinstance(style, RowwiseParallel):
+                model.get_submodule(name).register_forward_hook(self._summed(name))
 
-    def _enter_heads(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _reader(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        """A hook that makes a module's input one `DTensor`, whose gradients are summed when this rank has all of it."""
+
+        def share(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            whole = _summing_gradient(args[0], lambda gradient: self._add(gradient, "backward", name))
+            shared = DTensor.from_local(whole, self._mesh, [Replicate()], run_check=False, grad_placements=[Partial()])
+            return (shared, *args[1:])
+
+        return share
+
+    def _summed(self, name: str) -> Callable[[nn.Module, object, Tensor], Tensor]:
+        return lambda module, args, part: _sum(part, lambda output: self._add(output, "forward", name))
+
+    def _add(self, tensor: Tensor, phase: Literal["forward", "backward"], name: str) -> None:
+        """Sums over the ranks of the replica, in place."""
+        group, what = self._mesh.get_group(), {"method": REDUCE, "phase": phase, "module": name, "num_tensors": 1}
+        self._watch.carry(lambda: dist.all_reduce(tensor, group=group), tensor, group, **what, of_activations=True)
+
+    def evidence(self) -> tuple[bool, str]:
+        """Whether the bytes that were counted in every step are those of the formula, and both in words."""
+        size, counted = self._mesh.size(), sorted(self._watch.bytes_of_activations)
+        text = f"{' or '.join(map(str, counted))} bytes of activations that a rank sends were counted in a step"
+        if self._activation_bytes is None:
+            return bool(counted) and counted[0] > 0, text
+        wanted = round(2 * (size - 1) / size * self._activation_bytes)
+        return counted == [wanted], f"{text}, {wanted} expected of {len(self._layers)} divided layers"
+
+    def _enter_heads(self, module: nn.Module, args: object) -> None:
         if module.training:
             seed = self._generator.initial_seed()
             if seed != self._step_seed:
@@ -69,12 +105,44 @@ class SharedLayers:
             self._whole = self._generator.get_state()
             own = seed + self._draws * self._mesh.size() + self._mesh.get_local_rank()
             self._generator.manual_seed(own % 2**63)
-        return (DTensor.from_local(args[0], self._mesh, [Replicate()], run_check=False), *args[1:])
 
     def _leave_heads(self, module: nn.Module, args: object, output: object) -> None:
         if self._whole is not None:
             self._generator.set_state(self._whole)
             self._whole = None
+
+
+class _SumOutput(torch.autograd.Function):
+    """Partial sums become whole; their gradient is that of the whole, which every rank has."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, add: Callable[[Tensor], None]) -> Tensor:
+        whole = part.clone(memory_format=torch.contiguous_format)
+        add(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _SumGradient(torch.autograd.Function):
+    """A whole tensor of which each rank reads all for its part of a layer: the gradients of the parts are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, add: Callable[[Tensor], None]) -> Tensor:
+        ctx.add = add
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        whole = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.add(whole)
+        return whole, None
+
+
+_sum: Callable[[Tensor, Callable[[Tensor], None]], Tensor] = _SumOutput.apply
+_summing_gradient: Callable[[Tensor, Callable[[Tensor], None]], Tensor] = _SumGradient.apply
 
 
 def by_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:
@@ -83,48 +151,3 @@ def by_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:
     for parameter in group["params"]:
         parts.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return [group | {"params": parameters} for parameters in parts.values()]
-
-
-@dataclass(kw_only=True)
-class _WatchedReduce:
-    """One all-reduce of activations."""
-
-    phase: str  # forward or backward
-    num_bytes: int
-    waited: list[tuple[Any, Any]]  # In which computing stood still for it: handing over, and until it was back.
-
-
-class WatchedReduces(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the all-reduces of a replica's activations while it is in force, forward and backward; not those of norms.
-
-    torch hands them over and waits for each where its result is read.
-    """
-
-    def __init__(self, mesh: DeviceMesh, clock: Clock) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._group, self._clock = mesh.get_group().group_name, clock
-        self._on_way: dict[int, _WatchedReduce] = {}
-        self.seen: list[_WatchedReduce] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(issubclass(kind, DTensor | AsyncCollectiveTensor) for kind in types):
-            return NotImplemented  # they come here again with what they are made of
-        operations, kwargs = torch.ops._c10d_functional, kwargs or {}
-        if func is operations.all_reduce.default and args[2] == self._group:
-            phase = "backward" if torch._C._current_graph_task_id() >= 0 else "forward"
-            begin = self._clock.mark()
-            result = func(*args, **kwargs)
-            one = _WatchedReduce(phase=phase, num_bytes=args[0].nbytes, waited=[(begin, self._clock.mark())])
-            self._on_way[result.untyped_storage().data_ptr()] = one
-            self.seen.append(one)
-            return result
-        if func is operations.wait_tensor.default:
-            found = self._on_way.pop(args[0].untyped_storage().data_ptr(), None)
-            begin = self._clock.mark()
-            result = func(*args, **kwargs)
-            if found is not None:
-                found.waited.append((begin, self._clock.mark()))
-            return result
-        return func(*args, **kwargs)

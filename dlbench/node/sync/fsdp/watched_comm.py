@@ -46,6 +46,7 @@ class Call:
     num_bytes: int  # Of the whole vector, padding included.
     num_tensors: int
     ranks: int
+    of_activations: bool = False  # Then the computing stream waits for it where it is ordered.
     begin: Any
     end: Any = None
 
@@ -75,7 +76,8 @@ class CommWatch:
         self.is_open = False
         self.steps: list[WatchedCalls] = []  # Of the window.
         self.last: list[Call] = []  # Of the last whole step, moments or not.
-        self.bytes_of_steps: Counter[int] = Counter()  # What the ranks sent in each step, and in how many steps.
+        self.bytes_of_steps: Counter[int] = Counter()  # What the ranks sent in each step, and in how many steps;
+        self.bytes_of_activations: Counter[int] = Counter()  # and this of activations, which the other leaves out.
         self._seconds: dict[tuple[str, Phase], float] = defaultdict(float)
         self.measured = 0  # Steps since the window closed.
         self._now = WatchedCalls()
@@ -141,7 +143,9 @@ class CommWatch:
         step, self._now = self._now, WatchedCalls()
         self._expected, self._scatters, self._is_marked = self._scatters, 0, False
         self.last = step.calls
-        self.bytes_of_steps[round(sum(one.sent_bytes for one in of_gradients(step.calls)))] += 1
+        for of_activations, counter in ((False, self.bytes_of_steps), (True, self.bytes_of_activations)):
+            found = (one.sent_bytes for one in of_gradients(step.calls) if one.of_activations == of_activations)
+            counter[round(sum(found))] += 1
         if self.is_open:
             self.steps.append(step)
             return
@@ -190,6 +194,9 @@ class CommWatch:
         found = []
         scatters = [one for one in step.calls if one.method == SCATTER]
         for one in step.calls:
+            if one.of_activations:
+                found.append(between(one.begin, one.end))
+                continue
             # Gradients leave while those of the module before may still be on their way, of whose memory torch keeps
             # one at a time: there the computing stream waits for these.
             after = scatters[scatters.index(one) + 1 :][:1] if one.method == SCATTER else []
