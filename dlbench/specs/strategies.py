@@ -53,7 +53,7 @@ def strategy_problem(
 ) -> str | None:
     """Why these settings cannot go together, in one sentence with what would be right; None if they can."""
     if engine.name == "fsdp":
-        problem = _fsdp_problem(workload, engine, sync, measure)
+        problem = _fsdp_problem(workload, engine, sync, measure, ranks, ranks_per_node)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
     if sync.average_every is not None:
         return _averaging_problem(workload, engine, sync, measure)
@@ -62,8 +62,15 @@ def strategy_problem(
     return None
 
 
-def _fsdp_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:
-    train = workload.train
+def _fsdp_problem(
+    workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, ranks: int, ranks_per_node: int
+) -> str | None:
+    train, by_node = workload.train, engine.fsdp.shard_ranks == "node"
+    if by_node and ranks > ranks_per_node == engine.fsdp.tensor_ranks:
+        return (
+            f"engine.fsdp.shard_ranks node: a node has {ranks_per_node} ranks, which hold one replica, so that nothing "
+            "is sharded inside it; set it to all"
+        )
     refused = {
         "train.compile": train.compile != "none",
         "train.cuda_graphs": train.cuda_graphs != "none",

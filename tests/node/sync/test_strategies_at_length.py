@@ -49,7 +49,7 @@ FOUR = {
     "zero-1": ZERO,
 }
 # In a start of its own: torch remembers a mesh by its form, and with it groups of the run before in this process.
-THREE_DIMENSIONS = {"ddp": ("--engine", "ddp"), "and a copy on each node": (*TENSOR, *BY_NODE)}
+EIGHT = {"ddp": ("--engine", "ddp"), "three dimensions": (*TENSOR, *BY_NODE)}
 
 
 def trained(
@@ -107,13 +107,13 @@ def require_same(runs: Mapping[str, Run]) -> None:
             assert torch.allclose(found[key], tensor, rtol=1e-5, atol=1e-5 * max(scale, 1.0)), (name, key)
 
 
-@pytest.mark.parametrize("strategies", [FOUR, THREE_DIMENSIONS], ids=["two dimensions", "three"])
-def test_four_ranks_on_two_nodes_share_by_node_and_by_layer(
-    tmp_path: Path, strategies: Mapping[str, tuple[str, ...]]
+@pytest.mark.parametrize(("ranks", "strategies"), [(4, FOUR), (8, EIGHT)], ids=["4", "8"])
+def test_ranks_on_two_nodes_share_by_node_and_by_layer(
+    tmp_path: Path, ranks: int, strategies: Mapping[str, tuple[str, ...]]
 ) -> None:
     """The mathematics of DDP, and each reads each other's checkpoint bit for bit."""
     plans = {
-        name: planned("bert", *SHORT, "--ranks", "4", *words, "--out", tmp_path)[0][0]
+        name: planned("bert", *SHORT, "--ranks", str(ranks), *words, "--out", tmp_path)[0][0]
         for name, words in strategies.items()
     }
     runs, differing = trained(tmp_path, plans, on_two_nodes, reads=True)
