@@ -47,6 +47,7 @@ ENGINES = {
         title="PyTorch FSDP",
         on_ranks="dlbench.node.sync.fsdp.engine:FsdpEngine",
         thread="the threads of torch.distributed",
+        contiguous_only=True,  # _fsdp_param.py of torch 2.13, `_init_sharded_param`
     ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
 }

@@ -110,6 +110,14 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
     ("engine.horovod.autotune_", lambda plan: plan.engine.horovod.autotune, "only engine.horovod.autotune reads it"),
     ("engine.ddp.", lambda plan: plan.engine.name == "ddp", "only engine ddp reads it"),
     ("engine.ddp.shard_optimizer", lambda plan: plan.layout.ranks > 1, "one rank keeps all of the optimizer's state"),
+    ("engine.fsdp.", lambda plan: plan.engine.name == "fsdp", "only engine fsdp reads it"),
+    (
+        "engine.fsdp.shard engine.fsdp.wrap engine.fsdp.prefetch",
+        lambda plan: plan.layout.ranks > plan.ranks_per_replica,
+        "one rank, or the ranks of one replica, share no parameters that are gathered",
+    ),
+    ("engine.fsdp.shard_ranks", lambda plan: plan.layout.nodes > 1, "the ranks of one node are all ranks"),
+    ("engine.fsdp.prefetch", lambda plan: plan.engine.fsdp.wrap == "blocks", "engine.fsdp.wrap network has no blocks"),
     (_WRAPPER, lambda plan: not plan.sync.is_own, "dlbench's own exchange does not use DDP's buckets"),
     (
         "sync.",

@@ -65,27 +65,39 @@ def strategy_problem(
 def _fsdp_problem(
     workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, ranks: int, ranks_per_node: int
 ) -> str | None:
-    train, by_node = workload.train, engine.fsdp.shard_ranks == "node"
-    if by_node and ranks > ranks_per_node == engine.fsdp.tensor_ranks:
-        return (
-            f"engine.fsdp.shard_ranks node: a node has {ranks_per_node} ranks, which hold one replica, so that nothing "
-            "is sharded inside it; set it to all"
-        )
+    train, optimizer = workload.train, workload.train.optimizer
+    whole, torch_decides = "it needs whole parameters and gradients", "FSDP exchanges a block's gradients together"
     refused = {
-        "train.compile": train.compile != "none",
-        "train.cuda_graphs": train.cuda_graphs != "none",
-        "train.recompute and train.swap": not train.is_in_core,
-        "train.optimizer_state host": train.optimizer_state == "host",
-        "measure.noise_scale": measure.noise_scale,
-        f"sync.exchange {sync.exchange}": sync.exchange != "flat",
-        f"sync.fusion {sync.fusion}": sync.fusion != "auto",
-        f"sync.inside {sync.inside}": sync.inside != "backend",
-        "sync.average_every": sync.average_every is not None,
-        f"sync.wire {sync.wire}": sync.wire not in ("fp32", "bf16"),
+        "train.compile": (train.compile != "none", "modules gather their parameters between graphs"),
+        "train.cuda_graphs": (train.cuda_graphs != "none", "parameters lie elsewhere in each pass"),
+        "train.recompute and train.swap": (not train.is_in_core, whole),
+        "train.optimizer_state host": (train.optimizer_state == "host", f"{whole}; try engine.fsdp.offload"),
+        "measure.noise_scale": (measure.noise_scale, whole),
+        f"sync.exchange {sync.exchange}": (sync.exchange != "flat", "dlbench's own exchanges take whole gradients"),
+        f"sync.fusion {sync.fusion}": (sync.fusion != "auto", torch_decides),
+        f"sync.inside {sync.inside}": (sync.inside != "backend", torch_decides),
+        "sync.average_every": (sync.average_every is not None, "no rank has parameters of its own to average"),
+        f"sync.wire {sync.wire}": (sync.wire not in ("fp32", "bf16"), "a reduce-scatter sums fp32 or bf16 (torch)"),
+        "sync.wire bf16 with train.gradient_accumulation": (
+            sync.wire == "bf16" and train.gradient_accumulation > 1,
+            "torch then sums the parts of a batch in bf16, too",
+        ),
+        f"train.optimizer.implementation fused of {optimizer.name}": (
+            optimizer.implementation == "fused" and optimizer.name in ("lars", "lamb"),
+            "norms of whole tensors need an all-reduce within the compiled update",
+        ),
+        "engine.fsdp.shard_ranks node": (
+            engine.fsdp.shard_ranks == "node" and ranks > ranks_per_node == engine.fsdp.tensor_ranks,
+            "a node holds one replica, and nothing is sharded inside it",
+        ),
+        "train.precision fp16 with engine.fsdp.offload": (
+            train.precision == "fp16" and engine.fsdp.offload,
+            "ranks agree on overflows by their GPUs, and gradients lie on the host",
+        ),
     }
-    for key, is_asked in refused.items():
+    for key, (is_asked, why) in refused.items():
         if is_asked:
-            return f"engine fsdp: {key} does not go with sharded parameters; leave it out, or use --engine ddp"
+            return f"engine fsdp: {key} does not go with it: {why}; leave it out, or use --engine ddp"
     return None
 
 

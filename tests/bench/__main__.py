@@ -28,6 +28,7 @@ from tests.bench import (
     slurm,
     spine,
     staging,
+    strategies,
     truth,
     truth_sessions,
     watching,
@@ -83,6 +84,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     **{f"slurm.{name}": figures for name, figures in slurm.SUBJECTS.items()},
     **{f"truth.{name}": figures for name, figures in truth.SUBJECTS.items()},
     "truth.projection-quick": truth.projection.quick,
+    "strategies.local-sgd": strategies.local_sgd,
 }
 """Of areas; measured only when named."""
 

@@ -129,7 +129,7 @@ def _shaped_link() -> Figure:
             # One message after the backward pass: nothing of it is hidden, so that its whole time is planted.
             *("--set", "sync.fusion=own:single", "--set", "measure.measured_steps=15", "--out", str(out)),
         )
-        wait_for(_all_ended(out, REPEATS), 1200)
+        wait_for(all_ended(out, REPEATS), 1200)
         runs = scan(out).runs
         ratios = []
         for run in runs:
@@ -145,7 +145,9 @@ def _shaped_link() -> Figure:
     )  # fmt: skip
 
 
-def _all_ended(out: Path, count: int) -> Callable[[], bool]:
+def all_ended(out: Path, count: int) -> Callable[[], bool]:
+    """Tells whether so many runs are there, none of them running any more."""
+
     def is_done() -> bool:
         runs = scan(out).runs
         return len(runs) == count and all(run.state != "incomplete" for run in runs)

@@ -21,7 +21,7 @@ SYSTEM = """\
 format: dlbench.system
 version: 1
 name: shaped-box
-title: One-box cluster with links of 200 Mbit/s
+title: One-box cluster with slow links
 scheduler: slurm
 slurm:
   partition: box
@@ -37,13 +37,13 @@ launch:
 
 
 @contextmanager
-def shaped_cluster(nodes: int = 4) -> Iterator[tuple[Box, Path]]:
-    """A cluster with four processors a node and links of `RATE`, and the file that describes it as a system."""
+def shaped_cluster(nodes: int = 4, rate: str = RATE) -> Iterator[tuple[Box, Path]]:
+    """A cluster with four processors a node and links of a rate, and the file that describes it as a system."""
     with tempfile.TemporaryDirectory(prefix="dlbench-bench-", dir="/tmp") as temporary:
         system = Path(temporary) / "shaped-box.yaml"
         system.write_text(SYSTEM, encoding="utf-8")
         with Box.start(Path(temporary) / "box", nodes=nodes, cpus_per_node=4) as box:
-            box.shape(RATE)
+            box.shape(rate)
             yield box, system
 
 

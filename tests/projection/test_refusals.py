@@ -13,6 +13,7 @@ from dlbench.projection.projected import Projection
 from dlbench.projection.refusals import FLAGS, REFUSALS, refusal
 from dlbench.projection.spec_machine import elsewhere
 from dlbench.projection.step import project
+from dlbench.records.exchange import Message
 from dlbench.specs.choices import choose_system_with_origins
 from dlbench.specs.comm import Level, Piece
 from tests.support.training_machine import Machine, network_of
@@ -21,6 +22,8 @@ MACHINE = Machine(ranks_per_node=2, run_sd=0.005, hosts=lambda rng, nodes: 0.01 
 SOUND = MACHINE.ingredients(np.random.default_rng(1), (1, 2, 4))  # 2, 4 and 8 ranks; nothing is to be refused.
 FIRST, MIDDLE, ANCHOR = SOUND.points
 COSTS = network_of()
+AVERAGE = Message(num_bytes=8, num_tensors=1, method="average every 4 updates")
+AVERAGED = SOUND.exchange and SOUND.exchange.model_copy(update={"messages": (AVERAGE,)})
 BEYOND = Level(pieces=(Piece(alpha_s=1e-5, beta_s_per_byte=1e-9),))
 ONE_NODE = {"points": tuple(point.model_copy(update={"nodes": 1}) for point in SOUND.points), "ranks_per_node": 8}
 STRONG = {"scaling": "strong"}
@@ -79,6 +82,7 @@ def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) 
         ("R7", {}, 10**6, "measure 15,625 ranks or more"),
         ("R7", STRONG, 10, "divisor"),
         ("R8", {"exchange": None}, 64, "measure it"),
+        ("R8", {"exchange": AVERAGED}, 64, "measure it"),
         ("R8", {"points": (FIRST, MIDDLE, runs_of(ANCHOR, parts={}))}, 64, "measure it"),
         ("R9", STRONG, 64, "--set train.batch_per_rank=4"),
         ("R9", STRONG | BATCHES, 64, "--set train.batch_per_rank=4"),

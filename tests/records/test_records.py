@@ -693,6 +693,7 @@ def run_of(tmp_path: Path, series: str, **request: Any) -> Run:
         ({"workload": "cosmoflow"}, "Workload", ("resnet50", "cosmoflow")),
         ({"engine": "ddp"}, "Engine", ("horovod", "ddp")),
         ({"points": (2,), "overrides": {"engine.horovod.cycle_time_ms": 2.5}}, "Engine settings", ("=1.0", "=2.5")),
+        ({"points": (2,), "overrides": {"sync.average_every": 4}}, "Gradient exchange", ("average_every=4",)),
         ({"overrides": {"train.precision": "bf16"}}, "Precision", ("fp32", "bf16")),
         ({"overrides": {"data.synthetic_on": "device"}}, "Data source", ("synthetic, on the device",)),
         ({"data": "/data/jpeg"}, "Data source", ("synthetic", "real: /data/jpeg")),

@@ -26,9 +26,19 @@ from dlbench.views import model
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import MANY_REPEATS, Sweep, SweepCell, sweeps
 from dlbench.views.sweep.settings import Measured, Setting, deviations, interaction, levels_of
-from dlbench.views.sweep.view import settings_chart
+from dlbench.views.sweep.view import settings_chart, settings_sheet
 from tests.support.printed import csv_rows
-from tests.support.run_factory import Story, autotune_result, exchange_result, write_sweep, write_unfinished
+from tests.support.run_factory import (
+    Story,
+    Training,
+    autotune_result,
+    constant,
+    exchange_result,
+    quality_plans,
+    write_run,
+    write_sweep,
+    write_unfinished,
+)
 
 GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
 
@@ -46,7 +56,7 @@ def single_by(factor: float) -> Callable[[RunPlan], float]:
 
 
 def found_in(out: Path) -> Sweep:
-    (sweep,) = sweeps(tabulate(scan(out)))
+    (sweep,) = sweeps(tabulate(scan(out), with_causes=True))
     return sweep
 
 
@@ -293,6 +303,82 @@ def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
     assert "faster but not what was asked for" in cell.verdict
 
 
+LOCAL: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.average_every": (None, 8)}}
+
+
+def local(plan: RunPlan, **changes: Any) -> Story:
+    return Story(last_loss=1.95 if plan.sync.average_every else 1.9, **changes)
+
+
+def test_ranks_that_train_apart_are_never_the_best(tmp_path: Path) -> None:
+    cell = swept(tmp_path, lambda plan: 1.5 if plan.sync.average_every else 1.0, story=local, **LOCAL)
+    apart = setting(cell, average_every="8")
+    assert (apart.verdict, cell.best) == ("faster per step", "")
+    assert apart.losses.difference.value == pytest.approx(0.05)
+    assert "1 faster per step, quality not compared" in cell.verdict
+    assert cell.advice.startswith("Train to a target (--to-accuracy) with --set sync.average_every=8")
+    # No throughput without its loss, in no format.
+    document = document_of(assemble(scan(tmp_path)))
+    for text in (terminal.to_text(document), markdown.to_markdown(document)):
+        plain = " ".join(text.split()).replace("\\", "")
+        assert "loss after equal samples 1.95 against 1.9 with none, relative difference 0.03" in plain
+        assert "best of 2 settings" not in plain
+    assert "faster per step; quality not compared" in markdown.to_markdown(document)
+
+
+@pytest.mark.parametrize(("speed", "verdict"), [(1.5, "faster"), (0.9, "faster per step")])
+def test_faster_is_said_of_ranks_apart_where_they_reach_the_target_sooner(
+    tmp_path: Path, speed: float, verdict: str
+) -> None:
+    """Their steps are 1.5 times as fast, and they need one evaluation more where they are not sooner."""
+
+    def story(plan: RunPlan) -> Story:
+        late = speed < 1 and plan.sync.average_every
+        return local(plan, training=Training(values=[0.1, 0.9] if not late else [0.1, 0.1, 0.1, 0.1, 0.9], eval_s=0.1))
+
+    runs = quality_plans(points=(2,), **LOCAL)
+    for plan in runs:
+        factor = (1 + 0.02 * plan.series.repeat) / (1.5 if plan.sync.average_every else 1.0)
+        write_run(tmp_path, plan, constant([part * factor for part in (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)]), story(plan))
+    (cell,) = found_in(tmp_path).cells
+    assert setting(cell, average_every="8").verdict == verdict
+    assert (cell.best == "8") == (verdict == "faster")
+
+
+def sharded(plan: RunPlan) -> Story:
+    """Half the memory for half as many bytes again, and 5 ms of waiting for parameters."""
+    is_sharded = plan.engine.name == "fsdp"
+    peak = 2**29 if is_sharded else 2**30
+    held = dict.fromkeys(("weights", "gradients", "optimizer", "buffers"), 0) | {"activations": peak, "peak": peak}
+    waits = {"gather_s": {"forward": 0.005 * plan.measure.measured_steps}, "evidence": "timed"}
+    more = {"waits": waits} if is_sharded else {}
+    sent = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=1e-10)
+    return Story(
+        last_loss=1.9 + 1.9e-7 * is_sharded,
+        exchange={**sent, "bytes_inside": 1.5e6 if is_sharded else 1e6},
+        of_rank=lambda rank: {"held": {**held, "evidence": "counted"}, **more},
+    )
+
+
+def test_strategies_of_equal_mathematics_are_told_by_memory_bytes_and_waiting(tmp_path: Path) -> None:
+    sweep = {"engine.name": ("ddp", "fsdp"), "engine.fsdp.shard": ("parameters",)}
+    cell = swept(tmp_path, lambda plan: 1.1 if plan.engine.name == "fsdp" else 1.0, story=sharded, sweep=sweep)
+    shares = setting(cell, name="fsdp")
+    assert (cell.has_default, cell.best, shares.changes) == (True, shares.label, ())
+    assert (shares.memory_bytes, shares.step_bytes, shares.gather_s) == (2**29, 1.5e6, pytest.approx(0.005))
+    words = (
+        "Ranks share otherwise (fsdp: the same mathematics, 0.50 times the memory per rank; loss after equal samples"
+    )
+    assert words in cell.verdict
+    assert "relative difference 1e-07" in cell.verdict
+    columns = {column.name: column.title for column in settings_sheet(found_in(tmp_path), cell).columns}
+    assert (columns["memory_bytes"], columns["gather_s"]) == ("Memory per rank", "Waiting for parameters")
+    # Where settings do not differ in them people are not shown them.
+    same = swept(tmp_path / "same", single_by(1.1), **SINGLE)
+    columns = {column.name: column.title for column in settings_sheet(found_in(tmp_path / "same"), same).columns}
+    assert {columns[name] for name in ("memory_bytes", "step_bytes", "gather_s")} == {""}
+
+
 def test_plain_series_are_no_sweeps(tmp_path: Path) -> None:
     write_sweep(tmp_path, lambda plan: 1.0, points=(1, 2), sweep={})
     assert sweeps(tabulate(scan(tmp_path))) == ()
@@ -371,7 +457,7 @@ def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> No
         "the best of 8 settings",
         "changes the arithmetic (wire fp16)",
         "matters: own:single over own:none is 1.10x",
-        "Loss after equal steps",
+        "Loss after equal samples",
         "Run with --set sync.fusion=own:single",
     ):
         assert wanted in view

@@ -72,7 +72,7 @@ class Kernels:
             found.append(Setting(key=key, requested="fused", effective="fused", evidence=how))
         if self._model.order == "channels-last":
             why = (
-                "Horovod takes contiguous tensors alone"
+                f"{self._plan.engine.kind.title} takes contiguous tensors alone"
                 if self._is_kept
                 else "weights and gradients lie as activations"
             )

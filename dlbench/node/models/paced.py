@@ -61,7 +61,7 @@ class Layer(nn.Module):
     def __init__(self, spec: PacedLayer, pace: Pace) -> None:
         super().__init__()
         self.spec, self.pace = spec, pace
-        self.weight = nn.Parameter(torch.zeros(1, spec.bytes // torch.float32.itemsize))  # two dimensions: decayed
+        self.weight = nn.Parameter(torch.zeros(spec.bytes // torch.float32.itemsize, 1))  # two dimensions: decayed
 
     def forward(self, carried: Tensor) -> Tensor:
         passed: Tensor = _Pass.apply(carried, self.weight, self)  # type: ignore[no-untyped-call]

@@ -54,18 +54,19 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
     counts = [p.numel() for p in model.parameters() if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     kind, is_alone = plan.engine.kind, plan.layout.ranks == 1
+    average = 0
     if plan.sync.average_every is not None and not is_alone:
         slots = plan.workload.train.optimizer.slots if plan.sync.average_momentum else 0
         average = torch.float32.itemsize * sum(counts) * (1 + slots)
-        return average + (gradients if plan.sync.exchanges_gradients else 0), False
-    if not kind.synchronises or (plan.sync.exchange == "none" and not is_alone):
-        return 0, False
+    if not kind.synchronises or not (plan.sync.exchanges_gradients or is_alone):
+        return average, False
     if plan.sync.is_own and not is_alone:
         from dlbench.node.sync.own.buckets import arena_elements
 
         return torch.float32.itemsize * arena_elements(counts, plan.group_size), False
     if plan.engine.name == "ddp":  # it makes its buckets at one rank too
-        return (0, True) if plan.engine.ddp.views_buckets(on_gpu=device.type == "cuda") else (gradients, False)
+        is_view = plan.engine.ddp.views_buckets(on_gpu=device.type == "cuda")
+        return average + gradients * (not is_view), is_view
     if is_alone or plan.sync.fusion == "none":
         return 0, False
     fused = fusion_bytes(plan.sync.library_fusion) or fusion_bytes(kind.fusion) or 0

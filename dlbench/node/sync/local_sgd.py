@@ -12,6 +12,7 @@ rank (group by group, where gradients are averaged inside groups).
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -230,21 +231,24 @@ class LocalSgd(EngineOverLibrary):
             own, mean = self._sampled
             self._distance = float(torch.linalg.vector_norm(own - mean) / torch.linalg.vector_norm(mean))
         took = [self._clock.between(*way) for way in self._ways]
-        everyone: list[tuple[float, float]] = self.gather((self._distance, sum(took)))
-        self._distance = max(distance for distance, _ in everyone)
         steps, done = self._measured["steps"], self._measured
+        own_s = done["averages"] / steps * statistics.fmean(took) if took else 0.0
+        everyone: list[tuple[float, float]] = self.gather((self._distance, own_s))
+        self._distance = max(distance for distance, _ in everyone)
+        if not self._has_parted:
+            return gradients
         carrier = self._library.communicators().carrier
         inside, across = self._sent(steps) if steps and carrier == "gloo" else (None, None)
         average = Message(
             num_bytes=self._num_bytes, num_tensors=len(self._views) or 1, method=self._words, exchange_s=median(took)
         )
-        per_step_s = sum(seconds for _, seconds in everyone) / len(everyone) / steps if steps else None
+        per_step_s = statistics.fmean(seconds for _, seconds in everyone) if steps else None
         times: dict[str, float | None] = {"communication_s": per_step_s, "exposed_s": per_step_s, "hidden_s": 0.0}
         evidence = (
             f"{done['averages']} averages in {steps} measured steps, counted; bytes are those of a ring, per step"
         )
         messages: tuple[Message, ...] = (average,)
-        if gradients is not None:
+        if gradients is not None and gradients.messages:
             times = {key: getattr(gradients, key) for key in (*times, "backward_s")}
             evidence, messages = f"{evidence}; gradients: {gradients.evidence}", (*gradients.messages, average)
         return ExchangeResult(
@@ -286,7 +290,7 @@ class LocalSgd(EngineOverLibrary):
         )
         found: int | str | None = sync.average_every
         if not seen["averages"]:
-            found = "only at the end"
+            found = "only at the end" if self._has_parted else "never"
         elif not self._distance:
             found, how = "no difference", f"{how}; ranks had equal parameters before the last"
         else:

@@ -239,6 +239,12 @@ def _warnings(
         found.append(
             f"ranks computed with {sorted(threads)} threads, the plan says {plan.layout.cores_per_rank} cores per rank"
         )
+    every, measured = plan.sync.average_every, state.schedule.measured
+    if every is not None and plan.layout.ranks > 1 and plan.measure.until == "steps" and measured % every:
+        found.append(
+            f"sync.average_every {every}: {measured} measured steps are no multiple of it, so that not one step in "
+            f"{every} averages; set measure.measured_steps to a multiple"
+        )
     if plan.measure.phases == "synchronised" and context.device.type == "cpu":
         found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")
     return [

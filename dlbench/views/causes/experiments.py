@@ -106,6 +106,10 @@ def throttling_remedy(*, on_gpu: bool) -> str:
 
 def _for_exchange(case: Case) -> Iterator[Experiment]:
     plan, result = case.run.plan, case.exchange
+    if (every := plan.sync.average_every) is not None:
+        yield Experiment(f"average less often (--set sync.average_every={2 * every}; check the loss too)")
+        yield from _larger_batch(case)
+        return
 
     def may(**changes: str) -> bool:
         """Whether settings of the exchange are possible here, and another than now."""

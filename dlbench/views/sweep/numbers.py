@@ -60,6 +60,7 @@ from dlbench.views.sweep.settings import (
     axes,
     changed_arithmetic,
     contrasts,
+    costs,
     deviations,
     interaction,
     is_default,
@@ -70,6 +71,7 @@ from dlbench.views.sweep.settings import (
     options,
     ratio_of,
     run_key,
+    trains_apart,
     value_text,
 )
 
@@ -395,10 +397,12 @@ class _Choice:
             f"({basis_text(ratio)}, in pairs{corrected})."
         ]
         if best.changes:
-            parts.append(f"It changes the arithmetic ({', '.join(best.changes)}){_loss_text(best)}.")
+            parts.append(f"It changes the arithmetic ({', '.join(best.changes)}){loss_text(best)}.")
             exact, gained = self.best_exact, self.gain_of(self.best_exact)
             if exact is not None and gained is not None:
                 parts.append(f"Of those that do not, the best is {exact.label}: {times_text(gained)}.")
+        elif best.strategy != self.baseline.strategy:
+            parts.append(f"Ranks share otherwise ({strategy_words(best, self.baseline)}).")
         if self.ties:
             labels = "; ".join(setting.label for setting in self.ties[:_MAX_NAMED])
             more = f"; and {len(self.ties) - _MAX_NAMED} more" if len(self.ties) > _MAX_NAMED else ""
@@ -418,6 +422,11 @@ class _Choice:
             return f"{base} if the changed arithmetic is acceptable; otherwise {exact}."
         if not compared:
             return "Repeat the settings that have no figures."
+        apart = [one.options for one in compared if one.verdict == "faster per step"]
+        if apart:
+            return (
+                f"Train to a target (--to-accuracy) with {apart[0]} and without: a step of it is not the same training."
+            )
         if all(setting.verdict in ("equal", "slower") for setting in compared):
             kept = "the default" if self.draft.has_default else self.baseline.options
             return f"Keep {kept}: nothing that was swept is worth setting."
@@ -446,26 +455,41 @@ def _no_best(others: Sequence[Setting], name: str) -> str:
     slower = sum(setting.verdict == "slower" for setting in others)
     equal = sum(setting.verdict == "equal" for setting in others)
     inert = sum(setting.verdict == "faster" for setting in others)
+    apart = sum(setting.verdict == "faster per step" for setting in others)
     counts = [
         f"{count} {words}"
         for count, words in (
+            (apart, "faster per step, quality not compared"),
             (slower, "slower"),
             (equal, f"equal within {MARGIN_TEXT}"),
             (inert, "faster but not what was asked for"),
-            (len(others) - slower - equal - inert, "undecided"),
+            (len(others) - slower - equal - inert - apart, "undecided"),
         )
         if count
     ]
     return f"no setting is faster than {name} for certain: of {len(others)} others {', '.join(counts)}."
 
 
-def _loss_text(setting: Setting) -> str:
+def strategy_words(setting: Setting, baseline: Setting | None = None) -> str:
+    """What another strategy than the baseline's changes: memory, never the mathematics, which its loss shows."""
+    found, more = setting.losses, ""
+    if setting.memory_bytes and baseline is not None and baseline.memory_bytes:
+        ratio = f"{setting.memory_bytes / baseline.memory_bytes:.2f} times"
+        more = f", {ratio} the memory per rank"
+    loss = loss_text(setting) if found is not None else ""
+    return f"{setting.strategy}: the same mathematics{more}{loss}"
+
+
+def loss_text(setting: Setting) -> str:
+    """The loss beside its reference's, to be put behind a clause; empty where it is not compared."""
     found = setting.losses
     if found is None or found.own is None:
         return "" if found is None else "; its loss is not finite"
     if found.reference is None:
         return f"; its loss cannot be compared: {found.why}"
-    return f"; loss after equal steps {found.own.value:.4g} against {found.reference.value:.4g} with fp32"
+    own, reference = found.own.value, found.reference.value
+    gap = f", relative difference {abs(own / reference - 1):.1g}" if reference else ""
+    return f"; loss after equal samples {own:.5g} against {reference:.5g} with {found.reference_label}{gap}"
 
 
 def _axes_words(axes: Sequence[Axis]) -> list[str]:
@@ -493,6 +517,8 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
         plan, ratio = group[0].plan, ratios[i]
         adjusted_p = family.of(draft.logs[i])
         verdict: SettingVerdict = "baseline" if i == base else _verdict(ratio, adjusted_p)
+        if verdict == "faster" and trains_apart(plan) and not _is_sooner(measured[i], measured[base], table):
+            verdict = "faster per step"
         missing = [run.plan.run_id for run in group if run.plan.run_id not in table.runs]
         made.append(
             Setting(
@@ -510,6 +536,8 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 inert=_inert(group, table),
                 autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=verdict == "faster"),
                 losses=losses(measured[i], measured, table),
+                strategy=plan.strategy,
+                **costs(measured[i], table),
                 options=options(plan),
                 run_ids=tuple(run.plan.run_id for run in measured[i]),
             )
@@ -527,6 +555,19 @@ def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
     if adjusted_p < LEVEL and is_other_than(ratio, 1):
         return "faster" if ratio.value > 1 else "slower"
     return "undecided"
+
+
+def _is_sooner(own: Sequence[Run], base: Sequence[Run], table: RunTable) -> bool:
+    """Whether all runs of both were trained to their target, these in less time for certain."""
+    times = []
+    for runs in (base, own):
+        results = {run_key(run, table): run.record and run.record.quality for run in runs}
+        reached = {key: one.time_to_quality_s for key, one in results.items() if one and one.time_to_quality_s}
+        if not reached or len(reached) < len(results):
+            return False
+        times.append(reached)
+    ratio = ratio_of(paired_logs(*times))
+    return ratio.is_confident and ratio.value > 1 and is_other_than(ratio, 1)
 
 
 def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) -> Iterator[str]:

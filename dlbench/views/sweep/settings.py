@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, Literal
 
 from dlbench.analysis.side_by_side import last_loss
@@ -31,13 +32,18 @@ from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes, format_number, format_seconds
 
-_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.")
+_DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")
 """Keys whose default is dlbench's own. Those of a workload or system are in files that a plan no longer names."""
 _TRAINING = ("train.", "model.", "data.")  # Keys that change what is trained.
+_SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "local-sgd")  # Strategies whose loss stands beside replicas'.
+_CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
 """Of them those that change where activations and state lie meanwhile, and no number that is computed."""
-SettingVerdict = Literal["baseline", "faster", "slower", "equal", "undecided", "insufficient", "no figure"]
-"""Against the baseline. equal: within the margin, interval and all. undecided: neither that nor a difference."""
+SettingVerdict = Literal[
+    "baseline", "faster", "faster per step", "slower", "equal", "undecided", "insufficient", "no figure"
+]
+"""Against the baseline. equal: within the margin, interval and all. undecided: neither that nor a difference. faster
+per step: of ranks that train apart, whose updates are not those of the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +64,13 @@ class Autotune:
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """The loss after equal steps, means over ranks, medians over runs."""
+    """The loss after equal samples, means over ranks, medians over runs."""
 
-    own: Estimate | None = field(metadata=column("Loss after equal steps", "loss", missing="not finite"))
+    own: Estimate | None = field(metadata=column("Loss after equal samples", "loss", missing="not finite"))
     """None where it is not finite in some run."""
     reference: Estimate | None
-    """Of the same setting with fp32 on the wire, or else of the baseline; None where there is none to compare with."""
+    """Of the same setting with plain arithmetic and replicas, or else of the baseline; None where there is none to
+    compare with."""
     reference_label: str = field(metadata=column("That is", "reference", value=lambda found: found or None))
     difference: Estimate | None = field(metadata=column("Difference", "loss_difference"))
     why: str  # Why there is nothing to compare with; empty where there is.
@@ -89,7 +96,12 @@ class Setting:
     inert: tuple[str, ...] = field(metadata=column(value=" | ".join))
     """Settings of its runs that had no effect: it is not what its name says."""
     autotune: Autotune | None
-    losses: Losses | None  # The loss after equal steps next to that of fp32 on the wire; None where the wire is that.
+    losses: Losses | None  # None where arithmetic and strategy are those of the reference.
+    strategy: str  # What ranks share, e.g. data, fsdp.
+    memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes))
+    """Of the rank that held most: tensors at the peak of a step, else what its GPU's allocator held."""
+    step_bytes: float | None = field(metadata=column("Sent per rank and step", text=format_bytes))
+    gather_s: float | None = field(metadata=column("Waiting for parameters", text=format_seconds))  # Per step.
     options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
 
@@ -160,32 +172,66 @@ def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
     return (*wire, *apart, *sorted(trained))
 
 
+def trains_apart(plan: RunPlan) -> bool:
+    """Whether ranks make updates of their own, so that a step does not do what the baseline's does."""
+    return plan.strategy == "local-sgd"
+
+
+def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
+    """What strategies differ in besides time, medians over the runs with figures: the fields of `Setting`."""
+    found: dict[str, list[float]] = {"memory_bytes": [], "step_bytes": [], "gather_s": []}
+    for run in runs:
+        record, causes = run.record, table.causes.get(run.plan.run_id)
+        assert record is not None
+        held = [one.held.peak if one.held is not None else one.peak_memory_bytes for one in record.ranks]
+        on_gpu = record.ranks[0].device.startswith("cuda")
+        if all(one.held is not None or on_gpu for one in record.ranks):
+            found["memory_bytes"] += [max(one or 0 for one in held)]
+        sent = record.exchange and (record.exchange.bytes_inside, record.exchange.bytes_across)
+        if sent and sent != (None, None):
+            found["step_bytes"].append(sum(one or 0.0 for one in sent))
+        if causes is not None and "gather" not in causes.not_measured:
+            found["gather_s"].append(causes.seconds["gather"])
+    return {name: median(values) if values else None for name, values in found.items()}
+
+
 def run_key(run: Run, table: RunTable) -> RunKey:
     """The repeat of a run with figures, which pairs it with those of the other settings, and its session."""
     return KnownKey.of("", run.plan.series.repeat, table.sessions[run.plan.run_id])
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
-    """The loss of a setting that changes the arithmetic of the exchange, next to fp32's. `runs`: the setting's runs
-    with figures; `all_runs`: those of the cell, by setting, this one and the baseline among them.
+    """The loss of a setting that changes the arithmetic of the exchange, or what ranks share, next to that of one that
+    does not. `runs`: the setting's runs with figures; `all_runs`: those of the cell, by setting, this one and the
+    baseline among them.
     """
-    if not runs or not any(text.startswith("wire ") for text in changed_arithmetic(runs[0].plan)):
+
+    def is_plain(plan: RunPlan) -> bool:
+        return plan.sync.wire == "fp32" and plan.strategy not in _SHARED
+
+    if not runs or is_plain(runs[0].plan):
         return None
 
     def others(found: Sequence[Run]) -> dict[str, AxisValue]:
-        return {key: value for key, value in found[0].plan.series.axes.items() if key != "sync.wire"}
+        return {key: value for key, value in found[0].plan.series.axes.items() if not key.startswith(_CHANGE_LOSS)}
 
     own = {run_key(run, table): last_loss(run) for run in runs}
-    nothing = Losses(own=_median(own), reference=None, reference_label="", difference=None, why="no run with fp32")
-    # The setting that differs in the wire format alone; else the first with fp32.
-    plain = [found for found in all_runs if found and found[0].plan.sync.wire == "fp32"]
+    nothing = Losses(
+        own=_median(own), reference=None, reference_label="", difference=None, why="no run of replicas with fp32"
+    )
+    # The setting that differs in these keys alone; else the first that is plain, or trains as those do.
+    known = [found for found in all_runs if found and found[0].plan.sync.wire == "fp32"]
+    plain = [found for found in known if is_plain(found[0].plan)]
+    plain = plain or [found for found in known[:1] if not trains_apart(found[0].plan)]
     reference = next(iter([*(found for found in plain if others(found) == others(runs)), *plain]), None)
     if reference is None:
         return nothing
+    if reference is runs:
+        return None
     base = {run_key(run, table): last_loss(run) for run in reference}
-    steps = {run.record.steps for run in (*runs, *reference) if run.record is not None}
-    if len(steps) > 1:
-        return replace(nothing, why=f"unequal steps: {', '.join(sorted(map(str, steps)))}")
+    seen = {run.record.steps * run.plan.global_batch for run in (*runs, *reference) if run.record is not None}
+    if len(seen) > 1:
+        return replace(nothing, why=f"unequal samples: {', '.join(map(str, sorted(seen)))}")
     gaps = {
         key: None if one is None or (other := base[key]) is None else one - other
         for key, one in own.items()

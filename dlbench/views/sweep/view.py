@@ -12,7 +12,7 @@ from dlbench.report.table import Column, Sheet, columns_of, times_cell
 from dlbench.report.wording import place_text, times_text, times_value
 from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Report
-from dlbench.views.sweep.numbers import Sweep, SweepCell, short_keys, sweeps
+from dlbench.views.sweep.numbers import Sweep, SweepCell, loss_text, short_keys, strategy_words, sweeps
 from dlbench.views.sweep.settings import MARGIN, MARGIN_TEXT, Axis, Level, Losses, Setting
 from dlbench.views.view import ReportSource, ReportView
 
@@ -20,8 +20,9 @@ MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
 
 
 def verdict_title(setting: Setting) -> str:
-    """`equal` names its margin; the others are words as they are."""
-    return f"equal within {MARGIN_TEXT}" if setting.verdict == "equal" else setting.verdict
+    """`equal` names its margin, `faster per step` what it leaves open; the others are words as they are."""
+    more = {"equal": f" within {MARGIN_TEXT}", "faster per step": "; quality not compared"}
+    return setting.verdict + more.get(setting.verdict, "")
 
 
 def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
@@ -34,15 +35,18 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
         return verdict_title(one) + (", best" if one.label == cell.best else "")
 
     title = "Remarks" if any(map(_remarks, cell.settings)) else ""
+    # Where settings do not differ in these, the columns are for programs alone.
+    told = {name: [getattr(one, name) for one in cell.settings] for name in ("memory_bytes", "step_bytes", "gather_s")}
+    same = {name: "" for name, values in told.items() if len({f"{one or 0.0:.3g}" for one in values}) < 2}
     columns = columns_of(
         Setting,
         "label",
         *(value_column(place, key) for place, key in enumerate(short_keys(sweep.keys))),
-        *("options", "is_baseline", "throughput", "ratio"),
+        *("options", "is_baseline", "throughput", "ratio", *told),
         Column("verdict", "Verdict", lambda one: one.verdict, verdict, is_brief=True),
         *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why"),
         Column("", title, lambda one: "; ".join(_remarks(one))),
-        titles={"throughput_per_s": f"Throughput, {sweep.sample_unit}/s"},
+        titles={"throughput_per_s": f"Throughput, {sweep.sample_unit}/s", **same},
     )
     return Sheet(name="sweep", title="Settings", columns=columns, rows=cell.settings, in_terminal=True)
 
@@ -51,7 +55,9 @@ def _remarks(setting: Setting) -> list[str]:
     """What must be said of a setting besides its speed."""
     found = [f"a setting had no effect: {text}" for text in setting.inert]
     if setting.changes:
-        found.append(f"changes the arithmetic ({', '.join(setting.changes)})")
+        found.append(f"changes the arithmetic ({', '.join(setting.changes)}){loss_text(setting)}")
+    elif setting.losses is not None:
+        found.append(strategy_words(setting))
     if setting.num_runs < setting.num_planned:
         why = f" ({setting.why})" if setting.why else ""
         found.append(f"{setting.num_runs} of {setting.num_planned} runs have figures{why}")
@@ -99,18 +105,18 @@ def axes_sheet(cell: SweepCell) -> Sheet[AxisRow]:
 
 
 def losses_sheet(cell: SweepCell) -> Sheet[Setting]:
-    """The loss of settings that change the arithmetic next to that with fp32 on the wire."""
+    """The loss of settings that change the arithmetic, or what ranks share, next to that of replicas with fp32."""
 
     def reference(found: Losses) -> Estimate | str:
         return found.reference or (f"not compared: {found.why}" if found.why else "not finite")
 
     fp32: Column[Losses] = Column(
-        "reference_loss", "With fp32 on the wire", lambda one: one.reference, reference, has_interval=True
+        "reference_loss", "Of replicas with fp32", lambda one: one.reference, reference, has_interval=True
     )
     losses = columns_of(Losses, "own", fp32, "reference_label", "difference", of=lambda setting: setting.losses)
     return Sheet(
         name="sweep-losses",
-        title="What the changed arithmetic does to the loss",
+        title="Loss after equal samples",
         columns=(*columns_of(Setting, "label", titles={"setting": "Setting"}), *losses),
         rows=[setting for setting in cell.settings if setting.losses],
         caption="Last loss of a run, medians over runs.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,9 +19,11 @@ from dlbench.node.sync.engine import Engine
 from dlbench.node.sync.groups import Communicators
 from dlbench.node.sync.local_sgd import LocalSgd
 from dlbench.records.record import Setting
+from dlbench.records.rows.steps import read_steps
 from dlbench.specs.inert import refuse_inert
 from dlbench.specs.plan import RunPlan
-from tests.support.run_factory import plans
+from tests.support.forked_runs import run_forked
+from tests.support.run_factory import plans, record_of
 
 RANKS, STEPS = 2, 10
 MOMENTUM, RATE = 0.9, 0.1
@@ -177,6 +180,13 @@ def test_a_run_that_never_averages_says_so() -> None:
     assert apart(parameters, others) == 0
 
 
+def test_a_run_that_ends_before_its_first_update_apart_says_so() -> None:
+    ((_, settings, exchange), _) = trained(planned(sync__average_every=4, sync__average_from=STEPS + 1), MOMENTUM)
+    proof = {one.key: one.effective for one in settings}
+    assert (proof["sync.average_every"], proof["sync.average_from"]) == ("never", None)
+    assert exchange is None  # what the library says, here of nothing
+
+
 def test_evaluations_see_the_mean_and_change_nothing() -> None:
     seen: list[list[Tensor]] = []
 
@@ -259,3 +269,32 @@ def test_what_acts_in_no_run_is_refused(key: str, settings: dict[str, Any]) -> N
         del settings["momentum"]
     with pytest.raises(UserError, match=f"{key}: has no effect"):
         refuse_inert([(key, "--set")], [planned(**settings)])
+
+
+@pytest.mark.nightly
+def test_groups_that_average_after_every_update_train_as_ddp_does(tmp_path: Path) -> None:
+    """Four ranks in groups of two; plain SGD, whose update is linear in the gradient."""
+    plain = {"name": "sgd", "momentum": 0.0, "clip_norm": "null"}
+    settings = {f"train.optimizer.{key}": value for key, value in plain.items()}
+    settings |= {"measure.warmup_steps": 3, "measure.measured_steps": 4}
+    grouped = {"sync.exchange": "hierarchical", "sync.group_size": 2, "sync.average_every": 1}
+    losses, records = [], []
+    for name, more in (("ddp", {}), ("grouped", grouped)):
+        words = [word for key, value in (settings | more).items() for word in ("--set", f"{key}={value}")]
+        asked = ("bert", "--preset", "ci", "--ranks", "4", "--repeats", "1", "--engine", "ddp", *words)
+        (run,) = run_forked(*asked, "--out", tmp_path / name)
+        records.append(record_of(run))
+        losses.append([read_steps(run.folder.steps(rank)).steps["loss"].tolist() for rank in range(4)])
+    ddp, found = (one.exchange for one in records)
+    assert ddp is not None
+    assert found is not None
+    for one, other in zip(*losses, strict=True):
+        assert other == pytest.approx(one, rel=1e-5)
+    # In each step gradients in a group of two, a share of the parameters with the other group, and the other share of
+    # this one; DDP's ring of four sends 2 (p - 1) / p.
+    num_bytes = records[0].gradient_bytes
+    assert (found.bytes_inside, found.bytes_across) == (num_bytes + num_bytes / 2, num_bytes / 2)
+    assert (ddp.bytes_inside or 0.0) + (ddp.bytes_across or 0.0) == 1.5 * num_bytes
+    proof = {one.key: one for one in records[1].settings}["sync.average_every"]
+    assert proof.effective == 1
+    assert (found.group_size, found.num_groups) == (2, 2)
