@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -22,7 +25,8 @@ from dlbench.node import __main__ as node
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run, scan
+from dlbench.records.scan import Run, read_run, scan
+from dlbench.records.status import PEER_MARK
 from dlbench.specs.plan import RunPlan
 from tests.node.sync import test_strategies
 from tests.node.sync.test_strategies import every_plan
@@ -131,27 +135,40 @@ def test_networks_of_convolutions_train_alike(tmp_path: Path, workload: str) -> 
     require_same(trained(tmp_path, plans)[0])
 
 
-def lost(arguments: Sequence[str]) -> int:
-    """One rank; the second skips the sum of squares by which the norm of gradients is found, once, in its third
-    step.
-    """
+def lost(arguments: list[str]) -> int:
+    """One rank. The second leaves out, or never comes back from, its third sum of squares over ranks."""
+    plan, what = arguments
     if os.environ["DLBENCH_RANK"] == "1":
         calls, real = 0, dist.all_reduce
 
-        def skipping(*given: object, **named: object) -> object:
+        def third(*given: Any, **named: Any) -> Any:
             nonlocal calls
             calls += 1
-            return None if calls == 3 else real(*given, **named)  # type: ignore[arg-type]
+            if calls != 3:
+                return real(*given, **named)
+            return threading.Event().wait() if what == "hangs" else None
 
-        dist.all_reduce = skipping  # type: ignore[assignment]
-    return node.main(list(arguments))
+        dist.all_reduce = third
+    return node.main([plan])
 
 
-def test_a_rank_that_skips_a_collective_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["skips", "hangs"])
+def test_a_rank_that_leaves_a_collective_out_ends_all(tmp_path: Path, what: str) -> None:
+    """One that goes on to the next: Gloo refuses to take that for the one before. One that stays away: each rank's
+    watchdog says where it stands.
+    """
     (plan,), _ = planned(
-        *("bert", *SHORT, "--ranks", "2", *FSDP, "--set", "measure.stall_timeout_s=10", "--out", tmp_path)
+        *("bert", *SHORT, "--ranks", "2", *FSDP, "--set", "measure.stall_timeout_s=15", "--out", tmp_path)
     )
     folder = create(prepare_output(tmp_path / "runs"), plan)
-    codes, said = run_ranks(lost, [str(folder.plan)], environments(plan), tmp_path)
-    print(codes, said)
-    assert int(ExitCode.TIMEOUT) in codes
+    codes, said = run_ranks(lost, [str(folder.plan), what], environments(plan), tmp_path)
+    if what == "skips":
+        assert sorted(codes) == [-signal.SIGABRT, int(ExitCode.RUN_FAILED)]
+        assert any("Is there a distributed collective mismatch" in text for text in said)
+        assert any(PEER_MARK in text for text in said)
+        return
+    assert codes == [int(ExitCode.TIMEOUT)] * 2
+    # An update has two: for clipping, and for LAMB's norms.
+    assert all("after the exchange of step 1 (" in status.reason for status in read_run(folder.path).statuses)
+    assert "in all_reduce" in said[0]
+    assert "in third" in said[1]
