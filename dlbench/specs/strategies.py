@@ -5,7 +5,7 @@ Names are those of the projection's table (`dlbench.projection.strategies.table`
 
 from __future__ import annotations
 
-from dlbench.specs.engine import EngineSpec
+from dlbench.specs.engine import EngineSpec, FsdpSettings
 from dlbench.specs.sync import SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
 from dlbench.specs.workload import Workload
@@ -126,12 +126,17 @@ def _tensor_problem(
             return (
                 f"{key}: {layer.name} has {num} {what}, which {shared} ranks cannot share evenly; set it to a divisor"
             )
+    fsdp, is_one = engine.fsdp, shared == ranks
+    sharding = ("shard", "shard_ranks", "wrap", "prefetch", "offload")
+    alone = {f"engine.fsdp.{one}": getattr(fsdp, one) != FsdpSettings.model_fields[one].default for one in sharding}
+    alone[f"sync.wire {sync.wire}"] = sync.wire != "fp32"
     refused = {
         "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),
         # Its look for overflows takes gradients of one mesh (torch 2.13).
         "train.precision fp16": (workload.train.precision == "fp16", "losses are not scaled here; use bf16"),
-        f"sync.wire {sync.wire}": (shared == ranks and sync.wire != "fp32", "one replica exchanges no gradient"),
-        "engine.fsdp.offload": (shared == ranks and engine.fsdp.offload, "one replica shards nothing that is gathered"),
+        **{
+            what: (is_one and acts, "all ranks are one replica, and shard nothing else") for what, acts in alone.items()
+        },
     }
     return next((f"{key}: {what} does not go with it: {why}" for what, (acts, why) in refused.items() if acts), None)
 

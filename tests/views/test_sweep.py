@@ -19,7 +19,7 @@ from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
-from dlbench.report.wording import times_value
+from dlbench.report.wording import DASH, times_value
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
 from dlbench.views import model
@@ -576,3 +576,44 @@ def test_a_run_that_went_on_after_an_interruption_is_in_no_mean(tmp_path: Path) 
     found = setting(swept(tmp_path, speed, story=story, **SINGLE), fusion="own:single")
     assert (found.num_runs, found.num_planned) == (4, 5)
     assert found.why == "valid: resumed after an interruption, so no repeat of runs that ran through"
+
+
+# The update by optimizer, replicated against sharded
+
+
+def updating(rank: int, plan: RunPlan) -> dict[str, Any]:
+    """Two thirds of the state on rank 0 where it is shared out, and 2 ms of each step's update waited for."""
+    is_shared = plan.strategy == "zero-1"
+    kept = 3000 if not is_shared else (2000, 1000)[rank]
+    others = dict.fromkeys(("weights", "gradients", "buffers", "activations", "peak"), 0)
+    held = {"held": {**others, "optimizer": kept, "evidence": "planted"}}
+    if not is_shared:
+        return held
+    seconds = (0.001, 0.003)[rank] * plan.measure.measured_steps
+    return {**held, "waits": {"exchange_s": {"optimizer": seconds}, "evidence": "planted"}}
+
+
+def test_the_updates_share_is_one_table_by_optimizer_and_sharding(tmp_path: Path) -> None:
+    def story(plan: RunPlan) -> Story:
+        ineffective = {"key": "engine.ddp.shard_optimizer", "requested": True, "effective": False, "evidence": ""}
+        is_stateless = plan.strategy == "zero-1" and plan.workload.train.optimizer.name == "sgd"
+        return Story(of_rank=lambda rank: updating(rank, plan), settings=(ineffective,) if is_stateless else ())
+
+    optimizers = {"train.optimizer.name": ("sgd", "adamw"), "engine.ddp.shard_optimizer": (False, True)}
+    write_sweep(tmp_path / "runs", lambda _: 1.0, points=(2,), engine="ddp", sweep=optimizers, story=story)
+    report = assemble(scan(tmp_path / "runs"))
+    # The table of people, of all repeats: their mean update is 10.4 ms of 104 ms.
+    sheets = (sheet for section, _ in document_of(report).walk() for sheet in section.sheets)
+    (shown,) = [sheet for sheet in sheets if sheet.name == "sweep-updates"]
+    cells = [[column.cell(row).text for column in shown.columns if column.title] for row in shown.rows]
+    time = ["10.4 ms", "10.0 %"]
+    assert sorted(cells) == [
+        ["off, adamw", "adamw", "replicated", *time, DASH, "2.93 KiB", "1.000"],
+        ["off, sgd", "sgd", "replicated", *time, DASH, "2.93 KiB", "1.000"],
+        ["on, adamw", "adamw", "sharded (ZeRO-1)", *time, "2 ms", "1.953 KiB", "1.333"],
+        ["on, sgd", "sgd", "replicated", *time, "2 ms", "1.953 KiB", "1.333"],
+    ]
+
+
+def test_a_sweep_of_other_keys_has_no_table_of_updates(planted_runs: Path) -> None:
+    assert not any(cell.updates for cell in found_in(planted_runs).cells)

@@ -74,6 +74,7 @@ from dlbench.views.sweep.settings import (
     trains_apart,
     value_text,
 )
+from dlbench.views.sweep.updates import Update, updates_of
 
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 MANY_REPEATS = 100
@@ -97,6 +98,7 @@ class SweepCell:
     has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.
     settings: tuple[Setting, ...]
     axes: tuple[Axis, ...]
+    updates: tuple[Update, ...]  # By setting, where optimizers or their sharding are swept.
     interaction: str  # The check of additivity in a sentence; empty where it could not be made.
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
@@ -325,6 +327,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         has_default=draft.has_default,
         settings=choice.settings,
         axes=effects,
+        updates=updates_of(draft.runs, table),
         interaction=additivity.words if additivity else "",
         best=choice.best.label if choice.best else "",
         best_ratio=choice.gain_of(choice.best),

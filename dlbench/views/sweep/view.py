@@ -14,6 +14,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell, loss_text, short_keys, strategy_words, sweeps
 from dlbench.views.sweep.settings import MARGIN, MARGIN_TEXT, Axis, Level, Losses, Setting
+from dlbench.views.sweep.updates import updates_sheet
 from dlbench.views.view import ReportSource, ReportView
 
 MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
@@ -224,7 +225,7 @@ def _headline(sweep: Sweep) -> str:
 
 
 def _cell(sweep: Sweep, cell: SweepCell) -> Section:
-    found = (settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell))
+    found = (settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell), updates_sheet(cell.updates))
     said, follows = (cell.verdict, cell.interaction), f"Next: {cell.advice}"
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",

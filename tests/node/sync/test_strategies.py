@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +23,7 @@ from dlbench.node.models.build import build_model
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.ranks import detect
 from dlbench.node.sync.build_engine import build_engine
+from dlbench.node.training import loop
 from dlbench.node.training.checkpoint import Checkpoint, give_shares, snapshot
 from dlbench.node.training.phases import timer_for
 from dlbench.node.training.run import prepare
@@ -65,6 +69,11 @@ TO_QUALITY = (
     ),
     *("--set", "model.dropout=0.0"),
 )
+OF_TEXT = (
+    *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "quality.target=0.9"),
+    *("--set", "quality.max_samples=128", "--set", "quality.evaluate_every_samples=64"),
+    *("--set", "quality.evaluate_samples=37", "--set", "train.batch_per_rank=4"),
+)
 LAST = 5  # The step after which each writes the checkpoint that others go on from.
 
 
@@ -77,9 +86,16 @@ def plan_of(name: str, out: Path, **more: object) -> RunPlan:
 
 
 def every_plan(arguments: list[str]) -> int:
-    """One rank: trains plan after plan in this process (TRAIN PLAN), or reads checkpoints (READ PLAN FILE ...)."""
+    """One rank: trains plan after plan in this process (TRAIN PLAN), as well with dropout that each rank draws for
+    itself (DRIFT PLAN), or reads checkpoints (READ PLAN FILE ...).
+    """
     for line in arguments:
         what, path, *files = line.split()
+        if what == "DRIFT":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(loop, "_step_seed", lambda seed, replica, step: os.getpid() + step)
+                node.main([path])
+            continue
         if code := node.main([path]) if what == "TRAIN" else read_each(Path(path), [Path(file) for file in files]):
             return code
     return 0
@@ -120,6 +136,13 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], nam
     return name in one and name in other and torch.equal(one[name], other[name])
 
 
+def write_text(folder: Path) -> None:
+    words = np.random.default_rng(0).choice(["apple", "river", "stone"], (120, 70))
+    for split in ("train", "validation"):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "corpus.txt").write_text("\n\n".join(" ".join(line) + "." for line in words) + "\n")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Everything:
     runs: Mapping[str, Run]  # By strategy; each trained LAST steps.
@@ -127,13 +150,15 @@ class Everything:
     differing: Mapping[str, list[list[str]]]
     """By strategy that read: for the checkpoint of each strategy, the tensors that it did not give back bit for bit."""
     evaluated: Mapping[str, Run]  # By engine: CosmoFlow to a quality, rank 0 with a batch more than rank 1.
+    sharing: Mapping[str, Run]
+    """Tensor parallel: with dropout (TRAIN), with dropout that ranks draw apart (DRIFT), and of text to a quality."""
 
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
     """Valid runs of every strategy, and what each reads of each other's checkpoint, by two ranks that start once."""
     folder = tmp_path_factory.mktemp("strategies")
-    roots = [prepare_output(folder / name) for name in ("runs", "resumed", "read", "quality")]
+    roots = [prepare_output(folder / name) for name in ("runs", "resumed", "read", "quality", "sharing")]
     plans = {name: plan_of(name, roots[0]) for name in STRATEGIES}
     folders = {name: create(roots[0], plan) for name, plan in plans.items()}
     files = {name: folder.checkpoint(LAST) for name, folder in folders.items()}
@@ -153,6 +178,11 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
         for engine in ("ddp", "fsdp")
     }
     lines += [f"TRAIN {create(roots[3], plan).plan}" for plan in quality.values()]
+    sharing = {what: plan_of("tensor", roots[4], model__dropout=0.1) for what in ("TRAIN", "DRIFT")}
+    write_text(folder / "text")
+    (sharing["text"],) = planned("bert", *OF_TEXT, *STRATEGIES["tensor"], "--data", folder / "text")[0]
+    for what, plan in sharing.items():
+        lines.append(f"{what if what == 'DRIFT' else 'TRAIN'} {create(roots[4], plan).plan}")
     environments = [resolve(one) for one in local_environments(plans["ddp"], secrets.token_hex(8))]
     codes, said = run_ranks(every_plan, lines, environments, folder)
     assert codes == [0, 0], "\n".join(text[-4000:] for text in said)
@@ -162,6 +192,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
         resumed={name: found[1][plan.run_id] for name, plan in again.items()},
         differing={name: json.loads(path.with_name("differing.json").read_text()) for name, path in reading.items()},
         evaluated={name: found[3][plan.run_id] for name, plan in quality.items()},
+        sharing={name: found[4][plan.run_id] for name, plan in sharing.items()},
     )
 
 
@@ -258,6 +289,41 @@ def test_every_strategy_ends_with_a_valid_record(trained: Mapping[str, Run]) -> 
     assert {name: record(run).state for name, run in trained.items()} == dict.fromkeys(STRATEGIES, "valid")
 
 
+@pytest.mark.parametrize(("name", "times"), [("fsdp", 2), ("fsdp-gradients", 1)])
+def test_sharded_training_has_the_losses_of_replicated_training(
+    name: str, times: int, trained: Mapping[str, Run]
+) -> None:
+    """And sends what sharding takes, to the byte: `times` gathers of a block a pass, one of the rest, one scatter."""
+    run, model = trained[name], build_model(trained[name].plan.workload.model)
+    for rank in range(2):
+        losses, expected = (read_steps(one.folder.steps(rank)).steps["loss"] for one in (run, trained["ddp"]))
+        assert losses == pytest.approx(expected, rel=1e-5)
+    found = record(run)
+    assert found.exchange is not None
+    blocks = sum(parameter.nbytes for block in model.blocks for parameter in block.parameters())
+    rest = sum(parameter.nbytes for parameter in model.parameters()) - blocks
+    assert found.exchange.bytes_inside == (2 * times * blocks + 2 * rest + blocks + rest) / 2
+    sent = Counter(one.method for one in found.exchange.messages)
+    assert sent == {"all-gather": 2 * (2 * times + 1), "reduce-scatter": 3}
+    proof = {one.key: one for one in found.settings}["engine.fsdp.shard"]
+    assert proof.effective == proof.requested == run.plan.engine.fsdp.shard
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{elements} elements lie on all ranks" in proof.evidence
+
+
+@pytest.mark.parametrize(("name", "gathered"), [("fsdp", {"forward", "backward"}), ("fsdp-gradients", {"forward"})])
+def test_sharded_training_tells_what_it_waited_for(name: str, gathered: set[str], trained: Mapping[str, Run]) -> None:
+    for rank in record(trained[name]).ranks:
+        assert rank.waits is not None
+        assert set(rank.waits.gather_s) == gathered
+        # Of three reduce-scatters the last one begins the exchange phase; LAMB and clipping sum their norms.
+        assert set(rank.waits.exchange_s) == {"backward", "optimizer"}
+        waited = sum(rank.waits.gather_s.values()) + sum(rank.waits.exchange_s.values())
+        assert 0 < waited < rank.measured_s
+    steps = read_steps(trained[name].folder.steps(0)).measured
+    assert (steps["exchange_ns"] > 0).all()
+
+
 def test_a_sharded_update_is_bit_for_bit_that_of_every_rank(trained: Mapping[str, Run]) -> None:
     ddp, zero = record(trained["ddp"]), record(trained["zero-1"])
     found, expected = ({rank.final_parameters_sha256 for rank in one.ranks} for one in (zero, ddp))
@@ -331,3 +397,51 @@ def test_post_local_sgd_is_ddp_until_its_update(trained: Mapping[str, Run]) -> N
     assert found.exchange is not None
     assert found.exchange.exchange == "flat until update 2, then average every 2 updates"
     assert {one.key: one.effective for one in found.settings}["sync.average_from"] == 2
+
+
+def test_ranks_that_share_layers_train_as_ddp_and_send_the_bytes_of_the_formula(trained: Mapping[str, Run]) -> None:
+    """Two layers of 128 features, 64 positions; a step has 16 samples in two parts."""
+    losses = {
+        name: [read_steps(trained[name].folder.steps(rank)).steps["loss"] for rank in range(2)]
+        for name in ("ddp", "tensor")
+    }
+    assert losses["tensor"][0].tolist() == losses["tensor"][1].tolist()
+    assert losses["tensor"][0] == pytest.approx(np.mean(losses["ddp"], axis=0), rel=1e-5)
+    run, found = trained["tensor"], record(trained["tensor"])
+    assert (run.plan.strategy, run.plan.ranks_per_replica) == ("tensor", 2)
+    assert [rank.samples for rank in found.ranks] == [2 * 8, 2 * 8]
+    assert found.data["num_samples"] == 2 * record(trained["ddp"]).data["num_samples"]  # of both ranks' pools
+    assert found.exchange is not None
+    assert {(one.method, one.num_bytes) for one in found.exchange.messages} == {("all-reduce", 8 * 64 * 128 * 4)}
+    assert len(found.exchange.messages) == 4 * 2 * 2
+    assert (found.exchange.bytes_inside, found.exchange.bytes_across) == (4 * 2 * 16 * 64 * 128 * 4, 0)
+    proof = {one.key: one for one in found.settings}["engine.fsdp.tensor_ranks"]
+    assert (proof.requested, proof.effective) == (2, 2)
+    for rank in found.ranks:
+        assert rank.waits is not None
+        assert min(rank.waits.exchange_s[phase] for phase in ("forward", "backward", "optimizer")) > 0
+        assert rank.waits.gather_s == {}
+
+
+def test_ranks_that_share_layers_draw_the_same_dropout_and_a_rank_that_does_not_is_found(
+    everything: Everything,
+) -> None:
+    checks = {
+        what: {check.name: check.passed for check in record(everything.sharing[what]).checks}
+        for what in ("TRAIN", "DRIFT")
+    }
+    assert all(checks["TRAIN"].values())
+    assert [name for name, passed in checks["DRIFT"].items() if not passed] == ["identical parameters"]
+
+
+def test_ranks_that_share_layers_read_and_evaluate_each_sample_once(everything: Everything) -> None:
+    found = record(everything.sharing["text"])
+    assert found.state == "valid"
+    assert found.quality is not None
+    assert [each.samples for each in found.quality.evaluations] == [64, 128]
+    assert {each.eval_samples for each in found.quality.evaluations} == {37}
+    assert found.shuffle is not None
+    whole = [epoch for epoch in found.shuffle.epochs if epoch.is_whole]
+    assert whole
+    assert {epoch.visits + epoch.left_out for epoch in whole} == {found.quality.train_samples}
+    assert sum(epoch.visits for epoch in found.shuffle.epochs) == found.steps * 8
