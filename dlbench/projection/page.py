@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from dlbench.analysis.causes import CAUSES
+from dlbench.lazy import alt
 from dlbench.projection.cost import Cost
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import Row, Score, line, score
@@ -271,8 +272,6 @@ def projection_chart(
 
     `more`: further layers over the same axes, `ranks` and `value`.
     """
-    import altair as alt
-
     name, unit = _quantity(targets)
     rows: Rows = [{"ranks": one.ranks, "series": "measured", **figure_row(getattr(one, name))} for one in measured]
     for one in targets:
