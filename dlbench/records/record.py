@@ -332,6 +332,16 @@ class Record(Spec):
         return sum(rank.samples for rank in self.ranks) / measured_s if measured_s else None
 
     @property
+    def held_bytes(self) -> int | None:
+        """What the rank with most held at the peak of a step: tensors as they were counted, else by its GPU's
+        allocator; None where not every rank knows.
+        """
+        by_allocator = [one.peak_memory_bytes if one.device.startswith("cuda") else None for one in self.ranks]
+        held = [one.held.peak if one.held else peak for one, peak in zip(self.ranks, by_allocator, strict=True)]
+        known = [one for one in held if one is not None]
+        return max(known) if known and len(known) == len(held) else None
+
+    @property
     def held_nodes(self) -> int:
         """Nodes that its Slurm job held besides the run's own: idle, because a job's runs go one after the other."""
         allocated = self.environment.get("variable.SLURM_JOB_NUM_NODES", "")

@@ -481,7 +481,9 @@ def _out_of_memory(context: RankContext, state: TrainState, words: str, startup_
     """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
     plan, train = context.plan, context.plan.workload.train
     fit = None
-    if state.memory is None and state.compilation is None and state.graphs is None:
+    # Of a network that ranks share, no rank can try a pass alone.
+    is_own = plan.engine.name != "fsdp" or plan.layout.ranks == 1
+    if is_own and state.memory is None and state.compilation is None and state.graphs is None:
         loss = loss_for(plan.workload.model, train.label_smoothing)
         kept = 0 if state.host is not None else missing_state_bytes(state.model, state.optimizer, train.optimizer)
         passes = fits_in_memory(

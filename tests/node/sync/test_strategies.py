@@ -33,6 +33,7 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.strategies import strategy_problem
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of
@@ -221,6 +222,16 @@ def test_training_starts_from_the_same_parameters_under_every_strategy(trained: 
         assert digests == {record(trained["ddp"]).ranks[0].initial_parameters_sha256}
 
 
+def test_shards_by_node_are_refused_where_a_node_holds_one_replica(trained: Mapping[str, Run]) -> None:
+    plan = trained["tensor"].plan
+    by_node = plan.engine.model_copy(
+        update={"fsdp": plan.engine.fsdp.model_copy(update={"shard_ranks": "node", "tensor_ranks": 2})}
+    )
+    parts = (plan.workload, by_node, plan.sync, plan.measure)
+    assert strategy_problem(*parts, ranks=8, ranks_per_node=4) is None
+    assert "nothing is sharded inside it" in str(strategy_problem(*parts, ranks=8, ranks_per_node=2))
+
+
 def test_sizes_are_those_of_whole_parameters(trained: Mapping[str, Run]) -> None:
     sizes = {(record(run).num_parameters, record(run).gradient_bytes) for run in trained.values()}
     (num,) = {num for num, _ in sizes}
@@ -399,9 +410,11 @@ def test_ranks_that_share_layers_train_as_ddp_and_send_the_bytes_of_the_formula(
     run, found = trained["tensor"], record(trained["tensor"])
     assert (run.plan.strategy, run.plan.ranks_per_replica) == ("tensor", 2)
     assert [rank.samples for rank in found.ranks] == [2 * 8, 2 * 8]
-    assert found.data["num_samples"] == 2 * record(trained["ddp"]).data["num_samples"]  # of both ranks' pools
+    assert found.data == record(trained["ddp"]).data
     assert found.exchange is not None
-    assert {(one.method, one.num_bytes) for one in found.exchange.messages} == {("all-reduce", 8 * 64 * 128 * 4)}
+    assert {(one.method, one.num_bytes) for one in found.exchange.messages} == {
+        ("all-reduce of activations", 8 * 64 * 128 * 4)
+    }
     assert len(found.exchange.messages) == 4 * 2 * 2
     assert (found.exchange.bytes_inside, found.exchange.bytes_across) == (4 * 2 * 16 * 64 * 128 * 4, 0)
     proof = {one.key: one for one in found.settings}["engine.fsdp.tensor_ranks"]

@@ -301,7 +301,7 @@ class FsdpEngine(TorchRanks):
                 Message(
                     num_bytes=one.num_bytes,
                     num_tensors=one.num_tensors,
-                    method=one.method,
+                    method=f"{one.method} of activations" if one.of_activations else one.method,
                     ready_s=ready,
                     start_s=ready,
                     exchange_s=statistics.median(between(way.begin, way.end) for _, way in ways) if ways else None,
@@ -352,13 +352,13 @@ class FsdpEngine(TorchRanks):
 
     @property
     def _wrapped(self) -> str:
-        return "blocks" if len(self._modules) > 1 else "network"
+        return "layers" if not self._modules else "blocks" if len(self._modules) > 1 else "network"
 
     @property
     def _wire_seen(self) -> str:
-        """The format in which gradients were summed, by the bytes of it; none where no gradient is."""
+        """The format in which gradients were summed, by the bytes of it; that of gradients where none is sent."""
         if not self._modules:
-            return "none"
+            return "fp32"
         scattered = sum(one.num_bytes for one in self._watch.last if one.method == SCATTER)
         elements = sum(map(self._padded, self._shapes.values()))
         return {2: "bf16", 4: "fp32"}.get(scattered // max(1, elements), "unknown")
