@@ -92,6 +92,8 @@ class Engine:
 
     marks_backward = False  # Whether the engine itself marks the end of the backward phase (DDP waits in `backward()`).
     _optimizer: Any = None  # As `prepare` returned it.
+    beat: Callable[[str], None] = staticmethod(lambda what: None)
+    """Tells the watchdog what moved: where a rank stands that waits for others in vain."""
 
     @classmethod
     def for_plan(

@@ -186,6 +186,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         # The probe before the engine's own hooks, which hand the gradient on.
         noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
         optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
+        engine.beat = context.beat
         wrapped, optimizer = engine.prepare(
             model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
         )

@@ -72,7 +72,7 @@ class FsdpEngine(TorchRanks):
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._whole = {name: parameter.numel() for parameter, name in names.items()}
-        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward)
+        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward, self.beat)
         if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
             self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
             self._tensor.divide(model)

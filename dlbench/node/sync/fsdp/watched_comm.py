@@ -72,7 +72,10 @@ class CommWatch:
     known from the step before; where it was not, `finish` calls it.
     """
 
-    def __init__(self, device: torch.device, mark_backward: Callable[[], None]) -> None:
+    def __init__(
+        self, device: torch.device, mark_backward: Callable[[], None], beat: Callable[[str], None] = lambda what: None
+    ) -> None:
+        """`beat`: hears where this rank stands, before and after each collective."""
         self.clock = clock_for(device)
         self.is_open = self.awaits_release = False
         self.steps: list[WatchedCalls] = []  # Of the window.
@@ -82,7 +85,7 @@ class CommWatch:
         self._seconds: dict[tuple[str, Phase], float] = defaultdict(float)
         self.measured = 0  # Steps since the window closed.
         self._now = WatchedCalls()
-        self._mark_backward, self._is_marked = mark_backward, False
+        self._mark_backward, self._is_marked, self._beat = mark_backward, False, beat
         self._scatters = self._expected = 0
         self._is_paused = False
         self._hooks: list[Any] = []
@@ -107,6 +110,8 @@ class CommWatch:
         if noted.phase == "backward" and self._is_marked:
             noted.phase = "exchange"
         self._now.calls.append(noted)
+        which = f"{noted.method} of {noted.module or 'the network'}"
+        self._beat(f"it entered the {which}, which other ranks did not")
         found = call()
         if self.awaits_release and found is not None:
             # Gloo's thread has its own hold on the message for a while. What it releases last, torch's profiler misses.
@@ -114,6 +119,7 @@ class CommWatch:
             time.sleep(2e-3)
             found = None
         noted.end = self._mark()
+        self._beat(f"the {which}")
         return found
 
     def all_reduced(self, module: str, num_tensors: int, ranks: int) -> Callable[[torch.Tensor], None]:
