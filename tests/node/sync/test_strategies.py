@@ -59,15 +59,8 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 
 TO_QUALITY = (
     *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "train.batch_per_rank=5"),
-    *(
-        "--set",
-        "quality.target=0.0001",
-        "--set",
-        "quality.max_epochs=2.0",
-        "--set",
-        "quality.evaluate_every_epochs=0.5",
-    ),
-    *("--set", "model.dropout=0.0"),
+    *("--set", "quality.target=0.0001", "--set", "quality.max_epochs=2.0"),
+    *("--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
 )
 OF_TEXT = (
     *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "quality.target=0.9"),
