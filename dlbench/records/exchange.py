@@ -93,6 +93,12 @@ class ExchangeResult(Spec):
         return tuple(one for one in self.messages if not one.method.endswith(NOT_OF_GRADIENTS))
 
     @property
+    def sent_bytes(self) -> float | None:
+        """Bytes that a rank sends in a step; None: unknown."""
+        sent = [one for one in (self.bytes_inside, self.bytes_across) if one is not None]
+        return sum(sent) if sent else None
+
+    @property
     def averages_parameters(self) -> bool:
         """Whether ranks averaged parameters, not gradients, from some update on (local SGD)."""
         return any(message.method.startswith("average every") for message in self.messages)

@@ -27,10 +27,12 @@ from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
 from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.memory.held import StepMemory
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.rendezvous import own_address
+from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
@@ -184,6 +186,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         # The probe before the engine's own hooks, which hand the gradient on.
         noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
         optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
+        engine.beat = context.beat
         wrapped, optimizer = engine.prepare(
             model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
         )
@@ -244,6 +247,9 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             host=host,
             boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
             memory=memory,
+            held=None
+            if memory is not None
+            else StepMemory(engine.watch_memory, model, optimizer, device, exchange_memory(plan, model, device)),
             compilation=compilation,
             graphs=graphs,
             delivery=_delivery(context, batches, source),

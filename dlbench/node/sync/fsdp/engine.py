@@ -72,7 +72,7 @@ class FsdpEngine(TorchRanks):
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._whole = {name: parameter.numel() for parameter, name in names.items()}
-        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward)
+        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward, self.beat)
         if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
             self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
             self._tensor.divide(model)
@@ -214,6 +214,9 @@ class FsdpEngine(TorchRanks):
             self._watch.open(self._modules)
         else:
             self._watch.close()
+
+    def watch_memory(self, on: bool) -> None:
+        self._watch.awaits_release = on and self._device.type == "cpu"
 
     def message_spans(self) -> list[MessageSpan]:
         return self._watch.spans()
