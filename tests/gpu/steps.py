@@ -161,8 +161,9 @@ def _first(machine: Machine, folder: Path) -> Iterator[Step]:
         name="Horovod is built", words=(*DLBENCH, "setup", "horovod"), about_s=10.0, limit_s=2400.0,
         may_lack="compilers, CUDA's headers or a network",
     )  # fmt: skip
-    for engine in ("ddp", "horovod"):
+    for engine in ("ddp", "horovod", "fsdp"):
         yield _by_engine(ci, "resnet50", engine, 1)
+    yield _by_engine(ci, "bert", "fsdp", 1, "offloaded", ("engine.fsdp.offload=true",))
     yield _by_uuid(machine, _by_engine(ci, "resnet50", "single", 1))
 
 
@@ -251,7 +252,7 @@ def _little(workload: str) -> tuple[str, ...]:
 def _several(machine: Machine, folder: Path) -> Iterator[Step]:
     """What several GPUs add, in some steps each: engines, dlbench's own exchange, fp16 on the wire; by UUID as well."""
     ci, ranks = folder / "ci", max(2, machine.gpus)
-    made = [_by_engine(ci, workload, engine, ranks) for workload in AXES for engine in ("ddp", "horovod")]
+    made = [_by_engine(ci, workload, engine, ranks) for workload in AXES for engine in ("ddp", "horovod", "fsdp")]
     of_images = [
         _by_engine(ci, "resnet50", "ddp", ranks, "fp16 on the wire", ("sync.wire=fp16",)),
         _by_engine(ci, "resnet50", "horovod", ranks, "fp16 on the wire", ("sync.wire=fp16",)),
@@ -261,6 +262,12 @@ def _several(machine: Machine, folder: Path) -> Iterator[Step]:
         _grouped(
             _by_engine(ci, "resnet50", "ddp", _even(ranks), "own exchange in two groups", _two_groups(ranks)), ranks
         ),
+    ]
+    made += [
+        _by_engine(ci, "bert", "fsdp", ranks, "gradients alone sharded", ("engine.fsdp.shard=gradients",)),
+        _by_engine(ci, "bert", "fsdp", ranks, "two blocks ahead", ("engine.fsdp.prefetch=2",)),
+        _by_engine(ci, "bert", "fsdp", ranks, "offloaded", ("engine.fsdp.offload=true",)),
+        _by_engine(ci, "bert", "fsdp", ranks, "tensor parallel", ("engine.fsdp.tensor_ranks=2",)),
     ]
     again = [one for one in made if "resnet50" in one.name] + of_images
     for one in (*made, *of_images, *(_by_uuid(machine, one) for one in again)):

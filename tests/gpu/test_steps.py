@@ -98,6 +98,8 @@ def test_what_needs_more_gpus_says_so(tmp_path: Path) -> None:
     for wanted in (
         "ddp",
         "horovod",
+        "fsdp",
+        "fsdp, tensor parallel",
         "own exchange,",
         "own exchange in two groups",
         "fp16 on the wire",

@@ -49,24 +49,20 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
     DDP's buckets hold a second copy of each gradient, or are where it lies (gradient_as_bucket_view). Horovod has one
     buffer of the size up to which it fuses (fusion_buffer_manager.cc), of which a CPU's memory holds what is used.
     dlbench's own messages lie in one piece of memory, and gradients until they are part of it. Left out is what a
-    format on the wire takes while messages are under way. An average of parameters lies in a buffer of its own.
+    format on the wire takes while messages are under way, and the message of averaged parameters, which is there
+    between two steps.
     """
     counts = [p.numel() for p in model.parameters() if p.requires_grad]
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     kind, is_alone = plan.engine.kind, plan.layout.ranks == 1
-    average = 0
-    if plan.sync.average_every is not None and not is_alone:
-        slots = plan.workload.train.optimizer.slots if plan.sync.average_momentum else 0
-        average = torch.float32.itemsize * sum(counts) * (1 + slots)
     if not kind.synchronises or not (plan.sync.exchanges_gradients or is_alone):
-        return average, False
+        return 0, False
     if plan.sync.is_own and not is_alone:
         from dlbench.node.sync.own.buckets import arena_elements
 
         return torch.float32.itemsize * arena_elements(counts, plan.group_size), False
     if plan.engine.name == "ddp":  # it makes its buckets at one rank too
-        is_view = plan.engine.ddp.views_buckets(on_gpu=device.type == "cuda")
-        return average + gradients * (not is_view), is_view
+        return (0, True) if plan.engine.ddp.views_buckets(on_gpu=device.type == "cuda") else (gradients, False)
     if is_alone or plan.sync.fusion == "none":
         return 0, False
     fused = fusion_bytes(plan.sync.library_fusion) or fusion_bytes(kind.fusion) or 0

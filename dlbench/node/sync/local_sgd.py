@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import nn
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp import DdpEngine
-from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, WholeState, settings_of
+from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, Value, WholeState, settings_of
 from dlbench.node.sync.groups import GroupRanks, RankGroups, TorchGroup, make_groups
 from dlbench.node.sync.timing import clock_for, median, ring_bytes
 from dlbench.records.exchange import ExchangeResult, Message
@@ -31,7 +31,7 @@ from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.units import format_bytes
 
-_SAMPLED = 4096  # Entries of a mean by which it is seen how far ranks were from it.
+_SAMPLED = 4096  # Entries of an average by which it is seen how far ranks were apart.
 _TIMED = 1000  # Averages whose times are kept, the last ones.
 
 
@@ -42,19 +42,17 @@ class LocalSgd(EngineOverLibrary):
         super().__init__(library)
         self._plan, self._sync, self._place = plan, plan.sync, place
         self._wraps = plan.sync.exchanges_gradients
+        self._gradients = library if self._wraps else Engine()  # What exchanges those of a step.
         self._clock = clock_for(device)
         self._held = ExitStack()
         self._groups: RankGroups | None = None  # Where gradients are averaged inside them.
         self._parameters: list[torch.Tensor] = []
         self._updates = 0  # Of the whole training.
-        self._has_parted = self._is_apart = False  # Parameters: from some update on, and now.
-        self._buffer = torch.empty(0)
-        self._views: list[torch.Tensor] = []
+        self._has_parted = self._is_apart = False  # Ranks: from some update on, and now.
         self._seen, self._measured = Counter[str](), Counter[str]()  # What was done: in all steps, in measured ones.
         self._ways: deque[tuple[Any, Any]] = deque(maxlen=_TIMED)
         self._sampled: tuple[torch.Tensor, torch.Tensor] | None = None  # Of the last average: this rank's, the mean.
         self._distance = 0.0
-        self._message: Message | None = None
 
     def prepare(
         self,
@@ -69,12 +67,11 @@ class LocalSgd(EngineOverLibrary):
         self._optimizer = optimizer
         if not self._wraps:
             self._library.communicators().broadcast_parameters(model)
-            return model, optimizer
-        if self._sync.exchange == "hierarchical":
+        elif self._sync.exchange == "hierarchical":
             who = GroupRanks(size=self._place.size, group_size=self._plan.group_size)
             self._groups = make_groups(self._library.communicators(), who)
-        self.marks_backward = self._library.marks_backward
-        return self._library.prepare(model, optimizer, mark_backward, accumulation=accumulation)
+        self.marks_backward = self._gradients.marks_backward
+        return self._gradients.prepare(model, optimizer, mark_backward, accumulation=accumulation)
 
     def begin_training(self, first: int) -> None:
         self._updates = first
@@ -85,35 +82,27 @@ class LocalSgd(EngineOverLibrary):
         """From the next step on gradients stay with their rank, or in its group."""
         self._has_parted = True
         if self._groups is not None:
-            inside = self._groups.inside
             assert isinstance(self._library, DdpEngine)  # by the plan
-            assert isinstance(inside, TorchGroup)
-            self._library.average_within(inside)
-        elif self._wraps:
-            self._held.enter_context(self._library.hold_exchange())
-            self.marks_backward = False
-
-    @property
-    def _exchanges(self) -> bool:
-        """Whether gradients of this step are exchanged."""
-        return self._wraps and (self._groups is not None or not self._has_parted)
+            assert isinstance(self._groups.inside, TorchGroup)
+            self._library.average_within(self._groups.inside)
+        else:
+            self._held.enter_context(self._gradients.hold_exchange())
+            self._gradients, self.marks_backward = Engine(), False
 
     def hold_exchange(self) -> AbstractContextManager[None]:
-        return self._library.hold_exchange() if self._wraps else nullcontext()
+        return self._gradients.hold_exchange()
 
     def begin_backward(self) -> None:
-        if self._exchanges:
-            self._library.begin_backward()
+        self._gradients.begin_backward()
 
     def finish_exchange(self) -> None:
-        if self._exchanges:
-            self._library.finish_exchange()
+        self._gradients.finish_exchange()
 
     def watch(self, on: bool) -> None:
         if self._wraps:
             self._library.watch(on)
         if not on:  # the measured steps begin
-            self._measured = Counter[str]()
+            self._measured.clear()
             self._ways.clear()
 
     def message_spans(self) -> list[MessageSpan]:
@@ -123,11 +112,11 @@ class LocalSgd(EngineOverLibrary):
         super().step(update)
         self._updates += 1
         self._is_apart = self._has_parted
-        self._count("steps", "exchanged" if not self._has_parted else "inside" if self._exchanges else "apart")
+        self._count("apart" if self._has_parted else "exchanged")
 
-    def _count(self, *names: str) -> None:
-        for counter in (self._seen, self._measured):
-            counter.update(names)
+    def _count(self, name: str) -> None:
+        self._seen[name] += 1
+        self._measured[name] += 1
 
     def exchange_parameters(self) -> bool:
         done = self._updates - self._sync.average_from
@@ -136,50 +125,43 @@ class LocalSgd(EngineOverLibrary):
         if done <= 0 or done % (self._sync.average_every or 1):
             return False
         begin = self._clock.mark()
-        self._average(self._parameters + (self._state() if self._sync.average_momentum else []))
+        self._average(self._averaged())
         self._ways.append((begin, self._clock.mark()))
         self._count("averages")
         return True
 
-    def _state(self) -> list[torch.Tensor]:
-        """The optimizer's values of each entry, e.g. momentum; not the count of its steps."""
-        state: dict[torch.Tensor, dict[str, Any]] = self._optimizer.state
-        return [
-            value
-            for group in self._optimizer.param_groups
-            for p in group["params"]
-            for value in state.get(p, {}).values()
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape == p.shape
-        ]
+    def _averaged(self, *, state: bool | None = None) -> list[torch.Tensor]:
+        """Parameters, and with the planned or the given `state` also the optimizer's values of each of their entries,
+        such as momentum; not the count of its steps.
+        """
+        if not (self._sync.average_momentum if state is None else state):
+            return self._parameters
+        held = [(p, value) for p, values in self._optimizer.state.items() for value in values.values()]
+        return self._parameters + [t for p, t in held if isinstance(t, torch.Tensor) and t.shape == p.shape]
 
-    def _average(self, tensors: Sequence[torch.Tensor]) -> None:
+    def _average(self, tensors: list[torch.Tensor]) -> None:
         """Replaces tensors by their means over all ranks, as one message, and notes how far this rank was from them."""
-        parts = 1 if self._groups is None else len(self._groups.inside.ranks)
-        num = sum(tensor.numel() for tensor in tensors)
-        whole = num + -num % parts
-        if [view.shape for view in self._views[: len(tensors)]] != [tensor.shape for tensor in tensors]:
-            self._buffer = torch.zeros(whole, device=tensors[0].device)
-            pieces = torch.split(self._buffer[:num], [tensor.numel() for tensor in tensors])
-            self._views = [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
-        buffer, views = self._buffer[:whole], self._views[: len(tensors)]
-        torch._foreach_copy_(views, list(tensors))
-        own = buffer[:: -(-num // _SAMPLED)].clone()
-        if self._groups is None:
-            self._library.average([buffer])
+        inside = None if self._groups is None else self._groups.inside
+        num, parts = sum(t.numel() for t in tensors), 1 if inside is None else len(inside.ranks)
+        flat = torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(-num % parts)])
+        stride = -(-num // _SAMPLED)
+        own = flat[::stride].clone()
+        if self._groups is None or inside is None:
+            self._library.average([flat])
         else:  # each rank of a group averages a share with those in its place, and the group gathers the shares
-            inside, across = self._groups.inside, self._groups.across
-            share = buffer.view(parts, -1)[inside.index]
-            across.sum(share)
-            share /= len(across.ranks)
-            inside.all_gather(share, buffer)
-        self._sampled = own, buffer[:: -(-num // _SAMPLED)].clone()
-        torch._foreach_copy_(list(tensors), views)
+            share = flat.view(parts, -1)[inside.index]
+            self._groups.across.sum(share)
+            share /= len(self._groups.across.ranks)
+            inside.all_gather(share, flat)
+        self._sampled = own, flat[::stride].clone()
+        pieces = torch.split(flat[:num], [t.numel() for t in tensors])
+        torch._foreach_copy_(tensors, [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)])
         self._is_apart = False
 
     def whole_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> WholeState:
         """All ranks take over the mean of parameters and optimizer state, which is that state."""
         if self._is_apart or (self._has_parted and not self._sync.average_momentum):
-            self._average(self._parameters + self._state())
+            self._average(self._averaged(state=True))
             self._count("forced")
         return super().whole_state(model, optimizer)
 
@@ -202,26 +184,18 @@ class LocalSgd(EngineOverLibrary):
             torch._foreach_copy_(self._parameters, own)
             self._is_apart = True
 
-    @property
-    def _num_bytes(self) -> int:
-        """Of an average after an update."""
-        state = self._state() if self._sync.average_momentum else []
-        return sum(t.numel() * torch.float32.itemsize for t in (*self._parameters, *state))
-
-    def _sent(self, steps: int) -> tuple[float, float]:
+    def _sent(self, num_bytes: int, steps: int) -> tuple[float, float]:
         """Bytes that a rank sends in a measured step inside its group and across: rings, and gathers inside groups."""
-        size, wire = self._place.size, 2 if self._sync.wire in ("fp16", "bf16") else 4
-        gradients = wire * sum(p.numel() for p in self._parameters)
-        done, num_bytes = self._measured, self._num_bytes
-        inside, across = ring_bytes(gradients * done["exchanged"], ranks=size, groups=self._place.num_nodes)
+        size, nodes, group, done = self._place.size, self._place.num_nodes, self._plan.group_size, self._measured
+        gradients = (2 if self._sync.wire in ("fp16", "bf16") else 4) * sum(p.numel() for p in self._parameters)
+        parts = [ring_bytes(gradients * done["exchanged"], ranks=size, groups=nodes)]
         if self._groups is None:
-            averages = ring_bytes(num_bytes * done["averages"], ranks=size, groups=self._place.num_nodes)
+            parts.append(ring_bytes(num_bytes * done["averages"], ranks=size, groups=nodes))
         else:
-            group, groups = self._plan.group_size, size // self._plan.group_size
-            inside += ring_bytes(gradients * done["inside"], ranks=group, groups=1)[0]
             share = num_bytes * done["averages"] / group
-            averages = (group - 1) * share, 2 * (groups - 1) / groups * share
-        return (inside + averages[0]) / steps, (across + averages[1]) / steps
+            parts.append(((group - 1) * share, 2 * (1 - group / size) * share))
+            parts.append(ring_bytes(gradients * done["apart"], ranks=group, groups=1))
+        return sum(inside for inside, _ in parts) / steps, sum(across for _, across in parts) / steps
 
     def exchange_result(self) -> ExchangeResult | None:
         """Averages as they were counted in measured steps, beside the messages of gradients that DDP's hook saw."""
@@ -230,77 +204,72 @@ class LocalSgd(EngineOverLibrary):
         if self._sampled is not None:
             own, mean = self._sampled
             self._distance = float(torch.linalg.vector_norm(own - mean) / torch.linalg.vector_norm(mean))
-        took = [self._clock.between(*way) for way in self._ways]
-        steps, done = self._measured["steps"], self._measured
+        took, done = [self._clock.between(*way) for way in self._ways], self._measured
+        steps = done["apart"] + done["exchanged"]
         own_s = done["averages"] / steps * statistics.fmean(took) if took else 0.0
         everyone: list[tuple[float, float]] = self.gather((self._distance, own_s))
         self._distance = max(distance for distance, _ in everyone)
         if not self._has_parted:
             return gradients
-        carrier = self._library.communicators().carrier
-        inside, across = self._sent(steps) if steps and carrier == "gloo" else (None, None)
-        average = Message(
-            num_bytes=self._num_bytes, num_tensors=len(self._views) or 1, method=self._words, exchange_s=median(took)
-        )
-        per_step_s = statistics.fmean(seconds for _, seconds in everyone) if steps else None
-        times: dict[str, float | None] = {"communication_s": per_step_s, "exposed_s": per_step_s, "hidden_s": 0.0}
-        evidence = (
-            f"{done['averages']} averages in {steps} measured steps, counted; bytes are those of a ring, per step"
-        )
-        messages: tuple[Message, ...] = (average,)
-        if gradients is not None and gradients.messages:
-            times = {key: getattr(gradients, key) for key in (*times, "backward_s")}
-            evidence, messages = f"{evidence}; gradients: {gradients.evidence}", (*gradients.messages, average)
-        return ExchangeResult(
+        tensors, carrier = self._averaged(), self._library.communicators().carrier
+        num_bytes = sum(t.numel() * t.element_size() for t in tensors)
+        inside, across = self._sent(num_bytes, steps) if steps and carrier == "gloo" else (None, None)
+        words = f"average every {self._sync.average_every} updates"
+        average = Message(num_bytes=num_bytes, num_tensors=len(tensors), method=words, exchange_s=median(took))
+        per_step_s = statistics.fmean(seconds for _, seconds in everyone)
+        found = ExchangeResult(
             carrier=carrier,
             by="dlbench",
-            exchange=self._exchange_words,
-            fusion="one message" if gradients is None else gradients.fusion,
-            wire="fp32" if gradients is None else gradients.wire,
-            wire_overflows=0 if gradients is None else gradients.wire_overflows,
+            exchange=words if self._groups is None else f"gradients inside the group, {words}",
+            fusion="one message",
+            wire="fp32",
             group_size=self._plan.group_size,
             num_groups=self._place.size // self._plan.group_size,
-            messages=messages,
+            messages=(average,),
             bytes_inside=inside,
             bytes_across=across,
-            **times,
-            window_steps=steps if gradients is None else gradients.window_steps,
-            evidence=evidence,
+            communication_s=per_step_s,
+            exposed_s=per_step_s,
+            hidden_s=0.0,
+            window_steps=steps,
+            evidence=f"{done['averages']} averages in {steps} measured steps, counted; bytes by a ring's formula",
         )
-
-    @property
-    def _words(self) -> str:
-        return f"average every {self._sync.average_every} updates"
-
-    @property
-    def _exchange_words(self) -> str:
-        before = "flat until update {}, then " if self._wraps and self._sync.average_from else ""
-        grouped = "gradients inside the group, " if self._groups is not None else ""
-        return before.format(self._sync.average_from) + grouped + self._words
+        if gradients is None or not gradients.messages:
+            return found
+        first = f"flat until update {self._sync.average_from}, then " if self._sync.average_from else ""
+        kept = ("fusion", "wire", "communication_s", "exposed_s", "hidden_s", "backward_s", "window_steps")
+        more = {
+            "exchange": first + found.exchange,
+            "messages": (*gradients.messages, average),
+            "wire_overflows": gradients.wire_overflows,
+            "evidence": f"{found.evidence}; times are of gradients: {gradients.evidence}",
+        }
+        return found.model_copy(update={**{key: getattr(gradients, key) for key in kept}, **more})
 
     def settings(self) -> list[Setting]:
         """The library's, and how often parameters were averaged, told by how far ranks had come apart; after
         `exchange_result`.
         """
-        sync, seen = self._sync, self._seen
-        apart = seen["apart"] + seen["inside"]
+        sync, seen, tensors = self._sync, self._seen, self._averaged()
+        num_bytes = sum(t.numel() * t.element_size() for t in tensors)
         how = (
-            f"{seen['averages']} averages of {format_bytes(self._num_bytes)} in {apart} updates apart, and "
-            f"{seen['forced']} for checkpoints and the end"
+            f"{seen['averages']} averages of {format_bytes(num_bytes)} in {seen['apart']} updates apart, and "
+            f"{seen['forced']} for checkpoints and the end; before the last, ranks were up to {self._distance:.2g} of "
+            "the mean's norm from it"
         )
-        found: int | str | None = sync.average_every
+        found: Value = sync.average_every if self._distance else "no difference"
         if not seen["averages"]:
             found = "only at the end" if self._has_parted else "never"
-        elif not self._distance:
-            found, how = "no difference", f"{how}; ranks had equal parameters before the last"
-        else:
-            how += f"; before the last, ranks were up to {self._distance:.2g} of the mean's norm from it"
-        rows = [("sync.average_every", sync.average_every, found, how)]
+        rows: list[tuple[str, Value, Value, str]] = [("sync.average_every", sync.average_every, found, how)]
+        if self._groups is not None:
+            by = f"here gradients over ranks {self._groups.inside.ranks}, parameters over {self._groups.across.ranks}"
+            rows.append(("sync.exchange", sync.exchange, "hierarchical" if self._has_parted else "flat", by))
         if sync.average_from:
             first = f"{seen['exchanged']} updates of this run with exchanged gradients"
-            rows.append(("sync.average_from", sync.average_from, sync.average_from if apart else None, first))
-        state = self._state()
-        if state:
-            kept = f"{len(state)} tensors of the optimizer's state"
-            rows.append(("sync.average_momentum", sync.average_momentum, sync.average_momentum, kept))
+            rows.append(
+                ("sync.average_from", sync.average_from, sync.average_from if self._has_parted else None, first)
+            )
+        if self._plan.workload.train.optimizer.slots:
+            kept = f"{len(tensors) - len(self._parameters)} tensors of the optimizer's state in an average"
+            rows.append(("sync.average_momentum", sync.average_momentum, len(tensors) > len(self._parameters), kept))
         return super().settings() + settings_of(*rows)

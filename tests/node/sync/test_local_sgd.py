@@ -120,11 +120,7 @@ def looped(every: int, momentum: float, *, averages_momentum: bool = True) -> li
                     p.sub_(RATE * m)
         if (step + 1) % every == 0 or step + 1 == STEPS:
             sets = [[p.detach() for p in model.parameters()] for model in models]
-            for alike in zip(*sets, strict=True):
-                mean = torch.stack(alike).mean(0)
-                for one in alike:
-                    one.copy_(mean)
-            for alike in zip(*moments, strict=True) if averages_momentum else ():
+            for alike in (*zip(*sets, strict=True), *(zip(*moments, strict=True) if averages_momentum else ())):
                 mean = torch.stack(alike).mean(0)
                 for one in alike:
                     one.copy_(mean)
@@ -172,19 +168,21 @@ def test_averages_are_counted_with_their_bytes_and_with_how_far_ranks_were_apart
     assert (exchange.exchange, exchange.by) == ("average every 4 updates", "dlbench")
 
 
-def test_a_run_that_never_averages_says_so() -> None:
-    ((parameters, settings, exchange), (others, _, _)) = trained(planned(sync__average_every=11), MOMENTUM)
-    (proof,) = [one for one in settings if one.key == "sync.average_every"]
-    assert (proof.effective, proof.is_without_effect) == ("only at the end", True)
-    assert exchange.bytes_inside == 0
-    assert apart(parameters, others) == 0
-
-
-def test_a_run_that_ends_before_its_first_update_apart_says_so() -> None:
-    ((_, settings, exchange), _) = trained(planned(sync__average_every=4, sync__average_from=STEPS + 1), MOMENTUM)
-    proof = {one.key: one.effective for one in settings}
-    assert (proof["sync.average_every"], proof["sync.average_from"]) == ("never", None)
-    assert exchange is None  # what the library says, here of nothing
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"sync__average_every": STEPS + 1}, "only at the end"), ({"sync__average_from": STEPS + 1}, "never")],
+)
+def test_a_run_that_never_averages_says_so(settings: dict[str, Any], said: str) -> None:
+    ((parameters, found, exchange), (others, _, _)) = trained(
+        planned(**{"sync__average_every": 4, **settings}), MOMENTUM
+    )
+    (proof,) = [one for one in found if one.key == "sync.average_every"]
+    assert (proof.effective, proof.is_without_effect) == (said, True)
+    if said == "never":
+        assert exchange is None  # what the library says, here of nothing
+    else:
+        assert exchange.bytes_inside == 0
+        assert apart(parameters, others) == 0
 
 
 def test_evaluations_see_the_mean_and_change_nothing() -> None:

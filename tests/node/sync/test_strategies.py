@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
@@ -275,6 +276,41 @@ def test_checkpoints_hold_the_same_under_every_strategy(trained: Mapping[str, Ru
 
 def test_every_strategy_ends_with_a_valid_record(trained: Mapping[str, Run]) -> None:
     assert {name: record(run).state for name, run in trained.items()} == dict.fromkeys(STRATEGIES, "valid")
+
+
+@pytest.mark.parametrize(("name", "times"), [("fsdp", 2), ("fsdp-gradients", 1)])
+def test_sharded_training_has_the_losses_of_replicated_training(
+    name: str, times: int, trained: Mapping[str, Run]
+) -> None:
+    """And sends what sharding takes, to the byte: `times` gathers of a block a pass, one of the rest, one scatter."""
+    run, model = trained[name], build_model(trained[name].plan.workload.model)
+    for rank in range(2):
+        losses, expected = (read_steps(one.folder.steps(rank)).steps["loss"] for one in (run, trained["ddp"]))
+        assert losses == pytest.approx(expected, rel=1e-5)
+    found = record(run)
+    assert found.exchange is not None
+    blocks = sum(parameter.nbytes for block in model.blocks for parameter in block.parameters())
+    rest = sum(parameter.nbytes for parameter in model.parameters()) - blocks
+    assert found.exchange.bytes_inside == (2 * times * blocks + 2 * rest + blocks + rest) / 2
+    sent = Counter(one.method for one in found.exchange.messages)
+    assert sent == {"all-gather": 2 * (2 * times + 1), "reduce-scatter": 3}
+    proof = {one.key: one for one in found.settings}["engine.fsdp.shard"]
+    assert proof.effective == proof.requested == run.plan.engine.fsdp.shard
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{elements} elements lie on all ranks" in proof.evidence
+
+
+@pytest.mark.parametrize(("name", "gathered"), [("fsdp", {"forward", "backward"}), ("fsdp-gradients", {"forward"})])
+def test_sharded_training_tells_what_it_waited_for(name: str, gathered: set[str], trained: Mapping[str, Run]) -> None:
+    for rank in record(trained[name]).ranks:
+        assert rank.waits is not None
+        assert set(rank.waits.gather_s) == gathered
+        # Of three reduce-scatters the last one begins the exchange phase; LAMB and clipping sum their norms.
+        assert set(rank.waits.exchange_s) == {"backward", "optimizer"}
+        waited = sum(rank.waits.gather_s.values()) + sum(rank.waits.exchange_s.values())
+        assert 0 < waited < rank.measured_s
+    steps = read_steps(trained[name].folder.steps(0)).measured
+    assert (steps["exchange_ns"] > 0).all()
 
 
 def test_a_sharded_update_is_bit_for_bit_that_of_every_rank(trained: Mapping[str, Run]) -> None:
