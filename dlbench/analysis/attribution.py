@@ -26,8 +26,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from dlbench.lazy import Array, np
 from dlbench.stats.estimates import (
     MIN_RUNS,
     Estimate,
@@ -39,12 +39,6 @@ from dlbench.stats.estimates import (
     ratio_estimate,
 )
 from dlbench.stats.pairing import Pairing, RunKey, pairing
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 PartTimes = Mapping[RunKey, Mapping[str, float]]  # Seconds per step of each part, by run.
 
@@ -130,8 +124,6 @@ class _Side:
     def __init__(
         self, times: PartTimes, names: Sequence[str], more: Sequence[str], keys: Sequence[RunKey], work: float
     ) -> None:
-        import numpy as np
-
         seconds = np.array([[times[key][name] for name in (*names, *more)] for key in keys], dtype=float)
         whole = seconds[:, : len(names)].sum(axis=1)
         known = {key: key for key in times}
@@ -150,8 +142,6 @@ class _Side:
 
 
 def _whole(mine: _Side, ideal: _Side, pairs: Pairing, *, is_baseline: bool) -> Part:
-    import numpy as np
-
     seconds = geometric_mean_estimate(mine.by_key(), "s")
     if is_baseline:
         lost, p = by_definition(0.0, len(mine.steps), "fraction"), None

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
+from dlbench.lazy import np, npt
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
@@ -74,8 +72,6 @@ class StepDigest:
 
 def digest_of(run: Run, steps: RunSteps) -> StepDigest:
     """The steps of a run in short. Raises ValueError: the run has no record."""
-    import numpy as np
-
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: its hosts are not known")
     hosts = [rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)]
@@ -98,8 +94,6 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
 def _outliers(
     run_id: str, steps: RunSteps, own: Times, slowest_s: Floats, fence_s: float, hosts: Sequence[str]
 ) -> tuple[OutlierStep, ...]:
-    import numpy as np
-
     found = np.flatnonzero(slowest_s > fence_s)
     # Of equally long ones the first: a stable sort of the negatives.
     found = found[np.argsort(-slowest_s[found], kind="stable")][:MAX_OUTLIERS]
@@ -107,6 +101,10 @@ def _outliers(
     made = []
     for column in found.tolist():
         rank = int(own[:, column].argmax())
+        # What exceeds its median over the rank's steps most; of equal ones the first.
+        times = {name: phase[rank] for name, phase in steps.phase_ns.items()}
+        times["other"] = steps.step_ns[rank] - sum(times.values())
+        grown = {name: float(values[column] - np.median(values)) for name, values in times.items()}
         made.append(
             OutlierStep(
                 run_id=run_id,
@@ -115,20 +113,10 @@ def _outliers(
                 ratio=float(slowest_s[column]) / median_s,
                 rank=rank,
                 host=hosts[rank],
-                phase=_grown_most(steps, rank, column),
+                phase=max(grown, key=lambda name: grown[name]),
             )
         )
     return tuple(made)
-
-
-def _grown_most(steps: RunSteps, rank: int, column: int) -> str:
-    """The phase, or `other`, that exceeds its median over the rank's steps most; of equal ones the first."""
-    import numpy as np
-
-    times = {name: phase[rank] for name, phase in steps.phase_ns.items()}
-    times["other"] = steps.step_ns[rank] - sum(times.values())
-    grown = {name: float(values[column] - np.median(values)) for name, values in times.items()}
-    return max(grown, key=lambda name: grown[name])
 
 
 def _autocorrelation(values: Floats) -> float | None:
@@ -140,8 +128,6 @@ def _autocorrelation(values: Floats) -> float | None:
 
 
 def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
-    import numpy as np
-
     ranks, steps = own.shape
     rows = _starts(ranks, MAX_MAP_ROWS)
     columns = _starts(steps, MAX_MAP_COLUMNS)

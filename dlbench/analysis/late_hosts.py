@@ -28,13 +28,11 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
+from dlbench.lazy import np, npt
 from dlbench.records.clocks import MAX_DRIFT_PPM, ClockLine
 from dlbench.records.record import Record
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Times = npt.NDArray[np.int64]
 
 
@@ -89,8 +87,6 @@ class Leaving:
 
 def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     """By host; empty for a run on one host, and where the clock of any node is not known."""
-    import numpy as np
-
     ranks = sorted(record.ranks, key=lambda rank: rank.rank)
     hosts = [rank.host for rank in ranks]
     clocks = {} if record.watch is None else {node.node_rank: node.clock for node in record.watch.nodes}
@@ -121,8 +117,6 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
 
 def _to_node_0(line: ClockLine, times: Times) -> int:
     """Sets ascending times to node 0's clock, in place; returns the largest bound of the error, nanoseconds."""
-    import numpy as np
-
     first, last = int(times[0]), int(times[-1])
     # Between these the offset is a straight line.
     at = sorted({first, *(one.local_ns for one in line.used_points if first < one.local_ns < last), last})

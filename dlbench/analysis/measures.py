@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
+from dlbench.lazy import np, npt
 from dlbench.records.record import RankResult
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader, read_alike_steps
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Times = npt.NDArray[np.int64]
 
 
@@ -103,8 +101,6 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     `steps`: what `load_steps` gave for it, if that is at hand. Raises IncompleteDataError: step files are missing,
     torn, or disagree with the record or each other; or ValueError: the run has no valid record and so no figures.
     """
-    import numpy as np
-
     loaded = steps or load_steps(run)
     assert run.record is not None
     step_ns, phase_ns = loaded.step_ns, loaded.phase_ns
@@ -154,8 +150,6 @@ def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
 
 def _all_ranks(run: Run) -> RunSteps:
     """Measured steps of every rank, checked against the record."""
-    import numpy as np
-
     assert run.record is not None
     ranks = sorted(rank.rank for rank in run.record.ranks)
     if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
@@ -187,7 +181,12 @@ def _all_ranks(run: Run) -> RunSteps:
                     step_ns=np.empty(shape, np.int64),
                     phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
                     unbroken=len(own["step"]),
-                    launch=_no_launching(shape) if _KERNELS[0] in own else None,
+                    launch=Launching(
+                        bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
+                        kernel_ns={phase: np.empty(shape[0], np.int64) for phase in LAUNCHED},
+                    )
+                    if _KERNELS[0] in own
+                    else None,
                 )
             result.begin_ns[entry.rank] = own["start_ns"][0]
             result.end_ns[entry.rank] = own["start_ns"][-1] + own["step_ns"][-1]
@@ -210,15 +209,6 @@ def _columns(reader: StepReader) -> tuple[str, ...]:
     return (*_COLUMNS, *_BOUNDS) if reader.launches else _COLUMNS
 
 
-def _no_launching(shape: tuple[int, int]) -> Launching:
-    import numpy as np
-
-    return Launching(
-        bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
-        kernel_ns={phase: np.empty(shape[0], np.int64) for phase in LAUNCHED},
-    )
-
-
 def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
     """What the kernels of each phase take, of all steps of one rank, as columns of one value."""
     if _BOUNDS[0] not in steps:
@@ -231,16 +221,12 @@ def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
 
 def _unbroken(start_ns: Times, step_ns: Times) -> int:
     """First steps of a rank without a pause between them: a step begins where the one before ends."""
-    import numpy as np
-
     late = np.flatnonzero(start_ns[1:] - start_ns[0] - np.cumsum(step_ns[:-1]) > ROUNDING_NS)
     return int(late[0]) + 1 if len(late) else len(step_ns)
 
 
 def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:
     """As `_one_rank` of several ranks, shape (ranks, steps); None where their files differ, or one is damaged."""
-    import numpy as np
-
     assert run.record is not None
     try:
         readers = [StepReader(run.folder.steps(entry.rank)) for entry in entries]
@@ -269,8 +255,6 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
 
 def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, Times]:
     """`_COLUMNS` of the measured steps of one rank, checked; `numbers` are those of the ranks before."""
-    import numpy as np
-
     assert run.record is not None
     path = run.folder.steps(entry.rank)
     reader = StepReader(path)
@@ -315,8 +299,6 @@ def _other_sums(entry: RankResult, samples: int, step_ns: int) -> str:
 
 def _refuse_impossible(run: Run, step_ns: Times, phase_ns: dict[str, Times]) -> None:
     """No step takes no time, and no phase is negative or longer than its step."""
-    import numpy as np
-
     rest = step_ns.copy()
     for times in phase_ns.values():
         rest -= times
@@ -345,8 +327,6 @@ def kernel_ns(took: Times, bound: Times, warmup: Times) -> int:
     `took`: the phase in every step, nanoseconds; `bound`: how long the device waited for the host in it, at most;
     `warmup`: 1 where a step is warm-up; each of shape (steps,).
     """
-    import numpy as np
-
     shows = bound == 0
     measured = took[shows & (warmup == 0)]
     if len(measured) >= REFERENCE_STEPS:

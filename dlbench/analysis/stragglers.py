@@ -37,11 +37,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
+from dlbench.lazy import np, npt
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Times = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
 
@@ -134,8 +132,6 @@ def _total(times: Sequence[Times]) -> Times:
 
 def _of_step_before(times: Times) -> Times:
     """Shifted by one step; 0 in the first, before which all ranks waited for each other."""
-    import numpy as np
-
     shifted = np.zeros_like(times)
     shifted[:, 1:] = times[:, :-1]
     return shifted
@@ -146,8 +142,6 @@ def _steps_last(wait: Times, work: Mapping[str, Times]) -> Times:
 
     Last is of those that waited least the one with most work.
     """
-    import numpy as np
-
     total = np.add(work["input"], work["compute"])
     total += work["host"]
     total[wait > 0] = np.iinfo(np.int64).min
@@ -163,8 +157,6 @@ def _moved(
     Where a rank is late, what exceeds the ranks in time; the excesses are scaled down in proportion where together they
     exceed its lateness.
     """
-    import numpy as np
-
     # Only what is late is looked at: most of a run is not.
     is_late = late > 0
     column = np.nonzero(is_late)[1]
@@ -194,8 +186,6 @@ def _moved(
 
 def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
     """The sum of what is charged, by phase: each time shared out as the phases exceed those of the ranks in time."""
-    import numpy as np
-
     if len(excess) == 1:
         return {name: int(charged.sum()) for name in excess}
     whole = np.maximum(_total(list(excess.values())), 1)
@@ -211,16 +201,12 @@ def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
 
 def _sums_upto(values: Times, ends: Times) -> Times:
     """Sums of pieces that lie one behind the other, by where each ends."""
-    import numpy as np
-
     total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])[ends]
     return np.diff(total, prepend=0)
 
 
 def _shared_out(waited: Times, late: Times) -> Times:
     """The waiting of each step, shape (steps,), among its late ranks in proportion to their lateness; sums stay."""
-    import numpy as np
-
     reached = np.cumsum(late, axis=0)
     whole = np.maximum(reached[-1], 1)
     # Floors of the running sum lose nothing; in floating point for the reason above, so the end is set.
@@ -231,8 +217,6 @@ def _shared_out(waited: Times, late: Times) -> Times:
 
 
 def _by_rank(*, last: Times, waited: Times, moved: Mapping[str, Times], late: Times) -> tuple[LateRank, ...]:
-    import numpy as np
-
     found = [
         LateRank(
             rank=rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlbench.errors import IncompleteDataError
+from dlbench.lazy import np
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
 
@@ -17,8 +18,6 @@ def beside_passes_s(run: Run) -> float | None:
     The median over the warm-up steps of rank 0 but the first, in which much happens for the first time; None for fewer
     than two of them, and where the file cannot be read.
     """
-    import numpy as np
-
     try:
         steps: dict[str, Any] = StepReader(run.folder.steps(0)).read(_COLUMNS)
     except IncompleteDataError:

@@ -167,7 +167,17 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     seconds = options["seconds"] or DEFAULT_SECONDS
     orders = [_order(plan, cache, seconds, repeats) for plan in plans for cache in ("cold", "warm")]
     if options["dry_run"]:
-        _print_orders(orders)
+        import json
+
+        from dlbench.jobs.node_program import reader_command
+        from dlbench.jobs.scripts.launch import quoted
+
+        for order in orders:
+            click.echo(
+                f"# {order['processes']} ranks read, page cache {order['data']['cache']}; on its standard input:"
+            )
+            click.echo(f"# {json.dumps(order)}")
+            click.echo(quoted(reader_command(sys.executable)).encode())
         return
     require_modules("io", "numpy")
     if not first.system.python:
@@ -191,18 +201,6 @@ def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str,
         "seconds": seconds,
         "repeats": repeats,
     }
-
-
-def _print_orders(orders: list[dict[str, Any]]) -> None:
-    import json
-
-    from dlbench.jobs.node_program import reader_command
-    from dlbench.jobs.scripts.launch import quoted
-
-    for order in orders:
-        click.echo(f"# {order['processes']} ranks read, page cache {order['data']['cache']}; on its standard input:")
-        click.echo(f"# {json.dumps(order)}")
-        click.echo(quoted(reader_command(sys.executable)).encode())
 
 
 def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand, ...]) -> Document:

@@ -17,7 +17,6 @@ from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
     from dlbench.cli.report import FormatName
-    from dlbench.records.memory import MemoryResult
     from dlbench.specs.memory import Chain
     from dlbench.specs.plan import RunPlan
     from dlbench.views.out_of_core.plan import MemoryPlan
@@ -74,7 +73,12 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
     else:
         asked = _asked(subject, batch, capacity, options)
         if options["dry_run"]:
-            _print_order(asked)
+            from dlbench.jobs.node_program import profile_command
+            from dlbench.jobs.scripts.launch import quoted
+
+            click.echo("# measures the plan on its standard input:")
+            click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")
+            click.echo(quoted(profile_command(asked.system.python or sys.executable)).encode())
             return
         found = _of_workload(asked)
     from dlbench.cli.report import emit
@@ -108,15 +112,6 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
         overrides={**overrides, **decided},
     )
     return shared.expand_request(request, trains=False)[0]
-
-
-def _print_order(asked: RunPlan) -> None:
-    from dlbench.jobs.node_program import profile_command
-    from dlbench.jobs.scripts.launch import quoted
-
-    click.echo("# measures the plan on its standard input:")
-    click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")
-    click.echo(quoted(profile_command(asked.system.python or sys.executable)).encode())
 
 
 def _of_workload(asked: RunPlan) -> MemoryPlan:
@@ -178,7 +173,9 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
         )
     chain, warnings = memory.chain, []
     if batch is not None:
-        samples = _pass_of(batch, memory)
+        if batch % memory.parts:
+            raise UserError(f"--batch {batch}: the run computes a batch in {memory.parts} equal parts")
+        samples = batch // memory.parts
         if samples != chain.batch:
             warnings.append(
                 f"Scaled from the measured {chain.batch} to {samples} samples of a pass: times and activations are "
@@ -201,13 +198,6 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
         warnings=tuple(warnings),
     )
     return memory_plan(measured, chain, memory.rates, wanted, starts=_starts(run.plan, chain))
-
-
-def _pass_of(batch: int, memory: MemoryResult) -> int:
-    """Samples of a pass for a batch in as many parts as the run's."""
-    if batch % memory.parts:
-        raise UserError(f"--batch {batch}: the run computes a batch in {memory.parts} equal parts")
-    return batch // memory.parts
 
 
 def _wanted(capacity: str, in_core: int) -> int | None:

@@ -483,7 +483,11 @@ def require_data(plans: list[RunPlan]) -> None:
         if plan.checkpoint.resume_from is not None:
             _require_path(plan.checkpoint.resume_from, "--resume", "; give a checkpoint or a run's folder")
         if plan.checkpoint.initialize_from is not None:
-            _require_weights(plan)
+            from dlbench.specs.weights_file import KEY, require_weights
+
+            path = plan.checkpoint.initialize_from or ""
+            _require_path(path, KEY, "; give a safetensors file or a run's folder")
+            require_weights(Path(path), plan.workload.model)
         if plan.measure.until != "quality":
             continue
         if data.validation is not None:
@@ -513,14 +517,6 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
         if not require_fitting(plan.workload, ranks=plan.layout.ranks, evaluated=evaluated):
             click.echo(f"note: {plan.workload.data.source} does not answer: not looked at before the run", err=True)
             return
-
-
-def _require_weights(plan: RunPlan) -> None:
-    from dlbench.specs.weights_file import KEY, require_weights
-
-    path = plan.checkpoint.initialize_from or ""
-    _require_path(path, KEY, "; give a safetensors file or a run's folder")
-    require_weights(Path(path), plan.workload.model)
 
 
 def _require_path(path: str, who: str, remedy: str) -> None:

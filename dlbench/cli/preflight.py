@@ -15,7 +15,7 @@ from dlbench.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlbench.records.preflight import Finding, PreflightNode, PreflightReport
+    from dlbench.records.preflight import PreflightNode, PreflightReport
     from dlbench.specs.launch import SlurmSpec
 
 MAX_NODES_SHOWN = 8  # Nodes in the table, those that failed first: a screen of 24 lines holds it and what stands above.
@@ -105,7 +105,12 @@ def _lines(report: PreflightReport, *, folds: bool) -> Iterator[str]:
     findings = [*report.static, *report.job]
     for one in findings:
         if not (folds and one.state == "ok"):
-            yield from _finding_lines(one)
+            import textwrap
+
+            head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
+            words = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
+            lines = textwrap.wrap(words, 80, initial_indent=head, subsequent_indent=" " * 22, break_on_hyphens=False)
+            yield from lines[:3] or [head]
     if folds:
         yield from _wrapped("ok: ", [", ".join(one.subject for one in findings if one.state == "ok")])
     nodes = sorted(report.nodes, key=lambda node: (not node.problems, not node.doubts))
@@ -134,15 +139,6 @@ def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"
     found = [(f"{compressed(names)}: {word}: ", text) for text, names in hosts.items()]
     left = len(found) - MAX_TEXTS
     return found if left <= 0 else [*found[:MAX_TEXTS], (f"and {left} more of the kind: ", "see the file")]
-
-
-def _finding_lines(one: Finding) -> list[str]:
-    import textwrap
-
-    head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
-    words = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
-    lines = textwrap.wrap(words, 80, initial_indent=head, subsequent_indent=" " * 22, break_on_hyphens=False)
-    return lines[:3] or [head]
 
 
 def _wrapped(head: str, texts: Sequence[str]) -> Iterator[str]:

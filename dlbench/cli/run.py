@@ -87,7 +87,13 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
     from dlbench.report.wording import clean
 
     series = plans[0].series.id
-    found = _runs_of_series(series, out)
+    from dlbench.records.scan import Scan, scan
+
+    folders = [path.parent for path in sorted(out.glob(f"{glob.escape(series)}-*/plan.json"))]
+    found = scan(*folders) if folders else Scan(root=out)
+    found.root = out
+    # A series of that name may have had runs before.
+    found.runs = [run for run in found.runs if run.plan.series.id == series]
     for line in found.problems:
         click.echo(f"dlbench: damaged: {clean(line)}", err=True)
     if not any(run.state == "valid" for run in found.runs):
@@ -104,17 +110,6 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
         _tell_comparison(request, found)
     what = f"compare {shown(out)} --paired" if request.sides else f"report {shown(out)}"
     click.echo(f"next: dlbench {what} --where series={series}", err=True)
-
-
-def _runs_of_series(series: str, out: Path) -> Scan:
-    """All runs of a series that are there: one of that name may have had runs before."""
-    from dlbench.records.scan import Scan, scan
-
-    folders = [path.parent for path in sorted(out.glob(f"{glob.escape(series)}-*/plan.json"))]
-    found = scan(*folders) if folders else Scan(root=out)
-    found.root = out
-    found.runs = [run for run in found.runs if run.plan.series.id == series]
-    return found
 
 
 def _tell_figures(found: Scan) -> None:

@@ -93,11 +93,17 @@ def _setting(key: Key, value: Any, layers: Layers) -> Setting:
     required = default is PydanticUndefined
     plain = list(default) if isinstance(default, tuple) else default
     differs = required or value != plain
+    sentences = _sentences(key.field.description or "")
+    # Descriptions of choices say `value: meaning.` in turn.
+    own = [sentence for sentence in sentences if sentence.startswith(f"{value}: ")]
+    said = (own or sentences or [""])[0]
+    others = [str(one) for one in typing.get_args(key.field.annotation) if isinstance(one, str)]
+    unsaid = [one for one in others if one != value and not re.search(rf"\b{re.escape(one)}\b", said)]
     return Setting(
         section=".".join(key.path[:-1]),
         name=key.path[-1],
         value=_value(key, value),
-        meaning=_meaning(key, value),
+        meaning=f"{said} Or: {', '.join(unsaid)}." if unsaid and said else said,
         default=_value(key, plain) if differs and not required and plain else None,
         origin=layers.origin(key.path) if differs else None,
     )
@@ -124,16 +130,6 @@ def _value(key: Key, value: Any) -> str:
         unit = next((unit for end, unit in _UNITS.items() if key.path[-1].endswith(end)), "")
         return f"{value:.12g} {unit}".rstrip()
     return str(value) or "none"
-
-
-def _meaning(key: Key, value: Any) -> str:
-    sentences = _sentences(key.field.description or "")
-    # Descriptions of choices say `value: meaning.` in turn.
-    own = [sentence for sentence in sentences if sentence.startswith(f"{value}: ")]
-    said = (own or sentences or [""])[0]
-    others = [str(one) for one in typing.get_args(key.field.annotation) if isinstance(one, str)]
-    unsaid = [one for one in others if one != value and not re.search(rf"\b{re.escape(one)}\b", said)]
-    return f"{said} Or: {', '.join(unsaid)}." if unsaid and said else said
 
 
 def _sentences(text: str) -> list[str]:

@@ -98,7 +98,14 @@ class Streams:
     """Standard output and error of this process, from now on to its end."""
 
     def __init__(self) -> None:
-        _open_closed_descriptors()
+        # Else the next file that is opened would take the place of one of 0 to 2 that is closed.
+        for descriptor in range(3):
+            try:
+                os.fstat(descriptor)
+            except OSError:
+                # The lowest free one is taken, and those below are open by now.
+                opened = os.open(os.devnull, os.O_RDWR)
+                os.set_inheritable(opened, True)
         codecs.register_error(_ESCAPING, _escaped)
         self._out: _Sink | None = None
         if _is_own(sys.stdout, 1):
@@ -127,17 +134,6 @@ def terminal() -> Console:
 
     stream = sys.stderr
     return Console(file=stream.bare) if isinstance(stream, _Said) else Console(stderr=True)
-
-
-def _open_closed_descriptors() -> None:
-    """Opens what is closed of 0 to 2 on /dev/null: else the next file that is opened would take its place."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            # The lowest free one is taken, and those below are open by now.
-            opened = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(opened, True)
 
 
 def _is_own(stream: TextIO | None, descriptor: int) -> bool:
@@ -203,7 +199,11 @@ class Ending:
 def ending_of(error: BaseException) -> Ending:
     """The line and the exit code of an exception that reached the end of a command."""
     if isinstance(error, SystemExit):
-        return _of_exit(error)
+        if error.code is None:
+            return Ending(code=ExitCode.OK)
+        if isinstance(error.code, int):
+            return Ending(code=int(error.code))
+        return Ending(code=ExitCode.DEFECT, line=str(error.code))
     if isinstance(error, click.ClickException):
         # Wrong usage, whatever code click has for it.
         return Ending(code=ExitCode.USAGE, line=_words_of_click(error))
@@ -214,7 +214,11 @@ def ending_of(error: BaseException) -> Ending:
     if isinstance(error, DlbenchError):
         return Ending(code=error.exit_code, line=_one_line(str(error)))
     if isinstance(error, OSError) and error.errno is not None:
-        return Ending(code=_code_of(error), line=_one_line(os_error_words(error)))
+        # socket.gaierror and the like have numbers of their own, below zero.
+        is_machine = error.errno in MACHINE_ERRORS or error.errno is None or error.errno < 0
+        return Ending(
+            code=ExitCode.ENVIRONMENT if is_machine else ExitCode.USAGE, line=_one_line(os_error_words(error))
+        )
     if isinstance(error, MemoryError):
         return Ending(
             code=ExitCode.ENVIRONMENT, line=_one_line(f"not enough memory{_place(error)}; see also `ulimit -v`")
@@ -239,14 +243,6 @@ def os_error_words(error: OSError) -> str:
     return f"{what}{_place(error)}"
 
 
-def _of_exit(error: SystemExit) -> Ending:
-    if error.code is None:
-        return Ending(code=ExitCode.OK)
-    if isinstance(error.code, int):
-        return Ending(code=int(error.code))
-    return Ending(code=ExitCode.DEFECT, line=str(error.code))
-
-
 def _words_of_click(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = {name for param in error.ctx.command.params for name in param.opts}
@@ -256,12 +252,6 @@ def _words_of_click(error: click.ClickException) -> str:
     said = io.StringIO()
     error.show(file=said)
     return said.getvalue().rstrip("\n")
-
-
-def _code_of(error: OSError) -> ExitCode:
-    # socket.gaierror and the like have numbers of their own, below zero.
-    is_machine = error.errno in MACHINE_ERRORS or error.errno is None or error.errno < 0
-    return ExitCode.ENVIRONMENT if is_machine else ExitCode.USAGE
 
 
 def _one_line(text: str) -> str:

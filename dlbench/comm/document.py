@@ -29,6 +29,7 @@ from dlbench.comm.report import (
     prediction_advice,
     same_text,
 )
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import (
@@ -251,18 +252,6 @@ def _rate(beta: Estimate) -> Cell:
     return Cell(per_byte_text(beta.value), f"[{per_byte_text(beta.high)}, {fastest}]")
 
 
-def errors_sheet(fit: Fit) -> Sheet[Errors]:
-    """How far predictions of points that the fit did not see were off."""
-    columns: tuple[Column[Errors], ...] = (
-        Column("", "Points", lambda one: one.scope),
-        Column("", "Count", lambda one: one.num_points),
-        Column("", "Median error", lambda one: one.median, unit="fraction"),
-        Column("", "Worst", lambda one: one.worst, unit="fraction"),
-        Column("", "Advice", lambda one: "none: the fit misses it" if one.is_poor else None),
-    )
-    return Sheet(name="errors", title="Errors of predictions", columns=columns, rows=fit.errors)
-
-
 _LINES: tuple[Column[LineCost], ...] = (
     Column("name", "Collective", lambda one: one.name),
     Column("ranks", "Ranks", lambda one: one.ranks),
@@ -271,12 +260,6 @@ _LINES: tuple[Column[LineCost], ...] = (
         "s_per_byte", "Asymptotic algbw, GB/s", lambda one: one.per_byte_s, lambda one: per_byte_text(one.per_byte_s)
     ),
 )
-
-
-def lines_sheet(fit: Fit) -> Sheet[LineCost]:
-    """Each series at each rank count as a line."""
-    title, lines = "Each collective as a line", fit.network.collectives
-    return Sheet(name="fits", title=title, columns=_LINES, rows=lines, is_folded=bool(fit.network.levels))
 
 
 _SHOWN = ("state", "collective", "system", "ranks", "nodes", "repeat")
@@ -427,8 +410,6 @@ _QUANTITIES = (
 
 def group_charts(group: GroupReport) -> list[Chart]:
     """The charts of a group of two sizes or more; none of predictions where there are none."""
-    import altair as alt
-
     charts = []
     for quantity in _QUANTITIES:
         points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]
@@ -729,11 +710,23 @@ def _fit(fit: Fit, number: int) -> Section:
         poor = sum(one.is_poor for one in fit.errors)
         more = f"; {poor} algorithms missed, no advice from them" * bool(poor)
         headline = f"median error {percent(fit.errors[0].median)}, worst {percent(fit.errors[0].worst)}{more}"
+    columns: tuple[Column[Errors], ...] = (
+        Column("", "Points", lambda one: one.scope),
+        Column("", "Count", lambda one: one.num_points),
+        Column("", "Median error", lambda one: one.median, unit="fraction"),
+        Column("", "Worst", lambda one: one.worst, unit="fraction"),
+        Column("", "Advice", lambda one: "none: the fit misses it" if one.is_poor else None),
+    )
+    title, lines = "Each collective as a line", fit.network.collectives
     return Section(
         id=f"fit-{number}",
         title=f"Fitted costs of {fit.title}",
         headline=headline,
-        sheets=(costs_sheet(fit.network), errors_sheet(fit), lines_sheet(fit)),
+        sheets=(
+            costs_sheet(fit.network),
+            Sheet(name="errors", title="Errors of predictions", columns=columns, rows=fit.errors),
+            Sheet(name="fits", title=title, columns=_LINES, rows=lines, is_folded=bool(fit.network.levels)),
+        ),
         brief=(),
         where={name: getattr(fit, name) for name in FIT_COLUMNS},
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from dlbench.analysis.comparability import digest_of, system_content
+from dlbench.lazy import np
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import bus_factor
 from dlbench.perfmodels.schedules import Layout
@@ -322,8 +323,6 @@ def _series(name: SeriesName, found: Sequence[Measurement], fastest: dict[int, f
 
 
 def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Measurement:
-    import numpy as np
-
     times: dict[RunKey, list[float]] = {}
     for key, point in points:
         times.setdefault(key, []).extend(point.times_s)

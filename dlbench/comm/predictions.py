@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, fusion_line, ranges_of
 from dlbench.errors import UserError, nearest
+from dlbench.lazy import np
 from dlbench.perfmodels.extrapolation import doublings_beyond, network_error, network_factors
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import crossovers, features
@@ -135,8 +136,6 @@ class _Case:
 
     def price(self, name: str, num_bytes: int) -> Price:
         """A predicted time with the middle 95 % of the network's draws, each off by `network_factors`; and its phi."""
-        import numpy as np
-
         collective, ranks = self.wanted.collective, self.layout.ranks
         if self.wanted.topology is not None:
             return Price(seconds(self.wanted.topology, collective, name, num_bytes, self.layout, **self.model))

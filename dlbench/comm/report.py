@@ -29,6 +29,7 @@ from dlbench.comm.measurements import (
     why_not,
 )
 from dlbench.comm.predictions import Prediction, Predictions
+from dlbench.lazy import np
 from dlbench.perfmodels.algorithms import RankCounts, counts
 from dlbench.perfmodels.extrapolation import PRIOR_SCALE
 from dlbench.perfmodels.predictions import bus_factor
@@ -164,8 +165,6 @@ def _environments(runs: Sequence[CommRun]) -> dict[str, Mapping[str, str]]:
 
 
 def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
-    import numpy as np
-
     known = [
         (run.plan.run_id, point) for run in runs if run.record for point in run.record.points if not why_not(point)
     ]
@@ -220,8 +219,6 @@ def _merged(group: CollectiveGroup, members: Sequence[Series]) -> Series:
 
 def _row(group: CollectiveGroup, rows: Sequence[Measurement]) -> Measurement:
     """One size: of each run the median over the series."""
-    import numpy as np
-
     first = rows[0]
     keys = dict.fromkeys(key for row in rows for key in row.by_run)
     by_run = {key: float(np.median([row.by_run[key] for row in rows if key in row.by_run])) for key in keys}
@@ -450,7 +447,8 @@ def advice(group: CollectiveGroup, ranges: Sequence[Recommended]) -> str:
     what = COLLECTIVE_TITLES[group.collective]
     if len({series.title for series in group.series}) == 1:
         return f"Nothing to choose from: only {group.series[0].title} was measured."
-    library = keep_text(group)
+    has_library = any(series.is_library for series in group.series)
+    library = "keep the library's choice" if has_library else "any of them will do"
     if len(group.runs) < MIN_RUNS:
         return (
             f"No advice from {runs_text(len(group.runs))}: an algorithm is recommended from {MIN_RUNS} runs on "
@@ -473,12 +471,6 @@ def prediction_advice(found: Predictions, one: Prediction) -> str:
     if len(one.series) == 1:
         return ""
     return f"Predicted fastest {COLLECTIVE_TITLES[found.collective]}: {'; '.join(map(_range, one.ranges))}."
-
-
-def keep_text(group: CollectiveGroup) -> str:
-    """What to do where no algorithm is clearly faster."""
-    has_library = any(series.is_library for series in group.series)
-    return "keep the library's choice" if has_library else "any of them will do"
 
 
 def tied_text(found: Recommended) -> str:

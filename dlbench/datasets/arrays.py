@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlbench.lazy import np
 from dlbench.opening import open_file, require_file
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ def map_array(path: Path) -> NDArray[Any]:
     Raises OSError: it cannot be read, or is no regular file. ValueError: it is damaged, cut off, or holds Python
     objects.
     """
-    import numpy as np
-
     with open_file(path) as file:
         version = np.lib.format.read_magic(file)
         if version == (1, 0):

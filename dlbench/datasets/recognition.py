@@ -78,7 +78,8 @@ def kind_of_files(paths: Sequence[Path]) -> str | None:
                 return found
     for path in paths:
         if path.is_dir():
-            return _kind_of_folder(path)
+            inner = (_kind_of_file(p, sure=False) for p in sorted(path.iterdir()) if p.is_file())
+            return "density" if "density" in inner else "images"
     return None
 
 
@@ -93,14 +94,14 @@ def _kind_of_file(path: Path, sure: bool) -> str | None:
     if name.endswith(".tar"):
         return "image-shards"
     if name.endswith((".tfrecord", ".tfrecords", ".gz")) or re.search(r"-\d+-of-\d+$", name):
-        return _kind_of_records(path, sure)
+        try:
+            features = example_views(next(iter(read_records(path))))
+        except (OSError, ValueError, StopIteration):
+            if sure:
+                return None
+            return "density" if path.name.startswith("density-") else "image-shards"
+        return "density" if "x" in features else "image-shards"
     return None
-
-
-def _kind_of_folder(path: Path) -> str:
-    """Of a folder inside a set: a class of images, or, one level deep, files of volumes."""
-    inner = (_kind_of_file(p, sure=False) for p in sorted(path.iterdir()) if p.is_file())
-    return "density" if "density" in inner else "images"
 
 
 def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
@@ -111,16 +112,6 @@ def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
         if sure:
             return None
         return "samples" if path.name.startswith("samples-") else "density"
-
-
-def _kind_of_records(path: Path, sure: bool) -> str | None:
-    try:
-        features = example_views(next(iter(read_records(path))))
-    except (OSError, ValueError, StopIteration):
-        if sure:
-            return None
-        return "density" if path.name.startswith("density-") else "image-shards"
-    return "density" if "x" in features else "image-shards"
 
 
 LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning

@@ -130,7 +130,8 @@ class Ownership:
         if not self.slots:
             nothing = np.empty(0, np.int64)
             return Exchange(nothing, nothing, nothing, nothing, nothing)
-        first = self._first_of_orders(epoch, self.parts(epoch))
+        places = self._keys(epoch).argsort(axis=1, kind="stable")[:, : self.slots]
+        first = np.take_along_axis(self.parts(epoch), places, axis=1)
         lots = self._lots(epoch)
         slots = np.flatnonzero(lots[:, rank] != rank)
         senders = np.nonzero(lots == rank)[1]
@@ -159,11 +160,6 @@ class Ownership:
         if self.num_samples % self.ranks:
             keys[self.num_samples % self.ranks :, -1] = 2.0  # nobody's sample comes last
         return keys
-
-    def _first_of_orders(self, epoch: int, parts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(M, slots) the first samples in each rank's order."""
-        places = self._keys(epoch).argsort(axis=1, kind="stable")[:, : self.slots]
-        return np.take_along_axis(parts, places, axis=1)
 
     def _lots(self, epoch: int) -> NDArray[np.int64]:
         """(slots, M) to whom the sample of each slot and rank goes; each row a permutation of the ranks."""

@@ -26,10 +26,10 @@ from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.lazy import np
 from dlbench.opening import open_file
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _HEAD = struct.Struct("<QI")
@@ -156,8 +156,6 @@ def unframe(data: bytes) -> Iterator[memoryview]:
 
     Raises ValueError: it is damaged or cut off.
     """
-    import numpy as np
-
     view, array = memoryview(data), np.frombuffer(data, dtype=np.uint8)
     record = at = 0
     while at < len(data):
@@ -175,8 +173,6 @@ def record_offsets(path: Path) -> NDArray[np.int64]:
 
     Raises OSError: it cannot be opened or read. ValueError: it is compressed, damaged or cut off.
     """
-    import numpy as np
-
     offsets: list[int] = []
     with open_file(path) as file:
         at, end = 0, os.fstat(file.fileno()).st_size
@@ -291,8 +287,6 @@ def encode_example(
 
 
 def _encoded(name: str, value: Any) -> bytes:
-    import numpy as np
-
     if isinstance(value, bytes):
         value = [value]
     if isinstance(value, np.ndarray):
@@ -318,8 +312,6 @@ def _varint(value: int) -> bytes:
 
 
 def _feature(message: memoryview) -> list[memoryview] | NDArray[Any]:
-    import numpy as np
-
     kind = 0
     parts: list[tuple[int, memoryview]] = []
     for field, wire, content in _all_fields(message):
@@ -335,12 +327,7 @@ def _feature(message: memoryview) -> list[memoryview] | NDArray[Any]:
         if len(joined) % 4:
             raise ValueError(f"Example: a list of floats has {len(joined)} bytes, no multiple of 4")
         return np.frombuffer(joined, dtype="<f4")
-    return _integers(b"".join(content for wire, content in parts if wire in (_SIZED, _VARINT)))
-
-
-def _integers(packed: bytes) -> NDArray[np.int64]:
-    import numpy as np
-
+    packed = b"".join(content for wire, content in parts if wire in (_SIZED, _VARINT))
     small = np.frombuffer(packed, dtype=np.uint8)
     if not (small & 0x80).any():  # one byte a number
         return small.astype(np.int64)

@@ -27,10 +27,10 @@ from dlbench.datasets import tfrecord
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
 from dlbench.datasets.splits import is_split_name
 from dlbench.errors import UserError
+from dlbench.lazy import np
 from dlbench.opening import open_file, read_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]  # (S, S, S, C) and (T,) of one sample.
@@ -212,8 +212,6 @@ def decode_volume(payload: bytes | memoryview) -> Volume:
 
     Raises ValueError: it is no Example, lacks `x` or `y`, or has them in another form.
     """
-    import numpy as np
-
     features = tfrecord.example_views(payload)
     x, y = features.get("x"), features.get("y")
     if not isinstance(x, list) or len(x) != 1:
@@ -241,14 +239,10 @@ class NpyVolumes(Volumes):
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
-        import numpy as np
-
         for x, y in zip(*_npy_pair(path), strict=True):
             yield np.array(x), np.array(y)
 
     def read(self, path: Path, place: int, num: int) -> Volume:
-        import numpy as np
-
         x, y = _npy_pair(path)
         if x.shape[0] != num:
             raise ValueError(f"holds {x.shape[0]} volumes, expected {num}")
@@ -318,8 +312,6 @@ class DensityIndex:
 
     def place(self, index: int) -> tuple[Path, int, int]:
         """The file of a sample, its place in it, and how many samples the file holds."""
-        import numpy as np
-
         file = int(np.searchsorted(self.offsets, index, side="right")) - 1
         first = int(self.offsets[file])
         return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
@@ -373,8 +365,6 @@ def index_density(folder: Path) -> DensityIndex:
     Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
     has them in another type or shape; file and key are named.
     """
-    import numpy as np
-
     container, names = _listed(folder)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
     shapes = {name: file_shape(folder, name, container) for name in probes}
@@ -470,8 +460,6 @@ def verify_density(folder: Path, on_progress: Callable[[int, int], None] | None,
 
 def _checked(folder: Path, container: str, name: str) -> FileShape | str:
     """What one file holds after all of it was read, or what is wrong with it."""
-    import numpy as np
-
     number, shape = 0, None
     try:
         for x, y in CONTAINERS[container].samples(folder / name):

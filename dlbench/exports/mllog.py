@@ -129,6 +129,7 @@ def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
 def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     """What was trained, how, and on what."""
     train = plan.workload.train
+    evaluations = record.quality.evaluations if record.quality is not None else ()
     values: dict[str, Value] = {
         "seed": train.seed,
         "global_batch_size": plan.global_batch,
@@ -137,7 +138,7 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
         "accelerators_per_node": accelerators_per_node(plan, record),
         "number_of_ranks": plan.layout.ranks,
         "train_samples": _train_samples(record),
-        "eval_samples": _eval_samples(record),
+        "eval_samples": (evaluations[-1].eval_samples if evaluations else None),
     }
     values["dropout"] = getattr(plan.workload.model, "dropout", None)
     steps_per_epoch = _steps_per_epoch(plan, record)
@@ -223,11 +224,6 @@ def _train_samples(record: Record) -> int | None:
         return record.quality.train_samples
     known = record.data.get("num_samples")
     return known if isinstance(known, int) else None
-
-
-def _eval_samples(record: Record) -> int | None:
-    evaluations = record.quality.evaluations if record.quality is not None else ()
-    return evaluations[-1].eval_samples if evaluations else None
 
 
 def _event(event: Event, record: Record) -> str:

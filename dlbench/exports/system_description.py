@@ -63,7 +63,10 @@ def system_fields(run: Run, statement: Statement) -> dict[str, str]:
     fields = dict.fromkeys(_NEVER_RECORDED, NOT_RECORDED)
     fields |= dict.fromkeys(_ACCELERATOR_FIELDS, NOT_RECORDED if gpus else NO_ACCELERATOR)
     if gpus:
-        fields["accelerator_model_name"] = _gpu_names(record)
+        # `cuda:0 (NVIDIA A100)` on one rank and `cuda:1 (NVIDIA A100)` on another -> `NVIDIA A100`.
+        devices = {rank.device for rank in record.ranks}
+        names = {re.sub(r"^cuda(:\d+)?\s*\((.*)\)$", r"\2", device) for device in devices}
+        fields["accelerator_model_name"] = ", ".join(sorted(names))
     memory = environment.get("memory.bytes", "")
     torch = environment.get("package.torch")
     fields |= {
@@ -84,13 +87,6 @@ def system_fields(run: Run, statement: Statement) -> dict[str, str]:
         "sw_notes": f"{NOTICE}; run {plan.run_id}, workload {plan.workload.name}, preset {plan.workload.preset}",
     }
     return dict(sorted(fields.items()))
-
-
-def _gpu_names(record: Record) -> str:
-    """`cuda:0 (NVIDIA A100)` on one rank and `cuda:1 (NVIDIA A100)` on another -> `NVIDIA A100`."""
-    devices = {rank.device for rank in record.ranks}
-    names = {re.sub(r"^cuda(:\d+)?\s*\((.*)\)$", r"\2", device) for device in devices}
-    return ", ".join(sorted(names))
 
 
 def _software(run: Run, record: Record) -> str:

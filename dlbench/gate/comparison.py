@@ -383,7 +383,13 @@ class _Draft:
             b = _centre(values_b, sample.sessions_b, metric.unit, of_runs=of_runs)
             if (floor := self.floor) is not None and sample.floor is not None:
                 a = by_definition(floor, len(values_b), metric.unit)
-                judgement = _upright_judgement(judgement)
+                # The test saw the inverse of the ratio of throughputs.
+                tested = judgement.tested
+                if tested is not None:
+                    low, high = tested.equivalence
+                    tested = dataclasses.replace(tested, equivalence=(1 / high, 1 / low))
+                ratio = None if judgement.ratio is None else judgement.ratio.inverted("ratio")
+                judgement = dataclasses.replace(judgement, ratio=ratio, tested=tested)
                 # The interval that decides, so that who reads it next to the floor sees the verdict.
                 b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor * one, metric.unit)
             metrics.append(
@@ -427,16 +433,6 @@ class _Draft:
                 "--metric step_mean_s decides on it"
             )
         return dataclasses.replace(judgement, verdict="inconclusive", reason=reason) if reason else judgement
-
-
-def _upright_judgement(judgement: Judgement) -> Judgement:
-    """B / A of throughputs, of which the test saw the inverse."""
-    tested = judgement.tested
-    if tested is not None:
-        low, high = tested.equivalence
-        tested = dataclasses.replace(tested, equivalence=(1 / high, 1 / low))
-    ratio = None if judgement.ratio is None else judgement.ratio.inverted("ratio")
-    return dataclasses.replace(judgement, ratio=ratio, tested=tested)
 
 
 def _centre(values: Sequence[float], sessions: Sequence[str] | None, unit: str, *, of_runs: bool) -> Estimate | None:

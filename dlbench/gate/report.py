@@ -345,6 +345,8 @@ def point_of(
     """A point with its metrics; `sessions` are those of the runs of the command, by run id."""
     a, b, runs_b = found.a, found.b, () if found.b is None else found.b.runs
     a_met, b_met = a.environment, {} if b is None else b.environment
+    runs = (*a.runs, *runs_b) if paired else runs_b
+    known = [run.wall_s for run in runs if run.wall_s is not None]
     return PointResult(
         label=point_label(a, {one.key for one in found.allowed}),
         caption=_caption(a, found.allowed),
@@ -358,7 +360,7 @@ def point_of(
         sessions_history=num_history,
         finished_a=_span(a.runs),
         finished_b=_span(runs_b),
-        wall_s=_wall_s((*a.runs, *runs_b) if paired else runs_b),
+        wall_s=sum(known) if known and len(known) == len(runs) else None,
         tags_a=tuple(sorted(a.tags.items())),
         tags_b=() if b is None else tuple(sorted(b.tags.items())),
         allowed=found.allowed,
@@ -406,11 +408,6 @@ def _num_sessions(runs: Sequence[SideRun], sessions: Mapping[str, str]) -> int:
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
     ends = sorted(whole_seconds(run.finished) for run in runs)
     return (ends[0], ends[-1]) if ends else ("", "")
-
-
-def _wall_s(runs: Sequence[SideRun]) -> float | None:
-    known = [run.wall_s for run in runs if run.wall_s is not None]
-    return sum(known) if known and len(known) == len(runs) else None
 
 
 def _point_cautions(

@@ -428,7 +428,15 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
 
 def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) -> SidePoint:
     plan = runs[0].plan
-    _refuse_unlike(runs)
+    # What differs between the sides is compared; within one its runs would be averaged.
+    found = side_by_side({run.plan.run_id: system_content(run.plan) for run in runs}).differences
+    if found:
+        layout = runs[0].plan.layout
+        raise UserError(
+            f"runs of one side at {layout.ranks} rank{'s' * (layout.ranks > 1)} are no repeats of each other "
+            f"({named_values(found)}); choose those of each side with --where, e.g. --where {found[0].key}="
+            f"{found[0].values[0][0]}"
+        )
     tags = [run.plan.tags for run in runs]
     met = environments.compare(runs).common
     return SidePoint(
@@ -442,18 +450,6 @@ def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) ->
         tags={key: value for key, value in tags[0].items() if all(other.get(key) == value for other in tags)},
         doubts=tuple(_doubts(runs)),
     )
-
-
-def _refuse_unlike(runs: Sequence[Run]) -> None:
-    """Other modules or nodes are compared between the sides; within one their runs would be averaged."""
-    found = side_by_side({run.plan.run_id: system_content(run.plan) for run in runs}).differences
-    if found:
-        layout = runs[0].plan.layout
-        raise UserError(
-            f"runs of one side at {layout.ranks} rank{'s' * (layout.ranks > 1)} are no repeats of each other "
-            f"({named_values(found)}); choose those of each side with --where, e.g. --where {found[0].key}="
-            f"{found[0].values[0][0]}"
-        )
 
 
 def _doubts(runs: Sequence[Run]) -> Iterator[str]:

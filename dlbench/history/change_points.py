@@ -32,15 +32,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from dlbench.lazy import Array, np
 from dlbench.stats.estimates import Estimate, median_estimate, shift_estimate
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 MIN_EVIDENCE = 800.0
 """Least Bayes factor of a change point. Set by simulation: at autocorrelation 0.5 about 5 % of histories of 110 nights
@@ -181,8 +176,6 @@ def segments(values: Sequence[float], found: Sequence[Found]) -> list[Segment]:
 
 def detect(values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effect: float = MIN_EFFECT) -> list[Found]:
     """The changes alone; arguments and errors as `change_points`."""
-    import numpy as np
-
     array = np.asarray(values, dtype=float)
     if not (np.isfinite(array).all() and (array > 0).all()):
         raise ValueError("change points need positive, finite values")
@@ -249,8 +242,6 @@ def newest(values: Sequence[float], last: Segment | None = None, *, histories: i
     Values are those of `change_points`, of its last segment or of all nights; `histories`, how many are followed
     together, counts for `wait_for`. None where fewer than `MIN_SEGMENT` nights of the segment lie before the newest.
     """
-    import numpy as np
-
     own = last.flat(values, last.end - 1) if last else values
     logs = np.log(np.asarray(own, dtype=float))
     if len(logs) <= MIN_SEGMENT:
@@ -273,8 +264,6 @@ def newest(values: Sequence[float], last: Segment | None = None, *, histories: i
 
 def _wait(logs: Array, count: int, evidence: float) -> int:
     """More nights like the newest `count` ones until these are a level."""
-    import numpy as np
-
     for more in range(1, MIN_NIGHTS):
         later = np.concatenate([logs, np.resize(logs[-count:], more)])
         if len(later) >= MIN_NIGHTS and count + more >= MIN_SEGMENT:
@@ -291,7 +280,6 @@ def _usual(logs: Array) -> tuple[float, float]:
     of Applied Econometrics 8, 1993), on a grid: so the nights themselves say how long the tails are, and few nights
     leave that open.
     """
-    import numpy as np
     from scipy.special import gammaln, stdtr
 
     nights = np.sort(logs[-_MOST_USUAL:])
@@ -324,8 +312,6 @@ def _drawn_in(logs: Array, most: float = math.inf) -> Array:
     A night is odd by the median of the nights around it, of which `ODD_NIGHTS` in a row do not decide; there are at
     least 2 `ODD_NIGHTS` + 1. What lies beyond `most`, on either side of the median of all, is drawn in, too.
     """
-    import numpy as np
-
     steps = np.abs(np.diff(logs))
     # More than half of the differences zero: values are rounded.
     scale = float(np.median(steps)) / (_NORMAL_MAD * math.sqrt(2)) or float(np.mean(steps))
@@ -350,8 +336,6 @@ class _Changes:
 
         Shapes are m x k x n: m changes of n nights, each of k columns that are added to the level, from 0 to 1.
         """
-        import numpy as np
-
         self.shapes = shapes
         n = shapes.shape[-1]
         self.level = self._product(np.ones(n), np.ones(n))
@@ -366,8 +350,6 @@ class _Changes:
     @staticmethod
     def _product(a: Array, b: Array) -> Array:
         """For each r: a' C^-1 b along the last axis."""
-        import numpy as np
-
         r = _moods()[0].reshape(-1, *[1] * max(1, np.broadcast(a, b).ndim - 1))
         whole = np.einsum("...n,...n->...", a, b)
         lagged = np.einsum("...n,...n->...", a[..., 1:], b[..., :-1]) + np.einsum(
@@ -378,8 +360,6 @@ class _Changes:
 
     def log_factors(self, nights: Array) -> Array:
         """Logarithms of the Bayes factors of the m changes, of n nights as `_drawn_in` makes them."""
-        import numpy as np
-
         half = (len(nights) - 1) / 2
         level_nights = self._product(np.ones(len(nights)), nights)
         squares = self._product(nights, nights) - level_nights**2 / self.level
@@ -395,8 +375,6 @@ class _Changes:
 @functools.cache
 def _moods() -> tuple[Array, Array, Array]:
     """Autocorrelations that nights may have, and logarithms of their priors with a change and without one."""
-    import numpy as np
-
     r = np.linspace(0, 0.95, 20)
     # Beta(10, 10) with a change. Without one, more and more up to 1, where moods look most like levels.
     changed, unchanged = 9 * (np.log(np.maximum(r, 0.01)) + np.log(1 - r)), np.log1p(4 * r)
@@ -406,8 +384,6 @@ def _moods() -> tuple[Array, Array, Array]:
 @functools.lru_cache(maxsize=16)
 def _steps(n: int) -> _Changes:
     """A step at each place of n nights that leaves `MIN_SEGMENT` nights on either side."""
-    import numpy as np
-
     return _Changes(np.tri(n, dtype=float).T[MIN_SEGMENT : n - MIN_SEGMENT + 1, None, :])
 
 
@@ -423,8 +399,6 @@ class _Tested:
 
 def _test(logs: Array, start: int, end: int) -> _Tested:
     """The one change in these nights, if there is one; at least 2 `MIN_SEGMENT` nights."""
-    import numpy as np
-
     part = logs[start:end]
     nights = _drawn_in(part, _MOST)
     if not nights.any():
@@ -453,8 +427,6 @@ def _candidates(logs: Array, evidence: float) -> list[int]:
 
     Of the many parts chance makes one look like an episode now and then, so their number counts as more looks.
     """
-    import numpy as np
-
     n, found = len(logs), []
     for level in itertools.count():
         length = n >> level
@@ -517,8 +489,6 @@ def _with_drifts(logs: Array, found: Sequence[Found], evidence: float, min_effec
 
 def _ramp(logs: Array, start: int, end: int, tested: Sequence[_Tested]) -> tuple[float, int, int]:
     """Logarithm of how much likelier a ramp is than these steps, or than no change; its first night, and its end."""
-    import numpy as np
-
     n = end - start
     grid = np.unique(np.linspace(0, n - 1, _RAMP_ENDS).astype(int))
     # Flat ends shorter than a level are part of the drift.

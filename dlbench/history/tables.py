@@ -27,6 +27,7 @@ from dlbench.history.report import (
 )
 from dlbench.history.series import Change, Level, Night, Trend
 from dlbench.history.slow_months import HostCourse, HostMonth, SlowMonths
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.document import Document, Section
@@ -327,8 +328,6 @@ _LEVEL_COLOUR = "#e69f00"
 
 def series_chart(series: Trend) -> Chart:
     """Runs over time, levels as lines with their intervals, changes as labelled vertical rules."""
-    import altair as alt
-
     factor, unit = _scale(series)
     points, levels = _points(series, factor), [_level(level, factor) for level in series.levels]
     values = [row["value"] for row in points] + [row[end] for row in levels for end in ("low", "high", "at_first")]
@@ -433,8 +432,6 @@ def _change_layers(alt: Any, changes: Rows) -> list[Any]:
 
 def host_charts(nodes: SlowMonths) -> list[Chart]:
     """Work ratios of the slowest hosts by month; none where fewer than two months are known."""
-    import altair as alt
-
     drawn = [host for host in nodes.hosts if host.verdict in (*ACCUSED, "suspected")][:MAX_DRAWN_HOSTS]
     if not drawn or len(nodes.months) < 2:
         return []

@@ -241,22 +241,18 @@ class HangDetector:
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
             # Two times of the file system's own clock are compared, which may differ from this machine's.
-            newest = self._newest_change()
+            newest = self._newest
+            with suppress(OSError), os.scandir(self._folder.path) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".status.json"):
+                        with suppress(OSError):
+                            newest = max(newest, entry.stat(follow_symlinks=False).st_mtime_ns)
             if newest != self._newest:
                 self._newest, self._since = newest, now
         silent = now - self._since
         if silent <= self._limit_s:
             return ""
         return f"no rank gave a sign of life for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all hang"
-
-    def _newest_change(self) -> int:
-        newest = self._newest
-        with suppress(OSError), os.scandir(self._folder.path) as entries:
-            for entry in entries:
-                if entry.name.endswith(".status.json"):
-                    with suppress(OSError):
-                        newest = max(newest, entry.stat(follow_symlinks=False).st_mtime_ns)
-        return newest
 
 
 def _stall_timeout_s(plan: LaunchPlan) -> float:

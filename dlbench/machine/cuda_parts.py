@@ -98,16 +98,14 @@ def _find_nccl(packages: Path | None, environment: Mapping[str, str], root: Path
             continue
         found = (home / folder / name for name in _NCCL_LIBRARIES for folder in _LIBRARY_FOLDERS)
         if library := next((path for path in found if path.is_file()), None):
-            return Nccl(home=home, library=library, version=_nccl_version(header))
+            text = header.read_text(encoding="utf-8", errors="replace")
+            numbers = [re.search(rf"^#define\s+NCCL_{part}\s+(\d+)", text, re.MULTILINE) for part in _VERSION_PARTS]
+            return Nccl(
+                home=home, library=library, version=".".join(number[1] for number in numbers if number) or "unknown"
+            )
         headless = headless or f"libnccl.so is missing beside {header}"
     looked = ", ".join(named) or ", ".join(map(str, places))
     return headless or f"nccl.h is missing (looked for include/nccl.h in {looked}; HOROVOD_NCCL_HOME names another)"
-
-
-def _nccl_version(header: Path) -> str:
-    text = header.read_text(encoding="utf-8", errors="replace")
-    numbers = [re.search(rf"^#define\s+NCCL_{part}\s+(\d+)", text, re.MULTILINE) for part in _VERSION_PARTS]
-    return ".".join(number[1] for number in numbers if number) or "unknown"
 
 
 _VERSION_PARTS = ("MAJOR", "MINOR", "PATCH")
@@ -117,7 +115,8 @@ def _find_nvcc(cuda: str, packages: Path | None, environment: Mapping[str, str],
     major = cuda.partition(".")[0]
     others = []
     for home in _cuda_homes(major, packages, environment, root):
-        version = _nvcc_version(home / "bin" / "nvcc")
+        match = re.search(r"\bV(\d[\d.]*)", _answer((home / "bin" / "nvcc"), "--version"))
+        version = match[1] if match else None
         if version is None:
             continue
         if version.partition(".")[0] != major:
@@ -145,12 +144,6 @@ def _cuda_homes(major: str, packages: Path | None, environment: Mapping[str, str
     yield root / "usr/local/cuda"
     if packages is not None:
         yield packages / "nvidia" / f"cu{major}"
-
-
-def _nvcc_version(program: Path) -> str | None:
-    """`13.0.88`; None where it does not run."""
-    match = re.search(r"\bV(\d[\d.]*)", _answer(program, "--version"))
-    return match[1] if match else None
 
 
 def _answer(program: Path, question: str) -> str:

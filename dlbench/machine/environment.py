@@ -105,7 +105,18 @@ def _facts(
     )
     yield "container", lambda: _container(variables)
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
-    allowed = {k: v for k, v in sorted(variables.items()) if k not in withheld and _allowed(k, v)}
+    allowed = {
+        k: v
+        for k, v in sorted(variables.items())
+        if k not in withheld
+        and (
+            (k in VARIABLES or k.startswith(VARIABLE_PREFIXES))
+            and not INTERNAL.match(k)
+            and (k, v) != _OWN_TIMELINE
+            and not is_secret_name(k)
+            and not is_secret_value(v)
+        )
+    }
     yield "variable", lambda: {f"variable.{k}": v for k, v in allowed.items()}
     lists = {k: variables[k] for k in DIGESTED if variables.get(k) and k not in withheld}
     yield "list of folders", lambda: {f"variable.{k}": _list_digest(v) for k, v in lists.items()}
@@ -131,16 +142,6 @@ def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: I
 
 # Set by dlbench where it watches an exchange; a run of one rank has none, and would seem to run elsewhere.
 _OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
-
-
-def _allowed(name: str, value: str) -> bool:
-    return (
-        (name in VARIABLES or name.startswith(VARIABLE_PREFIXES))
-        and not INTERNAL.match(name)
-        and (name, value) != _OWN_TIMELINE
-        and not is_secret_name(name)
-        and not is_secret_value(value)
-    )
 
 
 def _text(path: str) -> str:

@@ -165,7 +165,8 @@ def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
     whole = [board for board, _ in boards]
     if len(whole) > 1 and environment.get(ORDER, "FASTEST_FIRST") != BY_BUS:
         # FASTEST_FIRST, CUDA's own choice: which number a GPU gets is not documented. UUIDs still name it.
-        whole = whole if _names_uuids(environment) else []
+        entries = [part.strip() for part in environment.get(VISIBLE, "").split(",")]
+        whole = whole if (bool(entries) and all(entry.upper()[:4] in ("GPU-", "MIG-") for entry in entries)) else []
     return visible(environment.get(VISIBLE), whole, [part for _, parts in boards for part in parts])
 
 
@@ -413,11 +414,6 @@ def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/
         f"torch {torch} is built for CUDA {cuda}, which needs driver {needed} or newer, and the driver is {driver}",
         wheel,
     )
-
-
-def _names_uuids(environment: Mapping[str, str]) -> bool:
-    entries = [part.strip() for part in environment.get(VISIBLE, "").split(",")]
-    return bool(entries) and all(entry.upper()[:4] in ("GPU-", "MIG-") for entry in entries)
 
 
 def _boards(nvml: ModuleType, root: Path) -> Iterator[tuple[Gpu, list[Gpu]]]:

@@ -217,6 +217,8 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
         places = tuple(scratch(plan.system.storage, key, os.environ, place.host) for key in ("local", "memory"))
         if place.node_rank > 0:
             clock, clock_problem = ask(folder.clock, place.token, lambda: folder.failed(0).exists())
+    # Whether the rank's cores are near its GPU is not known everywhere.
+    near = binding.gpu.cores if binding.gpu is not None else ()
     return SeenRank(
         rank=place.rank,
         local_rank=place.local_rank,
@@ -228,7 +230,7 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
         pinned=binding.pinned,
         node_gpus=node_gpus,
         gpu=gpu,
-        beside_gpu=_beside(binding),
+        beside_gpu=set(binding.cores) <= set(near) if near else None,
         compiler="; ".join(compiler_lacks(on_gpu=True) or ()) if gpu is not None else "",
         problems=tuple(problem for problem in problems if problem),
         scratch=places,
@@ -236,12 +238,6 @@ def look(plan: CommPlan, folder: PreflightFolder, place: RankPlace) -> SeenRank:
         clock_problem=clock_problem,
         load=load,
     )
-
-
-def _beside(binding: CoreBinding) -> bool | None:
-    """Whether the rank's cores are near its GPU; None where that is not known."""
-    near = binding.gpu.cores if binding.gpu is not None else ()
-    return set(binding.cores) <= set(near) if near else None
 
 
 def _said(call: Any) -> str:

@@ -19,17 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from dlbench.lazy import Array, np
 from dlbench.specs.comm import NetworkModel
 from dlbench.stats.multiplicity import student_quantile
 from dlbench.stats.pairing import SEED
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 PRIOR_SCALE = 0.03
 """Error per square root of a doubling before any was seen; `make bench AREA=truth.projection` says what it covers."""
@@ -55,7 +49,6 @@ class ModelError:
         """Factors on a predicted time (1), shape (draws,); all 1 where nothing is extrapolated (`doublings` <= 0). They
         are the quantiles of the distribution in random order, so that few draws hold its tails as it has them.
         """
-        import numpy as np
         from scipy.special import stdtrit
 
         noise = stdtrit(self.freedom, np.random.default_rng(seed).permutation((np.arange(draws) + 0.5) / draws))

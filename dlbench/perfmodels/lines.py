@@ -9,17 +9,10 @@ line. numpy is imported where it is needed: a login node may lack it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
+from dlbench.lazy import Array, np
 from dlbench.specs.comm import LineCost
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
-
 
 SMALLEST_RESIDUAL = 1e-4  # Relative errors below this weigh as if they were this large.
 
@@ -28,8 +21,6 @@ def non_negative(rows: Array, target: Array) -> Array:
     """The x >= 0 with the least |rows x - target|^2. Columns of zeros get 0. Of two columns, which ranks fit as well,
     it is found here: ranks do without scipy. `rows`: (points, costs). `target`: (points,).
     """
-    import numpy as np
-
     norms = np.sqrt((rows * rows).sum(axis=0))
     used = norms > 0
     scaled = rows / np.where(used, norms, 1.0)
@@ -51,8 +42,6 @@ def reweighted(rows: Array, errors: Array) -> Array:
     """One step towards least absolute errors: weights 1 / |error| of the fit before. `rows`: (points, costs), divided
     by what was measured, so that 1 is aimed at. `errors`: (points,) relative errors of the fit before; zeros at first.
     """
-    import numpy as np
-
     weights = 1.0 / np.sqrt(np.maximum(np.abs(errors), SMALLEST_RESIDUAL))
     return non_negative(rows * weights[:, None], weights)
 
@@ -61,8 +50,6 @@ def least_relative(rows: Array, measured: Array, rounds: int = 40) -> Array:
     """The x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares. `rows`:
     (points, costs). `measured`: (points,), positive. `rounds`: most reweightings.
     """
-    import numpy as np
-
     relative = rows / measured[:, None]
     x = non_negative(relative, np.ones(len(measured)))
     best, least = x, float(np.abs(relative @ x - 1).sum())
@@ -83,8 +70,6 @@ def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[floa
     point, positive. Raises `UserError`: fewer than two sizes, or a time that is not positive; `ValueError`: not as many
     times as sizes.
     """
-    import numpy as np
-
     if len(sizes) != len(seconds):
         raise ValueError(f"{len(sizes)} sizes and {len(seconds)} times")
     if len(set(sizes)) < 2:

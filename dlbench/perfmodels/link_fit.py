@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
+from dlbench.lazy import Array, np, npt
 from dlbench.perfmodels.lines import reweighted
 from dlbench.perfmodels.patterns import ONE_LINK, Load, Sharing, summarise
 from dlbench.perfmodels.predictions import whole_elements
@@ -44,10 +45,6 @@ from dlbench.specs.comm import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
     Mask = npt.NDArray[np.bool_]
     Indices = npt.NDArray[np.int64]
 
@@ -84,8 +81,6 @@ def fit_network(
     which say nothing of their scatter, so that there are no intervals. `runs`: behind each point, at least. Raises
     `UserError`: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
     """
-    import numpy as np
-
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
     errors = [abs(predicted / seen.seconds - 1) for seen, predicted in _held_out(table, observations, fit)]
@@ -139,8 +134,6 @@ def hold_out_largest(observations: Sequence[Observation]) -> LargestHeldOut | No
     That fit chooses everything anew: breaks, gamma, and what ranks share. None where there is one rank count only, or
     where the others are too few or do not determine a single point of it.
     """
-    import numpy as np
-
     largest = max(seen.layout.ranks for seen in observations)
     others = [seen for seen in observations if seen.layout.ranks < largest]
     if not others:
@@ -223,8 +216,6 @@ def _median_error(predictions: Sequence[tuple[Observation, float]]) -> float:
 
 
 def _held_out(table: LoadTable, observations: Sequence[Observation], fit: CostFit) -> list[tuple[Observation, float]]:
-    import numpy as np
-
     sizes = np.array([seen.num_bytes for seen in observations])
     ranks = np.array([seen.layout.ranks for seen in observations])
     several = len(set(ranks.tolist())) > 1
@@ -243,8 +234,6 @@ def _held_out(table: LoadTable, observations: Sequence[Observation], fit: CostFi
 
 
 def _fit(table: LoadTable, observations: Sequence[Observation]) -> CostFit:
-    import numpy as np
-
     least, sizes = _num_costs(table, Structure()) + 1, len({seen.num_bytes for seen in observations})
     if least == 1:
         raise UserError("fit: no point has a message: every one is of one rank alone")
@@ -327,8 +316,6 @@ def _with_breaks(structure: Structure, level: LevelName, breaks: tuple[int, ...]
 
 
 def _redone(table: LoadTable, fit: CostFit, resampled: Array) -> Array:
-    import numpy as np
-
     everything = np.ones(len(table.seconds), dtype=bool)
     found = []
     for seconds in resampled:
@@ -415,8 +402,6 @@ class LoadTable:
     """Loads of all steps of all observations."""
 
     def __init__(self, observations: Sequence[Observation], sharing: Sharing) -> None:
-        import numpy as np
-
         entries: list[tuple[int, int, float, float, float]] = []  # load, level, bytes of a message, starts, bytes
         load_steps: list[int] = []
         steps: list[tuple[int, int]] = []  # observation, how many there are
@@ -448,14 +433,10 @@ class LoadTable:
 
     def sizes(self, level: LevelName) -> Array:
         """Distinct sizes of messages at a level, bytes, ascending; none if no message goes there."""
-        import numpy as np
-
         return np.unique(self._size[self._level == LEVELS.index(level)])
 
     def loads(self, structure: Structure) -> Array:
         """How often each cost counts in each load: (loads, columns)."""
-        import numpy as np
-
         columns = structure.columns
         column = np.zeros(len(self._load), dtype=np.int64)
         for index, level in enumerate(LEVELS):
@@ -472,8 +453,6 @@ class LoadTable:
         The costs decide which load of a step takes longest: the prediction is rows x costs. Without gamma, bytes that
         are added do not count.
         """
-        import numpy as np
-
         seconds = loads @ costs
         rows = np.zeros((len(self.seconds), loads.shape[1]))
         if len(seconds):
@@ -520,16 +499,12 @@ def descend(table: LoadTable, structure: Structure, points: Mask, old: CostFit |
 
 
 def _begin(structure: Structure, costs: Sequence[tuple[float, float]]) -> Array:
-    import numpy as np
-
     of_levels = [one for level, one in zip(LEVELS, costs, strict=True) for _ in (*structure.breaks(level), None)]
     return np.array([*(cost for one in of_levels for cost in one), 0.0])
 
 
 def _carry(old: CostFit, structure: Structure) -> Array:
     """Costs of a fit as those of a structure with more pieces: each begins with the piece that it was part of."""
-    import numpy as np
-
     costs = np.zeros(structure.columns)
     costs[-1] = old.costs[-1]
     for level in LEVELS:
@@ -542,8 +517,6 @@ def _carry(old: CostFit, structure: Structure) -> Array:
 
 def _rounds(table: LoadTable, loads: Array, structure: Structure, points: Mask, costs: Array) -> CostFit:
     """Rows at the costs, costs from the rows, and again; the best round counts, the start does not."""
-    import numpy as np
-
     best: CostFit | None = None
     errors = np.ones(len(table.seconds))
     since = 0

@@ -17,13 +17,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
+from dlbench.lazy import np, npt
 from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from dlbench.perfmodels.patterns import Load, StepLoads
 
 GRID_PER_OCTAVE = 4
@@ -72,8 +70,6 @@ class Features:
 
     def drawn(self, network: NetworkModel) -> npt.NDArray[np.float64]:
         """The prediction by each of the network's `draws`, seconds: the same ports and links decide; none for none."""
-        import numpy as np
-
         counts = np.zeros(2 * sum(len(level.pieces) for level in network.levels.values()) + 1)
         counts[-1] = self.reduced_bytes
         first = 0
@@ -88,8 +84,6 @@ class Features:
 
 @lru_cache(maxsize=4)
 def _costs_drawn(draws: tuple[tuple[float, ...], ...]) -> npt.NDArray[np.float64]:
-    import numpy as np
-
     return np.array(draws)
 
 

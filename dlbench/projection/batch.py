@@ -12,18 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, model_error
 from dlbench.projection.ingredients import BatchFigures, QualityFigures
 from dlbench.projection.projected import Refused
 from dlbench.projection.refusals import refused
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 LEAST_BATCHES = 3  # Global batches with runs to the target from which E0 and Bc are both fitted.
 
@@ -33,8 +27,6 @@ def own_work(batches: Sequence[BatchFigures], batch: int, draws: int, seed: Sequ
     replacement, and beyond the measured batches the model's error is in it. Equal seeds draw equal runs, so that ratios
     of two batches are of the same runs. `batches`: two or more, ascending. Raises `ValueError`: fewer than two.
     """
-    import numpy as np
-
     if len(batches) < 2:
         raise ValueError("own work over batch needs two measured batches")
     rng = np.random.default_rng([*seed, 0])
@@ -73,8 +65,6 @@ def epochs(quality: QualityFigures, global_batch: int, draws: int, seed: Sequenc
     anew for each of them; two points of the prior of `dlbench.perfmodels.extrapolation` stand for the two constants
     fitted. Beyond the largest batch of a run the model's error is in it. Raises `ValueError`: see `why_no_epochs`.
     """
-    import numpy as np
-
     if (why := why_no_epochs(quality)) is not None:
         raise ValueError(why.text)
     rng = np.random.default_rng([*seed, 0])
@@ -92,8 +82,6 @@ def epochs(quality: QualityFigures, global_batch: int, draws: int, seed: Sequenc
 
 def _law(at: Array, met: Array, slope: float | None, asked: Array) -> Array:
     """E0 (1 + B / Bc) at the batches asked, (draws, asked), of epochs (draws, runs). `slope`: 1 / Bc if known."""
-    import numpy as np
-
     if slope is None:
         least, each = _lines(at, met)
         return np.asarray(least[:, None] + each[:, None] * asked)
@@ -103,8 +91,6 @@ def _law(at: Array, met: Array, slope: float | None, asked: Array) -> Array:
 
 def _lines(x: Array, y: Array) -> tuple[Array, Array]:
     """Start and slope, both >= 0, of the least squares of relative errors, for each row of y (draws, points)."""
-    import numpy as np
-
     weights = 1 / y
     start2, both, slope2 = (weights**2).sum(1), (x * weights**2).sum(1), ((x * weights) ** 2).sum(1)
     start1, slope1 = weights.sum(1), (x * weights).sum(1)

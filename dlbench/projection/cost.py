@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from dlbench.lazy import Array, np
 from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES
 from dlbench.projection.batch import LEAST_BATCHES, epochs, why_no_epochs
 from dlbench.projection.ingredients import Ingredients
@@ -20,13 +20,6 @@ from dlbench.report.table import Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import figure_text, ranks_text, sentence, value_text
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.pairing import SEED
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
-
 
 UNSURE = 0.01  # Share of the draws that may save no hour where an hour less has a price.
 
@@ -49,8 +42,6 @@ class Cost:
 
 def costs(given: Ingredients, targets: Sequence[Target], price: float | None, currency: str) -> tuple[Cost, ...]:
     """Of each target whose batch is known, by ranks. `price`: of a node-hour in `currency`."""
-    import numpy as np
-
     found: list[Cost] = []
     before: tuple[Array, Array] | None = None
     quality = given.quality if given.quality is not None and why_no_epochs(given.quality) is None else None

@@ -13,9 +13,9 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
+from dlbench.lazy import Array, np
 from dlbench.perfmodels import overlap
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import Features, features
@@ -23,12 +23,6 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.comm import LineCost, NetworkModel
 from dlbench.specs.sync import fusion_bytes
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 ALGORITHM = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
 """Algorithm that stands for an exchange; the others have no model."""
@@ -105,7 +99,6 @@ def taken_apart(network: NetworkModel, layout: Layout, way: Way, algorithm: str,
 
 def price_of(network: NetworkModel, layout: Layout, way: Way, algorithm: str) -> Price:
     """Of messages by one algorithm. The price raises `NoModelError`, as `taken_apart`."""
-    import numpy as np
 
     @functools.cache
     def price(num_bytes: float) -> Array:
@@ -174,8 +167,6 @@ def messages_of(
 
 def last_end(ready: Sequence[Array | float], costs: Sequence[Array]) -> Array:
     """When the last message is through: each begins when it is ready and the one before is through. Same clock."""
-    import numpy as np
-
     free: Array = np.full_like(costs[0], -math.inf)
     for start, cost in zip(ready, costs, strict=True):
         free = np.maximum(free, start) + cost
@@ -184,8 +175,6 @@ def last_end(ready: Sequence[Array | float], costs: Sequence[Array]) -> Array:
 
 def bisected(gives: Callable[[Array], Array], wanted: Array, low: float, high: float) -> tuple[Array, Array]:
     """Ends between which `gives`, which grows, reaches what is wanted, each begun at `low` and `high`."""
-    import numpy as np
-
     below, above = np.full_like(wanted, low), np.full_like(wanted, high)
     for _ in range(_HALVINGS):
         middle = (below + above) / 2

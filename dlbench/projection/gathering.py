@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, WAIT_PARTS
 from dlbench.analysis.comparability import averaged_id
@@ -31,7 +32,10 @@ from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
-from dlbench.specs.sync import fusion_bytes
+from dlbench.specs.engine import EngineSpec
+from dlbench.specs.memory import MemorySpec
+from dlbench.specs.sync import SyncSpec, fusion_bytes
+from dlbench.specs.training import TrainSpec
 
 WAITED = 0.01  # Share of a step that waits for input from which on storage gave all it could.
 MORE_DEMAND, NO_MORE_RATE = 1.5, 1.05
@@ -85,7 +89,8 @@ def gathered(
         is_crowded=any(crowded_hosts(run.record) for run in group.runs if run.record is not None),
         exchange=exchange,
         engine=plan.engine.name,
-        strategy=runs[0].plan.strategy,
+        training=averaged_id(_without_strategy(group.sample)),
+        average_every=plan.sync.average_every,
         data=clean(data_title(group.sample)),
         **fusion,
         nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
@@ -148,7 +153,27 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
                 communication_s=None if taken is None else max(0.0, taken - waited),
             )
         )
-    return PointFigures(ranks=point.ranks, nodes=point.nodes, batch_per_rank=point.batch_per_rank, runs=tuple(found))
+    records = [record for run_id in point.run_ids if (record := table.runs[run_id].record) is not None]
+    held = [one.held_bytes for one in records if one.held_bytes is not None]
+    sent = [one.exchange.sent_bytes for one in records if one.exchange and one.exchange.sent_bytes is not None]
+    return PointFigures(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        batch_per_rank=point.batch_per_rank,
+        strategy=table.runs[point.run_ids[0]].plan.strategy,
+        memory_bytes=statistics.median(held) if held else None,
+        sent_bytes=statistics.median(sent) if sent else None,
+        runs=tuple(found),
+    )
+
+
+def _without_strategy(run: Run) -> Run:
+    """A run as if its ranks were replicas of DDP that keep all in core, whatever they share."""
+    train = TrainSpec.model_fields
+    found = with_train(
+        run, {"recompute": train["recompute"].default, "swap": train["swap"].default, "memory": MemorySpec()}
+    )
+    return replace(found, plan=found.plan.model_copy(update={"engine": EngineSpec(name="ddp"), "sync": SyncSpec()}))
 
 
 def _own_work(run_id: str, table: RunTable) -> float | None:

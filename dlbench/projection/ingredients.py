@@ -62,6 +62,14 @@ class PointFigures(Spec):
     ranks: Ranks = Field(description="Ranks.")
     nodes: Ranks = Field(description="Nodes.")
     batch_per_rank: Count | None = Field(None, description="Samples per rank and step; null: not known.")
+    strategy: str = Field("", description="What ranks share: data, zero-1, fsdp, ...; empty: not known.")
+    memory_bytes: NonNegative | None = Field(
+        None,
+        description="What the rank with most held at the peak of a step, bytes, median over runs; null: not known.",
+    )
+    sent_bytes: NonNegative | None = Field(
+        None, description="What a rank sends in a step, bytes, median over runs; null: not known."
+    )
     runs: tuple[RunFigures, ...] = Field(min_length=1, description="Its runs.")
 
     @model_validator(mode="after")
@@ -159,9 +167,11 @@ class Ingredients(Spec):
         None, description="Messages and gradients of a step, of the run in the middle at the largest point."
     )
     engine: str = Field("", description="Name of the engine.")
-    strategy: str = Field(
-        "", description="What ranks share at the largest point: data, zero-1, fsdp, ...; empty: not known."
+    training: str = Field(
+        "",
+        description="Digest of what runs share that differ in engine, exchange and strategy alone; empty: not of runs.",
     )
+    average_every: Count | None = Field(None, description="Updates between two averages of local SGD; null: no such.")
     data: str = Field("", description="What was trained on, in words: synthetic data, or which data set.")
     fusion_threshold_bytes: CountOrZero | None = Field(None, description="Of Horovod: most bytes of a fused message.")
     cycle_s: NonNegative | None = Field(None, description="Of Horovod: least time between two fused messages, seconds.")

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dlbench.lazy import Array, np
 from dlbench.projection.ingredients import Supply
 from dlbench.projection.projected import Flag
 from dlbench.projection.refusals import flagged
 from dlbench.units import format_bytes
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 
 def input_wait(
@@ -25,8 +18,6 @@ def input_wait(
     `samples`: of a step, all ranks; `step_s`: the step without that wait; `proven`: samples/s that the anchor's runs
     took, which cannot be more than there is.
     """
-    import numpy as np
-
     size, rate, none = supply.sample_bytes, supply.bytes_per_s, np.zeros_like(step_s)
     if size is None or rate is None:
         return none, ()

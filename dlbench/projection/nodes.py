@@ -16,17 +16,11 @@ common (c_t) makes no node wait and is part of every mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from dlbench.lazy import Array, np
 from dlbench.projection.ingredients import QUANTILES_OF_MAXIMA, NodeScatter
 from dlbench.projection.refusals import LEAST_HOSTS
 from dlbench.stats.pairing import SEED
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 STEPS = 32  # Simulated steps that a lateness is the mean of.
 _APART = 64  # So many of the slowest nodes are drawn one by one, those behind them in groups of doubling size.
@@ -34,8 +28,6 @@ _APART = 64  # So many of the slowest nodes are drawn one by one, those behind t
 
 def _levels(count: int) -> Array:
     """Of the quantiles of `NodeScatter.maxima`: closer together at the upper end, where the slowest are."""
-    import numpy as np
-
     levels: Array = 1 - np.linspace(1, 0, count) ** 3
     return levels
 
@@ -46,8 +38,6 @@ def scatter_of(runs: Sequence[tuple[Array, Sequence[str]]]) -> NodeScatter | Non
     `runs`: of each run the own work of its ranks, seconds above 0, shape (ranks, steps), and the host of each rank. A
     host of several runs counts once, with the mean of what it was in them.
     """
-    import numpy as np
-
     hosts: dict[str, list[float]] = {}
     left = []
     for work, names in runs:
@@ -76,8 +66,6 @@ def lateness(scatter: NodeScatter | None, nodes: int, draws: int, *, is_measured
     """By how much the slowest of `nodes` nodes takes longer than a median rank (a share), mean over steps, by draw; 0
     where nothing is known of nodes. `is_measured`: of the hosts that were measured themselves, not of any.
     """
-    import numpy as np
-
     if scatter is None or not scatter.hosts:
         return np.zeros(draws)
     rng = np.random.default_rng([SEED, 11])

@@ -8,9 +8,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 from dlbench.analysis.causes import CAUSES
+from dlbench.lazy import alt
 from dlbench.projection.cost import Cost
 from dlbench.projection.ingredients import Ingredients, PointFigures
-from dlbench.projection.ledger import Row, Score, line, score
+from dlbench.projection.ledger import Row, Score, StrategyScore, line, score
 from dlbench.projection.projected import PARTS, HeldOut, Projection, Refused, Target, counted, figure
 from dlbench.projection.strategies.table import Row as StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
@@ -105,6 +106,7 @@ class ProjectionReport(BaseReport):
     as_of: str = ""
     groups: tuple[ProjectedGroup, ...]
     ledger: tuple[Row, ...] = ()  # Every recorded target that was measured since.
+    strategies: tuple[StrategyScore, ...] = ()  # Every recorded strategy likewise.
     damaged: tuple[str, ...] = ()  # Files that do not count, one line each.
 
 
@@ -271,8 +273,6 @@ def projection_chart(
 
     `more`: further layers over the same axes, `ranks` and `value`.
     """
-    import altair as alt
-
     name, unit = _quantity(targets)
     rows: Rows = [{"ranks": one.ranks, "series": "measured", **figure_row(getattr(one, name))} for one in measured]
     for one in targets:
@@ -395,7 +395,7 @@ METHODS = (
 
 def document_of(report: ProjectionReport) -> Document:
     """The whole report."""
-    empty = () if report.groups or report.ledger else ("Nothing is projected.",)
+    empty = () if report.groups or report.ledger or report.strategies else ("Nothing is projected.",)
     unit = report.groups[0].sample_unit if report.groups else "samples"
     cards = tuple(map(_card, report.groups))
     return report.document(
@@ -559,10 +559,10 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
 
 
 def _ledger(report: ProjectionReport) -> Iterator[Section]:
-    if not (report.ledger or report.damaged):
+    if not (report.ledger or report.strategies or report.damaged):
         return
     is_all = not report.groups
-    scores = score(report.ledger)
+    scores, columns = score(report.ledger), columns_of(StrategyScore)
     yield Section(
         id="ledger",
         title="Recorded projections and what was measured since",
@@ -572,6 +572,13 @@ def _ledger(report: ProjectionReport) -> Iterator[Section]:
         marks=tuple(remark("serious", text) for text in report.damaged),
         sheets=(
             Sheet(name="ledger", title="By target", columns=columns_of(Row), rows=report.ledger, in_terminal=is_all),
+            Sheet(
+                name="ledger-strategies",
+                title="By strategy",
+                columns=columns,
+                rows=report.strategies,
+                in_terminal=is_all,
+            ),
             Sheet(name="ledger-score", title="In all", columns=columns_of(Score), rows=scores, in_terminal=is_all),
         ),
     )

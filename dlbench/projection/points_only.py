@@ -20,11 +20,12 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
 from dlbench.errors import UserError
+from dlbench.lazy import Array, np
 from dlbench.opening import read_named, why_unreadable
 from dlbench.perfmodels.extrapolation import Miss, model_error
 from dlbench.projection.ingredients import Ingredients, RunFigures
@@ -32,12 +33,6 @@ from dlbench.projection.refusals import refusal
 from dlbench.records.folder import MAX_JSON
 from dlbench.specs.problems import problem_of
 from dlbench.stats.pairing import LEAST_RUNS, SEED, resampled
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 DRAWS = 1000
 CURVES: Mapping[str, Callable[[float], float]] = {"logarithm": math.log2, "saturation": lambda k: 1 - 1 / k}
@@ -55,8 +50,6 @@ class ByPoints:
 
 def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> ByPoints | None:
     """By draw over runs, and over how far the curve may be off; None where the points do not say."""
-    import numpy as np
-
     if refusal(ingredients, ranks, by="points") is not None:
         return None
     # What holds inside a node is not what holds beyond it: of a target on several nodes count points on several, with
@@ -104,7 +97,6 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
 
 def _at(curve: str, counts: Sequence[float], times: Array, wanted: float, is_strong: bool) -> Array:
     """The curve through times of shape (draws, points) at these k, at another k: shape (draws,)."""
-    import numpy as np
 
     def terms(k: float) -> tuple[float, float]:
         return (1 / k if is_strong else 1.0), CURVES[curve](k)

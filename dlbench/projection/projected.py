@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from dlbench.lazy import Array, np
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import column
 from dlbench.report.wording import sentence
 from dlbench.stats.estimates import Estimate
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 QUANTILES = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975)
 """Of every band: ends of the middle 95, 90, 80 and 50 % of the draws, and their median."""
@@ -30,8 +25,6 @@ class Band:
     @classmethod
     def of(cls, draws: Array) -> Band:
         """Of draws of shape (draws,)."""
-        import numpy as np
-
         return cls(quantiles=tuple(float(one) for one in np.quantile(draws, QUANTILES)))
 
     @property

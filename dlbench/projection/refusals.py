@@ -143,8 +143,8 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
             yield refused("R3", ranks, level=words, system=system, measured=measured)
     if not anchor.runs[0].parts:
         yield refused("R8", ranks, what="the parts of the step are not known")
-    if ingredients.strategy not in ("", *WITH_MODEL):
-        what = f"the model of the step knows no waiting for parameters and no collectives of {ingredients.strategy}"
+    if anchor.strategy not in ("", *WITH_MODEL):
+        what = f"the model of the step knows no waiting for parameters and no collectives of {anchor.strategy}"
         yield refused("R8", ranks, what=what)
     elif any(run.parts.get("gather") for run in anchor.runs):
         yield refused("R8", ranks, what="steps hold waiting for parameters, which has no model")

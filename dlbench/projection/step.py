@@ -28,9 +28,9 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dlbench.analysis.causes import CAUSES
+from dlbench.lazy import Array, np, npt
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, ModelError, model_error
 from dlbench.perfmodels.predictions import STAND_INS
 from dlbench.perfmodels.schedules import Layout
@@ -62,12 +62,6 @@ from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
 from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
 from dlbench.units import format_seconds
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
 
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
@@ -170,8 +164,6 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
     What runs, costs and nodes scatter is drawn by itself in every projection. So a miss is what is left of the
     difference when their share in it is taken away; else it would be in the bands twice.
     """
-    import numpy as np
-
     ingredients, found = model.ingredients, []
     for place in range(2, len(ingredients.points)):
         point, known = ingredients.points[place], ingredients.points[:place]
@@ -216,8 +208,6 @@ def _run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
     """How much each run counts in each draw, shape (draws, runs); rows sum to 1. Sessions are drawn with replacement,
     and runs within them; of fewer sessions than `LEAST_RUNS` only runs. Stretched as those of `dlbench.stats.pairing`.
     """
-    import numpy as np
-
     names = sorted({run.session for run in runs})
     members = [[place for place, run in enumerate(runs) if run.session == name] for name in names]
     if len(names) < LEAST_RUNS:
@@ -250,8 +240,6 @@ class _Costs:
     @classmethod
     def of(cls, ingredients: Ingredients, draws: int) -> _Costs | None:
         """None where nothing is known of an exchange. Raises `NoModelError`: that of the runs has no model."""
-        import numpy as np
-
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
@@ -281,8 +269,6 @@ class _Costs:
 
     def elsewhere(self, there: Ingredients) -> _Costs | None:
         """The same on another system: how its network's costs go on is not known."""
-        import numpy as np
-
         if there.network is None or there.exchange is None:
             return None
         network = _with_uplinks(there, there.network)
@@ -294,8 +280,6 @@ class _Costs:
         """Of each point on several nodes whose runs say how long messages were under way: doublings from the anchor,
         and the logarithm of that over what they cost by the fitted costs. Raises `NoModelError`: no such algorithm.
         """
-        import numpy as np
-
         doublings, missed = [], []
         for point in self.ingredients.points:
             times = [run.communication_s for run in point.runs if run.communication_s]
@@ -327,8 +311,6 @@ class _Costs:
 
     def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
         """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
-        import numpy as np
-
         found, result = self.ingredients, self.ingredients.exchange
         assert result is not None
         fusion = (way or self.ran).fusion
@@ -347,8 +329,6 @@ class _Costs:
 
     def drawn(self, ranks: int, way: Way | None, messages: Messages) -> list[Array]:
         """Seconds of each message by draw, as the network has them."""
-        import numpy as np
-
         prices, draws, known = self._prices(ranks, way), len(self.picks), len(self.network.draws)
         # Row 0 of a price is the fitted costs, the others are their draws.
         rows = 1 + np.random.default_rng([SEED, 19]).integers(0, known, draws) if known else np.zeros(draws, dtype=int)
@@ -362,8 +342,6 @@ class _Costs:
         """By level of the network, of the last busy stretch: its seconds in the middle of the draws, and the most flows
         that a link carries at once. `costs`: of messages.
         """
-        import numpy as np
-
         taken, ready = ([float(np.median(one)) for one in all_of] for all_of in (costs, _ready(messages, computing)))
         first = last_stretch(ready, taken)
         levels: dict[str, float] = {}
@@ -405,8 +383,6 @@ class _Model:
 
     def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
         """Without its second opinion. Raises `NoModelError`: the exchange has no model."""
-        import numpy as np
-
         found, at = self.ingredients, self.figures
         draws, anchor, nodes = len(self.rho), found.anchor, found.nodes_of(ranks)
         begun, updating = at["input"] + at["forward"] + at["backward"], at["optimizer"]
@@ -482,8 +458,6 @@ def _trend(doublings: Array, missed: Array, draws: int) -> Array:
     algorithm of which the model knows nothing. Of the changes from point to point, normal with unknown mean and
     variance (Gelman et al., section 3.3), with one change of 0 and the prior of the model's error before any was seen.
     """
-    import numpy as np
-
     changes = np.diff(missed) / np.diff(doublings)
     if not len(changes):
         return np.zeros(draws)
@@ -508,8 +482,6 @@ def _ready(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
 
 def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
     """What of the exchange shows behind the backward pass of the slowest rank, seconds by draw."""
-    import numpy as np
-
     begun = computing["input"] + computing["forward"] + computing["backward"]
     ready = [one * (1 + straggler / begun) for one in _ready(messages, computing)]
     return np.maximum(0.0, last_end(ready, costs) - (begun + straggler))
@@ -517,7 +489,6 @@ def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, A
 
 def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
     """Seconds of a step by draw: what the model knows of by its own name, all else as `host`."""
-    import numpy as np
 
     def part(name: str) -> Array:
         found: Array = np.maximum(0.0, weights @ np.array([run.parts.get(name, 0.0) for run in runs]))
@@ -530,8 +501,6 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
 
 def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8)."""
-    import numpy as np
-
     anchor = ingredients.anchor
     weights = _run_weights(anchor.runs, draws, anchor.ranks)
 
@@ -576,8 +545,6 @@ def _calibrated(
     """rho: what costs are multiplied with so that messages are under way as long as measured, by draw; where the runs
     do not say how long that was, so that the model shows the measured exchange, and 1 where both show nothing.
     """
-    import numpy as np
-
     under_way = [run.communication_s for run in anchor.runs if run.communication_s is not None]
     if len(under_way) == len(anchor.runs):
         ratio: Array = drawn(under_way) / sum(prices)
@@ -591,8 +558,6 @@ def _target(
     ingredients: Ingredients, ranks: int, step: Array, error: Array, parts: Mapping[str, Array], told: tuple[Flag, ...]
 ) -> Target:
     """Of a step by draw, and what follows from it."""
-    import numpy as np
-
     base, batch = ingredients.points[0], ingredients.batch_at(ranks)
 
     def efficiency(count: int, own: int | None, first: Array | float, seconds: Array | float) -> Array:

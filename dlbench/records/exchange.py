@@ -9,15 +9,17 @@ from pydantic import Field
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Ranks, Spec
 from dlbench.specs.comm import LineCost
 
-OF_PARAMETERS = ("broadcast", "all-gather")
-"""How methods of engines end whose messages carry parameters."""
+NOT_OF_GRADIENTS = ("broadcast", "all-gather", "activations")
+"""How methods of engines end whose messages carry parameters or activations."""
 
 
 class Message(Spec):
-    """One message of a step: a bucket of gradients, a fused buffer of the engine, or parameters."""
+    """One message of a step: a bucket of gradients, a fused buffer of the engine, parameters, or activations."""
 
-    num_bytes: CountOrZero = Field(description="Bytes of gradients or parameters in it, before any compression.")
-    num_tensors: Count = Field(description="Gradients or parameters in it.")
+    num_bytes: CountOrZero = Field(
+        description="Bytes of gradients, parameters or activations in it, before any compression."
+    )
+    num_tensors: Count = Field(description="Tensors in it.")
     method: str = Field(
         description="How it went: flat, hierarchical, leader, sparse, or the engine's operation; average every 8 "
         "updates: of parameters and optimizer state, not in each step."
@@ -87,8 +89,14 @@ class ExchangeResult(Spec):
 
     @property
     def of_gradients(self) -> tuple[Message, ...]:
-        """The messages that carry gradients, and no parameters."""
-        return tuple(one for one in self.messages if not one.method.endswith(OF_PARAMETERS))
+        """The messages that carry gradients, and neither parameters nor activations."""
+        return tuple(one for one in self.messages if not one.method.endswith(NOT_OF_GRADIENTS))
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """Bytes that a rank sends in a step; None: unknown."""
+        sent = [one for one in (self.bytes_inside, self.bytes_across) if one is not None]
+        return sum(sent) if sent else None
 
     @property
     def averages_parameters(self) -> bool:

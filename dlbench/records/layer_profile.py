@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dlbench.errors import DlbenchError, UserError
+from dlbench.lazy import np
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, read_run
 from dlbench.specs.plan import RunPlan
@@ -45,8 +46,6 @@ def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
 
 def _layers(run: Run) -> tuple[PacedLayer, ...]:
     """In the order of the forward pass; a layer's share of the forward pass is that of the backward pass."""
-    import numpy as np
-
     record, train = run.record, run.plan.workload.train
     exchange = record.exchange if record is not None and record.state == "valid" else None
     if record is None or exchange is None:

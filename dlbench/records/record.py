@@ -88,6 +88,13 @@ class HeldMemory(Spec):
         description="The rest at the peak: activations, gathered parameters, what operations take meanwhile."
     )
     peak: CountOrZero = Field(description="All of it.")
+    passes_peak: CountOrZero = Field(description="The most that was held in forward and backward pass and exchange.")
+    update_peak: CountOrZero = Field(description="The most that was held in the optimizer's update.")
+    host: CountOrZero | None = Field(
+        None,
+        description="Parameters, gradients and optimizer state in the host's memory, where engine.fsdp.offload keeps "
+        "them there; null: they lie on the device.",
+    )
     retries: CountOrZero | None = Field(
         None, description="How often torch's allocator gave back its cache and tried again, whole run; null on a CPU."
     )
@@ -330,6 +337,16 @@ class Record(Spec):
         """Samples per second of all ranks, over the longest measured time of any; None where nothing was measured."""
         measured_s = max((rank.measured_s for rank in self.ranks), default=0.0)
         return sum(rank.samples for rank in self.ranks) / measured_s if measured_s else None
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the rank with most held at the peak of a step: tensors as they were counted, else by its GPU's
+        allocator; None where not every rank knows.
+        """
+        by_allocator = [one.peak_memory_bytes if one.device.startswith("cuda") else None for one in self.ranks]
+        held = [one.held.peak if one.held else peak for one, peak in zip(self.ranks, by_allocator, strict=True)]
+        known = [one for one in held if one is not None]
+        return max(known) if known and len(known) == len(held) else None
 
     @property
     def held_nodes(self) -> int:

@@ -73,24 +73,20 @@ print(json.dumps(found))
 """
 
 
-def _ask_torch() -> dict[str, Any]:
-    """Versions of the installed torch and the GPUs it sees, asked in a process of its own (the import is slow)."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _ASK_TORCH], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise EnvironmentLacksError("horovod: torch is not installed in this environment; pip install 'dlbench[node]'")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
 def toolchain() -> dict[str, str | None]:
     """Everything that shapes the binary: versions of Python, torch, compiler, MPI, NCCL and CUDA, and their places.
 
     The parts for CUDA are None where torch is built for CPUs, and where one of them is missing; ``cuda_lacks`` then
     says what, and the build is one for CPUs.
     """
-    torch = _ask_torch()
+    # In a process of its own: the import is slow.
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _ASK_TORCH], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise EnvironmentLacksError("horovod: torch is not installed in this environment; pip install 'dlbench[node]'")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    torch = answer
     facts: dict[str, str | None] = {"torch": torch["torch"], "cuda": torch["cuda"]}
     facts["python"] = ".".join(map(str, sys.version_info[:2]))
     facts["compiler"] = _first_line(os.environ.get("CXX", "g++"), "--version") or None

@@ -69,12 +69,19 @@ def prepare(
     wheels.mkdir(parents=True, exist_ok=True)
     what = f"dlbench[{','.join(chosen)}]" if chosen else "dlbench"
     say(f"building dlbench {dlbench.__version__}")
-    _own_wheel(wheels)
+    root = Path(dlbench.__file__).resolve().parents[1]
+    source = str(root) if (root / "pyproject.toml").is_file() else f"dlbench=={dlbench.__version__}"
+    _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), source)
     (own,) = wheels.glob("dlbench-*.whl")
     say(f"fetching what {what} needs")
     _pip("wheel", "--wheel-dir", str(wheels), "--prefer-binary", f"{own}[{','.join(chosen)}]" if chosen else str(own))
     if with_horovod:
-        _add_horovod(folder, wheels, say)
+        facts = horovod.toolchain()
+        wheel = horovod.cached_wheel(facts) or horovod.build_wheel(facts, say, source=horovod.given_source(None))
+        say(f"taking {wheel.name}, built here for torch {facts['torch']}, MPI {facts['mpi'] or 'none'}")
+        (folder / "horovod").mkdir()
+        shutil.copy2(wheel, folder / "horovod")
+        _pip("wheel", "--wheel-dir", str(wheels), "--prefer-binary", *horovod.BUILD_REQUIREMENTS)
     if data is not None:
         say(f"copying {data}")
         _copy(data, folder / "data")
@@ -89,22 +96,6 @@ def _copy(data: Path, target: Path) -> None:
     except shutil.Error as error:
         source, _, why = error.args[0][0]
         raise RunError(f"--data: {source} cannot be copied: {why}") from None
-
-
-def _own_wheel(wheels: Path) -> None:
-    """Of the checkout that this dlbench runs from, else of the release that is installed."""
-    root = Path(dlbench.__file__).resolve().parents[1]
-    source = str(root) if (root / "pyproject.toml").is_file() else f"dlbench=={dlbench.__version__}"
-    _pip("wheel", "--no-deps", "--wheel-dir", str(wheels), source)
-
-
-def _add_horovod(folder: Path, wheels: Path, say: Callable[[str], None]) -> None:
-    facts = horovod.toolchain()
-    wheel = horovod.cached_wheel(facts) or horovod.build_wheel(facts, say, source=horovod.given_source(None))
-    say(f"taking {wheel.name}, built here for torch {facts['torch']}, MPI {facts['mpi'] or 'none'}")
-    (folder / "horovod").mkdir()
-    shutil.copy2(wheel, folder / "horovod")
-    _pip("wheel", "--wheel-dir", str(wheels), "--prefer-binary", *horovod.BUILD_REQUIREMENTS)
 
 
 def _pip(*words: str) -> None:
@@ -127,10 +118,6 @@ def _write_script(folder: Path, what: str, *, with_horovod: bool) -> None:
         text = text.replace(mark, value)
     script = folder / _TEMPLATE
     script.write_text(text, encoding="utf-8")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | (stat.S_IXOTH & ~_umask()))
-
-
-def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | (stat.S_IXOTH & ~mask))

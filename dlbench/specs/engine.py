@@ -157,7 +157,9 @@ class FsdpSettings(Spec):
     )
     prefetch: Count = Field(1, description="Blocks whose parameters are gathered ahead, where gathers overlap (GPUs).")
     tensor_ranks: Ranks = Field(
-        1, description="Neighbouring ranks that share each layer's work (tensor parallelism; BERT only)."
+        1,
+        description="Neighbouring ranks that share each layer's work (tensor parallelism; BERT only). They read the "
+        "same samples; dropout is the same on them but within attention, where each draws that of its heads.",
     )
     offload: Flag = Field(
         False, description="Parameters, gradients and optimizer state lie in the host's memory (GPUs only)."

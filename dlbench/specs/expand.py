@@ -285,7 +285,14 @@ def expand_comm(
     """
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
-    system = choose_system(request.system, _system_settings(request))
+    settings: dict[str, tuple[AxisValue, str]] = {}
+    if request.launcher is not None:
+        settings["launch.launcher"] = (request.launcher, "--launcher")
+    for key, value in request.overrides.items():
+        if not key.startswith("system."):
+            raise UserError(f"--set {key}: this benchmark has options of its own; --set changes keys of system. only")
+        settings[key.removeprefix("system.")] = (value, "--set")
+    system = choose_system(request.system, settings)
     # What another Python has is not known here.
     spec, notes = _what(request, system, frozenset(installed if system.python is None else ()))
     _counts(request).refuse_without_effect(system)
@@ -294,7 +301,14 @@ def expand_comm(
     plans: list[CommPlan] = []
     for repeat, index, count in interleaved(request.points, request.repeats):
         layout = _counts(request).layout(system, count, cores_per_rank=None, machine_cores=machine_cores)
-        _refuse_layout(request, layout)
+        # What this number of ranks rules out, in the words of the options.
+        ranks = layout.ranks
+        if ranks == 1:
+            raise UserError("1 rank: a collective needs two ranks or more")
+        if request.group_size is not None and ranks % request.group_size:
+            raise UserError(f"--group-size {request.group_size}: does not divide {ranks} ranks into groups")
+        if request.shards is not None and request.shards > ranks:
+            raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
         chosen, note = _for_layout(request, spec, layout)
         if note is not None and note not in notes:
             notes.append(note)
@@ -375,28 +389,6 @@ def _for_layout(request: CommRequest, spec: dict[str, Any], layout: LayoutSpec) 
     kept = tuple(name for name in spec["algorithms"] if name not in left)
     note = f"{', '.join(left)} left out at {layout.ranks} ranks: {problem}; see --group-size"
     return {**spec, "algorithms": kept}, note
-
-
-def _refuse_layout(request: CommRequest, layout: LayoutSpec) -> None:
-    """What this number of ranks rules out, in the words of the options."""
-    ranks = layout.ranks
-    if ranks == 1:
-        raise UserError("1 rank: a collective needs two ranks or more")
-    if request.group_size is not None and ranks % request.group_size:
-        raise UserError(f"--group-size {request.group_size}: does not divide {ranks} ranks into groups")
-    if request.shards is not None and request.shards > ranks:
-        raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
-
-
-def _system_settings(request: CommRequest) -> dict[str, tuple[AxisValue, str]]:
-    settings: dict[str, tuple[AxisValue, str]] = {}
-    if request.launcher is not None:
-        settings["launch.launcher"] = (request.launcher, "--launcher")
-    for key, value in request.overrides.items():
-        if not key.startswith("system."):
-            raise UserError(f"--set {key}: this benchmark has options of its own; --set changes keys of system. only")
-        settings[key.removeprefix("system.")] = (value, "--set")
-    return settings
 
 
 Acts = Callable[[dict[str, Any], SystemSpec], bool]

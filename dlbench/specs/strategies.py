@@ -53,7 +53,7 @@ def strategy_problem(
 ) -> str | None:
     """Why these settings cannot go together, in one sentence with what would be right; None if they can."""
     if engine.name == "fsdp":
-        problem = _fsdp_problem(workload, engine, sync, measure)
+        problem = _fsdp_problem(workload, engine, sync, measure, ranks, ranks_per_node)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)
     if sync.average_every is not None:
         return _averaging_problem(workload, engine, sync, measure)
@@ -62,7 +62,9 @@ def strategy_problem(
     return None
 
 
-def _fsdp_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:
+def _fsdp_problem(
+    workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, ranks: int, ranks_per_node: int
+) -> str | None:
     train, optimizer = workload.train, workload.train.optimizer
     whole, torch_decides = "it needs whole parameters and gradients", "FSDP exchanges a block's gradients together"
     refused = {
@@ -83,6 +85,10 @@ def _fsdp_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measur
         f"train.optimizer.implementation fused of {optimizer.name}": (
             optimizer.implementation == "fused" and optimizer.name in ("lars", "lamb"),
             "norms of whole tensors need an all-reduce within the compiled update",
+        ),
+        "engine.fsdp.shard_ranks node": (
+            engine.fsdp.shard_ranks == "node" and ranks > ranks_per_node == engine.fsdp.tensor_ranks,
+            "a node holds one replica, and nothing is sharded inside it",
         ),
         "train.precision fp16 with engine.fsdp.offload": (
             train.precision == "fp16" and engine.fsdp.offload,

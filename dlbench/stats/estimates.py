@@ -29,18 +29,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from statistics import fmean, variance
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Literal, overload
 
+from dlbench.lazy import Array, np
 from dlbench.stats.multiplicity import LEVEL as FAMILY_LEVEL
 from dlbench.stats.multiplicity import paired_p, pooled_freedom, student_quantile, welch_error, welch_p
 from dlbench.stats.pairing import Pairing, RunKey, in_all, pairing, session_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
-
 
 LEVEL = 0.95
 
@@ -49,8 +43,6 @@ def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]
     """Ends of the interval of the mean. `values`: one for each run, shape (..., runs), at least two runs. `level`: its
     confidence, between 0 and 1. Returns low and high ends, shape (...).
     """
-    import numpy as np
-
     n = values.shape[-1]
     mean = values.mean(axis=-1)
     half = student_quantile((1 + level) / 2, n - 1) * np.sqrt(values.var(axis=-1, ddof=1) / n)
@@ -113,8 +105,6 @@ def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
     `a`: one value for each run of a side, shape (..., runs). `b`: those of the other, shape (..., runs). `level`:
     between 0 and 1. Returns low and high ends, shape (...).
     """
-    import numpy as np
-
     differences = (a[..., :, None] - b[..., None, :]).reshape(*a.shape[:-1], -1)
     last = differences.shape[-1] - 1
     below = max(0, _rank_sums_beyond(a.shape[-1], b.shape[-1], (1 - level) / 2)[0] - 1)
@@ -125,8 +115,6 @@ def rank_sums(a: Array, b: Array, level: float) -> tuple[Array, Array]:
 @cache
 def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
     """How many of the smallest values of the Mann-Whitney statistic have at most this probability; and theirs."""
-    import numpy as np
-
     if na * nb > _EXACT_PAIRS:
         from statistics import NormalDist
 
@@ -239,8 +227,6 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
     `values`: one finite value for each run, in any order. `unit`: of the values. Raises `ValueError`: no values, or one
     that is not finite.
     """
-    import numpy as np
-
     array, sessions = _checked(values), _sessions(values)
     value, ordered = float(np.median(array)), np.sort(_of_sessions(array, sessions, statistics.median))
     n, known = len(ordered), _count(sessions)
@@ -354,8 +340,6 @@ def shift_estimate(top: Sequence[float], bottom: Sequence[float], unit: str = "r
     `top`: positive values, in any order. `bottom`: those compared with. `unit`: of the result. Raises `ValueError`: a
     side is empty or holds a value that is not positive and finite.
     """
-    import numpy as np
-
     a, b = (np.log(_checked(side, least=0.0)) for side in (top, bottom))
     value, n = math.exp(float(np.median(np.subtract.outer(a, b)))), min(len(a), len(b))
     if n == 1:
@@ -388,8 +372,6 @@ def interval(
 
 
 def _checked(values: Values, least: float = -math.inf) -> Array:
-    import numpy as np
-
     array = np.asarray(list(values.values() if isinstance(values, Mapping) else values), dtype=float)
     if array.size == 0 or not np.isfinite(array).all():
         raise ValueError(f"an estimate needs finite values, got {array.tolist()}")
@@ -446,8 +428,6 @@ def paired_logs(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> 
 
 def _of_sessions(array: Array, sessions: Sequence[str | None], centre: Callable[[list[float]], float]) -> Array:
     """What an interval is made of: the centre of each session where there are several, else the runs."""
-    import numpy as np
-
     if (_count(sessions) or 1) == 1:
         return array
     found: dict[str | None, list[float]] = {}

@@ -11,13 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
+from dlbench.lazy import Array, np
 
 LEVEL = 0.05
 """Chance of any false claim in a family of comparisons."""
@@ -69,8 +64,6 @@ def welch_error(a: Array | Sequence[float], b: Array | Sequence[float]) -> tuple
     `a`: one value for each run of a side, shape (..., runs), at least two runs. `b`: those of the other, shape (...,
     runs). Returns both of shape (...).
     """
-    import numpy as np
-
     sides = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     na, nb = (side.shape[-1] for side in sides)
     squares = [np.maximum(side.var(axis=-1, ddof=1), ROUNDING**2) for side in sides]

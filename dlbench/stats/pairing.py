@@ -14,16 +14,10 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
+from dlbench.lazy import Array, np
 from dlbench.stats.multiplicity import student_quantile
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
-
 
 RunKey = tuple[str, int]
 """Block (series with its swept values) and repeat: runs with equal keys ran side by side, interleaved."""
@@ -118,8 +112,6 @@ def resampled(
     positive value for each run, by a key that interleaved runs of different points share. `centre`: what is made of the
     runs. `resamples`: how many. Returns None where a point has fewer than `LEAST_RUNS` runs.
     """
-    import numpy as np
-
     if min(map(len, points), default=0) < LEAST_RUNS:
         return None
     middle = np.nanmedian if centre == "median" else np.nanmean

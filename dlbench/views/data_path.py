@@ -15,6 +15,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_samples import node_stages, nodes_of
 from dlbench.analysis.telemetry.readings import MAX_NODES_OF_LARGE_RUN, MachineReading, machine_readings
 from dlbench.errors import IncompleteDataError
+from dlbench.lazy import np
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
@@ -278,8 +279,6 @@ def _point(
 
 def _stalls(run: Run) -> tuple[float | None, float | None, int, int]:
     """Share of the steps of a run that stall, its longest wait in seconds, and of how many steps of how many ranks."""
-    import numpy as np
-
     waits, steps = [], []
     chosen = _spread(range(run.plan.layout.ranks), MAX_RANKS)
     for rank in chosen:

@@ -26,6 +26,7 @@ from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Group as Runs
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
+from dlbench.lazy import alt, np
 from dlbench.perfmodels import overlap
 from dlbench.perfmodels.lines import fit_line
 from dlbench.projection.exchange import last_end
@@ -300,8 +301,6 @@ def _cores(run: Run, result: ExchangeResult) -> str:
 
 def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun | str:
     """The model's numbers, or why there are none."""
-    import numpy as np
-
     if not result.gradients:
         return "not measured: the runs do not record when each gradient was ready"
     # Lines that the run measured or was given, for its rank count; they count bytes of gradients in any format.
@@ -510,8 +509,6 @@ def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Cha
     drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
     if not drawable:
         return []
-    import altair as alt
-
     point = drawable[-1]
     numbered = list(enumerate(point.timeline, start=1))[-MAX_MESSAGES:]
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dlbench import bundled
+from dlbench.lazy import alt
 from dlbench.projection.gathering import gathered, with_network
 from dlbench.projection.page import (
     MeasuredPoint,
@@ -152,8 +153,6 @@ def _why_no_anchor(known: list[tuple[Reference, dict[str, tuple[str, str]]]]) ->
 
 def _drawn(group: Group, found: Forecast) -> list[Chart]:
     """Efficiency as measured and as projected, and lines of what was published."""
-    import altair as alt
-
     layers: list[Any] = []
     for anchor in found.same_work:
         line = alt.Chart(alt.InlineData(values=[{"value": anchor.efficiency, "title": f"{anchor.title}, published"}]))

@@ -16,9 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
-from dlbench.analysis.table import RunTable
 from dlbench.records.record import NoiseScale
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
@@ -48,18 +46,6 @@ class NoisePoint:
     advice: str  # What that means for a larger batch, or why it is not known, in words.
     basis: str = field(metadata=column("From", ""))
     """Batch sizes behind the estimate, and the fewest steps behind that of a run, in words."""
-
-
-def noise_points(group: scaling.Group, table: RunTable) -> tuple[NoisePoint, ...]:
-    """The noise scale at each point where it was asked for."""
-    made = []
-    for point in group.points:
-        runs = {table.keys[run_id]: table.runs[run_id] for run_id in point.run_ids}
-        records = ((key, run.record) for key, run in runs.items())
-        found = {key: record.noise_scale for key, record in records if record and record.noise_scale}
-        if found:
-            made.append(_point(point, found, next(iter(runs.values())).plan.global_batch))
-    return tuple(made)
 
 
 def _point(point: Point, by_run: Mapping[RunKey, NoiseScale], batch: int) -> NoisePoint:
@@ -153,7 +139,14 @@ class NoiseView(GroupView):
     key = "noise"
 
     def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
-        return noise_points(source.group, source.table)
+        made = []
+        for point in source.group.points:
+            runs = {source.table.keys[run_id]: source.table.runs[run_id] for run_id in point.run_ids}
+            records = ((key, run.record) for key, run in runs.items())
+            found = {key: record.noise_scale for key, record in records if record and record.noise_scale}
+            if found:
+                made.append(_point(point, found, next(iter(runs.values())).plan.global_batch))
+        return tuple(made)
 
     def section(self, group: Group) -> Section | None:
         points = group.all_of(NoisePoint)

@@ -293,7 +293,19 @@ class ReadingView(GroupView):
             sheets=(
                 _readers_sheet(found),
                 *((_epochs_sheet(found.epochs),) if found.epochs else ()),
-                *((_choices_sheet(found.choices),) if found.choices else ()),
+                *(
+                    (
+                        Sheet(
+                            name="reader-trials",
+                            title="Automatic choice of readers",
+                            columns=(*place_columns(), *columns_of(ReaderChoice)),
+                            rows=found.choices,
+                            caption=CHOICES_CAPTION,
+                        ),
+                    )
+                    if found.choices
+                    else ()
+                ),
             ),
             notes=tuple(_notes(found)),
         )
@@ -370,14 +382,4 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
         rows=epochs,
         caption=EPOCHS_CAPTION if is_known else "",
         is_folded=not (is_known and any(one.is_whole for one in epochs)),
-    )
-
-
-def _choices_sheet(choices: Sequence[ReaderChoice]) -> Sheet[ReaderChoice]:
-    return Sheet(
-        name="reader-trials",
-        title="Automatic choice of readers",
-        columns=(*place_columns(), *columns_of(ReaderChoice)),
-        rows=choices,
-        caption=CHOICES_CAPTION,
     )

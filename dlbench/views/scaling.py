@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
+from dlbench.lazy import alt
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.shapes import figure_row
@@ -149,8 +150,6 @@ def _charts(group: Group) -> list[Chart]:
 
 
 def _chart(group: Group, quantity: _Quantity) -> Chart:
-    import altair as alt
-
     rows: Rows = [
         {
             "ranks": point.ranks,

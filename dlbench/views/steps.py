@@ -21,6 +21,7 @@ from dlbench.analysis import scaling
 from dlbench.analysis.digest import QUANTILES, OutlierStep, RankStepMap, StepDigest
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
+from dlbench.lazy import alt, np
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish, short, tooltips
 from dlbench.report.charts.shapes import Axis, Series, scatter
@@ -96,8 +97,6 @@ def find_slow_period(found: RankStepMap) -> SlowPeriod | None:
 
 def _excess(cells: Sequence[Sequence[float]]) -> list[list[float]]:
     """Excess of every cell, by row and column; 0 where the other rows took no time."""
-    import numpy as np
-
     values = np.asarray(cells, dtype=float)
     found = np.zeros_like(values)
     for row in range(len(values)):
@@ -325,14 +324,6 @@ def _map(point: Point, table: RunTable) -> RankMap:
 CORRELATED = 0.2  # Autocorrelation of successive steps from which on a warning is given: they are not independent.
 
 
-def step_headline(found: StepTimes) -> str:
-    """Median, tail and outliers at the largest rank count."""
-    last = found.points[-1]
-    tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
-    count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
-    return f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}"
-
-
 def supports(point: StepPoint, percent_of_steps: int) -> bool:
     """Whether the runs are long enough for a quantile: a step at least lies beyond it."""
     beyond = min(percent_of_steps, 100 - percent_of_steps)
@@ -520,8 +511,6 @@ def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
 
 
 def _distribution(group: Subject, found: StepTimes) -> Chart:
-    import altair as alt
-
     points, most = list(found.points), len(RANK_COLOURS)
     if len(points) > most:
         # The first, the last, and evenly between.
@@ -619,8 +608,6 @@ def _outliers(group: Subject, point: StepPoint) -> Chart:
 
 def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
     """The map of the largest rank count; columns are joined until there are few enough rectangles."""
-    import altair as alt
-
     joined = 1
     while len(rows := list(_rectangles(found, joined))) > MAX_RECTANGLES and joined < len(found.step_starts):
         joined *= 2
@@ -718,10 +705,13 @@ class StepsView(GroupView):
         if found is None:
             return None
         outliers = outlier_sheet(found.points)
+        last = found.points[-1]
+        tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
+        count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
         return Section(
             id=self.id,
             title=self.title,
-            headline=step_headline(found),
+            headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}",
             notes=step_notes(found),
             charts=lambda: step_charts(group, found),
             sheets=(steps_sheet(found), *((outliers,) if outliers.rows else ()), quantile_sheet(found)),

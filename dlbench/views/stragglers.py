@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, short
 from dlbench.report.charts.shapes import Axis, Series, intervals
 from dlbench.report.charts.style import INK, MEASURED, PART_COLOURS, WIDE
@@ -102,8 +103,6 @@ _LATE_COLOURS["unexplained"] = CAUSE_COLOURS["rest"]
 def _charts(group: Group, point: CausePoint) -> list[Chart]:
     if not point.waiting_ranks:
         return []
-    import altair as alt
-
     late = [_Row(point, 0, one) for one in point.waiting_ranks[:MAX_SHOWN]]
     rows: Rows = [
         {

@@ -10,6 +10,7 @@ from dlbench.analysis.scaling import Point
 from dlbench.history.change_points import MIN_NIGHTS
 from dlbench.history.report import TrendsReport, percent_change, since_text
 from dlbench.history.series import Trend
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
 from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
@@ -94,8 +95,6 @@ def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Cha
     """The picture; none where no group has a second rank count."""
     if all(len(group.points) == 1 for group in groups):
         return []
-    import altair as alt
-
     rows = [row for group, name in zip(groups, names, strict=True) for row in _rows(group, name)]
     words = "; ".join(f"{row['group']}, {row['place']}: {row['shown']}" for row in rows if row["is_last"])
     header = ("Group", "At", "Scaling efficiency", "Interval")

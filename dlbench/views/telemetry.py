@@ -334,13 +334,6 @@ def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
     return shown, left_out
 
 
-def missing_sheet(unavailable: Sequence[Unavailable]) -> Sheet[Unavailable]:
-    """What nodes do not report, and why."""
-    return Sheet(
-        name="telemetry-missing", title="Not sampled", columns=columns_of(Unavailable), rows=unavailable, is_folded=True
-    )
-
-
 def fields_sheet(runs: Sequence[RunTelemetry]) -> Sheet[tuple[RunTelemetry, NodeTelemetry, FieldSummary]]:
     """Every field of every node of every run, in the unit of its name, counters as rates; for programs only."""
     columns = (
@@ -391,7 +384,16 @@ class TelemetryView(GroupView):
         found = group.of(Telemetry)
         if found is None:
             return None
-        sheets: list[Sheet[Any]] = [means_sheet(found), missing_sheet(found.unavailable)]
+        sheets: list[Sheet[Any]] = [
+            means_sheet(found),
+            Sheet(
+                name="telemetry-missing",
+                title="Not sampled",
+                columns=columns_of(Unavailable),
+                rows=found.unavailable,
+                is_folded=True,
+            ),
+        ]
         if isinstance(found, DetailedTelemetry):
             sheets.append(fields_sheet(found.runs))
         return Section(

@@ -15,6 +15,7 @@ from dlbench.analysis.telemetry.node_samples import Interval, NodeSamples, NodeS
 from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.analysis.telemetry.throttling import computes_on_gpu, gpus_of_ranks
 from dlbench.errors import IncompleteDataError
+from dlbench.lazy import alt, np, npt
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS, THROTTLING_MASK, throttling_names
 from dlbench.report.charts.chart import Chart, tooltips
@@ -26,9 +27,6 @@ from dlbench.views.model import Group
 from dlbench.views.view import place_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
     Flags = npt.NDArray[np.bool_]
@@ -53,8 +51,6 @@ def series(samples: NodeSamples, names: Sequence[str], window: Interval) -> tupl
 
     Fields are of one kind, and all sampled; second 0 is the begin of the window. None stands within a gap.
     """
-    import numpy as np
-
     times, values, gap_behind = _values(samples, names)
     if not len(values):
         return ()
@@ -71,8 +67,6 @@ def series(samples: NodeSamples, names: Sequence[str], window: Interval) -> tupl
 
 def _values(samples: NodeSamples, names: Sequence[str]) -> tuple[Times, Floats, Flags]:
     """Times, values, and whether nothing is known between a value and the next, shape (n - 1,)."""
-    import numpy as np
-
     period_s = max(samples.period_of(name) for name in names)
     each = [samples.columns[name] for name in names]
     if COUNTERS.fullmatch(names[0]):
@@ -95,8 +89,6 @@ def thinned(time_ns: Times, values: Floats, gap_behind: Flags, max_points: int =
     `time_ns` grows and `values` are finite, both of shape (n,); `gap_behind`, of shape (n - 1,), says whether nothing
     is known between a point and the next. `max_points`: at least 50.
     """
-    import numpy as np
-
     count = len(time_ns)
     gaps = np.flatnonzero(gap_behind)
     if count + len(gaps) <= max_points:
@@ -131,8 +123,6 @@ def throttled_stretches(lane: str, samples: NodeSamples, gpu: int, window: Inter
 
     Samples at the sides of a gap stand for nothing of the gap.
     """
-    import numpy as np
-
     column = samples.columns.get(f"gpu.{gpu}.clock_reasons")
     if column is None:
         return ()
@@ -364,8 +354,6 @@ MIN_SAMPLES = 3  # Samples in the measured window below which there is no series
 
 def timeline_chart(group: Group, found: Timeline) -> Chart:
     """Stages and throttling as bars, then a panel for each quantity."""
-    import altair as alt
-
     # A little more than the measured window and the stages around it; a long building would leave it no room.
     first = max(min([0.0, *(one.begin_s for one in found.stages)]), -found.window_s)
     last = min(max([found.window_s, *(one.end_s for one in found.stages)]), 2 * found.window_s)
@@ -482,7 +470,12 @@ def _chart_title(alt: Any, text: str) -> Any:
 
 def _drawn(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_first: bool) -> Any:
     window = alt.Chart(alt.InlineData(values=[{"from": 0, "to": round(timeline.window_s, 3)}]))
-    colours = _colours(timeline)
+    # One for one lane; a node has that of its first GPU.
+    found: dict[str, str] = {}
+    for lane in timeline.lanes:
+        of_node = [colour for other, colour in found.items() if other.endswith(f" of {lane}")]
+        found[lane] = of_node[0] if of_node else RANK_COLOURS[len(set(found.values())) % len(RANK_COLOURS)]
+    colours = found
     layers = [window.mark_rect(color=MUTED, opacity=0.1).encode(x=_x(alt, "from:Q", ends), x2="to:Q")]
     y = alt.Y("v:Q", title=None).scale(**_domain(panel)).axis(tickCount=3, labelExpr="format(datum.value, ',.4~g')")
     tooltip = tooltips({"t:Q:.4~g": "second", "v:Q:.4~g": panel.title})
@@ -507,15 +500,6 @@ def _drawn(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_
     return alt.layer(*layers).properties(
         width=_WIDTH, height=58, title=_chart_title(alt, f"{panel.title}, {panel.unit}")
     )
-
-
-def _colours(timeline: Timeline) -> dict[str, str]:
-    """One colour for one lane; a node has that of its first GPU."""
-    found: dict[str, str] = {}
-    for lane in timeline.lanes:
-        of_node = [colour for other, colour in found.items() if other.endswith(f" of {lane}")]
-        found[lane] = of_node[0] if of_node else RANK_COLOURS[len(set(found.values())) % len(RANK_COLOURS)]
-    return found
 
 
 def _legend(alt: Any, colours: dict[str, str]) -> Any:

@@ -93,7 +93,12 @@ def utilisation(group: scaling.Group) -> Utilisation | None:
         peak = peak_of(run) if flops else None
         factor = model_flops_utilisation(flops, 1.0, peak.flops_per_s, point.ranks) if flops and peak else None
         if peak is not None:
-            peaks.append(_peak_text(peak, group))
+            precision = group.sample.plan.workload.train.precision
+            one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s per {peak.unit} at {precision}"
+            many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s per rank"
+            how = "" if peak.is_declared else ", found by the GPU's name; node.peak_tflops of the system overrides it"
+            memory = f"; memory {peak.memory_bytes_per_s / TERA:.3g} TB/s" if peak.memory_bytes_per_s else ""
+            peaks.append(f"peak: {one}{many}{memory} ({peak.source}{how})")
         achieved = point.throughput.scaled(flops / point.ranks).scaled(1 / TERA, "TFLOP/s/rank") if flops else None
         points.append(
             UtilisationPoint(
@@ -124,15 +129,6 @@ def _padding(group: scaling.Group) -> str:
         if setting.key == "model.attention"
     ]
     return "padding is counted but not computed (model.attention unpadded)" if any(in_force) else ""
-
-
-def _peak_text(peak: Peak, group: scaling.Group) -> str:
-    precision = group.sample.plan.workload.train.precision
-    one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s per {peak.unit} at {precision}"
-    many = "" if peak.per_rank == 1 else f", {peak.per_rank:.3g} {peak.unit}s per rank"
-    how = "" if peak.is_declared else ", found by the GPU's name; node.peak_tflops of the system overrides it"
-    memory = f"; memory {peak.memory_bytes_per_s / TERA:.3g} TB/s" if peak.memory_bytes_per_s else ""
-    return f"peak: {one}{many}{memory} ({peak.source}{how})"
 
 
 def _no_peak(group: scaling.Group) -> str:

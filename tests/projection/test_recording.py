@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from dlbench.cli.show import schema
-from dlbench.projection.ledger import record, recorded
+from dlbench.projection.ledger import digest_of, read_ledger, record, recorded
 from dlbench.projection.step import project
 from dlbench.records.comm import scan_comm
 from tests.conftest import Cli
@@ -82,3 +82,47 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     again = cli("history", "import", runs, "--store", store)
     assert (again.returncode, "recorded projections" in again.stdout) == (0, False)
     assert "no recorded target" in cli("project", store, "--against").stderr
+
+
+def test_measured_strategies_stand_beside_the_model_and_in_its_ledger(cli: Cli, tmp_path: Path, costs: Path) -> None:
+    """Runs that differ in strategy alone: 4 and 8 ranks of replicas, then 4 of sharded and of local training."""
+    runs = tmp_path / "runs"
+    write(runs, engine="ddp")
+    asked = ("project", runs, "--network", costs, "--to", "16,4", "--strategy", "all", "--format", "json")
+    assert cli(*asked, "--record").returncode == 0
+    (kept,) = read_ledger(runs).kept
+    recorded_rows = {(row.strategy, row.ranks): row for row in kept.strategies}
+    assert {name for name, _ in recorded_rows} == {"zero-1", "fsdp", "local-sgd"}
+    local = {"sync.average_every": 4}
+    write(runs, (2,), engine="fsdp", series="sharded")
+    write(runs, (2,), engine="ddp", series="local", overrides=local)
+    write(runs, (2,), engine="ddp", series="other", overrides={**local, "train.optimizer.learning_rate": 0.5})
+    content = json.loads(cli(*asked).stdout)
+    (data,) = [
+        group for group in content["groups"] if group["label"].count("PyTorch DDP, ") and "local" not in group["label"]
+    ]
+    measured = {(row["strategy"], row["ranks"]): row for row in data["strategies"] if row["measured_s"] is not None}
+    assert sorted(measured) == [("data", 2), ("data", 4), ("data", 8), ("fsdp", 4), ("local-sgd", 4)]
+    row = measured["local-sgd", 4]
+    assert row["measured_s"] == pytest.approx(measured["data", 4]["measured_s"], rel=1e-3)
+    assert row["average_every"] == 4
+    assert (row["measured_sent_bytes"], row["measured_memory_bytes"]) == (1e6, None)
+    assert row["sent_bytes"] == pytest.approx(measured["data", 4]["sent_bytes"] / 4)
+    assert measured["fsdp", 4]["sent_bytes"] == pytest.approx(1.5 * measured["data", 4]["sent_bytes"])
+    words = " ".join(cli(*asked[:-2]).stdout.split())
+    assert "local-sgd at 4 ranks:" in words
+    assert "bytes sent" in words
+    # Of a file of an earlier day: these runs are planned before today.
+    path = runs / ".projections"
+    (one,) = path.iterdir()
+    earlier = kept.model_copy(update={"created": "2026-01-01T00:00:00Z"})
+    text = earlier.model_dump_json().encode()
+    one.unlink()
+    (path / f"20260101T000000Z-{digest_of(text)}.json").write_bytes(text)
+    scored = json.loads(cli("project", runs, "--against", "--format", "json").stdout)
+    jsonschema.validate(scored, schema("projection"), cls=jsonschema.Draft202012Validator)
+    # Averages after 8 updates were recorded, after 4 were measured.
+    assert [(row["strategy"], row["ranks"], row["runs"]) for row in scored["strategies"]] == [("fsdp", 4, 3)]
+    (row,) = scored["strategies"]
+    assert row["projected_s"] == recorded_rows["fsdp", 4].step_s
+    assert row["accuracy"] == pytest.approx(1 - abs(row["projected_s"] / row["measured_s"] - 1))

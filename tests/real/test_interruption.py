@@ -9,16 +9,18 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from dlbench.errors import ExitCode
 from dlbench.records.scan import Run, scan
 
 BOUND_S = 120
 
 
-def begun(out: Path, *words: str) -> subprocess.Popen[str]:
+def begun(out: Path, *words: str, engine: str = "ddp") -> subprocess.Popen[str]:
     """`dlbench run` with two ranks that would train for long; returns when a measured step has begun."""
     command = [sys.executable, "-P", "-m", "dlbench", "run", "resnet50", "--preset", "ci", "--ranks", "2"]
-    command += ["--out", str(out), "--data", "synthetic", "--set", "engine.name=ddp"]
+    command += ["--out", str(out), "--data", "synthetic", "--engine", engine]
     command += ["--set", "measure.measured_steps=1000", "--set", "measure.warmup_steps=1"]
     command += words
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -36,8 +38,9 @@ def only(out: Path) -> Run:
     return found.runs[0]
 
 
-def test_sigusr1_to_one_rank_ends_all_after_one_step_with_a_checkpoint(tmp_path: Path) -> None:
-    process = begun(tmp_path, "--set", "checkpoint.every_steps=3")
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.nightly)])
+def test_sigusr1_to_one_rank_ends_all_after_one_step_with_a_checkpoint(tmp_path: Path, engine: str) -> None:
+    process = begun(tmp_path, "--set", "checkpoint.every_steps=3", engine=engine)
     try:
         second = next(status for status in only(tmp_path).statuses if status.rank == 1)
         os.kill(second.pid, signal.SIGUSR1)

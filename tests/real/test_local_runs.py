@@ -301,6 +301,7 @@ def alive(pid: int) -> bool:
     "settings",
     [
         pytest.param(("--set", "data.staging=lazy"), id="lazy", marks=pytest.mark.nightly),
+        pytest.param(("--engine", "fsdp", "--set", "data.staging=lazy"), id="fsdp", marks=pytest.mark.nightly),
         # While samples travel between the ranks, too.
         pytest.param(("--set", "data.staging=shard", "--set", "data.shuffle=partial:0.5"), id="partial shuffling"),
     ],

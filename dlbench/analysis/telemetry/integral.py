@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from dlbench.lazy import np, npt
 
+if TYPE_CHECKING:
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
     Flags = npt.NDArray[np.bool_]
@@ -76,8 +75,6 @@ class Curve:
 
     def over(self, begin_ns: int, end_ns: int) -> Amount:
         """The interval from `begin_ns` to `end_ns`, on the samples' clock; empty where it ends before it begins."""
-        import numpy as np
-
         length_ns = max(0, end_ns - begin_ns)
         start, stop = self.time_ns[:-1], self.time_ns[1:]
         first, last = np.maximum(start, begin_ns), np.minimum(stop, end_ns)
@@ -92,8 +89,6 @@ class Curve:
 
     def between(self, edges: Sequence[int]) -> list[Amount]:
         """The intervals between neighbouring `edges`, which grow: as `over` of each, in one go."""
-        import numpy as np
-
         pairs = list(itertools.pairwise(edges))
         if not len(self.known) or bool((self.known & self.bridged).any()):
             # A bridged piece belongs to no part of it: there is no running sum.
@@ -132,8 +127,6 @@ def counter_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
     counter falls it was reset (a driver was reloaded): that piece is unknown. Both arrays have shape (n,); `period_s`:
     longest period at which the field was read, seconds.
     """
-    import numpy as np
-
     times, read = _readable(time_ns, values)
     grown = np.diff(read)
     known = grown >= 0
@@ -154,8 +147,6 @@ def rate_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
     The period is that of the neighbouring samples, because a sampler that runs out of room doubles its own. Both arrays
     have shape (n,); `period_s`: longest period at which the field was read, seconds.
     """
-    import numpy as np
-
     times, read = _readable(time_ns, values)
     near = joined(times, period_s)
     return Curve(
@@ -168,8 +159,6 @@ def joined(times: Times, period_s: float) -> Flags:
 
     The local period is the lower median of up to five gaps on either side, and at most `period_s`.
     """
-    import numpy as np
-
     # All sources of a node were mostly read at the same times.
     return np.frombuffer(_joined(np.ascontiguousarray(times, dtype=np.int64).tobytes(), period_s), dtype=np.bool_)
 
@@ -177,8 +166,6 @@ def joined(times: Times, period_s: float) -> Flags:
 @lru_cache(maxsize=8)
 def _joined(content: bytes, period_s: float) -> bytes:
     """`joined` of the bytes of times, as bytes."""
-    import numpy as np
-
     gaps = np.diff(np.frombuffer(content, dtype=np.int64))
     if not len(gaps):
         return b""
@@ -196,8 +183,6 @@ def _joined(content: bytes, period_s: float) -> bytes:
 
 def _readable(time_ns: Times, values: Floats) -> tuple[Times, Floats]:
     """Samples that hold a value, each later than the one before."""
-    import numpy as np
-
     held = np.isfinite(values)
     times, read = time_ns[held], values[held].astype(np.float64)
     later = np.concatenate([np.ones(min(1, len(times)), dtype=bool), np.diff(times) > 0])

@@ -18,13 +18,11 @@ from dlbench.analysis.telemetry.node_samples import (
     why_not_sampled,
 )
 from dlbench.analysis.telemetry.throttling import nearest_time
+from dlbench.lazy import np, npt
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import clock_reason_names
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Floats = npt.NDArray[np.float64]
 
 COUNTERS = re.compile(r".*(_j|throttled_s|(received|sent|read|written)_bytes|pcie_replays|ecc_(un)?corrected)")
@@ -90,8 +88,6 @@ def _always(name: str) -> bool:
 
 
 def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool]) -> NodeTelemetry:
-    import numpy as np
-
     times = samples.time_ns
     first, last = np.maximum(times[:-1], window[0]), np.minimum(times[1:], window[1])
     near = joined(times, samples.period_s)
@@ -118,8 +114,6 @@ def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool])
 
 def _summary(samples: NodeSamples, name: str, values: Floats, window: Interval) -> FieldSummary | None:
     """None where nothing of the field is known in the window."""
-    import numpy as np
-
     is_rate = COUNTERS.fullmatch(name) is not None
     if is_rate:
         curve = counter_curve(samples.time_ns, values, samples.period_of(name))
@@ -141,8 +135,6 @@ def _summary(samples: NodeSamples, name: str, values: Floats, window: Interval) 
 
 
 def _clock_reasons(samples: NodeSamples, window: Interval) -> dict[str, dict[str, float]]:
-    import numpy as np
-
     found: dict[str, dict[str, float]] = {}
     for name, values in samples.columns.items():
         if re.fullmatch(r"gpu\.\d+\.clock_reasons", name) is None:

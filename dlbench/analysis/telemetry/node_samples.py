@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
+from dlbench.lazy import np, npt
 from dlbench.records.record import RankResult
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.spans import STAGE, STAGING, SpanReader
@@ -17,9 +18,6 @@ from dlbench.records.scan import Run
 from dlbench.records.watch import NodeWatch
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
@@ -50,8 +48,6 @@ class NodeSamples:
 
     def period_of(self, name: str) -> float:
         """Longest period at which one field was read, seconds: slow ones are read every tenth time."""
-        import numpy as np
-
         held = int(np.isfinite(self.columns[name]).sum())
         return self.period_s * (_SLOW_FACTOR if 4 * held < len(self.time_ns) else 1)
 
@@ -74,8 +70,6 @@ class NodeSamples:
 
 def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
     """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
-    import numpy as np
-
     path = run.folder.samples(node)
     reader = SampleReader(path=path)
     names = [name for name in reader.columns if wanted(name)]
@@ -160,8 +154,6 @@ def measured_window(run: Run, node: int) -> Interval:
 
 
 def _window(run: Run, node: int, steps: Mapping[str, Times]) -> Interval:
-    import numpy as np
-
     measured = np.flatnonzero(steps["warmup"] == 0)
     if len(measured) == 0:
         raise IncompleteDataError(f"{run.folder.path}: no measured step on node {node}")

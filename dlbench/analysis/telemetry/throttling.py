@@ -18,13 +18,11 @@ from dlbench.analysis.telemetry.node_samples import (
     read_node,
     why_not_sampled,
 )
+from dlbench.lazy import np, npt
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Times = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
 
@@ -133,8 +131,6 @@ class _Weights:
 
 def _gpu(samples: NodeSamples, name: str, weigh: _Weights) -> Throttled | str:
     """What one GPU lost, or why that is not known."""
-    import numpy as np
-
     where = f"{name} of {samples.host}"
     for field_name in (f"{name}.clock_reasons", f"{name}.sm_clock_hz"):
         if field_name not in samples.columns:
@@ -171,8 +167,6 @@ def _reference(samples: NodeSamples, name: str, at_work: Floats, highest_throttl
 
     Clocks below a throttled one are of a GPU that was about to work or to rest, and no reference.
     """
-    import numpy as np
-
     if len(at_work) and at_work.max() > 0 and at_work.max() >= highest_throttled:
         return float(at_work.max())
     limits = samples.columns.get(f"{name}.sm_clock_max_hz", np.zeros(0))
@@ -192,8 +186,6 @@ def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Floats:
     Times in gaps between samples, before the first and behind the last belong to none. `time_ns` grows, shape (n,);
     `period_s`: longest period of the samples, seconds.
     """
-    import numpy as np
-
     weight = np.zeros(len(time_ns))
     start, stop = time_ns[:-1], time_ns[1:]
     # Half a nanosecond is less than any clock resolves.
@@ -205,8 +197,6 @@ def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Floats:
 
 
 def _overlap(start: Times, stop: Times, window: Interval) -> Times:
-    import numpy as np
-
     length: Times = np.maximum(0, np.minimum(stop, window[1]) - np.maximum(start, window[0]))
     return length
 

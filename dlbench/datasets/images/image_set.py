@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, holds_shards, open_image_shards
 from dlbench.datasets.splits import Split, require_no_splits
 from dlbench.errors import UserError
+from dlbench.lazy import np
 from dlbench.opening import read_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
@@ -128,8 +128,6 @@ def index_jpeg_tree(folder: Path) -> JpegTree:
     Raises UserError: the folder is missing, unreadable or not a folder, has no class folders, or a class folder has no
     JPEGs (labels would shift if it were passed over); or its folders are splits.
     """
-    import numpy as np
-
     digest, labels, names, lengths = hashlib.sha256(), [], [], []
     passed_over: list[str] = []
     try:

@@ -17,9 +17,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.lazy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 Decoding = Literal["region", "full"]
@@ -111,8 +111,6 @@ class Encoded:
         return library.decode_jpeg(self.data, "RGB", strict=False, **asked), f"{reason}, passed over"
 
     def _by_pillow(self, factor: int) -> tuple[NDArray[np.uint8], str | None]:
-        import numpy as np
-
         image = _pillow()
         try:
             with image.open(io.BytesIO(self.data)) as opened:

@@ -38,10 +38,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 from dlbench.datasets.tfrecord import FRAME, example_views, read_record_at, record_offsets
 from dlbench.errors import UserError
+from dlbench.lazy import np
 from dlbench.opening import descriptor, open_file, parse_json
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 MAX_IMAGE = 1 << 30
@@ -122,8 +122,6 @@ def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_lab
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
     Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
-    import numpy as np
-
     found = shard_names(folder)
     if found is None:
         raise UserError(f"{str(folder)!r} holds no shards; expected *.tar, *.tfrecord or *-00000-of-01024")
@@ -194,7 +192,11 @@ def _scan_tar(path: Path) -> _Rows:
     with _Bounded(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
-            _require_inside(member)
+            # A member whose name leads out of the archive, or whose size is none.
+            if member.name.startswith("/") or ".." in member.name.split("/"):
+                raise ValueError(f"member {_short(member.name)} leads out of the archive")
+            if member.size < 0:
+                raise ValueError(f"member {_short(member.name)} has {member.size} bytes")
             if member.isdir():
                 continue
             # The key is the path up to the first dot of the file's name.
@@ -226,14 +228,6 @@ def _scan_tar(path: Path) -> _Rows:
     return rows
 
 
-def _require_inside(member: tarfile.TarInfo) -> None:
-    """ValueError if a member's name leads out of the archive, or its size is no size."""
-    if member.name.startswith("/") or ".." in member.name.split("/"):
-        raise ValueError(f"member {_short(member.name)} leads out of the archive")
-    if member.size < 0:
-        raise ValueError(f"member {_short(member.name)} has {member.size} bytes")
-
-
 def _require_stored(member: tarfile.TarInfo) -> None:
     """ValueError if an image or label does not lie in the archive as it is."""
     if member.isreg() and not member.issparse():
@@ -249,8 +243,6 @@ def _short(name: str) -> str:
 
 
 def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
-    import numpy as np
-
     rows = _Rows()
     starts = record_offsets(path)
     if not len(starts):
@@ -274,8 +266,6 @@ def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
 
 
 def _address(view: memoryview) -> int:
-    import numpy as np
-
     return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
 
 
@@ -448,8 +438,6 @@ def open_image_shards(folder: Path) -> ImageShards:
 
 def save_index(index: ShardIndex, folder: Path) -> None:
     """Writes `index.npz` into a folder, whole or not at all. Raises OSError: it cannot be written."""
-    import numpy as np
-
     about = json.dumps({**_FORMAT, **json.loads(index_text(index))}).encode("ascii")
     temporary = folder / f".{INDEX}.partial"
     with temporary.open("wb") as file:
@@ -462,8 +450,6 @@ def save_index(index: ShardIndex, folder: Path) -> None:
 
 def load_index(folder: Path) -> ShardIndex:
     """Reads `index.npz`. Raises UserError: it is missing, damaged, or of another form."""
-    import numpy as np
-
     path = folder / INDEX
     try:
         # Opened here, because numpy leaves a file open that is no archive.
@@ -487,8 +473,6 @@ def index_size(folder: Path) -> tuple[int, int]:
 
     Raises UserError: it is missing, damaged, or of another form.
     """
-    import numpy as np
-
     path = folder / INDEX
     try:
         with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:
@@ -504,8 +488,6 @@ def index_size(folder: Path) -> tuple[int, int]:
 
 def _array_header(member: IO[bytes]) -> tuple[int, ...]:
     """The shape of an array; afterwards the stream stands at its first value."""
-    import numpy as np
-
     np.lib.format.read_magic(member)
     shape: tuple[int, ...] = np.lib.format.read_array_header_1_0(member)[0]
     return shape

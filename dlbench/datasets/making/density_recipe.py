@@ -117,15 +117,6 @@ WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.4, 1.2), "n_s": (0.2, 1.8),
 _SPLIT_NUMBERS: Mapping[Split, int] = {"train": 0, "validation": 1}
 
 
-def cosmology_of(targets: Sequence[float] | NDArray[np.float32], ranges: Ranges) -> Cosmology:
-    """Four targets in [-1, 1] (Omega_m, sigma_8, n_s, h) as parameters."""
-    values = {
-        name: low + (high - low) * (float(target) + 1) / 2
-        for target, (name, (low, high)) in zip(targets, ranges.items(), strict=True)
-    }
-    return Cosmology(**values)
-
-
 @lru_cache(maxsize=2)
 def _squared_waves(size: int) -> NDArray[np.int64]:
     """(size, size, size // 2 + 1) squares of the wave numbers of a box of edge 2 pi: integers."""
@@ -161,7 +152,11 @@ def density_sample(
     targets: Sequence[float] | NDArray[np.float32], size: int, generator: np.random.Generator, ranges: Ranges = WIDE
 ) -> NDArray[np.int16]:
     """One volume (size, size, size, 4) of counts for four targets in [-1, 1]: Omega_m, sigma_8, n_s, h."""
-    cosmology = cosmology_of(targets, ranges)
+    values = {
+        name: low + (high - low) * (float(target) + 1) / 2
+        for target, (name, (low, high)) in zip(targets, ranges.items(), strict=True)
+    }
+    cosmology = Cosmology(**values)
     field, variance = gaussian_field(cosmology, size, generator)
     mean = MEAN_COUNT * cosmology.omega_m * cosmology.h**2 / (0.3 * 0.7**2)
     largest = np.iinfo(np.int16).max

@@ -79,21 +79,17 @@ def write_shard(path: Path, container: Container, samples: Iterable[Packed], cla
     Raises OSError: it cannot be written. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
     """
     if container == "tar":
-        _write_tar(path, samples)
+        # A TarInfo made by hand has time, owner and group 0.
+        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+            for sample in samples:
+                label = str(sample.label + FIRST_LABEL["tar"]).encode("ascii")
+                for suffix, content in (("jpg", sample.data), (LABEL_SUFFIX, label)):
+                    member = tarfile.TarInfo(f"{sample.key}.{suffix}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has written
     else:
         _write_records(path, samples, classes)
-
-
-def _write_tar(path: Path, samples: Iterable[Packed]) -> None:
-    # A TarInfo made by hand has time, owner and group 0.
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
-        for sample in samples:
-            label = str(sample.label + FIRST_LABEL["tar"]).encode("ascii")
-            for suffix, content in (("jpg", sample.data), (LABEL_SUFFIX, label)):
-                member = tarfile.TarInfo(f"{sample.key}.{suffix}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has written
 
 
 def _write_records(path: Path, samples: Iterable[Packed], classes: Sequence[str]) -> None:
@@ -335,7 +331,11 @@ class PhotoRecipe:
     @property
     def made_with(self) -> MadeWith:
         """All fields, this recipe's version, and Pillow's, whose encoder decides the bytes."""
-        return {"version": PHOTO_VERSION, "pillow": _pillow_version(), **self.__dict__}
+        try:
+            import PIL
+        except ImportError:
+            raise EnvironmentLacksError("Pillow is not installed; pip install 'dlbench[demo]'") from None
+        return {"version": PHOTO_VERSION, "pillow": PIL.__version__, **self.__dict__}
 
     @property
     def estimated_bytes(self) -> int:
@@ -356,7 +356,8 @@ class PhotoRecipe:
                 continue
             first = 0
             for label, name in enumerate(self.classes if self._images(split) else ()):
-                parts.append(Part(f"{split}/{name}", split, first, self._of_class(split, label)))
+                share, rest = divmod(self._images(split), self.num_classes)
+                parts.append(Part(f"{split}/{name}", split, first, share + (label < rest)))
                 first += parts[-1].count
         return parts
 
@@ -404,10 +405,6 @@ class PhotoRecipe:
     def _images(self, split: Split) -> int:
         return self.train_images if split == "train" else self.validation_images
 
-    def _of_class(self, split: Split, label: int) -> int:
-        share, rest = divmod(self._images(split), self.num_classes)
-        return share + (label < rest)
-
     def _mixed(self, split: Split, part: Part) -> Iterator[Packed]:
         """The samples of one shard. Sample n is image n // C of a class; every C samples hold each class once."""
         of_round, order = -1, np.arange(0)
@@ -450,14 +447,6 @@ def _picture(photo: Photo) -> Image:
 
     with Image.open(photo_path(photo)) as opened:
         return opened.convert("RGB")
-
-
-def _pillow_version() -> str:
-    try:
-        import PIL
-    except ImportError:
-        raise EnvironmentLacksError("Pillow is not installed; pip install 'dlbench[demo]'") from None
-    return PIL.__version__
 
 
 def _licences() -> str:

@@ -161,16 +161,6 @@ class StagingFolder:
         free, limit = status.f_bavail * status.f_frsize, ""
         if room_in_memory is not None and room_in_memory < free:
             free, limit = room_in_memory, " within the job's limit of memory"
-        return Room(free=free, reserved=sum(self._reservations()), limit=limit)
-
-    def reserve(self, num_bytes: int) -> None:
-        """Publishes for other jobs what this one will still write."""
-        partial = self.path / f"{_RESERVED}.partial"
-        with suppress(OSError):  # copying says when the disk is full
-            partial.write_text(f"{num_bytes} {self._begun}")
-            partial.replace(self.path / _RESERVED)
-
-    def _reservations(self) -> list[int]:
         found = []
         for entry in os.scandir(self._place):
             if not entry.name.startswith((f"dlb-{self._label}", _KEPT)) or entry.path == str(self.path):
@@ -179,7 +169,14 @@ class StagingFolder:
                 num_bytes, begun = (int(word) for word in read_bytes(Path(entry.path, _RESERVED), 100).split())
                 if begun < self._begun and _is_held(Path(entry.path, _LOCK)):
                     found.append(num_bytes)
-        return found
+        return Room(free=free, reserved=sum(found), limit=limit)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Publishes for other jobs what this one will still write."""
+        partial = self.path / f"{_RESERVED}.partial"
+        with suppress(OSError):  # copying says when the disk is full
+            partial.write_text(f"{num_bytes} {self._begun}")
+            partial.replace(self.path / _RESERVED)
 
     def empty(self) -> None:
         for entry in os.scandir(self.path):

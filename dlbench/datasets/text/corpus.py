@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.splits import require_no_splits
 from dlbench.errors import UserError, nearest
+from dlbench.lazy import np
 from dlbench.opening import open_file, read_bytes, read_text, why_unreadable
 from dlbench.specs.files import search_path
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
@@ -155,8 +155,6 @@ def tokenise(
     `digest`: asked for `sha256` when all documents have been read.
     Raises UserError: there is not a single token.
     """
-    import numpy as np
-
     encoder = _Encoder(vocabulary)
     for document in documents:
         encoder.add(document)
@@ -194,8 +192,6 @@ class _Encoder:
 
     def flush(self) -> None:
         """Tokenises what waits; sentences and documents without a token vanish."""
-        import numpy as np
-
         if not self._waiting:
             return
         sentences = [sentence for document in self._waiting for sentence in document]
@@ -210,8 +206,6 @@ class _Encoder:
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    import numpy as np
-
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 

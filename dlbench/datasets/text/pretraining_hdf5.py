@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, heap_fault, make_hdf5, open_hdf5, require_plausible
 from dlbench.errors import UserError
+from dlbench.lazy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Rows = Mapping[str, NDArray[Any]]
@@ -71,8 +71,6 @@ class SamplesIndex:
         return int(self.offsets[-1])
 
     def locate(self, index: int) -> tuple[Path, int]:
-        import numpy as np
-
         file = int(np.searchsorted(self.offsets, index, side="right")) - 1
         return self.files[file], index - int(self.offsets[file])
 
@@ -88,8 +86,6 @@ def index_samples(source: Path) -> SamplesIndex:
 
     Raises UserError: there are no HDF5 files, or one is damaged, empty or of another shape; file and dataset are named.
     """
-    import numpy as np
-
     files = sample_files(source)
     if not files:
         raise UserError(f"{str(source)!r} holds no HDF5 file; expected {LAYOUT}")
@@ -207,7 +203,6 @@ def read_rows(
     Raises ValueError: a row of variable length has more than S tokens, or parts of different lengths.
     """
     import h5py
-    import numpy as np
 
     if h5py.check_vlen_dtype(file["input_ids"].dtype) is not None:
         return _read_variable(file, start, stop, sequence_length, max_predictions)
@@ -222,8 +217,6 @@ def read_rows(
 def _read_variable(
     file: Any, start: int, stop: int, sequence_length: int, max_predictions: int
 ) -> dict[str, NDArray[np.int64]]:
-    import numpy as np
-
     count = stop - start
     rows = {
         key: np.zeros((count, sequence_length if key in PER_TOKEN else max_predictions), dtype=np.int64)
@@ -250,8 +243,6 @@ def _read_variable(
 
 def row_faults(rows: Rows, vocab_size: int | None) -> Iterator[tuple[int, str]]:
     """What is wrong in rows (as `read_rows` gives them): number within the block and reason, one fault a row."""
-    import numpy as np
-
     ids, mask, segments = (rows[key] for key in PER_TOKEN)
     positions, labels = (rows[key] for key in PER_PREDICTION)
     used = mask.sum(axis=1)
@@ -310,8 +301,6 @@ def write_samples(path: Path, samples: list[dict[str, NDArray[Any]]]) -> None:
     others. The bytes depend on the samples and the version of the HDF5 library alone.
     Raises OSError: the file exists already, or the disk refuses.
     """
-    import numpy as np
-
     names = {
         "input_ids": "input_ids",
         "input_mask": "attention_mask",

@@ -240,7 +240,17 @@ class Box:
         for node in plan.nodes:
             self._spawn(f"slurmd.{node.name}", config.slurmd_argv(plan, node))
         self._wait(self._nodes_are_idle, deadline, "slurmctld", "not all nodes became idle")
-        self._check_link()
+        # A firewall that filters bridges would else hang every job.
+        first, last = self.plan.nodes[0], self.plan.nodes[-1]
+        target = f"({str(last.address)!r}, {config.SLURMD_PORT})"
+        code = f"import socket; socket.create_connection({target}, 5).close()"
+        try:
+            host.call(["nsenter", f"--net=/run/netns/{first.namespace}", sys.executable, "-I", "-S", "-c", code])
+        except RunError:
+            raise EnvironmentLacksError(
+                f"the nodes of a box cannot reach each other over the bridge {self.plan.bridge}: a firewall of this "
+                "machine filters bridges; `sysctl -w net.bridge.bridge-nf-call-iptables=0` lets them pass"
+            ) from None
 
     def _open_books(self, deadline: float) -> None:
         """Start the database and slurmdbd, and enter the cluster: slurmctld finds itself there."""
@@ -303,19 +313,6 @@ class Box:
         except RunError:
             return False
         return len(states) == self.plan.num_nodes and set(states.values()) == {"idle"}
-
-    def _check_link(self) -> None:
-        """Connect from the first node to the last: a firewall that filters bridges would else hang every job."""
-        first, last = self.plan.nodes[0], self.plan.nodes[-1]
-        target = f"({str(last.address)!r}, {config.SLURMD_PORT})"
-        code = f"import socket; socket.create_connection({target}, 5).close()"
-        try:
-            host.call(["nsenter", f"--net=/run/netns/{first.namespace}", sys.executable, "-I", "-S", "-c", code])
-        except RunError:
-            raise EnvironmentLacksError(
-                f"the nodes of a box cannot reach each other over the bridge {self.plan.bridge}: a firewall of this "
-                "machine filters bridges; `sysctl -w net.bridge.bridge-nf-call-iptables=0` lets them pass"
-            ) from None
 
     def _cancel_jobs(self) -> None:
         """Give running jobs a chance to end and to be recorded as cancelled; never an error."""

@@ -133,21 +133,6 @@ def _tried(state: Literal["ok", "wrong", "unknown"], found: str, remedy: str = "
     return Finding(subject="sbatch --test-only", state=state, found=found, remedy=remedy)
 
 
-def submit_preflight(job: Job, folder: PreflightFolder) -> str:
-    """Submits the script that `write_script` wrote; returns Slurm's id, with ``;CLUSTER`` where it names one.
-
-    Raises `RunError`: sbatch did not say that it took the job.
-    """
-    answer = sbatch(job, sbatch_arguments(job, folder.run))
-    if answer.doubt:
-        with suppress(OSError, subprocess.TimeoutExpired):
-            for cluster in job.shape.system.slurm.clusters or ("",):
-                call(["scancel", *on_cluster(cluster), f"--name={job.name}", "--me"])
-    if not answer.job_id:
-        raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
-    return answer.job_id
-
-
 def wait(
     job_id: str, folder: PreflightFolder, timeout_s: float, check: Callable[[], None], notify: Callable[[str], None]
 ) -> Waited:
@@ -208,7 +193,7 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
     python = containers.python_of(plan, own)
     environment = {**os.environ, **resolve(launch.rank_environment(plan))}
     if is_local:
-        words = local_look_command(plan, folder, python, own)
+        words = [*_before_rank(launch.local_command(plan, folder.run, _PYTHON, own)), *_program(folder, python)]
     else:
         words = launch.supervised(look_command(plan, folder, python), sys.executable)
     if has_script(plan):
@@ -307,11 +292,6 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
     return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *_program(folder, python)]
 
 
-def local_look_command(plan: LaunchPlan, folder: PreflightFolder, python: str, own: str) -> list[str]:
-    """The same of one rank of launcher `local`, without a shell; `own` is the Python of this machine."""
-    return [*_before_rank(launch.local_command(plan, folder.run, _PYTHON, own)), *_program(folder, python)]
-
-
 _PYTHON = f"/dlbench-python-{secrets.token_hex(16)}"
 
 
@@ -367,7 +347,14 @@ def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Cal
     lacks = any(one.state == "wrong" for one in static)
     if not asked.starts_job or static[-1].state == "wrong":
         return _report(plan, static=static, exit_code=int(ExitCode.ENVIRONMENT if lacks else ExitCode.OK))
-    job_id = submit_preflight(job, folder)
+    answer = sbatch(job, sbatch_arguments(job, folder.run))
+    if answer.doubt:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            for cluster in job.shape.system.slurm.clusters or ("",):
+                call(["scancel", *on_cluster(cluster), f"--name={job.name}", "--me"])
+    if not answer.job_id:
+        raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
+    job_id = answer.job_id
     with Interruption() as interruption:
         waited = wait(
             job_id, folder, asked.timeout_s, interruption.check, lambda state: notify(f"job {job_id}: {state}")

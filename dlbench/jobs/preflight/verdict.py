@@ -111,10 +111,6 @@ def _problems(plan: CommPlan, seen: Sequence[SeenRank], common: Mapping[str, str
             if name != "dlbench" and other != version:
                 yield f"{name} {other or 'is not there'}, other nodes have {version}"
         yield from (place.problem for place in one.scratch if place.problem)
-    yield from _gpu_problems(plan, seen)
-
-
-def _gpu_problems(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
     wanted = plan.system.node.gpus
     used = Counter(one.gpu for one in seen if one.gpu is not None)
     yield from (f"{count} ranks share GPU {uuid}" for uuid, count in used.items() if count > 1)

@@ -40,21 +40,18 @@ def _value(name: str, source: str | VariableSource, variables: Mapping[str, str]
         return source
     where = f"launch.environment.{name}"
     if source.file is not None:
-        return _from_file(where, Path(source.file).expanduser())
+        path = Path(source.file).expanduser()
+        try:
+            content = read_bytes(path, MAX_BYTES)
+        except OSError as error:
+            raise UserError(f"{where}: {path} {why_unreadable(error)}; it cannot be read") from None
+        if b"\0" in content:
+            raise UserError(f"{where}: {path} holds no value of a variable, but a NUL character")
+        return os.fsdecode(content).rstrip("\n")
     assert source.variable is not None
     if source.variable not in variables:
         raise UserError(f"{where}: {source.variable} is not set where dlbench runs; export it, then run again")
     return variables[source.variable]
-
-
-def _from_file(where: str, path: Path) -> str:
-    try:
-        content = read_bytes(path, MAX_BYTES)
-    except OSError as error:
-        raise UserError(f"{where}: {path} {why_unreadable(error)}; it cannot be read") from None
-    if b"\0" in content:
-        raise UserError(f"{where}: {path} holds no value of a variable, but a NUL character")
-    return os.fsdecode(content).rstrip("\n")
 
 
 def has_script(plan: LaunchPlan) -> bool:

@@ -76,7 +76,10 @@ class Measurement:
         self._deadline = deadline
         self._beat = beat
         self._largest_input = largest_input
-        self._one_clock = share_clock(control, place)
+        before = control.gather("clocks before", [place.host, time.perf_counter_ns()])
+        after = control.gather("clocks after", time.perf_counter_ns())
+        # Nobody has passed the first gathering before everybody has read the clock for it.
+        self._one_clock = len({host for host, _ in before}) == 1 and max(reading for _, reading in before) <= min(after)
         self._host_clock = HostSampleClock(device)
         self._clock: HostSampleClock = self._host_clock if clock is None else clock
 
@@ -268,14 +271,6 @@ class Measurement:
             **{name: tuple(item[name] for item in counted) for name in ("messages", "bytes_sent", "bytes_across")},
             problem=wrong[0].partition(": ")[2] if wrong and not was_run else "; ".join(wrong[:3]),
         )
-
-
-def share_clock(control: Control, place: RankPlace) -> bool:
-    """Whether all ranks read one monotonic clock: they are on one host, and what they read agrees."""
-    before = control.gather("clocks before", [place.host, time.perf_counter_ns()])
-    after = control.gather("clocks after", time.perf_counter_ns())
-    # Nobody has passed the first gathering before everybody has read the clock for it.
-    return len({host for host, _ in before}) == 1 and max(reading for _, reading in before) <= min(after)
 
 
 def _worst(errors: Sequence[Any]) -> float | None:

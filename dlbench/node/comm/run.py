@@ -96,7 +96,12 @@ class CommRun:
         if not points:
             raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
         load.measuring(False)
-        seats = self._seats(control)
+        own = self._binding
+        gathered = control.gather("hosts and cores", [self._place.host, list(own.cores), own.threads, own.pinned])
+        seats = [
+            Seat(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
+            for rank, (host, cores, threads, pinned) in enumerate(gathered)
+        ]
         switches = control.gather("switches", self._place.switch)
         loads = control.gather("load of the cores", [self._place.node_rank, load.summary()])
         logs = control.gather("NCCL's logs", None if self._nccl is None else self._nccl.read())
@@ -108,14 +113,6 @@ class CommRun:
         if self._place.rank != 0:
             return None
         return self._record(points, seats, switches, loads, logs, lineup.not_measured, warnings)
-
-    def _seats(self, control: Control) -> list[Seat]:
-        own = self._binding
-        gathered = control.gather("hosts and cores", [self._place.host, list(own.cores), own.threads, own.pinned])
-        return [
-            Seat(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
-            for rank, (host, cores, threads, pinned) in enumerate(gathered)
-        ]
 
     def _all_sizes(self, measurement: Measurement, contestants: Sequence[Contestant], total: int) -> list[CommPoint]:
         points: list[CommPoint] = []

@@ -136,13 +136,6 @@ def _plain(digest: Digest) -> list[int]:
     return [digest.count, *digest.sums]
 
 
-def _sum(digests: Sequence[Sequence[int]]) -> Digest:
-    total = Digest()
-    for count, one, other in digests:
-        total += Digest(count, (one, other))
-    return total
-
-
 def _by_epoch(everyone: Sequence[Summary]) -> dict[int, list[Summary]]:
     """What the ranks say of each epoch that all of them read."""
     found: dict[int, list[Summary]] = {}
@@ -158,7 +151,11 @@ def doubtful_epochs(everyone: Sequence[Summary], num_samples: int) -> list[int]:
     found = []
     for epoch, ranks in _by_epoch(everyone).items():
         is_whole = all(each["is_whole"] for each in ranks)
-        adds_up = _sum([each[key] for each in ranks for key in ("visits", "left_out")]) == whole
+        digests = [each[key] for each in ranks for key in ("visits", "left_out")]
+        total = Digest()
+        for count, one, other in digests:
+            total += Digest(count, (one, other))
+        adds_up = total == whole
         if not all(each["as_planned"] for each in ranks) or (is_whole and not adds_up):
             found.append(epoch)
     return found

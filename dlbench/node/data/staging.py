@@ -433,25 +433,22 @@ class NodeStaging:
         self._room = folder.room(memory)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
-            self._choose(sizes, capacity)
+            assert self._folder is not None
+            path = self._folder.path
+            kept = choose_kept(
+                np.asarray(sizes, dtype=np.int64), capacity, seed=self._plan.workload.train.seed, block=block_of(path)
+            )
+            (path / _CHOICE).write_bytes(np.packbits(kept).tobytes())
+            self._warnings.append(
+                f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes holds {int(kept.sum()):,} of "
+                f"{len(kept):,} samples on each node; the others are read from the source in each epoch"
+            )
         else:
             with suppress(FileNotFoundError):
                 (folder.path / _CHOICE).unlink()
         store.folder.mkdir(exist_ok=True)
         Keeping(folder.path).begin()
         self._verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
-
-    def _choose(self, sizes: Sequence[int], capacity: int) -> None:
-        assert self._folder is not None
-        path = self._folder.path
-        kept = choose_kept(
-            np.asarray(sizes, dtype=np.int64), capacity, seed=self._plan.workload.train.seed, block=block_of(path)
-        )
-        (path / _CHOICE).write_bytes(np.packbits(kept).tobytes())
-        self._warnings.append(
-            f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes holds {int(kept.sum()):,} of "
-            f"{len(kept):,} samples on each node; the others are read from the source in each epoch"
-        )
 
     def _forget_changed(self, reader: SampleReader) -> None:
         """Empties a kept folder whose samples are those of another state of the source."""

@@ -24,9 +24,9 @@ class SyntheticSource(BatchSource):
     Tensors are handed out again and again: the caller must not change them in place. Values are random and have the
     form and statistics of prepared data; labels are random, so that there is nothing to learn but the pool itself.
     `batch_size`: samples of a batch for each of `ranks`, of which one draws other samples than another from the same
-    seed: those of a replica read the samples of all of them. `pin_memory`: keep the pool in page-locked memory (needs a
-    GPU). `counts`: volumes stay counts, of which the device takes the logarithm. `device`: keep the pool there instead,
-    so that no batch is copied in a step; None: in the host's memory.
+    seed: those of a replica read the samples of all, and count their own. `pin_memory`: keep the pool in page-locked
+    memory (needs a GPU). `counts`: volumes stay counts, of which the device takes the logarithm. `device`: keep the
+    pool there instead, so that no batch is copied in a step; None: in the host's memory.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SyntheticSource(BatchSource):
             pool = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in pool]
         elif pin_memory:
             pool = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in pool]
-        self.num_samples = POOL_BATCHES * batch_size * len(ranks)
+        self.num_samples = POOL_BATCHES * batch_size
         self._looked: deque[Batch] = deque()
         self._device = next(iter(pool[0].values())).device
         self._lies_on = "host" if self._device.type == "cpu" else "device"

@@ -92,6 +92,8 @@ class Engine:
 
     marks_backward = False  # Whether the engine itself marks the end of the backward phase (DDP waits in `backward()`).
     _optimizer: Any = None  # As `prepare` returned it.
+    beat: Callable[[str], None] = staticmethod(lambda what: None)
+    """Tells the watchdog what moved: where a rank stands that waits for others in vain."""
 
     @classmethod
     def for_plan(
@@ -136,6 +138,9 @@ class Engine:
 
     def watch(self, on: bool) -> None:
         """Begins or ends to watch messages closely; called by all ranks between two warm-up steps."""
+
+    def watch_memory(self, on: bool) -> None:
+        """Whether what a rank holds is watched: then tensors of a message that is through are held by nobody else."""
 
     def message_spans(self) -> list[MessageSpan]:
         """Messages of the watched steps as this rank saw them; after `watch(False)`. Empty where it cannot know."""

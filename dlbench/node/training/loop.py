@@ -133,6 +133,8 @@ class TrainingLoop:
         watch.before_warmup(step)
         if self._state.memory is not None:
             self._state.memory.before_warmup(step, schedule)
+        if self._state.held is not None:
+            self._state.held.before_warmup(is_watched=step == schedule.weighed(on_gpu=self._context.on_gpu))
         if is_edge or is_held or step == schedule.watch_from:
             # Ranks take unlike long to put hooks on and off and to collect garbage, which must not count as waiting in
             # an exchange.
@@ -145,6 +147,8 @@ class TrainingLoop:
         self._context.engine.watch(False)
         if self._state.memory is not None:
             self._state.memory.close_window()
+        if self._state.held is not None:
+            self._state.held.before_warmup(is_watched=False)
         self._context.watch.close_window()
 
     def _enter_measurement(self) -> None:
@@ -154,7 +158,8 @@ class TrainingLoop:
         self._is_measuring = True
         if self._state.fault is not None:
             self._state.fault.begin_measuring()
-        self.result.startup_peak_bytes = peak_bytes(self._context.device)
+        before = 0 if self._state.held is None else self._state.held.peak_before
+        self.result.startup_peak_bytes = max(before, peak_bytes(self._context.device))
         self.result.has_own_peaks = restart_peaks(self._context.device)
         for beginning in (self._state.memory, self._state.compilation, self._state.host):
             if beginning is not None:

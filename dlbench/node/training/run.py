@@ -27,10 +27,12 @@ from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
 from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.memory.held import StepMemory
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.rendezvous import own_address
+from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
@@ -184,6 +186,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         # The probe before the engine's own hooks, which hand the gradient on.
         noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
         optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
+        engine.beat = context.beat
         wrapped, optimizer = engine.prepare(
             model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
         )
@@ -244,6 +247,9 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             host=host,
             boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
             memory=memory,
+            held=None
+            if memory is not None
+            else StepMemory(engine.watch_memory, model, optimizer, device, exchange_memory(plan, model, device)),
             compilation=compilation,
             graphs=graphs,
             delivery=_delivery(context, batches, source),
@@ -305,9 +311,9 @@ def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> l
         return []
     found = []
     before = ranks_before(plan, resumed)
-    if before != plan.layout.ranks:
+    if before != plan.replicas:
         found.append(
-            f"resumed with {plan.layout.ranks} ranks after {before}: samples were shared out anew, so that each rank "
+            f"resumed with {plan.replicas} ranks after {before}: samples were shared out anew, so that each rank "
             "goes on with others than it held"
         )
     if not resumed.progress.samples == first * plan.global_batch == resumed.progress.step * plan.global_batch:
@@ -480,7 +486,9 @@ def _out_of_memory(context: RankContext, state: TrainState, words: str, startup_
     """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
     plan, train = context.plan, context.plan.workload.train
     fit = None
-    if state.memory is None and state.compilation is None and state.graphs is None:
+    # Of a network that ranks share, no rank can try a pass alone.
+    is_own = plan.engine.name != "fsdp" or plan.layout.ranks == 1
+    if is_own and state.memory is None and state.compilation is None and state.graphs is None:
         loss = loss_for(plan.workload.model, train.label_smoothing)
         kept = 0 if state.host is not None else missing_state_bytes(state.model, state.optimizer, train.optimizer)
         passes = fits_in_memory(

@@ -96,6 +96,7 @@ def rank_summary(
         peak_reserved_bytes=torch.cuda.max_memory_reserved(device) if on_gpu else None,
         peak_resident_bytes=peak_resident,
         startup_peak_bytes=seen.startup_peak_bytes,
+        held=state.held.result if state.held is not None else None,
         waits=context.engine.waits(),
         startup_s=startup_s,
         unpacking_s=image.seconds if (image := unpacked()) is not None else None,

@@ -24,6 +24,7 @@ from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.rank_reading import EpochBoundary, RankReading
 from dlbench.node.data.sharding import Position
+from dlbench.node.memory.held import StepMemory
 from dlbench.node.models.build import Batch, Loss
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate
@@ -62,6 +63,7 @@ class TrainState:
     host: HostUpdate | None  # Updates parameters; None where the device does.
     boundary: EpochBoundary | None  # What happens between two epochs, where something does.
     memory: ActivationMemory | None  # How activations are treated; None where they are left to autograd.
+    held: StepMemory | None  # What of its memory is what; None where `memory` says so.
     compilation: Compilation | None
     graphs: NetworkGraphs | None  # The network's CUDA graphs; None where nothing is captured.
     delivery: Delivery | None  # Brings the batches to the device; None on CPUs, where they stay.

@@ -162,6 +162,11 @@ class Sampler:
             self._failures += self._sampling.failures
         if self._server is not None and self._server.problem:
             self._failures.append(self._server.problem)
+        # Of the fastest reading: between two of one clock lies the other's.
+        readings = []
+        for _ in range(5):
+            before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+            readings.append((after - before, wall - (before + after) // 2))
         return {
             **seen,
             "node_rank": order.node_rank,
@@ -182,7 +187,7 @@ class Sampler:
                     }
                     for one in points
                 ],
-                "wall_offset_ns": _wall_offset_ns(),
+                "wall_offset_ns": min(readings)[1],
                 "problem": problem,
             },
         }
@@ -199,15 +204,6 @@ class Sampler:
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def _wall_offset_ns() -> int:
-    """Wall clock less CLOCK_MONOTONIC, of the fastest of some readings: between two of one clock lies the other's."""
-    readings = []
-    for _ in range(5):
-        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        readings.append((after - before, wall - (before + after) // 2))
-    return min(readings)[1]
 
 
 def _follow(sampler: Sampler, commands: Commands, output: int) -> None:

@@ -196,21 +196,18 @@ class Sampling:
         self._next += self._stride
         if fits:
             self._written_stride = self._stride
-            self._slow_down()
+            # The period doubles as often as the room that is used wants it; it is never made shorter again.
+            if self._wanted_level() > self._level and self._writer.num_rows == 0:
+                self.flush()  # how far rows shrink is not known before
+            level = self._wanted_level()
+            if level > self._level:
+                self._stride <<= level - self._level
+                self._level = level
+                self._next += -self._next % self._stride
             return
         # There is no room now and will be none: it is looked at less and less.
         self._stride *= 2
         self._next += -self._next % self._stride
-
-    def _slow_down(self) -> None:
-        """Doubles the period as often as the room that is used wants it; it is never made shorter again."""
-        if self._wanted_level() > self._level and self._writer.num_rows == 0:
-            self.flush()  # how far rows shrink is not known before
-        level = self._wanted_level()
-        if level > self._level:
-            self._stride <<= level - self._level
-            self._level = level
-            self._next += -self._next % self._stride
 
     def _wanted_level(self) -> int:
         """How often the period has doubled with the room that is used now, rows that are held included."""

@@ -14,7 +14,7 @@ from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.projected import Target
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, gamma, limit, watched_layers
 from dlbench.projection.strategies.network import scaled
-from dlbench.projection.strategies.table import STRATEGIES, Case, Row, best
+from dlbench.projection.strategies.table import AVERAGE_EVERY, STRATEGIES, Case, Row, best
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet, columns_of
@@ -66,6 +66,7 @@ def case_of(
     if not known or anchor.batch_per_rank is None:
         raise UserError("--strategy needs forward, backward and update of the runs apart, which these did not record")
     parts = {name: statistics.fmean(one[name] for one in known) for name in wanted}
+    gathered_s = statistics.fmean(one.get("gather", 0.0) for one in known)
     watched = watched_layers(layers, run.folder.spans(0))
     held, held_from = gamma(layers, plan, record)
     most, most_from = limit(memory_limit, system or plan.system)
@@ -87,7 +88,8 @@ def case_of(
         memory_limit=most,
         chain=None if record.memory is None else record.memory.chain,
         rates=None if record.memory is None else record.memory.rates,
-        rest_s=max(0.0, statistics.fmean(one.step_s for one in anchor.runs) - sum(parts.values())),
+        rest_s=max(0.0, statistics.fmean(one.step_s for one in anchor.runs) - sum(parts.values()) - gathered_s),
+        average_every=plan.sync.average_every or AVERAGE_EVERY,
     )
     said = (
         f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "
@@ -99,33 +101,47 @@ def case_of(
     return case, said
 
 
-def measured_rows(case: Case, ingredients: Ingredients) -> tuple[Row, ...]:
-    """Data, or at one rank serial, at every measured rank count whose batch is known."""
+def measured_rows(case: Case, ingredients: Ingredients, others: Sequence[Ingredients] = ()) -> tuple[Row, ...]:
+    """What the runs did at every measured rank count whose batch is known, beside its row of the model. `others`: of
+    groups that may differ in strategy alone, and are left out where they do not, or train otherwise.
+    """
     rows: list[Row] = []
-    for point in ingredients.points:
-        name = "data" if point.ranks > 1 else "serial"
-        if point.batch_per_rank is not None:
-            measured = statistics.fmean(one.step_s for one in point.runs)
-            there = case.at(point.ranks, point.ranks * point.batch_per_rank).table((name,))
-            rows += [replace(row, measured_s=measured) for row in there]
-    return tuple(rows)
+    same = [group for group in others if group.training == ingredients.training != "" and group is not ingredients]
+    for one, point in [(group, point) for group in (ingredients, *same) for point in group.points]:
+        name = point.strategy or ("data" if point.ranks > 1 else "serial")
+        if point.batch_per_rank is None or (one is not ingredients and name in ("serial", ingredients.anchor.strategy)):
+            continue
+        like = replace(case, average_every=one.average_every or case.average_every)
+        there = like.at(point.ranks, point.ranks * point.batch_per_rank)
+        found = there.table((name,)) if name in STRATEGIES else (_unknown(name, point.ranks),)
+        measured = statistics.fmean(run.step_s for run in point.runs)
+        held, sent = point.memory_bytes, point.sent_bytes
+        rows += [
+            replace(row, measured_s=measured, measured_memory_bytes=held, measured_sent_bytes=sent) for row in found
+        ]
+    return tuple(sorted(rows, key=lambda row: row.ranks))
+
+
+def _unknown(strategy: str, ranks: int) -> Row:
+    why = "the model has no such row; data+tensor is nearest to it, with whole state in each group"
+    return Row(strategy=strategy, ranks=ranks, replicas=1, limit=ranks, bound_by="", refused=why)
 
 
 def projected_rows(
-    case: Case, targets: Sequence[Target], *, is_strong: bool, strategies: Sequence[str]
+    case: Case, targets: Sequence[Target], *, is_strong: bool, strategies: Sequence[str], own: str = "data"
 ) -> tuple[Row, ...]:
-    """Strategies at the targets, data among them with the projected step. `case`: of the anchor."""
+    """Strategies at the targets, among them that of the runs, `own`, with the projected step. `case`: of the anchor."""
     rows: list[Row] = []
-    asked = [name for name in STRATEGIES if name == "data" or name in strategies]
+    asked = [name for name in STRATEGIES if name in ("data", own) or name in strategies]
     for target in targets:
         batch = case.batch if is_strong else case.batch // case.layout.ranks * target.ranks
-        own = {part.name: part.seconds.median for part in target.parts}
-        rest = sum(own[name] for name in ("input", "host", "straggler")) if own else case.rest_s
+        parts = {part.name: part.seconds.median for part in target.parts}
+        rest = sum(parts[name] for name in ("input", "host", "straggler")) if parts else case.rest_s
         for row in replace(case.at(target.ranks, batch), rest_s=rest).table(asked):
-            if row.strategy == "data" and not row.refused:  # A screen says one thing of it.
+            if row.strategy == own and not row.refused:  # A screen says one thing of it.
                 row = replace(row, step_s=target.step.median, notes=(PROJECTED,))
-                if own:
-                    row = replace(row, compute_s=own["compute"] + own["optimizer"], exposed_s=own["exchange"])
+                if parts:
+                    row = replace(row, compute_s=parts["compute"] + parts["optimizer"], exposed_s=parts["exchange"])
             rows.append(row)
     return tuple(rows)
 
@@ -145,6 +161,9 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
             f"Accuracy for data is {percent(least)} at {ranks_text(worst.ranks)}: {format_seconds(worst.step_s)}, and "
             f"{format_seconds(worst.measured_s or 0.0)} measured{'; no less at other counts' * (len(known) > 1)}.",
         )
+    verdicts += tuple(
+        _beside(row) for row in rows if row.measured_s is not None and row.strategy not in ("data", "serial")
+    )
     shown = list(_shown(rows))
     kind = "ideal" if all(row.is_ideal for row in rows) else "model only"
     if kind != "ideal" and not known:
@@ -202,6 +221,19 @@ def _verdict(ranks: int, rows: Sequence[Row]) -> str:
     return f"{ranks_text(ranks)}: {_named(found)} {where}, {step}{most}."
 
 
+def _beside(row: Row) -> str:
+    """A measured strategy against its row of the model."""
+    step = f"{row.strategy} at {ranks_text(row.ranks)}: {format_seconds(row.measured_s or 0.0)} measured"
+    if row.accuracy is None:
+        return f"{step}; {row.refused}."
+    more = [f"{format_seconds(row.step_s)} by the model, accuracy {percent(row.accuracy)}"]
+    if row.measured_memory_bytes and row.memory_bytes:
+        more.append(f"memory {row.measured_memory_bytes / row.memory_bytes:.2f} times the model's")
+    if row.measured_sent_bytes and row.sent_bytes:
+        more.append(f"bytes sent {row.measured_sent_bytes / row.sent_bytes:.2f} times the model's")
+    return f"{step}; {', '.join(more)}."
+
+
 def _shown(rows: Sequence[Row]) -> Iterator[Row]:
     """For people: of a strategy with several ways to group ranks its best; nothing that the network cannot have."""
     for _, those in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
@@ -218,6 +250,8 @@ def _named(row: Row) -> str:
 
 
 def _basis(row: Row) -> str:
+    if row.refused and row.measured_s is not None:
+        return "measured, no model"
     if row.refused:
         return "refused"
     if row.accuracy is not None:
@@ -227,13 +261,13 @@ def _basis(row: Row) -> str:
     return "ideal" if row.is_ideal else "model only"
 
 
-FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "phi", "fits")
+FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
 COLUMNS: tuple[Column[Row], ...] = (
     Column("ranks", "Ranks", lambda row: row.ranks),
     Column("strategy", "Strategy", lambda row: row.strategy, text=_named),
     Column("replicas", "", lambda row: row.replicas),
     *columns_of(Row, *FIGURES, of=lambda row: None if row.refused else row),
-    *columns_of(Row, "limit", "bound_by", "measured_s", "accuracy"),
+    *columns_of(Row, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"),
     Column("basis", "Known from", _basis),
     Column("remarks", "Remarks", lambda row: row.refused or "; ".join(row.notes)),
 )

@@ -38,7 +38,7 @@ from dlbench.units import format_bytes
 
 BUCKET_BYTES = 25 * 2**20  # Gradients that travel together: the default of DDP's bucket_cap_mb (torch.nn.parallel).
 PARTS_PER_STAGE = 4  # Of a batch in a pipeline: from there on its idle time is small (Huang et al., GPipe (2019)).
-AVERAGE_EVERY = 8  # Steps between two averages of local SGD.
+AVERAGE_EVERY = 8  # Updates between two averages of local SGD, where no run says otherwise.
 
 INNER = ("spatial", "pipeline", "filter", "channel", "tensor")  # Strategies that share a model, each next to data.
 STRATEGIES = (
@@ -69,7 +69,11 @@ class Row:
     memory_bytes: float = field(default=0.0, metadata=column("Memory", text=format_bytes))
     phi: float = 1.0  # Flows over links of the busiest level, of the groups that exchange most at once.
     fits: bool | None = None  # None: no limit is known.
-    measured_s: float | None = None  # The step as runs had it.
+    sent_bytes: float | None = field(default=None, metadata=column("Sent per rank", text=format_bytes))  # In a step.
+    measured_s: float | None = None  # The step as runs had it, and what they held and sent.
+    measured_memory_bytes: float | None = None
+    measured_sent_bytes: float | None = None
+    average_every: int = AVERAGE_EVERY  # Of local SGD.
     is_ideal: bool = False  # Of data sheets alone.
     notes: tuple[str, ...] = ()
 
@@ -127,6 +131,7 @@ class Case:
     chain: Chain | None = None  # As a run out of core measured it; None: blocks of the network.
     rates: TransferRates | None = None  # Likewise; None: blocks are recomputed, not swapped.
     rest_s: float = 0.0  # What a step has besides.
+    average_every: int = AVERAGE_EVERY  # Updates between two averages of local SGD.
 
     def at(self, ranks: int, batch: int) -> Self:
         """The same with so many ranks, and samples of a step."""
@@ -210,6 +215,9 @@ class Case:
         summed = Groups(self.layout, self.network, *((ranks, 1) if inner == "spatial" else (replicas, size)))
         sent, exposed = self._overlapped(model, summed)
         compute, held, notes = model.compute_s, model.memory_bytes, model.notes
+        # By rings, which send the least that there is: an all-reduce is a reduce-scatter and an all-gather.
+        once = WEIGHT_BYTES * self._weights * (1 - 1 / replicas)
+        bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "fsdp": 3 * once, "serial": 0.0}.get(name)
         update = self.times.update_s * sum(model.weights) / self._weights
         whole = WEIGHT_BYTES * self._weights
         if name == "zero-1":
@@ -221,8 +229,9 @@ class Case:
             update /= ranks
             held += 2 * largest - (2 + self.slots) * whole * (1 - 1 / ranks)
         elif name == "local-sgd":
-            sent = exposed = summed.seconds("allreduce", whole, WEIGHT_BYTES) / AVERAGE_EVERY
-            notes = (f"an average every {AVERAGE_EVERY} steps; what it does to the loss has no model",)
+            sent = exposed = summed.seconds("allreduce", whole, WEIGHT_BYTES) / self.average_every
+            bytes_sent = 2 * once / self.average_every
+            notes = (f"an average every {self.average_every} updates; what it does to the loss has no model",)
         elif name == "out-of-core":
             if self.memory_limit is None:
                 return replace(row, refused="it plans for a memory limit, and none is known")
@@ -245,6 +254,8 @@ class Case:
             exposed_s=model.communication_s + exposed,
             memory_bytes=held,
             phi=max(model.phi, summed.phi),
+            average_every=self.average_every,
+            sent_bytes=bytes_sent,
             fits=fits,
             notes=notes,
         )

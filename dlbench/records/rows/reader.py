@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
+from dlbench.lazy import np, npt
 from dlbench.opening import open_file, parse_json
 from dlbench.records.rows.format import CHECK, CODES, HEAD, MAX_CONTENT, MAX_HEADER, NOTE, ROWS
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     Rows = npt.NDArray[np.void]
     Values = npt.NDArray[np.generic]
 
@@ -65,8 +63,6 @@ class BlockReader:
         """Arrays of rows (structured, by the header's fields) and notes, in the order in which they were written.
         Raises IncompleteDataError: a block within the file is damaged, or the header's columns are.
         """
-        import numpy as np
-
         dtype = np.dtype(self.columns())
         for kind, content in self.contents(dtype.itemsize):
             yield self._note(content) if kind == NOTE else self._rows(content, dtype)
@@ -75,8 +71,6 @@ class BlockReader:
         """Some columns of all rows, each of shape (rows,), and all notes; much quicker than block by block. Raises
         IncompleteDataError: a block within the file is damaged, or the header's columns are.
         """
-        import numpy as np
-
         columns = self.columns()
         size = np.dtype(columns).itemsize
         stretches = _stretches(columns, names)
@@ -154,8 +148,6 @@ class BlockReader:
         return note
 
     def _rows(self, content: bytes, dtype: np.dtype[np.void]) -> Rows:
-        import numpy as np
-
         turned = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
         rows: Rows = np.array(turned.T, order="C").view(dtype).reshape(-1)
         for name in self.header["delta"]:
@@ -164,8 +156,6 @@ class BlockReader:
 
     def values(self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, offset: int) -> Values:
         """Columns of one type side by side, shape (columns, rows), of `turned`: (blocks, bytes of a row, rows)."""
-        import numpy as np
-
         dtype = np.dtype(kind)
         shape = len(turned), len(names), dtype.itemsize, turned.shape[2]
         some = turned[:, offset : offset + len(names) * dtype.itemsize, :].reshape(shape)
@@ -196,8 +186,6 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
     Quicker than file by file where files are small; all of them are held at once. Notes are passed over. Raises
     IncompleteDataError: a block within a file is damaged, or a header's columns are.
     """
-    import numpy as np
-
     first = readers[0]
     columns, delta = first.columns(), first.header["delta"]
     if any(reader.columns() != columns or reader.header["delta"] != delta for reader in readers):

@@ -14,13 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import DlbenchError, IncompleteDataError, RunError, refused
+from dlbench.lazy import np, npt
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader, read_alike
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from dlbench.records.rows.reader import Rows, Values
 
 STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 1
@@ -48,8 +46,6 @@ LAUNCH_FIELDS: tuple[tuple[str, str], ...] = tuple((f"launch_{phase}_ns", "<i8")
 
 def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
     """The numpy layout of one record; `launches`: with what only GPUs have."""
-    import numpy as np
-
     return np.dtype([*FIELDS, *(LAUNCH_FIELDS if launches else ())])
 
 
@@ -184,8 +180,6 @@ def read_steps(path: Path) -> StepFile:
 
 
 def _joined(blocks: Sequence[Rows], kind: np.dtype[np.void]) -> Rows:
-    import numpy as np
-
     # Not `concatenate`, which compares the fields of all arrays with each other.
     steps = np.empty(sum(len(block) for block in blocks), dtype=kind)
     end = 0

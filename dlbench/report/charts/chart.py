@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+from dlbench.lazy import alt
 from dlbench.report.charts.style import SUBTITLE_PIXELS
 from dlbench.report.table import Sheet, TextTable, text_sheet
 from dlbench.report.wording import clean
@@ -83,8 +84,6 @@ def finish(
 
 def tooltips(titles: Mapping[str, str]) -> list[Any]:
     """What a mark says under the pointer: fields, which are texts, or `step:Q`, or `share:Q:.1%`, and their titles."""
-    import altair as alt
-
     found = []
     for field, title in titles.items():
         name, _, rest = field.partition(":")

@@ -114,6 +114,8 @@ def to_html(document: Document) -> str:
     }
     scripts = [_script(svg.script_bundle())] if specs else []
     scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
+    digests = [_base64(hashlib.sha256(str(script).encode("utf-8")).digest()) for script in scripts]
+    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         _environment()
         .get_template("document.html.j2")
@@ -130,7 +132,8 @@ def to_html(document: Document) -> str:
             specs=_json_block({"config": CONFIG, "charts": specs, "tables": tables}),
             style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
             scripts=scripts,
-            policy=_policy(scripts),
+            policy=f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
+            "base-uri 'none'; form-action 'none'",
         )
     )
 
@@ -320,15 +323,6 @@ def _trusted(text: str) -> Markup:
 def _script(source: str) -> Markup:
     """A script as it stands between its tags: nothing in it can end the element early."""
     return _trusted(re.sub(r"<(?=/script|!--)", r"\\x3c", source, flags=re.IGNORECASE))
-
-
-def _policy(scripts: list[Markup]) -> str:
-    digests = [_base64(hashlib.sha256(str(script).encode("utf-8")).digest()) for script in scripts]
-    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return (
-        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _json_block(value: Any) -> Markup:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from dlbench.report.document import Card, Document, Section
-from dlbench.report.table import Sheet, TextTable
+from dlbench.report.table import Sheet
 from dlbench.report.wording import harmless
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$])")
@@ -89,19 +89,14 @@ def _sheet(sheet: Sheet[object], level: int) -> Iterator[str]:
         return
     yield f"{'#' * min(level, MAX_LEVEL)} {escape(sheet.title)}"
     yield ""
-    yield from table_lines(table)
-    yield ""
-    if sheet.caption:
-        yield f"*{escape(sheet.caption)}*"
-        yield ""
-
-
-def table_lines(table: TextTable) -> Iterator[str]:
-    """A table alone."""
     yield "| " + " | ".join(map(escape, table.header)) + " |"
     yield "|" + " --- |" * len(table.header)
     for row in table.rows:
         yield "| " + " | ".join(escape(str(cell)) for cell in row.cells) + " |"
+    yield ""
+    if sheet.caption:
+        yield f"*{escape(sheet.caption)}*"
+        yield ""
 
 
 def _paragraphs(texts: Iterable[str]) -> Iterator[str]:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
+from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import network_factors
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.exchange import (
@@ -40,12 +40,6 @@ from dlbench.specs.comm import NetworkModel
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.pairing import SEED
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Array = npt.NDArray[np.float64]
-
 _NORMAL = NormalDist().inv_cdf(0.975)
 
 
@@ -65,8 +59,6 @@ def forecast(
     """The throughput to expect if the exchange of a run were changed. `exchange`: on the wire, as measured, seconds per
     step; `step`: mean, seconds. Where the run or the network does not hold enough: what is missing, in words.
     """
-    import numpy as np
-
     draws = len(network.draws)
     ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=new.group_size)
 
@@ -112,8 +104,6 @@ def forecast(
 
 def _price(network: NetworkModel, result: ExchangeResult, ranks: int, way: Way) -> tuple[Price, str]:
     """What messages cost, and what they are priced as."""
-    import numpy as np
-
     # The line of the carrier's own all-reduce at this rank count, which a flat exchange of fp32 calls.
     measured = (one for one in network.collectives if (one.name, one.ranks) == (f"{result.carrier} flat", ranks))
     line = next(measured, None) if (way.exchange, way.wire) == ("flat", "fp32") else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import EXCHANGE_PHASE
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish, short, tooltips
 from dlbench.report.charts.shapes import Axis, Series, stacked
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
@@ -322,8 +323,6 @@ def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
 
 
 def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
-    import altair as alt
-
     # Losses, the largest first, then gains, the largest last; nothing that is printed as 0.0.
     shares = (one for one in point.causes if one.is_measured and round(100 * one.lost.value, 1))
     drawn = sorted(shares, key=lambda one: (one.lost.value < 0, -abs(one.lost.value)))
@@ -409,8 +408,6 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
 
 
 def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
-    import altair as alt
-
     rows: Rows = [
         {
             "place": place_of(point),

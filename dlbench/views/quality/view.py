@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
@@ -128,8 +129,6 @@ def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> 
     """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
     if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
         return []
-    import altair as alt
-
     metric = found.metric_title[0].upper() + found.metric_title[1:]
     axes: tuple[tuple[Axis, str, str], ...] = (
         ("samples", "samples", f"{group.sample_unit} trained"),
@@ -260,7 +259,18 @@ class QualityView(GroupView):
             _factors_sheet(found),
             _account_sheet(found),
             _trained_sheet(group, found),
-            *([_batches_sheet(found)] if len(found.batches) > 1 else []),
+            *(
+                [
+                    Sheet(
+                        name="quality-batches",
+                        title="What each global batch needs",
+                        columns=BATCH_COLUMNS,
+                        rows=found.batches,
+                    )
+                ]
+                if len(found.batches) > 1
+                else []
+            ),
             _evaluations_sheet(found),
         )
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
@@ -432,13 +442,6 @@ BATCH_COLUMNS: tuple[Column[BatchPoint], ...] = (
         lambda batch: None if batch.against_smallest is None else f"{batch.against_smallest:.2f}x",
     ),
 )
-
-
-def _batches_sheet(found: Quality) -> Sheet[BatchPoint]:
-    """Statistical efficiency: what each global batch needs."""
-    return Sheet(
-        name="quality-batches", title="What each global batch needs", columns=BATCH_COLUMNS, rows=found.batches
-    )
 
 
 def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:

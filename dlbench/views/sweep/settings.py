@@ -183,13 +183,9 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
     for run in runs:
         record, causes = run.record, table.causes.get(run.plan.run_id)
         assert record is not None
-        held = [one.held.peak if one.held is not None else one.peak_memory_bytes for one in record.ranks]
-        on_gpu = record.ranks[0].device.startswith("cuda")
-        if all(one.held is not None or on_gpu for one in record.ranks):
-            found["memory_bytes"] += [max(one or 0 for one in held)]
-        sent = record.exchange and (record.exchange.bytes_inside, record.exchange.bytes_across)
-        if sent and sent != (None, None):
-            found["step_bytes"].append(sum(one or 0.0 for one in sent))
+        sent = None if record.exchange is None else record.exchange.sent_bytes
+        for name, value in (("memory_bytes", record.held_bytes), ("step_bytes", sent)):
+            found[name] += [] if value is None else [value]
         if causes is not None and "gather" not in causes.not_measured:
             found["gather_s"].append(causes.seconds["gather"])
     return {name: median(values) if values else None for name, values in found.items()}

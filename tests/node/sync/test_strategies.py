@@ -33,12 +33,14 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.strategies import strategy_problem
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of
 from tests.support.volumes import write_volumes
 
-ALIKE = ("--ranks", "2", "--repeats", "1", "--preset", "ci", "--set", "measure.warmup_steps=3")
+SHORT = ("--ranks", "2", "--repeats", "1", "--preset", "ci", "--set", "watch.sampler=false")
+ALIKE = (*SHORT, "--set", "measure.warmup_steps=3")
 TRAINED = {"measure.measured_steps": 2, "train.gradient_accumulation": 2, "checkpoint.every_steps": 5}
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
@@ -57,19 +59,12 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 
 
 TO_QUALITY = (
-    *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "train.batch_per_rank=5"),
-    *(
-        "--set",
-        "quality.target=0.0001",
-        "--set",
-        "quality.max_epochs=2.0",
-        "--set",
-        "quality.evaluate_every_epochs=0.5",
-    ),
-    *("--set", "model.dropout=0.0"),
+    *(*SHORT, "--to-accuracy", "--set", "train.batch_per_rank=5"),
+    *("--set", "quality.target=0.0001", "--set", "quality.max_epochs=2.0"),
+    *("--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
 )
 OF_TEXT = (
-    *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "quality.target=0.9"),
+    *(*SHORT, "--to-accuracy", "--set", "quality.target=0.9"),
     *("--set", "quality.max_samples=128", "--set", "quality.evaluate_every_samples=64"),
     *("--set", "quality.evaluate_samples=37", "--set", "train.batch_per_rank=4"),
 )
@@ -219,6 +214,16 @@ def test_training_starts_from_the_same_parameters_under_every_strategy(trained: 
     for run in trained.values():
         digests = {rank.initial_parameters_sha256 for rank in record(run).ranks}
         assert digests == {record(trained["ddp"]).ranks[0].initial_parameters_sha256}
+
+
+def test_shards_by_node_are_refused_where_a_node_holds_one_replica(trained: Mapping[str, Run]) -> None:
+    plan = trained["tensor"].plan
+    by_node = plan.engine.model_copy(
+        update={"fsdp": plan.engine.fsdp.model_copy(update={"shard_ranks": "node", "tensor_ranks": 2})}
+    )
+    parts = (plan.workload, by_node, plan.sync, plan.measure)
+    assert strategy_problem(*parts, ranks=8, ranks_per_node=4) is None
+    assert "nothing is sharded inside it" in str(strategy_problem(*parts, ranks=8, ranks_per_node=2))
 
 
 def test_sizes_are_those_of_whole_parameters(trained: Mapping[str, Run]) -> None:
@@ -399,9 +404,11 @@ def test_ranks_that_share_layers_train_as_ddp_and_send_the_bytes_of_the_formula(
     run, found = trained["tensor"], record(trained["tensor"])
     assert (run.plan.strategy, run.plan.ranks_per_replica) == ("tensor", 2)
     assert [rank.samples for rank in found.ranks] == [2 * 8, 2 * 8]
-    assert found.data["num_samples"] == 2 * record(trained["ddp"]).data["num_samples"]  # of both ranks' pools
+    assert found.data == record(trained["ddp"]).data
     assert found.exchange is not None
-    assert {(one.method, one.num_bytes) for one in found.exchange.messages} == {("all-reduce", 8 * 64 * 128 * 4)}
+    assert {(one.method, one.num_bytes) for one in found.exchange.messages} == {
+        ("all-reduce of activations", 8 * 64 * 128 * 4)
+    }
     assert len(found.exchange.messages) == 4 * 2 * 2
     assert (found.exchange.bytes_inside, found.exchange.bytes_across) == (4 * 2 * 16 * 64 * 128 * 4, 0)
     proof = {one.key: one for one in found.settings}["engine.fsdp.tensor_ranks"]

@@ -72,7 +72,7 @@ class FsdpEngine(TorchRanks):
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._whole = {name: parameter.numel() for parameter, name in names.items()}
-        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward)
+        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward, self.beat)
         if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
             self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
             self._tensor.divide(model)
@@ -215,6 +215,9 @@ class FsdpEngine(TorchRanks):
         else:
             self._watch.close()
 
+    def watch_memory(self, on: bool) -> None:
+        self._watch.awaits_release = on and self._device.type == "cpu"
+
     def message_spans(self) -> list[MessageSpan]:
         return self._watch.spans()
 
@@ -301,7 +304,7 @@ class FsdpEngine(TorchRanks):
                 Message(
                     num_bytes=one.num_bytes,
                     num_tensors=one.num_tensors,
-                    method=one.method,
+                    method=f"{one.method} of activations" if one.of_activations else one.method,
                     ready_s=ready,
                     start_s=ready,
                     exchange_s=statistics.median(between(way.begin, way.end) for _, way in ways) if ways else None,
@@ -352,13 +355,13 @@ class FsdpEngine(TorchRanks):
 
     @property
     def _wrapped(self) -> str:
-        return "blocks" if len(self._modules) > 1 else "network"
+        return "layers" if not self._modules else "blocks" if len(self._modules) > 1 else "network"
 
     @property
     def _wire_seen(self) -> str:
-        """The format in which gradients were summed, by the bytes of it; none where no gradient is."""
+        """The format in which gradients were summed, by the bytes of it; that of gradients where none is sent."""
         if not self._modules:
-            return "none"
+            return "fp32"
         scattered = sum(one.num_bytes for one in self._watch.last if one.method == SCATTER)
         elements = sum(map(self._padded, self._shapes.values()))
         return {2: "bf16", 4: "fp32"}.get(scattered // max(1, elements), "unknown")

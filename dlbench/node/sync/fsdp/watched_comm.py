@@ -9,6 +9,7 @@ leave while those before are still under way: there, and around each collective,
 from __future__ import annotations
 
 import statistics
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -71,9 +72,12 @@ class CommWatch:
     known from the step before; where it was not, `finish` calls it.
     """
 
-    def __init__(self, device: torch.device, mark_backward: Callable[[], None]) -> None:
+    def __init__(
+        self, device: torch.device, mark_backward: Callable[[], None], beat: Callable[[str], None] = lambda what: None
+    ) -> None:
+        """`beat`: hears where this rank stands, before and after each collective."""
         self.clock = clock_for(device)
-        self.is_open = False
+        self.is_open = self.awaits_release = False
         self.steps: list[WatchedCalls] = []  # Of the window.
         self.last: list[Call] = []  # Of the last whole step, moments or not.
         self.bytes_of_steps: Counter[int] = Counter()  # What the ranks sent in each step, and in how many steps;
@@ -81,7 +85,7 @@ class CommWatch:
         self._seconds: dict[tuple[str, Phase], float] = defaultdict(float)
         self.measured = 0  # Steps since the window closed.
         self._now = WatchedCalls()
-        self._mark_backward, self._is_marked = mark_backward, False
+        self._mark_backward, self._is_marked, self._beat = mark_backward, False, beat
         self._scatters = self._expected = 0
         self._is_paused = False
         self._hooks: list[Any] = []
@@ -106,8 +110,16 @@ class CommWatch:
         if noted.phase == "backward" and self._is_marked:
             noted.phase = "exchange"
         self._now.calls.append(noted)
+        which = f"{noted.method} of {noted.module or 'the network'}"
+        self._beat(f"it entered the {which}, which other ranks did not")
         found = call()
+        if self.awaits_release and found is not None:
+            # Gloo's thread has its own hold on the message for a while. What it releases last, torch's profiler misses.
+            found.wait()
+            time.sleep(2e-3)
+            found = None
         noted.end = self._mark()
+        self._beat(f"the {which}")
         return found
 
     def all_reduced(self, module: str, num_tensors: int, ranks: int) -> Callable[[torch.Tensor], None]:
@@ -285,7 +297,7 @@ class _AllGather(DefaultAllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        call = partial(super().__call__, output_tensor, input_tensor, group, async_op)
+        call = partial(super().__call__, output_tensor, input_tensor, group, async_op or self._watch.awaits_release)
         return self._watch.carry(call, output_tensor, group, method=GATHER, phase=_pass(), **self._what)
 
 
@@ -296,5 +308,5 @@ class _ReduceScatter(DefaultReduceScatter):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
-        call = partial(super().__call__, output_tensor, input_tensor, group, op, async_op)
+        call = partial(super().__call__, output_tensor, input_tensor, group, op, async_op or self._watch.awaits_release)
         return self._watch.carry(call, input_tensor, group, method=SCATTER, phase="backward", **self._what)

@@ -1,0 +1,197 @@
+"""FSDP apart from what tests/node/sync/test_strategies.py trains: what is refused, what is told, four ranks, a hang."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import secrets
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.jobs.scripts.launch import local_environments, resolve
+from dlbench.node import __main__ as node
+from dlbench.node.models.build import build_model
+from dlbench.node.sync.fsdp.engine import blocks_of
+from dlbench.node.sync.fsdp.watched_comm import SCATTER, CommWatch
+from dlbench.records.folder import create, prepare_output
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run, scan
+from dlbench.specs.plan import RunPlan
+from tests.support.forked_runs import planned
+from tests.support.forks import run_ranks
+from tests.support.run_factory import record_of
+
+ALIKE = ("--repeats", "1", "--preset", "ci", "--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=2")
+
+
+def plan_of(*words: str, out: Path = Path("runs")) -> RunPlan:
+    (plan,), _ = planned(*words, *ALIKE, "--out", out)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (["train.compile=default"], "train.compile does not go with it"),
+        (["train.recompute=blocks"], "train.recompute and train.swap do"),
+        (["train.optimizer_state=host"], "try engine.fsdp.offload"),
+        (["measure.noise_scale=true"], "measure.noise_scale"),
+        (["sync.exchange=hierarchical", "sync.group_size=2"], "sync.exchange hierarchical"),
+        (["sync.exchange=none"], "sync.exchange none"),
+        (["sync.fusion=64MiB"], "sync.fusion 64MiB"),
+        (["sync.average_every=2"], "sync.average_every"),
+        (["sync.wire=topk"], "sync.wire topk"),
+        (["sync.wire=powersgd"], "sync.wire powersgd"),
+        (["sync.wire=fp16"], "sums fp32 or bf16"),
+        (["sync.wire=bf16", "train.gradient_accumulation=2"], "sums the parts of a batch in bf16"),
+        (["train.optimizer.implementation=fused"], "fused of lamb .*: norms of whole tensors"),
+        (["train.precision=fp16", "engine.fsdp.offload=true"], "agree on overflows"),
+        (["engine.fsdp.shard_ranks=node"], "engine.fsdp.shard_ranks: has no effect .*: the ranks of one node"),
+        (["engine.fsdp.wrap=network", "engine.fsdp.prefetch=2"], "engine.fsdp.prefetch: has no effect"),
+        (["engine.ddp.backend=gloo"], "engine.ddp.backend: has no effect"),
+        (["sync.group_size=2"], "sync.group_size: has no effect"),
+    ],
+)
+def test_what_does_not_go_with_sharding_is_refused_with_the_reason(settings: list[str], why: str) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    with pytest.raises(UserError, match=why):
+        plan_of("bert", "--engine", "fsdp", "--ranks", "4", *words)
+
+
+def test_settings_of_sharding_act_where_something_is_sharded() -> None:
+    for words in (("--engine", "ddp", "--ranks", "2"), ("--engine", "fsdp", "--ranks", "1")):
+        with pytest.raises(UserError, match=r"engine.fsdp.shard: has no effect"):
+            plan_of("bert", *words, "--set", "engine.fsdp.shard=gradients")
+
+
+@pytest.mark.parametrize(("workload", "num"), [("bert", 2), ("resnet50", 16), ("cosmoflow", 8), ("paced", 4)])
+def test_networks_name_their_blocks_in_the_order_of_computing(workload: str, num: int) -> None:
+    model = build_model(plan_of(workload, "--engine", "fsdp", "--ranks", "2").workload.model)
+    blocks = blocks_of(model)
+    assert len(blocks) == num
+    shared = Counter(id(parameter) for block in blocks for parameter in block.parameters())
+    assert set(shared.values()) == {1}
+    assert all(any(True for _ in block.parameters()) for block in blocks)
+    assert [module for module in model.modules() if module in blocks] == blocks
+    assert blocks_of(nn.Linear(2, 2)) == []
+
+
+def test_a_torch_that_moved_its_hooks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._fully_shard._fsdp_collectives", None)
+    monkeypatch.delitem(sys.modules, "dlbench.node.sync.fsdp.watched_comm")
+    with pytest.raises(EnvironmentLacksError, match=rf"torch {torch.__version__.split('+')[0]}"):
+        importlib.import_module("dlbench.node.sync.fsdp.watched_comm")
+
+
+def test_the_end_of_the_backward_pass_is_the_last_scatter_of_the_step_before() -> None:
+    class Group:
+        def size(self) -> int:
+            return 2
+
+    marks: list[int] = []
+    done: list[str] = []
+    watch = CommWatch(torch.device("cpu"), lambda: marks.append(len(done)))
+    watch.close()
+    for scatters in (3, 3, 2, 3):
+        done.clear()
+        for number in range(scatters):
+            what: dict[str, Any] = {"method": SCATTER, "phase": "backward", "module": str(number), "num_tensors": 1}
+            watch.carry(lambda: done.append("one"), torch.zeros(6), Group(), **what)
+        watch.finish()
+        watch.end_step()
+    # Not known in the first step; one more or less than in the step before is marked at the end, or too early.
+    assert marks == [3, 2, 2, 1]
+    assert [(one.phase, one.sent_bytes) for one in watch.last] == [("backward", 12), *[("exchange", 12)] * 2]
+
+
+def started(function: Any, plans: list[RunPlan], out: Path) -> tuple[list[int], list[str], list[Run]]:
+    """Exit codes and words of the ranks that train the plans in turn, and their runs."""
+    root = prepare_output(out)
+    folders = [create(root, plan) for plan in plans]
+    environments = [resolve(one) for one in local_environments(plans[0], secrets.token_hex(8))]
+    codes, said = run_ranks(function, [str(folder.plan) for folder in folders], environments, out.parent)
+    found = {run.plan.run_id: run for run in scan(root).runs}
+    return codes, said, [found[plan.run_id] for plan in plans]
+
+
+def in_turn(arguments: list[str]) -> int:
+    return max(node.main([path]) for path in arguments)
+
+
+def on_two_nodes(arguments: list[str]) -> int:
+    """As if each pair of ranks had a node of its own."""
+    whole = node.detect
+
+    def detect(plan: Any) -> Any:
+        place = whole(plan)
+        rank = place.rank
+        return dataclasses.replace(place, local_rank=rank % 2, local_size=2, node_rank=rank // 2, num_nodes=2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node, "detect", detect)
+        return in_turn(arguments)
+
+
+@pytest.mark.nightly
+def test_copies_on_each_node_train_as_ddp_does_and_sum_across(tmp_path: Path) -> None:
+    words = ("bert", "--ranks", "4")
+    ddp, plan = (plan_of(*words, "--engine", engine, out=tmp_path) for engine in ("ddp", "fsdp"))
+    fsdp = plan.engine.fsdp.model_copy(update={"shard_ranks": "node"})  # which one node is refused
+    plan = plan.model_copy(update={"engine": plan.engine.model_copy(update={"fsdp": fsdp})})
+    codes, said, runs = started(on_two_nodes, [ddp, plan], tmp_path / "runs")
+    assert codes == [0] * 4, said[0][-4000:]
+    one, other = (read_steps(run.folder.steps(3)).steps["loss"] for run in runs)
+    assert other == pytest.approx(one, rel=1e-5)
+    record = record_of(runs[1])
+    found, model = record.exchange, build_model(plan.workload.model)
+    assert found is not None
+    blocks = sum(parameter.nbytes for block in blocks_of(model) for parameter in block.parameters())
+    rest = record.gradient_bytes - blocks
+    # Half of each gather and scatter to the neighbour; a ring of two sends a share of half the gradients across.
+    assert (found.bytes_inside, found.bytes_across) == ((3 * blocks + 2 * rest) / 2, record.gradient_bytes / 2)
+    assert (found.exchange, found.num_groups, found.group_size) == ("hierarchical", 2, 2)
+    assert {one.key: one.effective for one in record.settings}["engine.fsdp.shard_ranks"] == "node"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("workload", "optimizer"), [("resnet50", "sgd"), ("resnet50", "lars"), ("cosmoflow", "sgd")])
+def test_other_networks_and_optimizers_train_as_under_ddp(workload: str, optimizer: str, tmp_path: Path) -> None:
+    words = (workload, "--ranks", "2", "--set", f"train.optimizer.name={optimizer}")
+    plans = [plan_of(*words, "--engine", engine, out=tmp_path) for engine in ("ddp", "fsdp")]
+    codes, said, runs = started(in_turn, plans, tmp_path / "runs")
+    assert codes == [0, 0], said[0][-4000:]
+    one, other = (read_steps(run.folder.steps(0)).steps["loss"] for run in runs)
+    assert other == pytest.approx(one, rel=1e-5)
+
+
+def missing_one(arguments: list[str]) -> int:
+    """Rank 1 stands still instead of entering its eighth reduce-scatter."""
+    carry, seen = CommWatch.carry, Counter[str]()
+
+    def stand(self: CommWatch, *args: Any, **what: Any) -> Any:
+        seen[what["method"]] += 1
+        if node.os.environ["DLBENCH_RANK"] == "1" and seen[SCATTER] == 8:
+            threading.Event().wait()
+        return carry(self, *args, **what)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CommWatch, "carry", stand)
+        return in_turn(arguments)
+
+
+@pytest.mark.nightly
+def test_a_collective_that_a_rank_does_not_enter_is_named_by_the_watchdog(tmp_path: Path) -> None:
+    plan = plan_of("bert", "--engine", "fsdp", "--ranks", "2", "--set", "measure.stall_timeout_s=10", out=tmp_path)
+    codes, said, (run,) = started(missing_one, [plan], tmp_path / "runs")
+    assert codes == [124, 124]
+    assert run.state == "failed"
+    assert "no progress for 10 s after it entered the reduce-scatter of layers.0" in run.detail
+    assert "stand" in said[1]

@@ -1,0 +1,174 @@
+"""Sharded and tensor-parallel training over four ranks, of networks with batch norm, and when a rank is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from dlbench.errors import ExitCode
+from dlbench.jobs.scripts.launch import local_environments, resolve
+from dlbench.node import __main__ as node
+from dlbench.node.ranks import RankPlace, detect
+from dlbench.records.folder import create, prepare_output
+from dlbench.records.rows.steps import read_steps
+from dlbench.records.scan import Run, read_run, scan
+from dlbench.records.status import PEER_MARK
+from dlbench.specs.plan import RunPlan
+from tests.node.sync import test_strategies
+from tests.node.sync.test_strategies import every_plan
+from tests.support.forked_runs import planned
+from tests.support.forks import run_ranks
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
+STEPS = 4
+SHORT = (
+    *("--preset", "ci", "--repeats", "1", "--set", "watch.sampler=false", "--set", "measure.warmup_steps=2"),
+    *("--set", f"measure.measured_steps={STEPS - 2}", "--set", f"checkpoint.every_steps={STEPS}"),
+    *("--set", "train.optimizer.learning_rate=0.001", "--set", "train.optimizer.learning_rate_scaling=none"),
+)
+FSDP = ("--engine", "fsdp")
+ZERO = ("--engine", "ddp", "--set", "engine.ddp.shard_optimizer=true")
+TENSOR = (*FSDP, "--set", "engine.fsdp.tensor_ranks=2")
+BY_NODE = (*FSDP, "--set", "engine.fsdp.shard_ranks=node")
+FOUR = {
+    "ddp": ("--engine", "ddp"),
+    "shares by node": BY_NODE,
+    "shares by node, gradients": (*BY_NODE, "--set", "engine.fsdp.shard=gradients"),
+    "two dimensions": TENSOR,
+    "zero-1": ZERO,
+}
+# In a start of its own: torch remembers a mesh by its form, and with it groups of the run before in this process.
+EIGHT = {"ddp": ("--engine", "ddp"), "three dimensions": (*TENSOR, *BY_NODE)}
+
+
+def trained(
+    folder: Path, plans: Mapping[str, RunPlan], rank: Callable[[list[str]], int] = every_plan, *, reads: bool = False
+) -> tuple[dict[str, Run], list[Path]]:
+    """Valid runs of plans of equally many ranks; where asked for, each then reads the checkpoint of each, and the
+    files that say what differs. `rank`: what a rank does.
+    """
+    root, again = prepare_output(folder / "runs"), prepare_output(folder / "again")
+    folders = [create(root, plan) for plan in plans.values()]
+    lines = [f"TRAIN {one.plan}" for one in folders]
+    reading = [create(again, plan).plan for plan in plans.values()] if reads else []
+    lines += [f"READ {path} {' '.join(str(one.checkpoint(STEPS)) for one in folders)}" for path in reading]
+    codes, said = run_ranks(rank, lines, environments(next(iter(plans.values()))), folder)
+    assert set(codes) == {0}, "\n".join(text[-4000:] for text in said)
+    found = {run.plan.run_id: run for run in scan(root).runs}
+    return {name: found[plan.run_id] for name, plan in plans.items()}, [
+        path.with_name("differing.json") for path in reading
+    ]
+
+
+def environments(plan: RunPlan) -> list[dict[str, str]]:
+    return [resolve(one) for one in local_environments(plan, secrets.token_hex(8))]
+
+
+def on_two_nodes(arguments: list[str]) -> int:
+    """`every_plan` of a rank that takes this machine for two nodes, of half of the ranks each."""
+
+    def place(plan: RunPlan) -> RankPlace:
+        found = detect(plan)
+        node_rank, local_rank = divmod(found.rank, found.size // 2)
+        return replace(found, node_rank=node_rank, local_rank=local_rank, local_size=found.size // 2, num_nodes=2)
+
+    with patch.object(node, "detect", place), patch.object(test_strategies, "detect", place):
+        return every_plan(arguments)
+
+
+def losses(run: Run) -> list[float]:
+    """Of each step, the mean over ranks."""
+    each = [read_steps(run.folder.steps(rank)).steps["loss"].tolist() for rank in range(run.plan.layout.ranks)]
+    return [fmean(step) for step in zip(*each, strict=True)]
+
+
+def require_same(runs: Mapping[str, Run]) -> None:
+    """Losses of each step, and what the checkpoint after the last one holds, are those of DDP."""
+    expected, held = losses(runs["ddp"]), load_file(runs["ddp"].folder.checkpoint(STEPS))
+    assert len(set(expected)) == STEPS
+    for name, run in runs.items():
+        assert (name, run.state) == (name, "valid")
+        assert losses(run) == pytest.approx(expected, rel=1e-5), name
+        found = load_file(run.folder.checkpoint(STEPS))
+        assert found.keys() == held.keys(), name
+        for key, tensor in held.items():
+            scale = float(tensor.abs().max()) if tensor.numel() else 0.0
+            assert torch.allclose(found[key], tensor, rtol=1e-5, atol=1e-5 * max(scale, 1.0)), (name, key)
+
+
+@pytest.mark.parametrize(("ranks", "strategies"), [(4, FOUR), (8, EIGHT)], ids=["4", "8"])
+def test_ranks_on_two_nodes_share_by_node_and_by_layer(
+    tmp_path: Path, ranks: int, strategies: Mapping[str, tuple[str, ...]]
+) -> None:
+    """The mathematics of DDP, and each reads each other's checkpoint bit for bit."""
+    plans = {
+        name: planned("bert", *SHORT, "--ranks", str(ranks), *words, "--out", tmp_path)[0][0]
+        for name, words in strategies.items()
+    }
+    runs, differing = trained(tmp_path, plans, on_two_nodes, reads=True)
+    require_same(runs)
+    assert [json.loads(path.read_text()) for path in differing] == [[[]] * len(plans)] * len(plans)
+
+
+@pytest.mark.parametrize("workload", ["resnet50", "cosmoflow"])
+def test_networks_of_convolutions_train_alike(tmp_path: Path, workload: str) -> None:
+    """ResNet's batch norm keeps its statistics on each rank until a checkpoint averages them."""
+    plans = {
+        name: planned(workload, *SHORT, "--ranks", "2", *words, "--out", tmp_path)[0][0]
+        for name, words in {"ddp": ("--engine", "ddp"), "fsdp": FSDP, "zero-1": ZERO}.items()
+    }
+    require_same(trained(tmp_path, plans)[0])
+
+
+def lost(arguments: list[str]) -> int:
+    """One rank. The second leaves out, or never comes back from, its third sum of squares over ranks."""
+    plan, what = arguments
+    if os.environ["DLBENCH_RANK"] == "1":
+        calls, real = 0, dist.all_reduce
+
+        def third(*given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls != 3:
+                return real(*given, **named)
+            return threading.Event().wait() if what == "hangs" else None
+
+        dist.all_reduce = third
+    return node.main([plan])
+
+
+@pytest.mark.parametrize("what", ["skips", "hangs"])
+def test_a_rank_that_leaves_a_collective_out_ends_all(tmp_path: Path, what: str) -> None:
+    """One that goes on to the next: Gloo refuses to take that for the one before. One that stays away: each rank's
+    watchdog says where it stands.
+    """
+    (plan,), _ = planned(
+        *("bert", *SHORT, "--ranks", "2", *FSDP, "--set", "measure.stall_timeout_s=15", "--out", tmp_path)
+    )
+    folder = create(prepare_output(tmp_path / "runs"), plan)
+    codes, said = run_ranks(lost, [str(folder.plan), what], environments(plan), tmp_path)
+    if what == "skips":
+        assert sorted(codes) == [-signal.SIGABRT, int(ExitCode.RUN_FAILED)]
+        assert any("Is there a distributed collective mismatch" in text for text in said)
+        assert any(PEER_MARK in text for text in said)
+        return
+    assert codes == [int(ExitCode.TIMEOUT)] * 2
+    # An update has two: for clipping, and for LAMB's norms.
+    assert all("after the exchange of step 1 (" in status.reason for status in read_run(folder.path).statuses)
+    assert "in all_reduce" in said[0]
+    assert "in third" in said[1]
