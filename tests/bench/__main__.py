@@ -85,6 +85,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     **{f"truth.{name}": figures for name, figures in truth.SUBJECTS.items()},
     "truth.projection-quick": truth.projection.quick,
     "strategies.local-sgd": strategies.local_sgd,
+    "strategies.memory": strategies.sharded_memory,
 }
 """Of areas; measured only when named."""
 
