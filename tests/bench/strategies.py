@@ -47,7 +47,8 @@ def sharded_memory() -> Iterator[Figure]:
             unit="times",
             goal="within 10 %",
             met=abs(ratio * measured["ddp"] / measured["fsdp"] - 1) <= 0.1,
-            reason=f"measured {' over '.join(format_bytes(measured[one]) for one in ('fsdp', 'ddp'))}; predicted {ratio:.3f}",
+            reason=f"measured {' over '.join(format_bytes(measured[one]) for one in ('fsdp', 'ddp'))}, "
+            f"predicted {ratio:.3f}",
         )
 
 
