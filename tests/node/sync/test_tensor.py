@@ -11,8 +11,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dlbench.errors import UserError
 from dlbench.jobs.scripts.launch import local_environments, resolve
@@ -21,6 +26,7 @@ from dlbench.records.folder import create, prepare_output
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.strategies import strategy_problem
 from tests.node.sync.test_strategies import every_plan
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
@@ -47,6 +53,15 @@ def test_what_cannot_share_layers_is_refused_by_name(workload: str, words: tuple
         planned(workload, "--preset", "ci", "--ranks", "2", *SHARED, *words)
 
 
+@pytest.mark.parametrize(("per_node", "is_refused"), [(2, True), (4, False)])
+def test_shards_within_nodes_need_two_replicas_a_node(per_node: int, is_refused: bool) -> None:
+    plan: RunPlan = planned("bert", "--preset", "ci", "--ranks", "2", *SHARED)[0][0]
+    engine = plan.engine.model_copy(update={"fsdp": plan.engine.fsdp.model_copy(update={"shard_ranks": "node"})})
+    parts = (plan.workload, engine, plan.sync, plan.measure)
+    problem = strategy_problem(*parts, ranks=2 * per_node, ranks_per_node=per_node)
+    assert ("engine.fsdp.shard_ranks node does not go with it" in (problem or "")) == is_refused
+
+
 def test_heads_draw_dropout_of_their_own_and_whole_tensors_the_same() -> None:
     plan: RunPlan = planned("bert", "--preset", "ci", "--ranks", "2", *SHARED)[0][0]
     attention, drawn = nn.Dropout(0.5), []
@@ -65,6 +80,23 @@ def test_heads_draw_dropout_of_their_own_and_whole_tensors_the_same() -> None:
     assert torch.equal(second, again)
     assert torch.equal(first[::2], second[::2])
     assert len(torch.cat((first, second[1::2])).unique(dim=0)) == 7
+
+
+def test_torch_cuts_a_convolution_without_its_halo_and_without_an_error() -> None:
+    """Torch 2.13: why nothing here shares images or volumes by `DTensor` (docs/strategies.md)."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh, image, kernel = init_device_mesh("cpu", (2,)), torch.ones(1, 1, 8, 8), torch.ones(1, 1, 3, 3)
+        part = DTensor.from_local(image[..., :4], mesh, [Shard(3)], run_check=False)
+        found = functional.conv2d(part, DTensor.from_local(kernel, mesh, [Replicate()], run_check=False), padding=1)
+    finally:
+        dist.destroy_process_group()
+    assert isinstance(found, DTensor)
+    assert (found.placements, found.shape) == ((Replicate(),), image.shape)
+    own = found.to_local()
+    assert own.shape == (1, 1, 8, 4)
+    wrong = own != functional.conv2d(image, kernel, padding=1)[..., :4]
+    assert wrong.any(dim=2).flatten().tolist() == [False, False, False, True]
 
 
 @pytest.mark.nightly
