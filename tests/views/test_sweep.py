@@ -323,6 +323,7 @@ def test_ranks_that_train_apart_are_never_the_best(tmp_path: Path) -> None:
         plain = " ".join(text.split()).replace("\\", "")
         assert "loss after equal samples 1.95 against 1.9 with none, relative difference 0.03" in plain
         assert "best of 2 settings" not in plain
+        assert "Its ranks train apart between averages: loss 1.95 after 120 images, to be compared" in plain
     assert "faster per step; quality not compared" in markdown.to_markdown(document)
 
 
