@@ -304,6 +304,11 @@ class RunPlan(LaunchPlan):
         return ranks_per_replica(self.engine)
 
     @property
+    def replicas(self) -> int:
+        """Ranks, one of each replica, that samples are shared out to."""
+        return self.layout.ranks // self.ranks_per_replica
+
+    @property
     def global_batch(self) -> int:
         """Samples of one step over all ranks."""
         return self.workload.train.batch_per_rank * self.layout.ranks

@@ -60,7 +60,8 @@ system looks like one that hangs."""
 TURN_S = 1.0  # How long ranks wait for a file before they look whether something of it moved.
 
 SHARED_BY = "data.ranks"
-"""Key of a checkpoint's `trained`: the ranks among which samples were shared out. It may change at an epoch's end."""
+"""Key of a checkpoint's `trained`: the ranks, one of each replica, that samples were shared out to. It may change at an
+epoch's end."""
 
 
 class Progress(Spec):
@@ -562,11 +563,11 @@ def data_identity(source: BatchSource) -> dict[str, Any]:
 
 
 def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
-    """How many ranks shared out the samples when the checkpoint was written; as now, where nobody holds any."""
+    """Among how many samples were shared out when the checkpoint was written; as now, where nobody holds any."""
     data = plan.workload.data
     if data.is_synthetic or data.shuffle == "global":
-        return plan.layout.ranks
-    return int(checkpoint.trained.get(SHARED_BY, plan.layout.ranks))
+        return plan.replicas
+    return int(checkpoint.trained.get(SHARED_BY, plan.replicas))
 
 
 def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
@@ -575,9 +576,9 @@ def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
     Raises UserError: within an epoch, with another number of ranks, and each reads what it holds.
     """
     before, progress = ranks_before(plan, checkpoint), checkpoint.progress
-    if before != plan.layout.ranks and progress.position.place:
+    if before != plan.replicas and progress.position.place:
         raise UserError(
             f"checkpoint.resume_from {checkpoint.path}: written within epoch {progress.position.epoch} by {before} "
             f"ranks, each of which has read a part of its own samples (data.shuffle {plan.workload.data.shuffle}); "
-            f"{plan.layout.ranks} ranks can only go on from the end of an epoch (checkpoint.every_epochs)"
+            f"{plan.replicas} can only go on from the end of an epoch (checkpoint.every_epochs)"
         )

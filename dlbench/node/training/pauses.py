@@ -89,7 +89,7 @@ class Pauses:
         self._trained: dict[str, Any] = {
             **trained_identity(context.plan),
             **data_identity(state.source),
-            SHARED_BY: context.plan.layout.ranks,
+            SHARED_BY: context.plan.replicas,
         }
         if state.resumed is not None:
             progress = state.resumed.progress

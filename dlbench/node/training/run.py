@@ -311,9 +311,9 @@ def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> l
         return []
     found = []
     before = ranks_before(plan, resumed)
-    if before != plan.layout.ranks:
+    if before != plan.replicas:
         found.append(
-            f"resumed with {plan.layout.ranks} ranks after {before}: samples were shared out anew, so that each rank "
+            f"resumed with {plan.replicas} ranks after {before}: samples were shared out anew, so that each rank "
             "goes on with others than it held"
         )
     if not resumed.progress.samples == first * plan.global_batch == resumed.progress.step * plan.global_batch:

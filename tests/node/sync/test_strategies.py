@@ -39,7 +39,8 @@ from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of
 from tests.support.volumes import write_volumes
 
-ALIKE = ("--ranks", "2", "--repeats", "1", "--preset", "ci", "--set", "measure.warmup_steps=3")
+SHORT = ("--ranks", "2", "--repeats", "1", "--preset", "ci", "--set", "watch.sampler=false")
+ALIKE = (*SHORT, "--set", "measure.warmup_steps=3")
 TRAINED = {"measure.measured_steps": 2, "train.gradient_accumulation": 2, "checkpoint.every_steps": 5}
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
@@ -58,19 +59,12 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
 
 
 TO_QUALITY = (
-    *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "train.batch_per_rank=5"),
-    *(
-        "--set",
-        "quality.target=0.0001",
-        "--set",
-        "quality.max_epochs=2.0",
-        "--set",
-        "quality.evaluate_every_epochs=0.5",
-    ),
-    *("--set", "model.dropout=0.0"),
+    *(*SHORT, "--to-accuracy", "--set", "train.batch_per_rank=5"),
+    *("--set", "quality.target=0.0001", "--set", "quality.max_epochs=2.0"),
+    *("--set", "quality.evaluate_every_epochs=0.5", "--set", "model.dropout=0.0"),
 )
 OF_TEXT = (
-    *("--preset", "ci", "--ranks", "2", "--to-accuracy", "--set", "quality.target=0.9"),
+    *(*SHORT, "--to-accuracy", "--set", "quality.target=0.9"),
     *("--set", "quality.max_samples=128", "--set", "quality.evaluate_every_samples=64"),
     *("--set", "quality.evaluate_samples=37", "--set", "train.batch_per_rank=4"),
 )

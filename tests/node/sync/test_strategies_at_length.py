@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 STEPS = 4
 SHORT = (
-    *("--preset", "ci", "--repeats", "1", "--set", "measure.warmup_steps=2"),
+    *("--preset", "ci", "--repeats", "1", "--set", "watch.sampler=false", "--set", "measure.warmup_steps=2"),
     *("--set", f"measure.measured_steps={STEPS - 2}", "--set", f"checkpoint.every_steps={STEPS}"),
     *("--set", "train.optimizer.learning_rate=0.001", "--set", "train.optimizer.learning_rate_scaling=none"),
 )
