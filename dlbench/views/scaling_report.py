@@ -186,7 +186,7 @@ def _group_numbers(
         sample_unit=unit,
         conditions=(*_conditions(group.sample), *_cleaned(apart)),
         settings=settings,
-        caption=_caption(group, "geometric means"),
+        caption=" ".join((*_apart(group, unit), _caption(group, "geometric means"))),
         parts_caption=_caption(group, "means"),
         verdict=_verdict(source, unit),
         baseline_note=baseline_note(group, groups, table),
