@@ -58,6 +58,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "slurm": slurm.figures,
     "truth": truth.figures,
     "truth-sessions": truth_sessions.figures,
+    "strategies": strategies.figures,
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -84,7 +85,11 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     **{f"slurm.{name}": figures for name, figures in slurm.SUBJECTS.items()},
     **{f"truth.{name}": figures for name, figures in truth.SUBJECTS.items()},
     "truth.projection-quick": truth.projection.quick,
+    "strategies.equal": strategies.equal_work,
+    "strategies.bytes": strategies.counted_bytes,
+    "strategies.update": strategies.sharded_update,
     "strategies.local-sgd": strategies.local_sgd,
+    "strategies.memory": strategies.sharded_memory,
 }
 """Of areas; measured only when named."""
 
