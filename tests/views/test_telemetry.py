@@ -635,10 +635,11 @@ def test_memory_by_kind_is_that_of_the_rank_with_most_and_retries_are_told(tmp_p
         own = {"activations": 600 + 40 * rank, "peak": 860 + 40 * rank, "retries": 3 - rank}
         return {"held": {**kinds, **peaks, **own}}
 
-    assert numbers(one_run(tmp_path / "before"), memory).kinds == ()
+    one_run(tmp_path / "before")
+    assert numbers(tmp_path / "before", memory).kinds == ()
     (plan,) = plans(points=(2,), repeats=1)
-    write_run(tmp_path, plan, constant(STEP_MS), Story(of_rank=of_rank))
-    found = numbers(tmp_path, memory)
+    write_run(tmp_path / "with", plan, constant(STEP_MS), Story(of_rank=of_rank))
+    found = numbers(tmp_path / "with", memory)
     (point,) = found.kinds
     assert (point.weights, point.optimizer, point.activations, point.peak, point.host) == (100, 50, 640, 900, None)
     assert point.retries == 3
