@@ -163,7 +163,7 @@ def sharded_update() -> Iterator[Figure]:
             reason=f"{1e3 * whole.update.value:.1f} ms, {100 * whole.share.value:.0f} % of the step, against "
             f"{1e3 * own.update.value:.1f} ms, {100 * own.share.value:.0f} %, of it {1e3 * waited:.1f} ms waiting for "
             f"parameters; state of the largest rank {whole.state_bytes} against {own.state_bytes} bytes, largest over "
-            f"mean {own.imbalance}",
+            f"mean {own.imbalance or 0.0:.3f}",
         )
 
 
