@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from pathlib import Path
@@ -167,8 +168,6 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     seconds = options["seconds"] or DEFAULT_SECONDS
     orders = [_order(plan, cache, seconds, repeats) for plan in plans for cache in ("cold", "warm")]
     if options["dry_run"]:
-        import json
-
         from dlbench.jobs.node_program import reader_command
         from dlbench.jobs.scripts.launch import quoted
 

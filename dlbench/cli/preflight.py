@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -105,8 +106,6 @@ def _lines(report: PreflightReport, *, folds: bool) -> Iterator[str]:
     findings = [*report.static, *report.job]
     for one in findings:
         if not (folds and one.state == "ok"):
-            import textwrap
-
             head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
             words = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
             lines = textwrap.wrap(words, 80, initial_indent=head, subsequent_indent=" " * 22, break_on_hyphens=False)
@@ -142,8 +141,6 @@ def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"
 
 
 def _wrapped(head: str, texts: Sequence[str]) -> Iterator[str]:
-    import textwrap
-
     for text in texts:
         yield from textwrap.wrap(text, 80, initial_indent=head, subsequent_indent="  ", break_on_hyphens=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -318,6 +319,4 @@ def _interrupt(number: int, frame: object) -> None:
 
 def shown(path: Path) -> str:
     """A path as a shell takes it."""
-    import shlex
-
     return shlex.quote(str(path))

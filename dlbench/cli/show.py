@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
+import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -278,8 +280,6 @@ def show(
 
 
 def _yaml(content: dict[str, Any]) -> str:
-    import io
-
     from ruamel.yaml import YAML
 
     yaml = YAML(typ="safe", pure=True)
@@ -349,8 +349,6 @@ def _table(settings: list[Setting], marks: dict[str, str], width: int) -> Iterat
 
 
 def _wrapped(text: str, width: int, further: str = "") -> list[str]:
-    import textwrap
-
     return textwrap.wrap(text, width, subsequent_indent=further, break_on_hyphens=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,8 +132,6 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
 
     Raises `UserError`: options exclude each other, sides of a comparison cannot share a job, or it may cost too much.
     """
-    import re
-
     from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
     from dlbench.specs.launch import TIME
 

@@ -9,7 +9,6 @@ evaluation come on top.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -69,19 +68,13 @@ def time_to_train(samples: float, throughput: float) -> float:
 
 
 def consistency(
-    throughput: float,
-    samples: float,
-    epochs: float,
-    seconds: float,
-    tolerance: float = TOLERANCE,
-    group_sizes: Sequence[int] = GROUP_SIZES,
+    throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
 ) -> Verdict:
     """Whether a throughput, an amount of training and a time can all be true.
 
     `throughput`: samples per second, all ranks together. `samples`: samples of an epoch. `epochs`: epochs trained.
     `seconds`: the stated time to train. `tolerance`: share by which the two times may differ; 0.05 for figures of two
-    digits. `group_sizes`: groups of ranks that the throughput may belong to instead of all. Raises `ValueError`: a
-    number is not positive or not finite, or tolerance is not in [0, 1).
+    digits. Raises `ValueError`: a number is not positive or not finite, or tolerance is not in [0, 1).
     """
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance {tolerance} is not in [0, 1)")
@@ -92,13 +85,15 @@ def consistency(
         status = "impossible"
     elif factor < 1 / (1 + tolerance):
         status = "unexplained"
+    near = [size for size in GROUP_SIZES if abs(math.log(factor / size)) <= math.log1p(HINT_TOLERANCE)]
+    group = min(near, key=lambda size: abs(math.log(factor / size)), default=None)
     return Verdict(
         status=status,
         expected_s=expected,
         stated_s=seconds,
         needed_throughput=throughput * factor,
         speed_factor=factor,
-        group=_nearest_group(factor, group_sizes) if status == "impossible" else None,
+        group=group if status == "impossible" else None,
     )
 
 
@@ -132,11 +127,6 @@ def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
     else:
         return None
     return Recipe(epochs=epochs, samples=training_samples(epoch_samples, epochs), key=key, is_limit=limit)
-
-
-def _nearest_group(factor: float, sizes: Sequence[int]) -> int | None:
-    near = [size for size in sizes if size > 1 and abs(math.log(factor / size)) <= math.log1p(HINT_TOLERANCE)]
-    return min(near, key=lambda size: abs(math.log(factor / size)), default=None)
 
 
 def _positive(name: str, value: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,6 +15,7 @@ from dlbench.records.job import seen_in_log
 from dlbench.records.record import Environment
 from dlbench.records.scan import (
     COMM_FORMAT,
+    Found,
     LaunchedRun,
     Run,
     load_file,
@@ -114,11 +115,6 @@ class CommRun(LaunchedRun):
     counted: ClassVar[str] = "point"
 
     @property
-    def recorded(self) -> Literal["valid", "invalid"] | None:
-        """The record's state."""
-        return None if self.record is None else self.record.state
-
-    @property
     def objection(self) -> str:
         """The first points that are wrong."""
         if self.record is None or self.record.state == "valid":
@@ -136,15 +132,7 @@ def _wrong(point: CommPoint) -> str:
     return f"{point.collective} {point.algorithm} over {point.carrier} of {format_bytes(point.num_bytes)}: {why}"
 
 
-@dataclass(kw_only=True)
-class CommScan:
-    """Every run of the collective benchmark found under one folder."""
-
-    root: Path
-    runs: list[CommRun] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # Damaged runs, one line each; they are skipped.
-    withheld: list[str] = field(default_factory=list)
-    """Runs of other users, who let nobody read them, one line each; they are skipped."""
+CommScan = Found[CommRun]
 
 
 def scan_comm(root: Path, *more: Path) -> CommScan:
@@ -153,9 +141,7 @@ def scan_comm(root: Path, *more: Path) -> CommScan:
     A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind. Raises
     UserError: there is no such folder.
     """
-    found = (folder for folder in run_folders(root, *more) if plan_format(folder) in (COMM_FORMAT, None))
-    runs, problems, withheld = read_each(found, _read)
-    return CommScan(root=root, runs=runs, problems=problems, withheld=withheld)
+    return read_each(root, (one for one in run_folders(root, *more) if plan_format(one) in (COMM_FORMAT, None)), _read)
 
 
 def read_comm_run(path: Path) -> CommRun:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -32,7 +32,6 @@ from dlbench.specs.problems import problem_of
 RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-R = TypeVar("R")
 
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
 EARLIER = "made by an earlier dlbench: measure again"
@@ -50,6 +49,7 @@ class LaunchedRun:
 
     folder: RunFolder
     plan: LaunchPlan
+    record: Any  # What the runs of a kind record; None without one.
     statuses: list[RankStatus]
     failure: Failure | None = None  # Why a launcher gave up; None where none did.
     interrupted: Interrupted | None = None  # That it stopped on request; None where it did not.
@@ -63,7 +63,7 @@ class LaunchedRun:
     @property
     def recorded(self) -> Literal["valid", "invalid"] | None:
         """What the record says; None without one."""
-        raise NotImplementedError
+        return None if self.record is None else self.record.state
 
     @property
     def objection(self) -> str:
@@ -104,6 +104,9 @@ class LaunchedRun:
         ) + (f"; its log says {self.progress}" if self.progress else "")
 
 
+R = TypeVar("R", bound=LaunchedRun)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run(LaunchedRun):
     """One training run as it lies on disk."""
@@ -139,11 +142,6 @@ class Run(LaunchedRun):
         return None if watch is None else watch.overhead
 
     @property
-    def recorded(self) -> Literal["valid", "invalid"] | None:
-        """The record's state."""
-        return None if self.record is None else self.record.state
-
-    @property
     def objection(self) -> str:
         """The sanity checks that did not hold."""
         failed = () if self.record is None else self.record.failed_checks
@@ -151,37 +149,36 @@ class Run(LaunchedRun):
 
 
 @dataclass(kw_only=True)
-class Scan:
-    """Everything found under one folder."""
+class Found(Generic[R]):
+    """Every run of one kind found under one folder."""
 
     root: Path
-    runs: list[Run] = field(default_factory=list)
+    runs: list[R] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # Damaged runs, one line each; they are skipped.
     withheld: list[str] = field(default_factory=list)
     """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
 
 
+Scan = Found[Run]
+
+
 def scan(root: Path, *more: Path) -> Scan:
     """Reads every training run below some folders; see `run_folders`. Raises UserError: there is no such folder."""
-    found = (folder for folder in run_folders(root, *more) if plan_format(folder) != COMM_FORMAT)
-    runs, problems, withheld = read_each(found, _read)
-    return Scan(root=root, runs=runs, problems=problems, withheld=withheld)
+    return read_each(root, (one for one in run_folders(root, *more) if plan_format(one) != COMM_FORMAT), _read)
 
 
-def read_each(folders: Iterable[RunFolder], read: Callable[[RunFolder], R]) -> tuple[list[R], list[str], list[str]]:
+def read_each(root: Path, folders: Iterable[RunFolder], read: Callable[[RunFolder], R]) -> Found[R]:
     """Runs in the order in which they were planned; a line for each that is damaged, and for each that is withheld."""
-    runs: list[Any] = []
-    problems: list[str] = []
-    withheld: list[str] = []
+    found: Found[Any] = Found(root=root)
     for folder in folders:
         try:
-            runs.append(read(folder))
+            found.runs.append(read(folder))
         except WithheldError as error:
-            withheld.append(str(error))
+            found.withheld.append(str(error))
         except IncompleteDataError as error:
-            problems.append(str(error))
-    runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
-    return runs, problems, withheld
+            found.problems.append(str(error))
+    found.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
+    return found
 
 
 def run_folders(*roots: Path) -> list[RunFolder]:

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlbench.analysis.table import tabulate
+from dlbench.projection.strategies.layers import as_counted, counted
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.units import format_bytes
 from dlbench.views.sweep.numbers import sweeps
 from tests.bench.figures import Figure, median_interval
 from tests.bench.planted import all_ended
@@ -42,6 +44,40 @@ EVERY = (4, 16)
 """Updates between two averages; DDP beside them."""
 LOCAL_REPEATS = 2
 UPDATES, LOOK_EVERY, GLOBAL_BATCH = 96, 12, 16
+
+
+def sharded_memory() -> Iterator[Figure]:
+    """Memory of a rank under FSDP over that under DDP: as the projection has it from the DDP run, and measured."""
+    for name in ("bert", "resnet50"):
+        found: dict[str, Run] = {}
+        with tempfile.TemporaryDirectory() as out:
+            for engine in ("ddp", "fsdp"):
+                words = ("--preset", "ci", "--ranks", "2", "--repeats", "1", "--engine", engine, "--out", out)
+                settings = ("--set", "measure.warmup_steps=6", "--set", "measure.measured_steps=1")
+                (found[engine],) = run_forked(name, *words, *settings)
+        plan, record = found["ddp"].plan, found["ddp"].record
+        assert record is not None
+        train, layers = plan.workload.train, plan.workload.model.layer_table(plan.workload.data)
+        seen = counted(layers, plan, record)
+        assert seen is not None
+        alike = {"slots": train.optimizer.slots, "batch": train.batch_per_rank, "ranks": 2}
+        predicted = {one: as_counted(layers, seen, one, **alike) for one in ("data", "fsdp")}
+        measured = {engine: _most_held(run) for engine, run in found.items()}
+        ratio = predicted["fsdp"] / predicted["data"]
+        yield Figure(
+            name=f"FSDP over DDP, memory of a rank, predicted over measured; {name} ci, 2 ranks",
+            value=ratio / (measured["fsdp"] / measured["ddp"]),
+            unit="times",
+            goal="within 10 %",
+            met=abs(ratio * measured["ddp"] / measured["fsdp"] - 1) <= 0.1,
+            reason=f"measured {' over '.join(format_bytes(measured[one]) for one in ('fsdp', 'ddp'))}, "
+            f"predicted {ratio:.3f}",
+        )
+
+
+def _most_held(run: Run) -> int:
+    assert run.record is not None
+    return max(rank.held.peak for rank in run.record.ranks if rank.held is not None)
 
 
 def figures() -> Iterator[Figure]:

@@ -26,6 +26,7 @@ from dlbench.records.folder import create, prepare_output
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.strategies import strategy_problem
 from tests.node.sync.test_strategies import every_plan
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
@@ -50,6 +51,15 @@ SHARED = ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2")
 def test_what_cannot_share_layers_is_refused_by_name(workload: str, words: tuple[str, ...], why: str) -> None:
     with pytest.raises(UserError, match=f"engine.fsdp.tensor_ranks 2: .*{why}"):
         planned(workload, "--preset", "ci", "--ranks", "2", *SHARED, *words)
+
+
+@pytest.mark.parametrize(("per_node", "is_refused"), [(2, True), (4, False)])
+def test_shards_within_nodes_need_two_replicas_a_node(per_node: int, is_refused: bool) -> None:
+    plan: RunPlan = planned("bert", "--preset", "ci", "--ranks", "2", *SHARED)[0][0]
+    engine = plan.engine.model_copy(update={"fsdp": plan.engine.fsdp.model_copy(update={"shard_ranks": "node"})})
+    parts = (plan.workload, engine, plan.sync, plan.measure)
+    problem = strategy_problem(*parts, ranks=2 * per_node, ranks_per_node=per_node)
+    assert ("engine.fsdp.shard_ranks node does not go with it" in (problem or "")) == is_refused
 
 
 def test_heads_draw_dropout_of_their_own_and_whole_tensors_the_same() -> None:
