@@ -77,7 +77,8 @@ def by_counts(strategy: str, ranks: int) -> float:
     if strategy == "serial":
         return 0.0
     if strategy in ("data", "zero-1", "local-sgd"):
-        summed = cost("allreduce", ranks, weights)
+        # Local SGD averages two values of the optimizer along with each weight.
+        summed = cost("allreduce", ranks, weights * (3 if strategy == "local-sgd" else 1))
         gathered = cost("all-gather", ranks, weights) if strategy == "zero-1" else 0.0
         return summed / 8 if strategy == "local-sgd" else summed + gathered
     if strategy == "fsdp":

@@ -232,8 +232,9 @@ class Case:
             update /= ranks
             held += 2 * largest - (2 + self.slots) * whole * (1 - 1 / ranks)
         elif name == "local-sgd":
-            sent = exposed = summed.seconds("allreduce", whole, WEIGHT_BYTES) / self.average_every
-            bytes_sent = 2 * once / self.average_every
+            held_apart = 1 + self.slots  # Parameters, and the optimizer's state (sync.average_momentum).
+            sent = exposed = summed.seconds("allreduce", held_apart * whole, WEIGHT_BYTES) / self.average_every
+            bytes_sent = 2 * held_apart * once / self.average_every
             notes = (f"an average every {self.average_every} updates; what it does to the loss has no model",)
         elif name == "out-of-core":
             if self.memory_limit is None:
