@@ -137,6 +137,10 @@ def _tensor_problem(
         **{
             what: (is_one and acts, "all ranks are one replica, and shard nothing else") for what, acts in alone.items()
         },
+        "engine.fsdp.shard_ranks node": (
+            fsdp.shard_ranks == "node" and shared == ranks_per_node,
+            "a node is one replica, whose ranks shard nothing else",
+        ),
     }
     return next((f"{key}: {what} does not go with it: {why}" for what, (acts, why) in refused.items() if acts), None)
 

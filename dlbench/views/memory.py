@@ -69,6 +69,22 @@ class MemoryPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldPoint:
+    """What the rank with most of all runs at one rank count held at the peak of a warm-up step, tensors alone."""
+
+    ranks: int
+    nodes: int
+    weights: int = field(metadata=column("Weights", "weights_bytes", unit="bytes"))
+    gradients: int = field(metadata=column("Gradients", "gradients_bytes", unit="bytes"))
+    optimizer: int = field(metadata=column("Optimizer state", "optimizer_bytes", unit="bytes"))
+    buffers: int = field(metadata=column("Buffers", "buffers_bytes", unit="bytes"))
+    activations: int = field(metadata=column("Activations and the rest", "activations_bytes", unit="bytes"))
+    peak: int = field(metadata=column("Peak", "held_peak_bytes", unit="bytes"))
+    host: int | None = field(metadata=column("On the host", "held_on_host_bytes", unit="bytes"))
+    retries: int | None = field(metadata=column("Allocator retried", "allocator_retries"))  # The most of any rank.
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchMemory:
     """All runs of one workload, preset and device with one batch and precision, at any rank count."""
 
@@ -92,6 +108,7 @@ class Memory:
 
     on_gpu: bool  # Whether ranks computed on GPUs.
     points: tuple[MemoryPoint, ...]
+    kinds: tuple[HeldPoint, ...]  # Of the rank counts whose runs were watched for it.
     model_bytes: int  # Parameters in fp32.
     gradient_bytes: int
     host_bytes: int | None  # Memory of rank 0's node; None where not recorded.
@@ -108,6 +125,7 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
     readings = machine_readings(table)
     runs = {run.plan.run_id: run for run in group.runs}
     on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(runs[group.points[0].run_ids[0]]))
+    kinds = tuple(found for point in group.points if (found := _held_point(point, runs)) is not None)
     batches = batch_memory(group, table)
     recorded = record.environment.get("memory.bytes", "")
     return Memory(
@@ -116,12 +134,13 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
             _point(group.id, point, {table.keys[one]: runs[one] for one in point.run_ids}, readings, on_gpu=on_gpu)
             for point in group.points
         ),
+        kinds=kinds,
         model_bytes=record.num_parameters * _FP32_BYTES,
         gradient_bytes=record.gradient_bytes,
         host_bytes=int(recorded) if recorded.isascii() and recorded.isdecimal() and len(recorded) < 20 else None,
         batches=batches[:MAX_BATCHES],
         limit=_limit(group, batches),
-        notes=(),
+        notes=tuple(map(_retried, filter(lambda one: one.retries, kinds))),
     )
 
 
@@ -144,6 +163,24 @@ def _point(
         startup=estimate(lambda rank: rank.startup_peak_bytes) if on_gpu else None,
         gpu_used_bytes=_highest(reading, r"gpu\.\d+\.memory_used_bytes") if on_gpu else None,
         host_used_bytes=_highest(reading, r"host\.memory_used_bytes"),
+    )
+
+
+def _held_point(point: Point, runs: Mapping[str, Run]) -> HeldPoint | None:
+    every = [rank.held for run_id in point.run_ids for rank in _ranks(runs[run_id]) if rank.held is not None]
+    if not every:
+        return None
+    most = max(every, key=lambda one: one.peak)
+    shown = most.model_dump(include={"weights", "gradients", "optimizer", "buffers", "activations", "peak", "host"})
+    retries = [one.retries for one in every if one.retries is not None]
+    return HeldPoint(ranks=point.ranks, nodes=point.nodes, **shown, retries=max(retries, default=None))
+
+
+def _retried(point: HeldPoint) -> str:
+    return (
+        f"At {place_of(point)} torch's allocator gave back its cache and tried again up to {point.retries} times in a "
+        "run, which stops the GPU each time: a smaller train.batch_per_rank, or "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, avoids it."
     )
 
 
@@ -269,6 +306,17 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     )
 
 
+def kinds_sheet(found: Memory) -> Sheet[HeldPoint]:
+    """What memory is held for, by rank count."""
+    return Sheet(
+        name="memory-kinds",
+        title="Memory by kind",
+        columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), found.kinds),
+        rows=found.kinds,
+        caption="Tensors of the rank that held most at the peak of a warm-up step; gradients as the update finds them.",
+    )
+
+
 def batches_sheet(batches: Sequence[BatchMemory]) -> Sheet[BatchMemory]:
     """Which batches fitted, in which precision."""
     return Sheet(
@@ -338,7 +386,7 @@ class MemoryView(GroupView):
             headline=_headline(found),
             notes=(found.limit, *found.notes),
             charts=lambda: memory_charts(group, found),
-            sheets=(points_sheet(found), *by_batch),
+            sheets=(points_sheet(found), *((kinds_sheet(found),) if found.kinds else ()), *by_batch),
         )
 
 

@@ -6,7 +6,8 @@ A new view is a module and a line in `SCALING`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+import statistics
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dlbench.analysis import environments, scaling
@@ -19,6 +20,7 @@ from dlbench.analysis.comparability import (
     group_id,
     unique_labels,
 )
+from dlbench.analysis.side_by_side import last_loss
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.analysis.telemetry.readings import damage_met
 from dlbench.records.registry import KEYS, data_source, data_title, goal, precision
@@ -184,7 +186,7 @@ def _group_numbers(
         sample_unit=unit,
         conditions=(*_conditions(group.sample), *_cleaned(apart)),
         settings=settings,
-        caption=_caption(group, "geometric means"),
+        caption=" ".join((*_apart(group, unit), _caption(group, "geometric means"))),
         parts_caption=_caption(group, "means"),
         verdict=_verdict(source, unit),
         baseline_note=baseline_note(group, groups, table),
@@ -203,7 +205,18 @@ def _verdict(source: GroupSource, unit: str) -> str:
     speed = verdict(
         unit, source.group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent)
     )
-    return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed])
+    return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed, *_apart(source.group, unit)])
+
+
+def _apart(group: scaling.Group, unit: str) -> Iterator[str]:
+    """What ranks reached that trained apart between averages: throughput alone says nothing of them."""
+    largest = group.points[-1].run_ids
+    runs = [run for run in group.runs if run.plan.strategy == "local-sgd" and run.plan.run_id in largest]
+    losses = [loss for run in runs if (loss := last_loss(run)) is not None]
+    seen = {run.record.steps * run.plan.global_batch for run in runs if run.record is not None}
+    if losses:
+        found = f"{statistics.median(losses):.5g} after {max(seen):,} {unit}"
+        yield f"Its ranks train apart between averages: loss {found}, to be compared with that of averaged gradients."
 
 
 def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:

@@ -89,6 +89,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.bytes": strategies.counted_bytes,
     "strategies.update": strategies.sharded_update,
     "strategies.local-sgd": strategies.local_sgd,
+    "strategies.memory": strategies.sharded_memory,
 }
 """Of areas; measured only when named."""
 

@@ -13,15 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlbench.analysis.table import tabulate
+from dlbench.projection.strategies.layers import as_counted, counted
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.units import format_bytes
 from dlbench.views.sweep.numbers import sweeps
 from tests.bench.figures import Figure, median_interval
 from tests.bench.planted import all_ended
 from tests.bench.shaped_cluster import lacking, shaped_cluster, submit, wait_for
 from tests.support.forked_runs import run_forked
 
-ALIKE = ("bert", "--preset", "ci", "--ranks", "2", "--set", "measure.warmup_steps=3")
+ALIKE = ("bert", "--preset", "ci", "--ranks", "2")
+SHORT = ("--set", "measure.warmup_steps=3")
 SAME_MATHEMATICS: dict[str, tuple[str, ...]] = {
     "ddp": ("--engine", "ddp"),
     "zero-1": ("--engine", "ddp", "--set", "engine.ddp.shard_optimizer=true"),
@@ -43,6 +46,40 @@ LOCAL_REPEATS = 2
 UPDATES, LOOK_EVERY, GLOBAL_BATCH = 96, 12, 16
 
 
+def sharded_memory() -> Iterator[Figure]:
+    """Memory of a rank under FSDP over that under DDP: as the projection has it from the DDP run, and measured."""
+    for name in ("bert", "resnet50"):
+        found: dict[str, Run] = {}
+        with tempfile.TemporaryDirectory() as out:
+            for engine in ("ddp", "fsdp"):
+                words = ("--preset", "ci", "--ranks", "2", "--repeats", "1", "--engine", engine, "--out", out)
+                settings = ("--set", "measure.warmup_steps=6", "--set", "measure.measured_steps=1")
+                (found[engine],) = run_forked(name, *words, *settings)
+        plan, record = found["ddp"].plan, found["ddp"].record
+        assert record is not None
+        train, layers = plan.workload.train, plan.workload.model.layer_table(plan.workload.data)
+        seen = counted(layers, plan, record)
+        assert seen is not None
+        alike = {"slots": train.optimizer.slots, "batch": train.batch_per_rank, "ranks": 2}
+        predicted = {one: as_counted(layers, seen, one, **alike) for one in ("data", "fsdp")}
+        measured = {engine: _most_held(run) for engine, run in found.items()}
+        ratio = predicted["fsdp"] / predicted["data"]
+        yield Figure(
+            name=f"FSDP over DDP, memory of a rank, predicted over measured; {name} ci, 2 ranks",
+            value=ratio / (measured["fsdp"] / measured["ddp"]),
+            unit="times",
+            goal="within 10 %",
+            met=abs(ratio * measured["ddp"] / measured["fsdp"] - 1) <= 0.1,
+            reason=f"measured {' over '.join(format_bytes(measured[one]) for one in ('fsdp', 'ddp'))}, "
+            f"predicted {ratio:.3f}",
+        )
+
+
+def _most_held(run: Run) -> int:
+    assert run.record is not None
+    return max(rank.held.peak for rank in run.record.ranks if rank.held is not None)
+
+
 def figures() -> Iterator[Figure]:
     """All figures of the area."""
     yield from equal_work()
@@ -53,7 +90,7 @@ def figures() -> Iterator[Figure]:
 
 def _trained(name: str, out: Path, steps: int, *more: str) -> Run:
     sets = ("--set", f"measure.measured_steps={steps}", "--repeats", "1")
-    (run,) = run_forked(*ALIKE, *sets, *SAME_MATHEMATICS[name], *more, "--out", out)
+    (run,) = run_forked(*ALIKE, *SHORT, *sets, *SAME_MATHEMATICS[name], *more, "--out", out)
     return run
 
 
@@ -132,8 +169,10 @@ def sharded_update() -> Iterator[Figure]:
     """ZeRO-1: the update replicated over sharded, by optimizer, in pairs of interleaved repeats."""
     axes = ("train.optimizer.name=sgd,adamw,lars,lamb", "engine.ddp.shard_optimizer=false,true")
     words = [word for axis in axes for word in ("--sweep", axis)]
-    words += [word for key, value in LARGER.items() for word in ("--set", f"{key}={value}")]
-    words += ["--set", f"measure.measured_steps={UPDATE_STEPS}", "--repeats", str(UPDATE_REPEATS), "--engine", "ddp"]
+    # A warm-up that has a step to spare for memory by kind.
+    settings = {**LARGER, "measure.warmup_steps": 9, "measure.measured_steps": UPDATE_STEPS}
+    words += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    words += ["--repeats", str(UPDATE_REPEATS), "--engine", "ddp"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "runs"
         run_forked(*ALIKE, *words, "--out", out)
@@ -160,7 +199,7 @@ def sharded_update() -> Iterator[Figure]:
             reason=f"{1e3 * whole.update.value:.1f} ms, {100 * whole.share.value:.0f} % of the step, against "
             f"{1e3 * own.update.value:.1f} ms, {100 * own.share.value:.0f} %, of it {1e3 * waited:.1f} ms waiting for "
             f"parameters; state of the largest rank {whole.state_bytes} against {own.state_bytes} bytes, largest over "
-            f"mean {own.imbalance}",
+            f"mean {own.imbalance or 0.0:.3f}",
         )
 
 

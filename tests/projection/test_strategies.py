@@ -22,7 +22,7 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import LayerTimes, gamma, watched_layers
+from dlbench.projection.strategies.layers import Counted, LayerTimes, as_counted, gamma, watched_layers
 from dlbench.projection.strategies.network import Groups, scaled, unshared
 from dlbench.projection.strategies.section import section
 from dlbench.projection.strategies.table import INNER, STRATEGIES, Case, Row, best, cut
@@ -77,7 +77,8 @@ def by_counts(strategy: str, ranks: int) -> float:
     if strategy == "serial":
         return 0.0
     if strategy in ("data", "zero-1", "local-sgd"):
-        summed = cost("allreduce", ranks, weights)
+        # Local SGD averages two values of the optimizer along with each weight.
+        summed = cost("allreduce", ranks, weights * (3 if strategy == "local-sgd" else 1))
         gathered = cost("all-gather", ranks, weights) if strategy == "zero-1" else 0.0
         return summed / 8 if strategy == "local-sgd" else summed + gathered
     if strategy == "fsdp":
@@ -269,6 +270,28 @@ def test_memory_is_weights_gradients_slots_and_activations() -> None:
     assert rows["zero-1"].memory_bytes == 4 * (2.5 * weights + 0.5 * 16 * elements)
     largest = max(sum(one.weights for one in COSMOFLOW if one.block == n) for n in range(COSMOFLOW[-1].block + 1))
     assert rows["fsdp"].memory_bytes == 4 * (weights + 2 * largest + 0.5 * 16 * elements)
+
+
+def test_memory_as_counted_is_that_of_the_moment_that_holds_most() -> None:
+    layers = tuple(
+        Layer(name=f"layer{n}", kind="linear", block=n, inputs=0, outputs=10, weights=weights)
+        for n, weights in enumerate((30, 100, 100, 30))
+    )
+    sizes = {"gamma": 1.0, "scratch": 0.0, "buckets": 1.0, "clones": 1.0}
+    alike = {"slots": 2, "batch": 4, "ranks": 2}
+
+    def held(name: str, **other: float) -> float:
+        return as_counted(layers, Counted(**sizes | other), name, **alike) / 4
+
+    # Before the first block's backward pass: its activations, and all gradients but its own.
+    assert held("serial") == 3 * 260 + 40 + 230
+    assert held("data") == 4 * 260 + 40 + 230
+    assert held("zero-1", scratch=2.0) == 3 * 260 + (1 + 1) * 260
+    # Half of all; then, as the third block's gradients leave: two blocks' activations, the root and its gradients of
+    # the last block, the block before ahead, and the message with its copy and what comes of it.
+    assert held("fsdp") == 3 * 130 + 2 * 40 + 60 + 30 + 100 + 2.5 * 100
+    assert held("fsdp", clones=0.0) == held("fsdp") - 100
+    assert held("fsdp", gamma=20.0) == 3 * 130 + 20 * 160 + 60 + 100  # all activations, and a block ahead
 
 
 def test_the_best_is_the_fastest_that_fits_and_trains_the_same() -> None:

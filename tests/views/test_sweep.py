@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.analysis.table import tabulate
+from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
 from dlbench.report.formats import html, markdown, terminal
 from dlbench.report.formats import json as json_tables
@@ -323,6 +324,7 @@ def test_ranks_that_train_apart_are_never_the_best(tmp_path: Path) -> None:
         plain = " ".join(text.split()).replace("\\", "")
         assert "loss after equal samples 1.95 against 1.9 with none, relative difference 0.03" in plain
         assert "best of 2 settings" not in plain
+        assert "Its ranks train apart between averages: loss 1.95 after 120 images, to be compared" in plain
     assert "faster per step; quality not compared" in markdown.to_markdown(document)
 
 
@@ -349,7 +351,7 @@ def sharded(plan: RunPlan) -> Story:
     """Half the memory for half as many bytes again, and 5 ms of waiting for parameters."""
     is_sharded = plan.engine.name == "fsdp"
     peak = 2**29 if is_sharded else 2**30
-    held = dict.fromkeys(("weights", "gradients", "optimizer", "buffers"), 0) | {"activations": peak, "peak": peak}
+    held = {**dict.fromkeys(HeldMemory.model_fields, 0), "activations": peak, "peak": peak}
     waits = {"gather_s": {"forward": 0.005 * plan.measure.measured_steps}, "evidence": "timed"}
     more = {"waits": waits} if is_sharded else {}
     sent = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=1e-10)
@@ -366,9 +368,7 @@ def test_strategies_of_equal_mathematics_are_told_by_memory_bytes_and_waiting(tm
     shares = setting(cell, name="fsdp")
     assert (cell.has_default, cell.best, shares.changes) == (True, shares.label, ())
     assert (shares.memory_bytes, shares.step_bytes, shares.gather_s) == (2**29, 1.5e6, pytest.approx(0.005))
-    words = (
-        "Ranks share otherwise (fsdp: the same mathematics, 0.50 times the memory per rank; loss after equal samples"
-    )
+    words = "The same mathematics (strategy fsdp), 0.50 times the memory per rank; loss after equal samples"
     assert words in cell.verdict
     assert "relative difference 1e-07" in cell.verdict
     columns = {column.name: column.title for column in settings_sheet(found_in(tmp_path), cell).columns}
@@ -585,7 +585,7 @@ def updating(rank: int, plan: RunPlan) -> dict[str, Any]:
     """Two thirds of the state on rank 0 where it is shared out, and 2 ms of each step's update waited for."""
     is_shared = plan.strategy == "zero-1"
     kept = 3000 if not is_shared else (2000, 1000)[rank]
-    others = dict.fromkeys(("weights", "gradients", "buffers", "activations", "peak"), 0)
+    others = dict.fromkeys(HeldMemory.model_fields, 0)
     held = {"held": {**others, "optimizer": kept, "evidence": "planted"}}
     if not is_shared:
         return held

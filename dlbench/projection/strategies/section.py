@@ -12,7 +12,7 @@ from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.projected import Target
-from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, gamma, limit, watched_layers
+from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, counted, gamma, limit, watched_layers
 from dlbench.projection.strategies.network import scaled
 from dlbench.projection.strategies.table import AVERAGE_EVERY, STRATEGIES, Case, Row, best
 from dlbench.records.scan import Run
@@ -85,6 +85,7 @@ def case_of(
         slots=train.optimizer.slots,
         activation_bytes=ELEMENT_BYTES[train.precision],
         gamma=held,
+        counted=counted(layers, plan, record),
         memory_limit=most,
         chain=None if record.memory is None else record.memory.chain,
         rates=None if record.memory is None else record.memory.rates,

@@ -9,7 +9,9 @@ The table of Kahira et al., HPDC 2021 (ParaDL), table 3, with what counting show
   rank, and outputs of the last layer are summed as well.
 - spatial: two ranks have one neighbour, not two; windows with a stride reach less far on one side; the first layer's
   backward pass needs no halo; dense layers behind the last convolution are computed whole by each rank.
-- memory has the optimizer's slots; activations count once (gamma says how much of them is held).
+- memory has the optimizer's slots; activations count once (gamma says how much of them is held). Where a run was
+  watched for memory, data, ZeRO-1 and FSDP are counted moment by moment (`as_counted`): activations go while gradients
+  come, DDP's buckets are a second copy of these on a CPU, and FSDP holds its root module and blocks in turn.
 
 Collectives are rings unless the network was measured to be better at another algorithm, or is by data sheet, where an
 all-reduce is the best of those that libraries have. Where a gradient is exchanged
@@ -28,7 +30,7 @@ from typing import NamedTuple, Self
 from dlbench.perfmodels.memory.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.memory.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import WEIGHT_BYTES, LayerTimes
+from dlbench.projection.strategies.layers import WEIGHT_BYTES, Counted, LayerTimes, as_counted
 from dlbench.projection.strategies.network import Groups
 from dlbench.report.table import column
 from dlbench.specs.comm import Collective, NetworkModel
@@ -127,6 +129,7 @@ class Case:
     slots: int  # Values that the optimizer keeps for each weight.
     activation_bytes: int = WEIGHT_BYTES  # Of an element of an activation where it travels.
     gamma: float = 1.0  # Activations held over the sum of x and y (`layers.gamma`).
+    counted: Counted | None = None  # What ranks were seen to hold; None: gamma and the formulas of the table.
     memory_limit: int | None = None  # Of a rank; None: not known.
     chain: Chain | None = None  # As a run out of core measured it; None: blocks of the network.
     rates: TransferRates | None = None  # Likewise; None: blocks are recomputed, not swapped.
@@ -229,8 +232,9 @@ class Case:
             update /= ranks
             held += 2 * largest - (2 + self.slots) * whole * (1 - 1 / ranks)
         elif name == "local-sgd":
-            sent = exposed = summed.seconds("allreduce", whole, WEIGHT_BYTES) / self.average_every
-            bytes_sent = 2 * once / self.average_every
+            held_apart = 1 + self.slots  # Parameters, and the optimizer's state (sync.average_momentum).
+            sent = exposed = summed.seconds("allreduce", held_apart * whole, WEIGHT_BYTES) / self.average_every
+            bytes_sent = 2 * held_apart * once / self.average_every
             notes = (f"an average every {self.average_every} updates; what it does to the loss has no model",)
         elif name == "out-of-core":
             if self.memory_limit is None:
@@ -244,6 +248,8 @@ class Case:
             compute, held = plan.predicted.pass_s, plan.predicted.peak_bytes
             done = ", ".join(sorted({block.decision for block in plan.blocks}))
             notes = (f"a plan for {'measured blocks' if self.chain else 'blocks of the network'}: {done}",)
+        if self.counted is not None and name in ("serial", "data", "zero-1", "fsdp"):
+            held = as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks)
         fits = None if self.memory_limit is None else held <= self.memory_limit
         return replace(
             row,

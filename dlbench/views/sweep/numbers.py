@@ -405,7 +405,7 @@ class _Choice:
             if exact is not None and gained is not None:
                 parts.append(f"Of those that do not, the best is {exact.label}: {times_text(gained)}.")
         elif best.strategy != self.baseline.strategy:
-            parts.append(f"Ranks share otherwise ({strategy_words(best, self.baseline)}).")
+            parts.append(f"{sentence(strategy_words(best, self.baseline))}")
         if self.ties:
             labels = "; ".join(setting.label for setting in self.ties[:_MAX_NAMED])
             more = f"; and {len(self.ties) - _MAX_NAMED} more" if len(self.ties) > _MAX_NAMED else ""
@@ -480,7 +480,7 @@ def strategy_words(setting: Setting, baseline: Setting | None = None) -> str:
         ratio = f"{setting.memory_bytes / baseline.memory_bytes:.2f} times"
         more = f", {ratio} the memory per rank"
     loss = loss_text(setting) if found is not None else ""
-    return f"{setting.strategy}: the same mathematics{more}{loss}"
+    return f"the same mathematics (strategy {setting.strategy}){more}{loss}"
 
 
 def loss_text(setting: Setting) -> str:

@@ -101,7 +101,9 @@ class Setting:
     memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes))
     """Of the rank that held most: tensors at the peak of a step, else what its GPU's allocator held."""
     step_bytes: float | None = field(metadata=column("Sent per rank and step", text=format_bytes))
-    gather_s: float | None = field(metadata=column("Waiting for parameters", text=format_seconds))  # Per step.
+    gather_s: float | None = field(
+        metadata=column("Waiting for parameters", text=lambda one: format_seconds(one) if one else "0 s")
+    )  # Per step.
     options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
 

@@ -32,7 +32,9 @@ class Update:
     waiting: Estimate | None = field(metadata=column("Of it waiting for parameters", "update_waiting_s"))
     """For those that other ranks updated; None where ranks exchange nothing in the update."""
     state_bytes: int | None = field(
-        metadata=column("State per rank, largest", text=format_bytes, missing="not measured", is_brief=True)
+        metadata=column(
+            "State per rank, largest", text=format_bytes, missing="not measured: needs a longer warm-up", is_brief=True
+        )
     )
     imbalance: float | None = field(metadata=column("Largest over mean", unit="ratio"))
 

@@ -1,18 +1,13 @@
-"""Ranks that share each layer's work: what is refused, dropout of heads, and two dimensions by four ranks."""
+"""Ranks that share each layer's work: what is refused, dropout of heads."""
 
 from __future__ import annotations
 
-import json
-import secrets
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -20,15 +15,10 @@ from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dlbench.errors import UserError
-from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node.sync.fsdp.tensor import SharedLayers
-from dlbench.records.folder import create, prepare_output
-from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
-from tests.node.sync.test_strategies import every_plan
+from dlbench.specs.strategies import strategy_problem
 from tests.support.forked_runs import planned
-from tests.support.forks import run_ranks
 
 SHARED = ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2")
 
@@ -50,6 +40,15 @@ SHARED = ("--engine", "fsdp", "--set", "engine.fsdp.tensor_ranks=2")
 def test_what_cannot_share_layers_is_refused_by_name(workload: str, words: tuple[str, ...], why: str) -> None:
     with pytest.raises(UserError, match=f"engine.fsdp.tensor_ranks 2: .*{why}"):
         planned(workload, "--preset", "ci", "--ranks", "2", *SHARED, *words)
+
+
+@pytest.mark.parametrize(("per_node", "is_refused"), [(2, True), (4, False)])
+def test_shards_within_nodes_need_two_replicas_a_node(per_node: int, is_refused: bool) -> None:
+    plan: RunPlan = planned("bert", "--preset", "ci", "--ranks", "2", *SHARED)[0][0]
+    engine = plan.engine.model_copy(update={"fsdp": plan.engine.fsdp.model_copy(update={"shard_ranks": "node"})})
+    parts = (plan.workload, engine, plan.sync, plan.measure)
+    problem = strategy_problem(*parts, ranks=2 * per_node, ranks_per_node=per_node)
+    assert ("engine.fsdp.shard_ranks node does not go with it" in (problem or "")) == is_refused
 
 
 def test_heads_draw_dropout_of_their_own_and_whole_tensors_the_same() -> None:
@@ -87,36 +86,3 @@ def test_torch_cuts_a_convolution_without_its_halo_and_without_an_error() -> Non
     assert own.shape == (1, 1, 8, 4)
     wrong = own != functional.conv2d(image, kernel, padding=1)[..., :4]
     assert wrong.any(dim=2).flatten().tolist() == [False, False, False, True]
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_four_ranks_shard_what_pairs_of_them_share(tmp_path: Path) -> None:
-    """Losses and whole parameters are those of DDP, and each reads the checkpoint of the other bit for bit."""
-    alike = ("bert", "--preset", "ci", "--ranks", "4", "--repeats", "1", "--set", "measure.measured_steps=3")
-    alike = (*alike, "--set", "measure.warmup_steps=2", "--set", "checkpoint.every_steps=5", "--out", str(tmp_path))
-    trained, read = (prepare_output(tmp_path / name) for name in ("trained", "read"))
-    plans = {"data": planned(*alike, "--engine", "ddp")[0][0], "fsdp+tensor": planned(*alike, *SHARED)[0][0]}
-    assert {plan.strategy: plan for plan in plans.values()} == plans
-    runs = {name: create(trained, plan) for name, plan in plans.items()}
-    files = {name: folder.checkpoint(5) for name, folder in runs.items()}
-    reading = [create(read, plan).plan for plan in plans.values()]
-    lines = [f"TRAIN {folder.plan}" for folder in runs.values()]
-    lines += [f"READ {path} {' '.join(map(str, files.values()))}" for path in reading]
-    environments = [resolve(one) for one in local_environments(plans["data"], secrets.token_hex(8))]
-    codes, said = run_ranks(every_plan, lines, environments, tmp_path)
-    assert codes == [0] * 4, "\n".join(text[-4000:] for text in said)
-    assert [json.loads(path.with_name("differing.json").read_text()) for path in reading] == [[[], []]] * 2
-    losses = {
-        name: np.array([read_steps(run.steps(rank)).steps["loss"] for rank in range(4)]) for name, run in runs.items()
-    }
-    assert (losses["fsdp+tensor"][::2] == losses["fsdp+tensor"][1::2]).all()
-    assert losses["fsdp+tensor"].mean(0) == pytest.approx(losses["data"].mean(0), rel=1e-5)
-    whole, shared = (load_file(file) for file in files.values())
-    for key, tensor in whole.items():
-        assert torch.allclose(shared[key], tensor, rtol=1e-5, atol=1e-5), key
-    (found,) = [run.record for run in scan(trained).runs if run.plan.strategy == "fsdp+tensor"]
-    assert found is not None
-    assert (found.state, found.inert) == ("valid", ())
-    effective = {one.key: one.effective for one in found.settings}
-    assert (effective["engine.fsdp.tensor_ranks"], effective["engine.fsdp.shard"]) == (2, "parameters")

@@ -231,7 +231,7 @@ class FsdpEngine(TorchRanks):
             how = (
                 f"by events of {len(self._watch.steps)} watched warm-up steps, for as many as were measured: from "
                 "where the computing stream came to a module until its parameters were there, or the gradients before "
-                "had left; norms of the update were not timed"
+                "had left"
             )
         return CollectiveWaits(
             gather_s={phase: seconds for (method, phase), seconds in found.items() if method == GATHER},

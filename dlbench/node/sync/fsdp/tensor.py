@@ -15,6 +15,7 @@ are dropped is another draw than on one rank, of the same distribution, and depe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -67,25 +68,28 @@ class SharedLayers:
         parallelize_module(model, self._mesh, styles, src_data_rank=None)
         for name, style in styles.items():
             if isinstance(style, RowwiseParallel):
-                model.get_submodule(name).register_forward_hook(self._summed(name))
+                hook = partial(self._sum, phase="forward", name=name)
+                model.get_submodule(name).register_forward_hook(lambda module, args, part, hook=hook: hook(part))
 
     def _reader(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
         """A hook that makes a module's input one `DTensor`, whose gradients are summed when this rank has all of it."""
 
         def share(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            whole = _summing_gradient(args[0], lambda gradient: self._add(gradient, "backward", name))
-            shared = DTensor.from_local(whole, self._mesh, [Replicate()], run_check=False, grad_placements=[Partial()])
+            whole = self._sum(args[0], "backward", name)
+            shared = DTensor.from_local(whole, self._mesh, [Replicate()], grad_placements=[Partial()])
             return (shared, *args[1:])
 
         return share
 
-    def _summed(self, name: str) -> Callable[[nn.Module, object, Tensor], Tensor]:
-        return lambda module, args, part: _sum(part, lambda output: self._add(output, "forward", name))
-
-    def _add(self, tensor: Tensor, phase: Literal["forward", "backward"], name: str) -> None:
-        """Sums over the ranks of the replica, in place."""
+    def _sum(self, tensor: Tensor, phase: Literal["forward", "backward"], name: str) -> Tensor:
+        """The tensor; over the ranks of the replica it is summed in the forward pass, or its gradient in the other."""
         group, what = self._mesh.get_group(), {"method": REDUCE, "phase": phase, "module": name, "num_tensors": 1}
-        self._watch.carry(lambda: dist.all_reduce(tensor, group=group), tensor, group, **what, of_activations=True)
+
+        def add(part: Tensor) -> None:
+            self._watch.carry(lambda: dist.all_reduce(part, group=group), part, group, **what, of_activations=True)
+
+        found: Tensor = _Sum.apply(tensor, add, phase)  # type: ignore[no-untyped-call]
+        return found
 
     def evidence(self) -> tuple[bool, str]:
         """Whether the bytes that were counted in every step are those of the formula, and both in words."""
@@ -112,37 +116,23 @@ class SharedLayers:
             self._whole = None
 
 
-class _SumOutput(torch.autograd.Function):
-    """Partial sums become whole; their gradient is that of the whole, which every rank has."""
+class _Sum(torch.autograd.Function):
+    """Sums over ranks what they have in one of the passes; in the other it is whole on each of them."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, add: Callable[[Tensor], None]) -> Tensor:
-        whole = part.clone(memory_format=torch.contiguous_format)
-        add(whole)
-        return whole
+    def forward(ctx: Any, tensor: Tensor, add: Callable[[Tensor], None], phase: str) -> Tensor:
+        ctx.add = add if phase == "backward" else None
+        return tensor.view_as(tensor) if phase == "backward" else _summed(tensor, add)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0] if ctx.add is None else _summed(gradients[0], ctx.add), None, None
 
 
-class _SumGradient(torch.autograd.Function):
-    """A whole tensor of which each rank reads all for its part of a layer: the gradients of the parts are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, add: Callable[[Tensor], None]) -> Tensor:
-        ctx.add = add
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        whole = gradients[0].clone(memory_format=torch.contiguous_format)
-        ctx.add(whole)
-        return whole, None
-
-
-_sum: Callable[[Tensor, Callable[[Tensor], None]], Tensor] = _SumOutput.apply
-_summing_gradient: Callable[[Tensor, Callable[[Tensor], None]], Tensor] = _SumGradient.apply
+def _summed(part: Tensor, add: Callable[[Tensor], None]) -> Tensor:
+    whole = part.clone(memory_format=torch.contiguous_format)
+    add(whole)
+    return whole
 
 
 def by_mesh(group: dict[str, Any]) -> list[dict[str, Any]]:

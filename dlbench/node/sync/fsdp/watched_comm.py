@@ -204,18 +204,21 @@ class CommWatch:
             return [between(one.begin, one.end) for one in step.calls]
         seen: Counter[tuple[str, str]] = Counter()
         found = []
-        scatters = [one for one in step.calls if one.method == SCATTER]
+        leaving = [one.module for one in step.calls if one.method == SCATTER][1:]
         for one in step.calls:
-            if one.of_activations:
+            if one.of_activations or one.phase == "optimizer":  # ordered where the rank computes
                 found.append(between(one.begin, one.end))
                 continue
-            # Gradients leave while those of the module before may still be on their way, of whose memory torch keeps
-            # one at a time: there the computing stream waits for these.
-            after = scatters[scatters.index(one) + 1 :][:1] if one.method == SCATTER else []
-            key = (one.module, one.phase) if one.method == GATHER else (after[0].module, "leave") if after else ("", "")
-            moments, number = step.arrivals.get(key, []), seen[key]
-            seen[key] += 1
-            found.append(max(0.0, between(moments[number], one.end)) if number < len(moments) else 0.0)
+            arrivals: list[Any] = []
+            if one.method == GATHER:
+                key = (one.module, one.phase)
+                arrivals = step.arrivals.get(key, [])[seen[key] :]
+                seen[key] += 1
+            elif one.method == SCATTER and leaving:
+                # Gradients of the next module leave while these may still be on their way, of whose memory torch keeps
+                # one at a time: there the computing stream waits. Earlier passes of the step sent none.
+                arrivals = step.arrivals.get((leaving.pop(0), "leave"), [])[-1:]
+            found.append(max(0.0, between(arrivals[0], one.end)) if arrivals else 0.0)
         return found
 
     def seconds(self) -> dict[tuple[str, Phase], float]:
