@@ -159,7 +159,8 @@ FILE = click.Path(path_type=Path)
 
 def value_option(names: str, metavar: str, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
     """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
-    return click.option(*names.split(), metavar=metavar, help=text, default=default, show_default=True, **more)
+    shown = {} if default is None else {"default": default, "show_default": True}
+    return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
 
 
 # Options that several commands have.
