@@ -85,11 +85,10 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
 
     Raises `RunError`: a file cannot be written.
     """
+    from dlbench.records.scan import Scan, scan
     from dlbench.report.wording import clean
 
     series = plans[0].series.id
-    from dlbench.records.scan import Scan, scan
-
     folders = [path.parent for path in sorted(out.glob(f"{glob.escape(series)}-*/plan.json"))]
     found = scan(*folders) if folders else Scan(root=out)
     found.root = out
