@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from dlbench.errors import MachineError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 
 if TYPE_CHECKING:
     from dlbench.specs.comm import CommPlan
@@ -192,7 +194,6 @@ class GroupedCommand(click.Command):
     """A command whose help lists options by `OPTION_GROUPS`; what stands in none of them, last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section for each group that has an option here."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         # click's own option has another name in each of its versions.
         named = {"help" if "--help" in option.opts else option.name: option for option in options}
@@ -509,6 +510,12 @@ def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) ->
             raise error
     for error, _ in errors[:1]:
         click.echo(f"warning: {error}", err=True)
+
+
+def require_torch(system: SystemSpec) -> None:
+    """Raises `EnvironmentLacksError`: what this command starts would run in a Python that lacks torch."""
+    if not system.python and importlib.util.find_spec("torch") is None:
+        raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {INSTALL_NODE}")
 
 
 def precision_words(plan: RunPlan) -> str:

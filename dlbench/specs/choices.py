@@ -68,7 +68,6 @@ class Choices(Spec):
     layout: LayoutChoice = LayoutChoice()
 
     def workload(self) -> Workload:
-        """The part that says what is trained."""
         return Workload.model_validate(self.model_dump(exclude=_NOT_TRAINED))
 
 

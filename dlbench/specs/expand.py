@@ -411,7 +411,6 @@ _COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
 
 
 def _refuse_inert(request: CommRequest, spec: dict[str, Any], system: SystemSpec) -> None:
-    """A setting that acts in no run of the series is a mistake, not a wish."""
     if request.shards is not None and "parameter-server" not in spec["algorithms"]:
         raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
     if request.transport != "torch" and not spec["algorithms"]:

@@ -79,7 +79,6 @@ class Counts:
     ranks_per_node: int | None = None  # None: the system's.
 
     def ranks(self, system: SystemSpec, count: int) -> int:
-        """Ranks of one point."""
         return count if self.are == "ranks" else count * self._per_node(system)
 
     def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:

@@ -154,7 +154,6 @@ class CosmoFlowNetwork(Network[CosmoFlowModel]):
         return lambda model, batch: (model(network_volume(batch["volume"], channels_last=channels_last)),)
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:
-        """Mean squared error."""
         return lambda outputs, batch: functional.mse_loss(outputs[0].float(), batch["target"])
 
     def synthetic(

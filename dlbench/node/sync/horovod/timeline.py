@@ -276,7 +276,6 @@ class TimelineWindow:
         self._writer = _spinning_thread(self._threads_before)
 
     def open(self, hvd: Any) -> None:
-        """From now on Horovod writes."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="dlbench-timeline-")
             hvd.start_timeline(str(Path(self._folder.name) / _FILE), mark_cycles=True)

@@ -112,7 +112,6 @@ class OwnExchange(EngineOverLibrary):
         return at_least([self._sizes[n] for n in order], least)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
-        """Makes the messages: gradients in this order, this many in each."""
         self._messages = split(order, counts)
         parameters = [[self._named[n][1] for n in one] for one in self._messages]
         self._buckets = fill(self._route.arena, parameters, self._route.multiple)
@@ -128,7 +127,6 @@ class OwnExchange(EngineOverLibrary):
 
     @contextmanager
     def hold_exchange(self) -> Iterator[None]:
-        """Within it hooks do nothing, and autograd adds up."""
         self._is_held = True
         try:
             yield
@@ -136,7 +134,6 @@ class OwnExchange(EngineOverLibrary):
             self._is_held = False
 
     def begin_backward(self) -> None:
-        """The backward pass begins: the step's clock starts."""
         count = len(self._buckets)
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
