@@ -175,10 +175,7 @@ def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
 
 
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
-    """Price and budget as `dlbench.views.time_to_train.Asked` has them.
-
-    Raises `UserError`: one has another form, or they do not go together.
-    """
+    """Price and budget as `dlbench.views.time_to_train.Asked` has them."""
     cost, currency, cost_of = amount_of("--price", price)
     limit, money, limit_of = amount_of("--budget", budget)
     if budget and not limit_of and money != currency:

@@ -217,11 +217,7 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
 
 
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
-    """What an accelerator needs: asked for, as a run took it, or published.
-
-    Raises UserError: the run is of another workload, or has no figures. IncompleteDataError: a file of the run is
-    damaged.
-    """
+    """What an accelerator needs: asked for, as a run took it, or published."""
     from dlbench.perfmodels.storage_demand import PUBLISHED, measured
 
     if options["rate"] is not None:

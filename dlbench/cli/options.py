@@ -295,10 +295,7 @@ def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None)
 
 
 def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """A path that is written into commands and scripts.
-
-    Raises `UserError`: it holds what could not be printed as it is.
-    """
+    """A path that is written into commands and scripts."""
     from dlbench.specs.files import text_problem
 
     absolute = str(value.absolute())
@@ -380,10 +377,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str]:
-    """The tags given, and the commit that a CI names.
-
-    Raises `UserError`: a tag is not of the right form, or the CI's variable holds no word.
-    """
+    """The tags given, and the commit that a CI names."""
     from dlbench.specs.requests import parse_tags, tag_value
 
     tags = parse_tags(given)

@@ -96,18 +96,8 @@ class Handle:
     """One storage of a pass: in memory, away in the tier, or both on its way."""
 
     __slots__ = (
-        "block",
-        "check",
-        "coming",
-        "discard",
-        "dtype",
-        "is_input",
-        "kept",
-        "num_bytes",
-        "shape",
-        "storage",
-        "ticket",
-        "users",
+        *("block", "check", "coming", "discard", "dtype", "is_input"),
+        *("kept", "num_bytes", "shape", "storage", "ticket", "users"),
     )
 
     def __init__(self, tensor: torch.Tensor, storage: torch.UntypedStorage, block: int) -> None:
