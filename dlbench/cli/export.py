@@ -83,9 +83,7 @@ def _statement_options(command: F) -> F:
         OUTPUT,
         click.option("--org", metavar="NAME", help='Who ran it (default: "not stated").'),
         click.option("--platform", metavar="NAME", help="Name of the machine (default: the system's title)."),
-        click.option(
-            "--status", type=click.Choice(get_args(Status)), default="research", show_default=True, help=status
-        ),
+        click.option("--status", type=statuses, default="research", show_default=True, help=how),
     ]
     return decorated(command, options)
 
