@@ -135,9 +135,9 @@ def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity:
     from dlbench.views.out_of_core.plan import Measured, memory_plan
 
     workload = plan.workload
-    named = {"workload": workload.name, "preset": workload.preset, "sample_unit": workload.sample_unit}
+    of |= {"workload": workload.name, "preset": workload.preset, "sample_unit": workload.sample_unit}
     starts = block_starts(workload.train.memory.blocks, [unit.name for unit in chain.units])
-    return memory_plan(Measured(**named, **of), chain, rates, capacity, starts=starts)
+    return memory_plan(Measured(**of), chain, rates, capacity, starts=starts)
 
 
 # A finished run

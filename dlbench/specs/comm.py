@@ -336,9 +336,6 @@ class NetworkModel(Spec):
         own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
         known = own or self.residuals
         counts = sorted({one.ranks for one in known})
-        neighbours = {
-            *[count for count in counts if count <= ranks][-1:],
-            *[count for count in counts if count >= ranks][:1],
-        }
+        neighbours = {*[n for n in counts if n <= ranks][-1:], *[n for n in counts if n >= ranks][:1]}
         near = [one for one in known if one.ranks in neighbours]
         return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])

@@ -110,7 +110,6 @@ class ResNet(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
         return [module for module in self.stages.modules() if isinstance(module, Bottleneck)]
 
     def forward(self, image: Tensor) -> Tensor:
