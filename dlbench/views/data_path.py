@@ -414,10 +414,7 @@ class DataPathView(GroupView):
     def numbers(self, source: GroupSource) -> DataPath:
         return data_path(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(DataPath)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: DataPath) -> Section:
         columns: tuple[Column[tuple[str, str]], ...] = (
             Column("what", "What", operator.itemgetter(0)),
             Column("known", "Known", operator.itemgetter(1)),
@@ -425,8 +422,6 @@ class DataPathView(GroupView):
         title = "Reading, order, coverage, staging"
         facts = Sheet(name="data-facts", title=title, columns=columns, rows=found.facts, is_folded=True)
         return Section(
-            id=self.id,
-            title=self.title,
             headline=found.verdict,
             words=found.notes,
             charts=lambda: _charts(group, found),

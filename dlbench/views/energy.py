@@ -408,10 +408,7 @@ class EnergyView(GroupView):
         has_figures = any(point.kinds for point in points)
         return Energy(points=points, notes=_notes(energies, damaged)) if has_figures else None
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Energy)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Energy) -> Section:
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
         if isinstance(found, DetailedEnergy):
             slurm = Sheet(
@@ -423,8 +420,6 @@ class EnergyView(GroupView):
             )
             sheets += [slurm, sources_sheet(found.runs)]
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(found),
             words=tuple(_words(found)),
             charts=lambda: list(_charts(group, found)),

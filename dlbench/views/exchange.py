@@ -587,17 +587,12 @@ class ExchangeView(GroupView):
     def numbers(self, source: GroupSource) -> tuple[ExchangePoint, ...]:
         return exchange_points(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        points = group.all_of(ExchangePoint)
-        if not points:
-            return None
+    def shown(self, group: Group, points: tuple[ExchangePoint, ...]) -> Section:
         ran = [f"At {place_of(point)}: {'; '.join(map(str, point.ways))}." for point in points]
         why = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
         # What messages take from the cores, of the point with most ranks that says so.
         cores = [f"At {place_of(point)}, {point.cores}." for point in points if point.cores]
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(points[-1]),
             notes=(*why, *cores[-1:]),
             caption=f"{group.caption}. In brackets: the interval.",

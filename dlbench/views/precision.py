@@ -344,21 +344,12 @@ class PrecisionView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
         return precisions(source.groups, source.table)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(PrecisionComparison)
-        if not found:
-            return ()
-        return (
-            Section(
-                id=self.id,
-                title=self.title,
-                headline=_headline(found[0]),
-                words=tuple(
-                    f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))
-                ),
-                charts=lambda: [_chart(one, place) for place, one in enumerate(found[:MAX_CHARTS])],
-                sheets=tuple(map(precision_sheet, found)),
-            ),
+    def shown(self, report: Report, found: tuple[PrecisionComparison, ...]) -> Section:
+        return Section(
+            headline=_headline(found[0]),
+            words=tuple(f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))),
+            charts=lambda: [_chart(one, place) for place, one in enumerate(found[:MAX_CHARTS])],
+            sheets=tuple(map(precision_sheet, found)),
         )
 
     def remedy(self, report: Report) -> str:

@@ -265,10 +265,7 @@ class DifferencesView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
         return run_differences([run for group in source.results for run in group.runs])[:MAX_DIFFERENCES]
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(RunDifference)
-        if not found:
-            return ()
+    def shown(self, report: Report, found: tuple[RunDifference, ...]) -> Section:
         names = group_names(report.groups)
         matrix = (_matrix_sheet(found, report.groups, names),) if len(report.groups) > 1 else ()
         # In what runs of one group differ though they should not.
@@ -277,14 +274,7 @@ class DifferencesView(ReportView):
         if within:
             headline = f"runs of one group differ in {_listed([key[:25] for key in within], 2)}"
             words = f"Runs of one group differ in {_listed(within)}: look here first where repeats scatter."
-        section = Section(
-            id=self.id,
-            title=self.title,
-            headline=headline,
-            words=tuple(filter(None, (words,))),
-            sheets=(_differences_sheet(found, names), *matrix),
-        )
-        return (section,)
+        return Section(headline=headline, words=(words,), sheets=(_differences_sheet(found, names), *matrix))
 
     def remedy(self, report: Report) -> str:
         return "No two runs differ in a setting, a tag or the environment." if len(report.runs) > 1 else ""

@@ -425,15 +425,10 @@ class ShuffleAuditView(GroupView):
     def numbers(self, source: GroupSource) -> Audit | None:
         return audit(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Audit)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Audit) -> Section:
         left = found.num_errors - len(found.errors)
         more = [f"{left} more errors; the records hold all of them"] * bool(left)
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(found),
             marks=tuple(Mark(severity="serious", label="Error", text=text) for text in (*found.errors, *more)),
             notes=(_finding(found),),
@@ -483,19 +478,12 @@ class ShufflingView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[ShuffleComparison, ...]:
         return comparisons(source.groups, source.table)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(ShuffleComparison)
-        if not found:
-            return ()
-        return (
-            Section(
-                id=self.id,
-                title=self.title,
-                headline=_compared(found),
-                words=tuple(text for one in found for text in _findings(one)),
-                charts=lambda: learning_charts(found),
-                sheets=tuple(map(compared_sheet, found)),
-            ),
+    def shown(self, report: Report, found: tuple[ShuffleComparison, ...]) -> Section:
+        return Section(
+            headline=_compared(found),
+            words=tuple(text for one in found for text in _findings(one)),
+            charts=lambda: learning_charts(found),
+            sheets=tuple(map(compared_sheet, found)),
         )
 
 

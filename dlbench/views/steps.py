@@ -700,17 +700,12 @@ class StepsView(GroupView):
     def numbers(self, source: GroupSource) -> StepTimes | None:
         return step_times(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(StepTimes)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: StepTimes) -> Section:
         outliers = outlier_sheet(found.points)
         last = found.points[-1]
         tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
         count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
         return Section(
-            id=self.id,
-            title=self.title,
             headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}",
             notes=step_notes(found),
             charts=lambda: step_charts(group, found),

@@ -291,24 +291,20 @@ class SlowNodesView(ReportView):
     def numbers(self, source: ReportSource) -> SlowNodes:
         return slow_nodes(source.table)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.of(SlowNodes)
-        if found is None or not found.hosts:
-            return ()
+    def shown(self, report: Report, found: SlowNodes) -> Section | None:
+        if not found.hosts:
+            return None
         accused = [f"{clean(one.host, 30)} ({one.verdict})" for one in found.hosts if one.verdict in ACCUSED]
         more = f" and {len(accused) - 2} more" if len(accused) > 2 else ""
         headline = f"{', '.join(accused[:2])}{more}, of {len(found.hosts)} hosts"
         if not accused:
             headline = f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
-        section = Section(
-            id=self.id,
-            title=self.title,
+        return Section(
             headline=headline,
             words=tuple(_of_hosts(found)),
             charts=lambda: _host_charts(found),
             sheets=(_host_sheet(found),),
         )
-        return (section,)
 
     def remedy(self, report: Report) -> str:
         found = report.of(SlowNodes)

@@ -249,10 +249,7 @@ class QualityView(GroupView):
     def numbers(self, source: GroupSource) -> Quality | None:
         return group_quality(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Quality)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Quality) -> Section:
         others = found.points[1:]
         sheets: tuple[Sheet[Any], ...] = (
             reached_sheet(group, found),
@@ -276,8 +273,6 @@ class QualityView(GroupView):
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
         goal = f"Target: {goal_text(found)} within {found.limit} ({skill})"
         return Section(
-            id=self.id,
-            title=self.title,
             headline=quality_headline(found),
             words=(f"{goal}.", *((NO_SPEEDUP,) if any(point.factors is None for point in others) else ())),
             charts=lambda: quality_charts(group, found, reached_sheet(group, found)),
