@@ -268,7 +268,6 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         rows=rows,
         caption=CAPTION,
         is_data=lambda row: row.energy is not None,
-        in_terminal=True,
     )
 
 
@@ -459,9 +458,6 @@ def _words(found: Energy) -> Iterator[str]:
             if why:
                 where = place_text(point.ranks, point.nodes)
                 yield f"At {where} some runs have no figure of {kind.kind}: {why}."
-    unread = sum(point.num_unread for point in found.points)
-    if unread:
-        yield f"Samples of {unread} more runs were not read; dlbench diagnose reads them all."
     doubts = list(dict.fromkeys(text for point in found.points for text in point.doubts))
     shown = len(doubts) if is_detailed else MAX_DOUBTS
     yield from (f"Warning: {text}." for text in doubts[:shown])

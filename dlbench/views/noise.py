@@ -159,10 +159,8 @@ class NoiseView(GroupView):
             ),
             rows=points,
             caption=CAPTION,
-            in_terminal=True,
         )
-        advice = tuple(f"At {place_of(point)}: {point.advice}." for point in points)
-        return Section(headline=_headline(points[-1]), sheets=(sheet,), brief=advice)
+        return Section(headline=_headline(points[-1]), sheets=(sheet,))
 
     def remedy(self, group: Group) -> str:
         return "--set measure.noise_scale=true estimates it, at the cost of speed."

@@ -350,7 +350,6 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         title=f"Published rates of {rates[0].device}, same network and precision",
         columns=columns,
         rows=rates,
-        in_terminal=True,
         caption="Another library in another year: a ratio far below 1 asks for a reason, one near 1 proves nothing.",
     )
 
@@ -380,7 +379,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
         ),
         *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
     )
-    return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points, in_terminal=True)
+    return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points)
 
 
 def _headline(found: Utilisation) -> str:

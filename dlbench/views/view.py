@@ -75,7 +75,7 @@ class View:
         """What people read of its numbers, of a group or a report; None: nothing. Id and title are the view's own."""
         raise NotImplementedError
 
-    def _section(self, source: HasViews) -> Section | None:
+    def _of_numbers(self, source: HasViews) -> Section | None:
         found = source.views.get(self.key)
         section = self.shown(source, found) if found else None
         return section and replace(section, id=section.id or self.id, title=section.title or self.title)
@@ -90,7 +90,7 @@ class GroupView(View):
 
     def section(self, group: Group) -> Section | None:
         """What people read of a group; None where there is nothing. Its id becomes unique by the group's."""
-        return self._section(group)
+        return self._of_numbers(group)
 
     def remedy(self, group: Group) -> str:
         """What would produce the data of a group without a section, in a sentence; empty: not worth a line."""
@@ -106,7 +106,7 @@ class ReportView(View):
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """What people read; empty where there is nothing."""
-        return () if (section := self._section(report)) is None else (section,)
+        return () if (section := self._of_numbers(report)) is None else (section,)
 
     def remedy(self, report: Report) -> str:
         """What would produce the data of a report without a section, in a sentence; empty: not worth a line."""
