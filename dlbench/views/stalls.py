@@ -408,3 +408,8 @@ def _remarks(point: Stalls) -> Iterator[str]:
         yield f"{place_of(point)}: {text}."
     for text in point.missing:
         yield f"Left out: {text}."
+    cold = next((one for one in point.tiers if one.tier == "cold"), None)
+    if cold is not None and cold.cache:
+        known = cold.storage_share
+        share = "" if known is None else f"; {percent(min(1.0, known))} of the bytes came from storage"
+        yield f"Cold at {place_of(point)}: {cold.cache}{share}."
