@@ -15,6 +15,7 @@ from dlbench.cli import options as shared
 from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
 from dlbench.cli.options import (
     DRY_RUN,
+    FILE,
     LAUNCHER,
     SERIES,
     F,
@@ -22,6 +23,7 @@ from dlbench.cli.options import (
     decorated,
     output_folder,
     size_in_bytes,
+    value_option,
     write_output,
 )
 from dlbench.cli.report import (
@@ -83,7 +85,7 @@ def report(
 @click.command()
 @runs_argument()
 @where_option("--where", "runs")
-@click.option("-o", "--output", metavar="FILE.network.json", type=click.Path(path_type=Path), help="File to write.")
+@click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
 @click.option("--system", metavar="NAME", help="Whose runs to fit, where RUNS holds several systems.")
 @click.option("--transport", metavar="NAME", help="Which carrier to fit, where RUNS holds several.")
 @click.option("--dtype", metavar="NAME", help="Which type of element (default: fp32 where it was measured).")
@@ -106,8 +108,7 @@ def fit(
       dlbench comm fit runs -o box.network.json
       dlbench comm fit runs --system box --transport torch-gloo -o box.network.json
     """
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     require_modules("comm fit", "numpy", "scipy")
     from dlbench.comm.fits import fit_one
     from dlbench.comm.measurements import tabulate
@@ -132,9 +133,9 @@ def _show_fit(found: Fit, output: Path | None) -> None:
 
 
 @click.command("import")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option("--system", metavar="NAME", required=True, help="What to call the system that was measured.")
-@click.option("-o", "--output", metavar="FILE.network.json", type=click.Path(path_type=Path), help="File to write.")
+@click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
 @click.option("--ranks", type=int, multiple=True, metavar="N", help="Of outputs that do not say: for all, or for each.")
 @click.option("--group-size", type=int, metavar="N", help="Ranks per node, of outputs that do not name hosts.")
 @click.option(
@@ -165,8 +166,7 @@ def import_(
       dlbench comm import osu-allreduce.txt --ranks 64 --group-size 4 --system big -o big.network.json
       dlbench comm import lat.txt bw.txt --level across --system big -o big.network.json
     """
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     require_modules("comm import", "numpy", "scipy")
     from dlbench.comm.imports import import_tables
     from dlbench.specs.comm import ALGORITHMS
@@ -184,27 +184,18 @@ def import_(
 
 
 @click.command()
-@click.argument("network", type=click.Path(path_type=Path), required=False)
-@click.option("--topology", metavar="FILE", type=click.Path(path_type=Path), help="Cables to price instead, YAML.")
+@click.argument("network", type=FILE, required=False)
+@click.option("--topology", metavar="FILE", type=FILE, help="Cables to price instead, YAML.")
 @click.option("--ranks", metavar="8,64", required=True, help="Rank counts.")
 @click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
 @click.option("--leaf-size", type=int, metavar="N", help="Ranks below a leaf switch (default: all below one).")
-@click.option(
-    "--sizes",
-    metavar="LOW:HIGH[:COUNT]|A,B",
-    default="1KiB:64MiB",
-    show_default=True,
-    help="Bytes of each rank's buffer.",
-)
+@value_option("--sizes", "LOW:HIGH[:COUNT]|A,B", "Bytes of each rank's buffer.", "1KiB:64MiB")
 @click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
 @click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
 @click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
 @click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank).")
-@click.option(
-    "--workload-bytes",
-    metavar="BYTES",
-    callback=size_in_bytes,
-    help="Gradients of a step, e.g. 94MB: how long, in which messages.",
+@value_option(
+    "--workload-bytes", "BYTES", "Gradients of a step, e.g. 94MB: how long, in which messages.", callback=size_in_bytes
 )
 @click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
@@ -273,61 +264,36 @@ def predict(
 def measure_options(function: F) -> F:
     """Options that say what to measure; `runs_of` reads them."""
     decorators = [
-        click.option(
-            "--collective",
-            metavar="NAME",
-            default="allreduce",
-            show_default=True,
-            help="allreduce, reduce-scatter, all-gather, broadcast or all-to-all.",
+        value_option(
+            "--collective", "NAME", "allreduce, reduce-scatter, all-gather, broadcast or all-to-all.", "allreduce"
         ),
-        click.option(
-            "--algorithms",
-            metavar="all|A,B|none",
-            default="all",
-            show_default=True,
-            help="dlbench's own; all: those that the layout permits.",
-        ),
-        click.option(
+        value_option("--algorithms", "all|A,B|none", "dlbench's own; all: those that the layout permits.", "all"),
+        value_option(
             "--backends",
-            metavar="auto|A,B|none",
-            default="auto",
-            show_default=True,
-            help="Libraries timed as references: gloo, mpi, nccl, horovod; auto: those at hand.",
+            "auto|A,B|none",
+            "Libraries timed as references: gloo, mpi, nccl, horovod; auto: those at hand.",
+            "auto",
         ),
-        click.option(
+        value_option(
             "--sizes",
-            metavar="LOW:HIGH[:COUNT]|A,B",
-            default="1KiB:64MiB",
-            show_default=True,
-            help="Bytes of each rank's buffer; a range takes factor 4, or COUNT sizes.",
+            "LOW:HIGH[:COUNT]|A,B",
+            "Bytes of each rank's buffer; a range takes factor 4, or COUNT sizes.",
+            "1KiB:64MiB",
         ),
         click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16."),
-        click.option(
-            "--transport",
-            metavar="torch|mpi",
-            default="torch",
-            show_default=True,
-            help="What carries the algorithms' messages: torch.distributed, or mpi4py.",
+        value_option(
+            "--transport", "torch|mpi", "What carries the algorithms' messages: torch.distributed, or mpi4py.", "torch"
         ),
-        click.option(
-            "--iterations", type=int, metavar="N", default=10, show_default=True, help="Timed iterations of a point."
-        ),
+        value_option("--iterations", "N", "Timed iterations of a point.", 10, type=int),
         click.option("--warmup", type=int, metavar="N", default=2, show_default=True, help="Iterations before them."),
         click.option("--group-size", type=int, metavar="N", help="Ranks of a group (default: those of a node)."),
         click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank)."),
-        click.option(
-            "--repeats", type=int, metavar="N", default=1, show_default=True, help="Runs of each count, interleaved."
-        ),
+        value_option("--repeats", "N", "Runs of each count, interleaved.", 1, type=int),
         LAUNCHER,
         click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),
         click.option("--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Change a system's key."),
-        click.option(
-            "--timeout",
-            type=float,
-            default=60.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Longest time of one iteration; then the run is given up.",
+        value_option(
+            "--timeout", "SECONDS", "Longest time of one iteration; then the run is given up.", 60.0, type=float
         ),
         SERIES,
         output_folder(),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlbench.cli.options import InOrder, size_in_bytes
+from dlbench.cli.options import FILE, InOrder, size_in_bytes, value_option
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_bytes, format_seconds
@@ -114,16 +114,13 @@ class _Bar:
         self._progress.update(task, completed=done, total=total, numbers=rate.numbers(done, total, num_bytes))
 
 
-_PATH = click.Path(path_type=Path)
-_SEED = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
-)
+_SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
 _COUNT = click.IntRange(min=1)
 WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Processes (default: one a core of this machine).")
 
 
 @click.command()
-@click.argument("folder", type=_PATH)
+@click.argument("folder", type=FILE)
 @_SEED
 def demo(folder: Path, seed: int) -> None:
     """Make one small real data set for each workload in FOLDER.
@@ -148,19 +145,13 @@ def demo(folder: Path, seed: int) -> None:
 
 @click.command()
 @click.argument("kind", metavar="images|text|density")
-@click.argument("folder", type=_PATH)
+@click.argument("folder", type=FILE)
 @click.option("--samples", type=_COUNT, metavar="N", help="Training samples.")
-@click.option(
-    "--validation", type=click.IntRange(min=0), metavar="N", help="Validation samples (default: a tenth as many)."
-)
-@click.option(
-    "--size-on-disk", callback=size_in_bytes, metavar="BYTES", help="Instead of --samples: about so much, e.g. 10GB."
-)
+@value_option("--validation", "N", "Validation samples (default: a tenth as many).", type=click.IntRange(min=0))
+@value_option("--size-on-disk", "BYTES", "Instead of --samples: about so much, e.g. 10GB.", callback=size_in_bytes)
 @click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
 @click.option("--classes", type=_COUNT, metavar="N", help="Classes of images (default 10).")
-@click.option(
-    "--container", metavar="NAME", help="images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first)."
-)
+@value_option("--container", "NAME", "images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first).")
 @click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a shard, or a file of volumes.")
 @_SEED
 @WORKERS
@@ -215,7 +206,7 @@ def _described(manifest: Manifest, unit: str) -> str:
 
 
 @click.command()
-@click.argument("source", type=_PATH)
+@click.argument("source", type=FILE)
 @click.option("--kind", metavar="NAME", help="images, image-shards, text, samples or density (default: recognised).")
 @click.option("--vocabulary", metavar="NAME|FILE", help="Hold text or BERT samples to this vocabulary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -281,8 +272,8 @@ def _require(source: Path) -> None:
 
 
 @click.command()
-@click.argument("source", type=_PATH)
-@click.argument("folder", type=_PATH)
+@click.argument("source", type=FILE)
+@click.argument("folder", type=FILE)
 @click.option(
     "--container", type=click.Choice(["tar", "tfrecord"]), default="tar", show_default=True, help="Form of a shard."
 )
@@ -307,8 +298,8 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
 
 
 @click.command()
-@click.argument("source", type=_PATH)
-@click.argument("out", type=_PATH, metavar="OUT.txt")
+@click.argument("source", type=FILE)
+@click.argument("out", type=FILE, metavar="OUT.txt")
 @click.option("--size", type=_COUNT, default=30522, show_default=True, metavar="N", help="Entries.")
 @click.option("--cased", is_flag=True, help="Keep capitals and accents.")
 def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
@@ -330,14 +321,12 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
 
 
 @click.command()
-@click.argument("source", type=_PATH)
-@click.argument("folder", type=_PATH)
+@click.argument("source", type=FILE)
+@click.argument("folder", type=FILE)
 @click.option("--vocabulary", required=True, metavar="NAME|FILE", help="WordPiece vocabulary.")
 @click.option("--sequence-length", type=_COUNT, default=128, show_default=True, metavar="N", help="Tokens of a sample.")
 @click.option("--max-predictions", type=_COUNT, metavar="N", help="Hidden tokens at most (default: 15 %, rounded up).")
-@click.option(
-    "--duplicates", type=_COUNT, default=10, show_default=True, metavar="N", help="Passes over the training text."
-)
+@value_option("--duplicates", "N", "Passes over the training text.", 10, type=_COUNT)
 @_SEED
 @WORKERS
 def samples(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from dlbench.cli import options as shared
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -89,13 +88,9 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
 
 def _refuse_other_mode(tiers: bool, options: dict[str, Any]) -> None:
     """Options of the one do nothing in the other. Raises UserError: such an option is given."""
-    context = click.get_current_context()
-    for name in _OF_READERS if tiers else _OF_TIERS:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = f"--{name.replace('_', '-')}"
-            trains = "is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)"
-            why = "is of the readers alone: leave out --tiers" if tiers else trains
-            raise UserError(f"{option}: {why}")
+    for option in shared.given_options(*(_OF_READERS if tiers else _OF_TIERS)):
+        trains = "is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)"
+        raise UserError(f"{option}: {'is of the readers alone: leave out --tiers' if tiers else trains}")
     if options["like"] is not None and options["rate"] is not None:
         raise UserError("--like and --rate exclude each other: both say what an accelerator needs")
     if options["seconds"] is not None and options["seconds"] > MAX_SECONDS:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from dlbench.cli import options as shared
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -35,13 +34,11 @@ def memory() -> None:
 @memory.command("plan")
 @click.argument("subject", metavar="WORKLOAD|RUN")
 @click.option("--batch", type=click.IntRange(min=1), help="Samples per rank and step (default: the workload's).")
-@click.option(
-    "--capacity", metavar="BYTES|SHARE", help="What a rank may hold, e.g. 8GiB, or 50% of what it would in core."
-)
+@shared.value_option("--capacity", "BYTES|SHARE", "What a rank may hold, e.g. 8GiB, or 50% of what it would in core.")
 @shared.PRESET
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
 @shared.SYSTEM
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .html, .md, .json or .txt.")
+@click.option("-o", "--output", type=shared.FILE, help="File to write: .html, .md, .json or .txt.")
 @shared.AS_JSON
 @click.option("--dry-run", is_flag=True, help="Print what would be measured; touch nothing.")
 def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) -> None:
@@ -63,8 +60,7 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
     output = options["output"]
     if options["as_json"] and output is not None:
         raise UserError("--json and -o exclude each other: a name that ends in .json says it as well")
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     chosen: FormatName = format_by_suffix(output, "json" if options["as_json"] else None, _SUFFIXES, "text")
     if not options["dry_run"]:
         require_modules("memory plan", "numpy", *(("altair", "vl_convert") if chosen == "html" else ()))
@@ -158,11 +154,8 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
     from dlbench.records.scan import read_run
     from dlbench.views.out_of_core.plan import Measured, memory_plan
 
-    context = click.get_current_context()
-    for name in _OF_WORKLOADS:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
-            raise UserError(f"{option}: has no effect on a finished run, which decided that")
+    for option in shared.given_options(*_OF_WORKLOADS):
+        raise UserError(f"{option}: has no effect on a finished run, which decided that")
     run = read_run(folder)
     memory = None if run.record is None else run.record.memory
     if run.record is None or memory is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from dlbench.errors import MachineError, UserError
 
@@ -153,6 +154,15 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FILE = click.Path(path_type=Path)
+
+
+def value_option(names: str, metavar: str, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+    """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
+    shown = {} if default is None else {"default": default, "show_default": True}
+    return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
+
+
 # Options that several commands have.
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
@@ -161,40 +171,20 @@ PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (
 SYSTEM = click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
 SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark).")
 LAUNCHER = click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo.")
-OUTPUT = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
-)
+OUTPUT = click.option("-o", "--output", type=FILE, help="File to write (default: standard output).")
 
 COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
 
 INSTALL_NODE = "pip install 'dlbench[node]'"
 
 
-OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("What is trained", ("preset", "engine", "data", "to_accuracy", "resume", "overrides")),
-    (
-        "Which runs",
-        ("ranks", "nodes", "ranks_per_node", "repeats", "scaling", "sweep", "ab", "decompose", "watch_cost"),
-    ),
-    ("Where", ("system", "launcher", "fail_fast")),
-    (
-        "Jobs",
-        (
-            "pack",
-            "one_run_per_job",
-            "same_nodes",
-            "rotate_nodes",
-            "chain",
-            "time",
-            "max_node_hours",
-            "max_jobs",
-            "follow",
-            "every",
-            "cancelled",
-        ),
-    ),
-    ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "write_only", "no_progress", "help")),
-)
+OPTION_GROUPS = {
+    "What is trained": "preset engine data to_accuracy resume overrides",
+    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ab decompose watch_cost",
+    "Where": "system launcher fail_fast",
+    "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs follow every cancelled",
+    "Output": "out series tags dry_run all_scripts write_only no_progress help",
+}
 """How the help of `run` and `submit` groups options, by the names of their parameters."""
 
 
@@ -208,14 +198,11 @@ class GroupedCommand(click.Command):
         named = {"help" if "--help" in option.opts else option.name: option for option in options}
         lines = {name: line for name, option in named.items() if (line := option.get_help_record(ctx))}
         width = max(len(words) for words, _ in lines.values())
-        for title, names in OPTION_GROUPS:
-            shown = [lines.pop(name) for name in names if name in lines]
-            if shown:
+        groups = {title: names.split() for title, names in OPTION_GROUPS.items()}
+        for title, names in {**groups, "Further options": [*lines]}.items():
+            if shown := [lines.pop(name) for name in names if name in lines]:
                 with formatter.section(title):
                     formatter.write_dl([(words.ljust(width), text) for words, text in shown])
-        if lines:
-            with formatter.section("Further options"):
-                formatter.write_dl([(words.ljust(width), text) for words, text in lines.values()])
 
 
 def plan_options(function: F) -> F:
@@ -227,14 +214,7 @@ def plan_options(function: F) -> F:
         click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
         click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
         click.option("--resume", metavar="RUN|FILE", help="Continue from a checkpoint, or a run's newest one."),
-        click.option(
-            "--repeats",
-            metavar="N",
-            type=int,
-            default=1,
-            show_default=True,
-            help="Runs of each point, interleaved over points.",
-        ),
+        value_option("--repeats", "N", "Runs of each point, interleaved over points.", 1, type=int),
         click.option(
             "--scaling",
             type=click.Choice(["weak", "strong"]),
@@ -281,12 +261,7 @@ def plan_options(function: F) -> F:
 def output_folder() -> Callable[[F], F]:
     """The option --out of every command that makes runs."""
     return click.option(
-        "--out",
-        type=click.Path(path_type=Path),
-        default=Path("runs"),
-        show_default=True,
-        callback=_for_scripts,
-        help="Folder of all runs.",
+        "--out", type=FILE, default=Path("runs"), show_default=True, callback=_for_scripts, help="Folder of all runs."
     )
 
 
@@ -355,24 +330,23 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             ),
             click.option("--time", metavar="LIMIT", help="Time limit of a run, 00:20:00 (default: by earlier runs)."),
             click.option("--max-node-hours", metavar="H", type=float, help="Refuse what may cost more."),
-            click.option(
-                "--max-jobs", metavar="N", type=click.IntRange(min=1), help="Jobs of the series in the queue at most."
-            ),
+            value_option("--max-jobs", "N", "Jobs of the series in the queue at most.", type=click.IntRange(min=1)),
             click.option("--follow", is_flag=True, help="Stay, and submit the rest as the queue has room."),
-            click.option(
-                "--every",
-                default="60s",
-                show_default=True,
-                callback=duration,
-                metavar="TIME",
-                help="With --follow: between two looks.",
-            ),
+            value_option("--every", "TIME", "With --follow: between two looks.", "60s", callback=duration),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
             click.option("--write-only", is_flag=True, help="Write plans and scripts; print the sbatch commands."),
         ]
         return decorated(function, decorators)
 
     return decorate
+
+
+def given_options(*names: str) -> Iterator[str]:
+    """Those of the running command's parameters, by the names of their options, that the command line gives."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        if param.name in names and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            yield param.opts[0]
 
 
 def decorated(function: F, decorators: Sequence[Callable[[F], F]]) -> F:
@@ -389,23 +363,14 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
     for name in ("repeats", "ranks_per_node"):
         if options[name] is not None and options[name] < 1:
             raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be 1 or more")
+    kept = ("workload", "preset", "engine", "data", "to_accuracy", "resume", "ranks_per_node", "repeats", "scaling")
     return Request(
-        workload=options["workload"],
-        preset=options["preset"],
+        **{name: options[name] for name in (*kept, "launcher", "series")},
         system=system,
-        engine=options["engine"],
-        data=options["data"],
-        to_accuracy=options["to_accuracy"],
-        resume=options["resume"],
         points=points,
         points_are="nodes" if points_are == "nodes" else "ranks",
-        ranks_per_node=options["ranks_per_node"],
-        repeats=options["repeats"],
-        scaling=options["scaling"],
-        launcher=options["launcher"],
         overrides=parse_set(options["overrides"]),
         sweep=parse_sweep(options["sweep"]),
-        series=options["series"],
         decompose=options.get("decompose", False),
         watch_cost=options.get("watch_cost", False),
         sides=parse_sides(options["ab"]),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from dlbench.cli.report import check_writable
+from dlbench.cli.options import FILE
+from dlbench.cli.report import check_writable, format_option
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -22,20 +23,9 @@ SUFFIXES: dict[str, FormatName] = {".json": "perfetto", ".json.gz": "perfetto", 
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="File to write: .json, .json.gz (smaller) or .parquet.",
-)
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(get_args(FormatName)),
-    help="Default: what the name of the output file says, else perfetto.",
-)
+@click.argument("run", type=FILE)
+@click.option("-o", "--output", type=FILE, required=True, help="File to write: .json, .json.gz (smaller) or .parquet.")
+@format_option(*get_args(FormatName), default="perfetto")
 @click.option("--ranks", metavar="LIST", help="Only these ranks and their nodes, e.g. 0,1,8-15 (default: all).")
 @click.option("--steps", metavar="A-B", help="Only these steps and what happened meanwhile (default: all).")
 @click.option("--cores", is_flag=True, help="A counter for every core, not only for their mean.")

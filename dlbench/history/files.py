@@ -34,7 +34,7 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.opening import delete_below, folder_below, kind_of, open_file
-from dlbench.records.files import write_json
+from dlbench.records.files import Named, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
@@ -176,15 +176,8 @@ class Store:
 
     path: Path
 
-    @property
-    def runs(self) -> Path:
-        """Months, and in them runs."""
-        return self.path / "runs"
-
-    @property
-    def partial(self) -> Path:
-        """What is not there yet, or no more."""
-        return self.path / "partial"
+    runs = Named("runs")  # Months, and in them runs.
+    partial = Named("partial")  # What is not there yet, or no more.
 
     @classmethod
     def at(cls, path: Path, *, create: bool = False) -> Store:

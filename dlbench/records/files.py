@@ -6,15 +6,40 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dlbench.errors import RunError, refused
 from dlbench.units import utf8_text
 
 TEMPORARY_SUFFIX = ".partial"
+
+
+class _Folder(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+class Named:
+    """An attribute of a folder's class: where its file, or folder, of that name is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: _Folder, owner: object = None) -> Path:
+        return folder.path / self.name
+
+
+class Numbered:
+    """Such an attribute of the files of ranks or nodes: a function of the number, which `name` formats."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: _Folder, owner: object = None) -> Callable[[int], Path]:
+        return lambda number: folder.path / self.name.format(number)
 
 
 def write_atomic(path: Path, content: bytes | str, *, private: bool = False, follow: bool = True) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import RunError, UserError, refused
-from dlbench.records.files import write_atomic
+from dlbench.records.files import Named, Numbered, write_atomic
 from dlbench.sharing import share
 from dlbench.specs.files import control_character
 from dlbench.specs.plan import LaunchPlan
@@ -26,107 +26,31 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def plan(self) -> Path:
-        """`plan.json`: the frozen plan; written first."""
-        return self.path / "plan.json"
-
-    @property
-    def record(self) -> Path:
-        """`record.json`: what happened; written last, by rank 0. Without it a run is incomplete."""
-        return self.path / "record.json"
-
-    @property
-    def comm(self) -> Path:
-        """`comm.json`: what a run of the collective benchmark measured; written last, by rank 0."""
-        return self.path / "comm.json"
-
-    @property
-    def script(self) -> Path:
-        """`job.sbatch`: the batch script as it was submitted."""
-        return self.path / "job.sbatch"
-
-    @property
-    def submission(self) -> Path:
-        """`submission.json`: Slurm job id and the sbatch command line."""
-        return self.path / "submission.json"
-
-    @property
-    def rendezvous(self) -> Path:
-        """`rendezvous.json`: where rank 0 listens while ranks find each other."""
-        return self.path / "rendezvous.json"
-
-    @property
-    def launch_log(self) -> Path:
-        """`launch.log`: output of mpirun or srun, all ranks together."""
-        return self.path / "launch.log"
-
-    @property
-    def launch_script(self) -> Path:
-        """`launch.sh`: what `dlbench run` started, where the system has modules or setup lines."""
-        return self.path / "launch.sh"
-
-    @property
-    def failure(self) -> Path:
-        """`failure.json`: why a launcher gave a run up."""
-        return self.path / "failure.json"
-
-    @property
-    def interrupted(self) -> Path:
-        """`interrupted.json`: that the run stopped on request."""
-        return self.path / "interrupted.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """`checkpoints/`: the newest states of training, `step-00000123.safetensors`."""
-        return self.path / "checkpoints"
+    plan = Named("plan.json")  # The frozen plan; written first.
+    record = Named("record.json")  # What happened; written last, by rank 0. Without it a run is incomplete.
+    comm = Named("comm.json")  # What a run of the collective benchmark measured; written last, by rank 0.
+    script = Named("job.sbatch")  # The batch script as it was submitted.
+    submission = Named("submission.json")  # Slurm job id and the sbatch command line.
+    rendezvous = Named("rendezvous.json")  # Where rank 0 listens while ranks find each other.
+    launch_log = Named("launch.log")  # Output of mpirun or srun, all ranks together.
+    launch_script = Named("launch.sh")  # What `dlbench run` started, where the system has modules or setup lines.
+    failure = Named("failure.json")  # Why a launcher gave a run up.
+    interrupted = Named("interrupted.json")  # That the run stopped on request.
+    checkpoints = Named("checkpoints")  # The newest states of training, `step-00000123.safetensors`.
+    steps = Numbered("rank-{:04d}.steps")  # Raw step times of one rank (see `dlbench.records.rows.steps`).
+    spans = Numbered("rank-{:04d}.spans")  # What one rank did when (see `dlbench.records.rows.spans`).
+    profile = Numbered("rank-{:04d}.profile.json")  # What torch.profiler wrote of one rank's window, a Chrome trace.
+    samples = Numbered("node-{:04d}.samples")  # What the sampler of one node read (see `dlbench.records.rows.samples`).
+    clock = Named("clock.json")  # Where node 0 answers while nodes compare their clocks.
+    watch_cost = Named("watch-cost.json")  # What watching cost, measured against unwatched runs of the same series.
+    accounting = Named("accounting.json")  # What Slurm says that the run took.
+    status = Numbered("rank-{:04d}.status.json")  # Of a rank that failed or vanished, the last that is known of it.
+    node_status = Numbered("node-{:04d}.status.json")  # What the ranks of one node said when a stage began.
+    log = Numbered("rank-{:04d}.log")  # Standard output and error of one rank.
 
     def checkpoint(self, step: int) -> Path:
         """The state of training after a number of optimizer steps."""
         return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"
-
-    def steps(self, rank: int) -> Path:
-        """`rank-0000.steps`: raw step times of one rank (see `dlbench.records.rows.steps`)."""
-        return self.path / f"rank-{rank:04d}.steps"
-
-    def spans(self, rank: int) -> Path:
-        """`rank-0000.spans`: what one rank did when (see `dlbench.records.rows.spans`)."""
-        return self.path / f"rank-{rank:04d}.spans"
-
-    def profile(self, rank: int) -> Path:
-        """`rank-0000.profile.json`: what torch.profiler wrote of one rank's window, a Chrome trace."""
-        return self.path / f"rank-{rank:04d}.profile.json"
-
-    def samples(self, node: int) -> Path:
-        """`node-0000.samples`: what the sampler of one node read (see `dlbench.records.rows.samples`)."""
-        return self.path / f"node-{node:04d}.samples"
-
-    @property
-    def clock(self) -> Path:
-        """`clock.json`: where node 0 answers while nodes compare their clocks."""
-        return self.path / "clock.json"
-
-    @property
-    def watch_cost(self) -> Path:
-        """`watch-cost.json`: what watching cost, measured against unwatched runs of the same series."""
-        return self.path / "watch-cost.json"
-
-    @property
-    def accounting(self) -> Path:
-        """`accounting.json`: what Slurm says that the run took."""
-        return self.path / "accounting.json"
-
-    def status(self, rank: int) -> Path:
-        """`rank-0000.status.json`: of a rank that failed or vanished, the last that is known of it."""
-        return self.path / f"rank-{rank:04d}.status.json"
-
-    def node_status(self, node: int) -> Path:
-        """`node-0000.status.json`: what the ranks of one node said when a stage began."""
-        return self.path / f"node-{node:04d}.status.json"
-
-    def log(self, rank: int) -> Path:
-        """`rank-0000.log`: standard output and error of one rank."""
-        return self.path / f"rank-{rank:04d}.log"
 
 
 def prepare_output(out: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
 from dlbench.specs.base import CountOrZero, Flag, NonNegative, RankNumber, RunName, Spec
 
@@ -110,47 +111,13 @@ class PreflightFolder:
         self.path = path
         self.run = RunFolder(path)
 
-    @property
-    def report(self) -> Path:
-        """`preflight.json`: what was found."""
-        return self.path / "preflight.json"
-
-    @property
-    def seen(self) -> Path:
-        """`seen/`: what ranks write."""
-        return self.path / "seen"
-
-    @property
-    def hosts(self) -> Path:
-        """`seen/hosts`: names of the job's nodes, a line each."""
-        return self.seen / "hosts"
-
-    @property
-    def ended(self) -> Path:
-        """`seen/ended`: what the job's script ended with."""
-        return self.seen / "ended"
-
-    @property
-    def clock(self) -> Path:
-        """`seen/clock.json`: where the first node answers about its clock."""
-        return self.seen / "clock.json"
-
-    def rank(self, rank: int) -> Path:
-        """`seen/rank-0000.json`: what a rank saw."""
-        return self.seen / f"rank-{rank:04d}.json"
-
-    def begun(self, rank: int) -> Path:
-        """`seen/rank-0000.begun`: its node's name; the folder is visible there and can be written."""
-        return self.seen / f"rank-{rank:04d}.begun"
-
-    def failed(self, rank: int) -> Path:
-        """`seen/rank-0000.failed`: what its Python ended with, where that is not 0."""
-        return self.seen / f"rank-{rank:04d}.failed"
-
-    def log(self, rank: int) -> Path:
-        """`seen/rank-0000.log`: what it printed."""
-        return self.seen / f"rank-{rank:04d}.log"
-
-    def looked(self, node: int) -> Path:
-        """`seen/node-0000.looked`: its first rank has looked at the load of its cores."""
-        return self.seen / f"node-{node:04d}.looked"
+    report = Named("preflight.json")  # What was found.
+    seen = Named("seen")  # What ranks write.
+    hosts = Named("seen/hosts")  # Names of the job's nodes, a line each.
+    ended = Named("seen/ended")  # What the job's script ended with.
+    clock = Named("seen/clock.json")  # Where the first node answers about its clock.
+    rank = Numbered("seen/rank-{:04d}.json")  # What a rank saw.
+    begun = Numbered("seen/rank-{:04d}.begun")  # Its node's name; the folder is visible there and can be written.
+    failed = Numbered("seen/rank-{:04d}.failed")  # What its Python ended with, where that is not 0.
+    log = Numbered("seen/rank-{:04d}.log")  # What it printed.
+    looked = Numbered("seen/node-{:04d}.looked")  # Its first rank has looked at the load of its cores.

@@ -78,7 +78,7 @@ class CollectiveWaits(Spec):
 
 
 class HeldMemory(Spec):
-    """What a rank's device held at the peak of a watched warm-up step, tensors alone, bytes."""
+    """What a rank's device held at the peak of a step, as one of the warm-up shows it, tensors alone, bytes."""
 
     weights: CountOrZero = Field(description="Parameters, this rank's share of them.")
     gradients: CountOrZero = Field(description="Gradients, likewise.")
@@ -140,7 +140,9 @@ class RankResult(Spec):
         "algorithms, compiling and warm-up; out of core from the end of planning on. Null where nothing was measured.",
     )
     held: HeldMemory | None = Field(
-        None, description="What it held at the peak of a step, by kind; null: no warm-up step was watched for it."
+        None,
+        description="What it held at the peak of a step, by kind; null: it had no warm-up, trained out of core (see "
+        "memory), or had a torch without its profiler.",
     )
     waits: CollectiveWaits | None = Field(
         None, description="What it waited for collectives within passes and update; null: there are none."

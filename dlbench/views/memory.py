@@ -70,7 +70,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldPoint:
-    """What the rank with most of all runs at one rank count held at the peak of a warm-up step, tensors alone."""
+    """What the rank with most of all runs at one rank count held at the peak of a step, tensors alone."""
 
     ranks: int
     nodes: int
@@ -140,7 +140,10 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
         host_bytes=int(recorded) if recorded.isascii() and recorded.isdecimal() and len(recorded) < 20 else None,
         batches=batches[:MAX_BATCHES],
         limit=_limit(group, batches),
-        notes=tuple(map(_retried, filter(lambda one: one.retries, kinds))),
+        notes=(
+            *map(_retried, filter(lambda one: one.retries, kinds)),
+            *([] if kinds else [_not_by_kind(group.sample)]),
+        ),
     )
 
 
@@ -174,6 +177,15 @@ def _held_point(point: Point, runs: Mapping[str, Run]) -> HeldPoint | None:
     shown = most.model_dump(include={"weights", "gradients", "optimizer", "buffers", "activations", "peak", "host"})
     retries = [one.retries for one in every if one.retries is not None]
     return HeldPoint(ranks=point.ranks, nodes=point.nodes, **shown, retries=max(retries, default=None))
+
+
+def _not_by_kind(run: Run) -> str:
+    why = "the watched step updated nothing, or torch was built without its profiler"
+    if run.plan.measure.warmup_steps == 0:
+        why = "there was no warm-up step to watch (measure.warmup_steps)"
+    if run.record is not None and run.record.memory is not None:
+        why = "these runs trained out of core, and their own section says what was measured"
+    return f"Memory by kind is not known: {why}."
 
 
 def _retried(point: HeldPoint) -> str:
@@ -313,7 +325,7 @@ def kinds_sheet(found: Memory) -> Sheet[HeldPoint]:
         title="Memory by kind",
         columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), found.kinds),
         rows=found.kinds,
-        caption="Tensors of the rank that held most at the peak of a warm-up step; gradients as the update finds them.",
+        caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds them.",
     )
 
 

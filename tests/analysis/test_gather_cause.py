@@ -66,6 +66,8 @@ def test_a_rank_that_says_nothing_is_not_taken_as_none(tmp_path: Path) -> None:
     assert found.sums_ns["gather"] == 0
     silent = one(tmp_path / "silent", lambda rank: {}, engine="fsdp")
     assert "not every rank says" in silent.not_measured["gather"]
+    alone = one(tmp_path / "alone", lambda rank: {}, ranks=1, engine="fsdp")  # gathers nothing
+    assert (alone.not_measured.get("gather"), alone.sums_ns["gather"]) == (None, 0)
 
 
 parts = st.dictionaries(st.sampled_from(COMPUTE_PARTS), st.floats(0, 200))

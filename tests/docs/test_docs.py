@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from dlbench.cli import cli
 from dlbench.errors import DlbenchError
 from dlbench.perfmodels.topology import read_topology
+from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.engine import key_for_name
@@ -354,10 +355,9 @@ def test_a_wrong_key_would_be_found() -> None:
 def test_every_file_of_a_run_is_described() -> None:
     text = (DOCS / "formats.md").read_text(encoding="utf-8")
     folder = RunFolder(Path("run"))
-    files = [getattr(folder, name) for name, value in vars(RunFolder).items() if isinstance(value, property)]
-    of_ranks = (folder.steps, folder.spans, folder.profile, folder.status, folder.log)
-    of_nodes = (folder.samples, folder.node_status)
-    files += [folder.checkpoint(0), *(name(0) for name in (*of_ranks, *of_nodes))]
+    files = [getattr(folder, name) for name, value in vars(RunFolder).items() if isinstance(value, Named)]
+    files += [getattr(folder, name)(0) for name, value in vars(RunFolder).items() if isinstance(value, Numbered)]
+    files.append(folder.checkpoint(0))
     names = [path.relative_to(folder.path).as_posix().replace("0000", "NNNN") for path in files]
     names = [f"{name}/step-NNNNNNNN.safetensors" if name == "checkpoints" else name for name in names]
     rows = re.findall(r"^\| `([^`]+)` \|", text.split("## The folder")[1].split("\n## ")[0], re.MULTILINE)

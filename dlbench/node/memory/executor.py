@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -583,9 +582,7 @@ class _CountingSaved:
 
         torch._C._autograd._push_saved_tensors_default_hooks(counted, unpack)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
@@ -601,9 +598,7 @@ class _Recomputing:
         self._lane.begin_recompute(self._block.number)
         self._before = [(buffer, buffer.clone()) for buffer in self._block.buffers()]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         with torch.no_grad():
             for buffer, before in self._before:
                 buffer.copy_(before)

@@ -1,8 +1,10 @@
-"""What a rank's device holds at the peak of one warm-up step, by kind: weights, gradients, optimizer state, buffers.
+"""What a rank's device holds at the peak of a step, by kind: weights, gradients, optimizer state, buffers.
 
-What they leave of the peak is activations, gathered parameters and what operations take meanwhile. The peak is that of
-the allocator on a GPU; on a CPU that of every allocation and release as torch's profiler reports them, on top of what
-was there before the step. The step lies before all whose times are used; starting the profiler takes it 0.1 s.
+What they leave of the peak is activations, gathered parameters and what operations take meanwhile. On a GPU the peak is
+that of the allocator in the last warm-up step. On a CPU it is that of every allocation and release as torch's profiler
+reports them, on top of what was there before the step. To start the profiler takes 0.1 s: it watches the first step of
+all, whose times are used for nothing. The optimizer makes its values in the update of that step, so that its passes
+hold as much less than those of later steps.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def local_bytes(tensors: Iterable[Any], device: torch.device) -> int:
 
 
 class StepMemory:
-    """Watches the step that the schedule sets apart for it, on this rank."""
+    """Watches one step of the warm-up, on this rank."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class StepMemory:
         self.peak_before = 0  # Of the device, before the step, bytes: a GPU's peak begins anew in it.
 
     def before_warmup(self, *, is_watched: bool) -> None:
-        """Between two steps; `is_watched`: whether the next one is set apart for this."""
+        """Between two steps; `is_watched`: whether the next one is that step."""
         if self._meter is not None:
             self._end()
         if is_watched:
@@ -98,17 +100,18 @@ class StepMemory:
             return  # a loss scale that did not fit: nothing was updated
         on_cpu = self._device.type == "cpu"
         base = self._base + (self._gradients if self._gradients_stay and on_cpu else 0)
-        passes, update = (base + seen[name].peak for name in ("passes", "update"))
-        peak = max(passes, update)
-        kinds = self._kinds | {"gradients": self._gradients}
+        kinds = self._persistent(self._device) | {"gradients": self._gradients}
+        made = kinds["optimizer"] - self._kinds["optimizer"]
         kinds["buffers"] += self._exchange - self._in_buffers
-        how = (
-            "every allocation of a warm-up step by torch's profiler"
-            if on_cpu
-            else "torch's allocator in a warm-up step"
-        )
-        if on_cpu and (unseen := seen["update"].end) > peak // 100:
-            how += f"; {unseen} bytes were not seen to be released, which other threads may have done"
+        passes, update = base + made + seen["passes"].peak, base + seen["update"].peak
+        peak = max(passes, update)
+        how = "torch's allocator in the last warm-up step"
+        if on_cpu:
+            how = (
+                "every allocation of the first step by torch's profiler, the optimizer's values counted from its start"
+            )
+            if (unseen := seen["update"].end - made) > peak // 100:
+                how += f"; {unseen} bytes were not seen to be released, which other threads may have done"
         self._found = HeldMemory(
             **kinds,
             activations=max(0, peak - sum(kinds.values())),

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlbench.node.memory.planning import optimizer_copies
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.page_locked import PIECE_BYTES, locked_memory
 from dlbench.records.memory import HostUpdate as HostUpdateResult
@@ -282,7 +281,7 @@ def host_parameters(
         return HostParameters(parameters)
     known = list(parameters)
     size = sum(parameter.nbytes for parameter in known)
-    check_room((2 + optimizer_copies(spec)) * size)
+    check_room((2 + spec.slots) * size)
     return HostCopies(known, CudaLanes(device, beat))
 
 

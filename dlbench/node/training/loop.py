@@ -134,7 +134,8 @@ class TrainingLoop:
         if self._state.memory is not None:
             self._state.memory.before_warmup(step, schedule)
         if self._state.held is not None:
-            self._state.held.before_warmup(is_watched=step == schedule.weighed(on_gpu=self._context.on_gpu))
+            # cuDNN's search and compilers take a GPU's memory in its first step, not in the last one of the warm-up.
+            self._state.held.before_warmup(is_watched=step == max(1, schedule.warmup - 1) * self._context.on_gpu)
         if is_edge or is_held or step == schedule.watch_from:
             # Ranks take unlike long to put hooks on and off and to collect garbage, which must not count as waiting in
             # an exchange.

@@ -107,18 +107,6 @@ class StepSchedule:
         end = min(self.window.start, self.watch_from)
         return range(min(end, max(2, self.deciding_steps, end - HELD_STEPS)), end)
 
-    def weighed(self, *, on_gpu: bool) -> int | None:
-        """The step of this run, from 0, in which memory is watched by kind; None: the warm-up has none to spare.
-
-        On a CPU that takes time: it lies before all steps whose times are used, and behind those in which the optimizer
-        makes its state and DDP its buckets. On a GPU it takes none, but a GPU held back frees later.
-        """
-        if on_gpu:
-            step = (self.held.start if self.held.start > 1 else self.warmup) - 1
-            return step if step > 0 else None
-        step = min(self.window.start, self.watch_from) - 1
-        return step if step >= max(2, self.deciding_steps) else None
-
     @property
     def shares_window(self) -> bool:
         """Whether layers are watched in steps from which the engine takes the times of its exchange."""

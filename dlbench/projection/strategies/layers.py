@@ -158,14 +158,14 @@ def gamma(layers: Sequence[Layer], plan: RunPlan, record: Record) -> tuple[float
     seen = [rank.held for rank in record.ranks if rank.held is not None]
     if seen and plan.strategy in ("serial", "data"):
         most = max(seen, key=lambda one: one.peak)
-        weights, source = most.peak - most.activations, "what ranks held besides at the peak of a warm-up step"
+        weights, source = most.peak - most.activations, "what ranks held besides at the peak of a step"
         peak = most.peak
     elif record.memory is not None:
         peak, source = record.memory.in_core_bytes, "activations of its chain of blocks in core"
     elif any(rank.gpu is not None for rank in record.ranks):
         peak, source = max(rank.peak_memory_bytes for rank in record.ranks), "peak that torch allocated on a GPU"
     else:
-        return 1.0, "1: no warm-up step was watched for memory, so activations may be overestimated"
+        return 1.0, "1: no step was watched for memory, so activations may be overestimated"
     passes = train.batch_per_rank / train.gradient_accumulation
     held = (peak - weights) / (passes * elements * WEIGHT_BYTES)
     if held <= 0:

@@ -480,7 +480,8 @@ def strategy_words(setting: Setting, baseline: Setting | None = None) -> str:
         ratio = f"{setting.memory_bytes / baseline.memory_bytes:.2f} times"
         more = f", {ratio} the memory per rank"
     loss = loss_text(setting) if found is not None else ""
-    return f"the same mathematics (strategy {setting.strategy}){more}{loss}"
+    draw = " but for another draw of dropout" * setting.redraws_dropout
+    return f"the same mathematics{draw} (strategy {setting.strategy}){more}{loss}"
 
 
 def loss_text(setting: Setting) -> str:
@@ -540,6 +541,7 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=verdict == "faster"),
                 losses=losses(measured[i], measured, table),
                 strategy=plan.strategy,
+                redraws_dropout=plan.redraws_dropout,
                 **costs(measured[i], table),
                 options=options(plan),
                 run_ids=tuple(run.plan.run_id for run in measured[i]),

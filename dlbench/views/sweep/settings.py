@@ -98,6 +98,7 @@ class Setting:
     autotune: Autotune | None
     losses: Losses | None  # None where arithmetic and strategy are those of the reference.
     strategy: str  # What ranks share, e.g. data, fsdp.
+    redraws_dropout: bool  # Heads that ranks share drop others than on one rank.
     memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes))
     """Of the rank that held most: tensors at the peak of a step, else what its GPU's allocator held."""
     step_bytes: float | None = field(metadata=column("Sent per rank and step", text=format_bytes))

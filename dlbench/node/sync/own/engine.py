@@ -16,7 +16,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, set
 from dlbench.node.sync.own.buckets import ExchangeThread, all_in_one, at_least, fill, one_each, require_fp32, split
 from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
-from dlbench.node.sync.timing import Clock, clock_for
+from dlbench.node.sync.timing import clock_for
 from dlbench.perfmodels.overlap import best_merge
 from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
@@ -59,7 +58,7 @@ class OwnExchange(EngineOverLibrary):
         self._device = device
         self._is_prepared = self._is_held = self._is_watched = False
         self._steps = self._overflows = 0
-        self._watched: list[SentStep] = []
+        self._watched: list[tuple[StepMoments, list[tuple[int, int]]]] = []
         self._now: StepMoments | None = None
         self._notes_gradients = True
         self._taken: set[int] = set()
@@ -218,7 +217,7 @@ class OwnExchange(EngineOverLibrary):
         self._clock.join()
         self._moments.add(now)
         if self._is_watched:
-            self._keep(now)
+            self._watched.append((now, [*zip(self._message_bytes, map(len, self._messages), strict=True)]))
         self._now = None
         self._steps += 1
 
@@ -232,20 +231,23 @@ class OwnExchange(EngineOverLibrary):
                 self._clock.settle()
             self._forget()  # the measured steps begin
 
-    def _keep(self, now: StepMoments) -> None:
-        messages = self._messages
-        self._watched.append(
-            SentStep(
-                moments=now,
-                num_bytes=tuple(sum(self._sizes[n] for n in one) for one in messages),
-                num_tensors=tuple(map(len, messages)),
-                methods=tuple(now.ways),
-            )
-        )
-
     def message_spans(self) -> list[MessageSpan]:
-        """Messages of the watched steps; after `watch(False)`."""
-        return moment_spans(self._watched, self._clock)
+        """Messages of the watched steps, as they were arranged then; after `watch(False)`."""
+        moment_ns = self._clock.monotonic_ns
+        return [
+            MessageSpan(
+                step=number,
+                number=place,
+                ready_ns=moment_ns(step.ready[place]),
+                start_ns=moment_ns(step.start[place]),
+                end_ns=moment_ns(step.end[place]),
+                num_bytes=num_bytes,
+                num_tensors=num_tensors,
+                method=step.ways[place],
+            )
+            for number, (step, sizes) in enumerate(self._watched)
+            for place, (num_bytes, num_tensors) in enumerate(sizes)
+        ]
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """Afterwards messages are arranged anew where enough has been seen, all in the warm-up."""
@@ -381,7 +383,7 @@ class OwnExchange(EngineOverLibrary):
 
     def _gradients(self) -> tuple[GradientTime, ...]:
         # Of measured steps; of watched ones where marks are not free.
-        watched = [one.moments for one in self._watched]
+        watched = [step for step, _ in self._watched]
         ready = self._moments.gradients() or gradient_times(watched, self._clock)
         order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
         return tuple(GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready[n]) for n in order)
@@ -391,31 +393,3 @@ class OwnExchange(EngineOverLibrary):
             self._thread.stop()
             self._route.close()
         super().stop()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentStep:
-    """One watched step of dlbench's own exchange, with the messages as they were then: they may be arranged anew."""
-
-    moments: StepMoments
-    num_bytes: tuple[int, ...]  # Of gradients, by message; as the rest.
-    num_tensors: tuple[int, ...]
-    methods: tuple[str, ...]
-
-
-def moment_spans(steps: Sequence[SentStep], clock: Clock) -> list[MessageSpan]:
-    """Messages of steps whose moments can be read."""
-    return [
-        MessageSpan(
-            step=number,
-            number=place,
-            ready_ns=clock.monotonic_ns(step.moments.ready[place]),
-            start_ns=clock.monotonic_ns(step.moments.start[place]),
-            end_ns=clock.monotonic_ns(step.moments.end[place]),
-            num_bytes=step.num_bytes[place],
-            num_tensors=step.num_tensors[place],
-            method=step.methods[place],
-        )
-        for number, step in enumerate(steps)
-        for place in range(len(step.num_bytes))
-    ]
