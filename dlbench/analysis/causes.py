@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
-from dlbench.analysis.launching import shared_among, waited_for_host
+from dlbench.analysis.launching import waited_for_host
 from dlbench.analysis.measures import RunSteps, load_steps
 from dlbench.analysis.stragglers import Waiting, waiting, without_waits
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
@@ -261,7 +261,7 @@ def _compute_parts(
         if left[name] < 0:
             most = max(left, key=lambda one: left[one])
             left[most], left[name] = left[most] + left[name], 0
-    launch = shared_among(launch_ns, left)
+    launch = {name: min(value, launch_ns.get(name, 0)) for name, value in left.items()}
     left = {name: value - launch[name] for name, value in left.items()}
     memory: dict[str, int] = {}
     for name in ("backward", "forward", "optimizer"):

@@ -38,8 +38,9 @@ about half of the ranks are late then, now these, now those. On a GPU x is time 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
@@ -137,7 +138,7 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
     wait: Times = exchange - exchange.min(axis=0)
     in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
     late = _lateness(wait, in_time)
-    work = {name: _total([phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
+    work = {name: reduce(np.add, [phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
     moved, by_phase = _moved(late, in_time, work, phases)
     found = _by_rank(
         last=_steps_last(wait, work, len(steps.numbers)),
@@ -170,13 +171,6 @@ def _phases_before_exchange(steps: RunSteps) -> dict[str, Times]:
     }
 
 
-def _total(times: Sequence[Times]) -> Times:
-    total = times[0].copy() if len(times) > 1 else times[0]
-    for more in times[1:]:
-        total += more
-    return total
-
-
 def _of_step_before(times: Times) -> Times:
     """Shifted by one step; 0 in the first, before which all ranks waited for each other."""
     shifted = np.zeros_like(times)
@@ -189,8 +183,7 @@ def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
 
     Last is of those that waited least the one with most work, in the one of two exchanges that was waited in longer.
     """
-    total = np.add(work["input"], work["compute"])
-    total += work["host"]
+    total = reduce(np.add, work.values())
     total[wait > 0] = np.iinfo(np.int64).min
     longest = wait.max(axis=0)
     counted = longest.reshape(-1, steps).argmax(axis=0) * steps + np.arange(steps)
@@ -237,7 +230,7 @@ def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
     """The sum of what is charged, by phase: each time shared out as the phases exceed those of the ranks in time."""
     if len(excess) == 1:
         return {name: int(charged.sum()) for name in excess}
-    whole = np.maximum(_total(list(excess.values())), 1)
+    whole = np.maximum(reduce(np.add, excess.values()), 1)
     reached, before, found = np.zeros_like(charged), np.zeros_like(charged), {}
     *others, last = excess
     for name in others:

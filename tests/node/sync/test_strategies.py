@@ -146,8 +146,8 @@ class Everything:
     """By strategy that read: for the checkpoint of each strategy, the tensors that it did not give back bit for bit."""
     evaluated: Mapping[str, Run]  # By engine: CosmoFlow to a quality, rank 0 with a batch more than rank 1.
     sharing: Mapping[str, Run]
-    """With dropout by strategy, that of tensor parallel also drawn apart by ranks (DRIFT); of text to a quality; and with
-    rank 0 late with each batch (late NAME).
+    """With dropout by strategy, that of tensor parallel also drawn apart by ranks (DRIFT); of text to a quality; and
+    with rank 0 late by its batches (late NAME).
     """
 
 
