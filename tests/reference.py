@@ -354,8 +354,8 @@ def _option_lines(command: click.Command) -> str:
         lines.append((str(option.name), f"- {written}: {' '.join(filter(None, sentences))}"))
     groups = [("", [line for _, line in lines])]
     if isinstance(command, GroupedCommand):
-        titles = {name: title for title, names in OPTION_GROUPS for name in names}
-        groups = [(title, [line for name, line in lines if titles.get(name) == title]) for title, _ in OPTION_GROUPS]
+        titles = {name: title for title, names in OPTION_GROUPS.items() for name in names.split()}
+        groups = [(title, [line for name, line in lines if titles.get(name) == title]) for title in OPTION_GROUPS]
         groups.append(("Further options", [line for name, line in lines if name not in titles]))
     return "\n\n".join("\n".join((*([f"{title}:\n"] * bool(title)), *mine)) for title, mine in groups if mine)
 

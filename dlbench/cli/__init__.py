@@ -16,65 +16,50 @@ from dlbench.cli.completion import completing
 from dlbench.cli.streams import Streams, ending_of, os_error_words
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
-GROUPS: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...] = (
-    (
-        "Start",
-        (
-            ("doctor", "setup", "Check what is installed, what is missing, and the remedy."),
-            ("ls", "show", "List workloads, presets and systems."),
-            ("show", "show", "Explain every key of a workload or system: value, unit, meaning."),
-            ("run", "run", "Train and measure on this machine, or inside an allocation."),
-            ("report", "report", "Turn runs into a scaling report."),
-        ),
+GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "Start": (
+        ("doctor", "setup", "Check what is installed, what is missing, and the remedy."),
+        ("ls", "show", "List workloads, presets and systems."),
+        ("show", "show", "Explain every key of a workload or system: value, unit, meaning."),
+        ("run", "run", "Train and measure on this machine, or inside an allocation."),
+        ("report", "report", "Turn runs into a scaling report."),
     ),
-    (
-        "Cluster",
-        (
-            ("preflight", "preflight", "Check a system before its first run: file, Slurm, every node."),
-            ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
-            ("image", "setup", "Pack the environment of the ranks into one file."),
-            ("status", "status", "Show how far runs are, and why some failed."),
-            ("wait", "status", "Wait until a series is done; the exit code says how it ended."),
-            ("logs", "status", "Print what a run said: its job, its launcher, its ranks."),
-            ("cancel", "status", "Cancel the jobs of a series or a run."),
-            ("cost", "estimate", "Report what the jobs cost: node-hours, queue wait, memory, energy."),
-        ),
+    "Cluster": (
+        ("preflight", "preflight", "Check a system before its first run: file, Slurm, every node."),
+        ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
+        ("image", "setup", "Pack the environment of the ranks into one file."),
+        ("status", "status", "Show how far runs are, and why some failed."),
+        ("wait", "status", "Wait until a series is done; the exit code says how it ended."),
+        ("logs", "status", "Print what a run said: its job, its launcher, its ranks."),
+        ("cancel", "status", "Cancel the jobs of a series or a run."),
+        ("cost", "estimate", "Report what the jobs cost: node-hours, queue wait, memory, energy."),
     ),
-    (
-        "Compare",
-        (
-            ("compare", "comparing", "Say whether B is slower than A, by how much, and how sure."),
-            ("baseline", "comparing", "Write the baseline that `check` compares with."),
-            ("check", "comparing", "Compare with a baseline in CI: exit code, JUnit, summary."),
-            ("history", "history", "Keep runs for months; find regressions and slow nodes."),
-        ),
+    "Compare": (
+        ("compare", "comparing", "Say whether B is slower than A, by how much, and how sure."),
+        ("baseline", "comparing", "Write the baseline that `check` compares with."),
+        ("check", "comparing", "Compare with a baseline in CI: exit code, JUnit, summary."),
+        ("history", "history", "Keep runs for months; find regressions and slow nodes."),
     ),
-    (
-        "Understand",
-        (
-            ("diagnose", "report", "Say where efficiency is lost, and what to try next."),
-            ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
-            ("comm", "comm", "Measure collectives, fit a network model, predict."),
-            ("io", "io", "Measure storage and readers, and what input costs."),
-            ("memory", "memory", "Plan which activations to keep, swap or recompute."),
-            ("project", "project", "Project runs to rank counts that were not measured, with bands."),
-            ("estimate", "estimate", "How many GPUs: time to train, GPU-hours, price, from runs."),
-        ),
+    "Understand": (
+        ("diagnose", "report", "Say where efficiency is lost, and what to try next."),
+        ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
+        ("comm", "comm", "Measure collectives, fit a network model, predict."),
+        ("io", "io", "Measure storage and readers, and what input costs."),
+        ("memory", "memory", "Plan which activations to keep, swap or recompute."),
+        ("project", "project", "Project runs to rank counts that were not measured, with bands."),
+        ("estimate", "estimate", "How many GPUs: time to train, GPU-hours, price, from runs."),
     ),
-    (
-        "Data and export",
-        (
-            ("data", "data", "Make, convert and verify data sets."),
-            ("export", "export", "Write runs as metrics, MLPerf log lines or a system description."),
-            ("setup", "setup", "Make this machine ready: build Horovod."),
-            ("prepare", "setup", "Put an installation into one folder, for use without a network."),
-            ("box", "box", "Start a Slurm cluster on this machine, for tests (root)."),
-        ),
+    "Data and export": (
+        ("data", "data", "Make, convert and verify data sets."),
+        ("export", "export", "Write runs as metrics, MLPerf log lines or a system description."),
+        ("setup", "setup", "Make this machine ready: build Horovod."),
+        ("prepare", "setup", "Put an installation into one folder, for use without a network."),
+        ("box", "box", "Start a Slurm cluster on this machine, for tests (root)."),
     ),
-)
+}
 """Groups of commands as a newcomer meets them: name, module, one line of help (so that --help imports no command)."""
 
-COMMANDS: tuple[tuple[str, str, str], ...] = tuple(command for _, commands in GROUPS for command in commands)
+COMMANDS: tuple[tuple[str, str, str], ...] = tuple(command for commands in GROUPS.values() for command in commands)
 
 
 class CommandGroups(click.Group):
@@ -126,7 +111,7 @@ class CommandGroups(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for name, *_ in COMMANDS)
-        for title, commands in GROUPS:
+        for title, commands in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), text) for name, _, text in commands])
 

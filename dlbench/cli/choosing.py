@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlbench.cli.options import F
+from dlbench.cli.options import FILE, F
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.sharing import WithheldError
 
@@ -23,11 +23,7 @@ def runs_argument(*, default: str | None = None) -> Callable[[F], F]:
     """The argument RUNS of commands that read any number of folders; `default` where none is given."""
     given = None if default is None else (Path(default),)
     return click.argument(
-        "runs",
-        nargs=-1,
-        required=default is None,
-        type=click.Path(path_type=Path),
-        callback=lambda ctx, param, value: value or given or (),
+        "runs", nargs=-1, required=default is None, type=FILE, callback=lambda ctx, param, value: value or given or ()
     )
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import textwrap
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -15,6 +16,7 @@ from dlbench.cli import options as shared
 from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
 from dlbench.cli.options import (
     DRY_RUN,
+    FILE,
     LAUNCHER,
     SERIES,
     F,
@@ -22,6 +24,7 @@ from dlbench.cli.options import (
     decorated,
     output_folder,
     size_in_bytes,
+    value_option,
     write_output,
 )
 from dlbench.cli.report import (
@@ -39,7 +42,6 @@ from dlbench.errors import ExitCode, UserError, nearest
 if TYPE_CHECKING:
     from dlbench.comm.fits import Fit
     from dlbench.specs.base import Precision
-    from dlbench.specs.comm import Collective, LevelName
     from dlbench.specs.expand import CommRuns
 
 
@@ -83,18 +85,11 @@ def report(
 @click.command()
 @runs_argument()
 @where_option("--where", "runs")
-@click.option("-o", "--output", metavar="FILE.network.json", type=click.Path(path_type=Path), help="File to write.")
+@click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
 @click.option("--system", metavar="NAME", help="Whose runs to fit, where RUNS holds several systems.")
 @click.option("--transport", metavar="NAME", help="Which carrier to fit, where RUNS holds several.")
 @click.option("--dtype", metavar="NAME", help="Which type of element (default: fp32 where it was measured).")
-def fit(
-    runs: tuple[Path, ...],
-    where: tuple[str, ...],
-    output: Path | None,
-    system: str | None,
-    transport: str | None,
-    dtype: str | None,
-) -> None:
+def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
     """Fit the costs of a message to the runs in folders RUNS: alpha and beta of each level, and gamma.
 
     The file holds one system and one carrier; training (sync.network) and `dlbench comm predict` read it. Ends with 4
@@ -106,8 +101,7 @@ def fit(
       dlbench comm fit runs -o box.network.json
       dlbench comm fit runs --system box --transport torch-gloo -o box.network.json
     """
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     require_modules("comm fit", "numpy", "scipy")
     from dlbench.comm.fits import fit_one
     from dlbench.comm.measurements import tabulate
@@ -116,7 +110,7 @@ def fit(
     table = tabulate(read_comm_runs(runs, where))
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=named(runs))
+    found = fit_one(table, fitted=utc_now(), where=named(runs), **chosen)
     _show_fit(found, output)
     if table.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
@@ -132,9 +126,9 @@ def _show_fit(found: Fit, output: Path | None) -> None:
 
 
 @click.command("import")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option("--system", metavar="NAME", required=True, help="What to call the system that was measured.")
-@click.option("-o", "--output", metavar="FILE.network.json", type=click.Path(path_type=Path), help="File to write.")
+@click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
 @click.option("--ranks", type=int, multiple=True, metavar="N", help="Of outputs that do not say: for all, or for each.")
 @click.option("--group-size", type=int, metavar="N", help="Ranks per node, of outputs that do not name hosts.")
 @click.option(
@@ -145,15 +139,7 @@ def _show_fit(found: Fit, output: Path | None) -> None:
     help="Where the two ranks of osu_latency and osu_bw were: inside a node, across nodes, or beyond a leaf switch.",
 )
 @click.option("--collective", metavar="NAME", help="What outputs of nccl-tests measured that do not name it.")
-def import_(
-    files: tuple[Path, ...],
-    system: str,
-    output: Path | None,
-    ranks: tuple[int, ...],
-    group_size: int | None,
-    levels: tuple[LevelName, ...],
-    collective: str | None,
-) -> None:
+def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
     """Make fitted costs of what nccl-tests and OSU's micro-benchmarks printed, in text FILES.
 
     A collective becomes a line for each rank count; with several rank counts, costs of messages as well, of the
@@ -165,46 +151,45 @@ def import_(
       dlbench comm import osu-allreduce.txt --ranks 64 --group-size 4 --system big -o big.network.json
       dlbench comm import lat.txt bw.txt --level across --system big -o big.network.json
     """
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     require_modules("comm import", "numpy", "scipy")
     from dlbench.comm.imports import import_tables
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.units import utc_now
 
-    if collective is not None and collective not in ALGORITHMS:
-        raise UserError(f"--collective: unknown name {collective!r}: {nearest(collective, ALGORITHMS)}")
-    for option, count in (*(("--ranks", one) for one in ranks), ("--group-size", group_size)):
-        if count is not None and count < 1:
-            raise UserError(f"{option} {count}: must be 1 or more")
-    found = import_tables(
-        files, system=system, ranks=ranks, group_size=group_size, levels=levels, collective=collective, fitted=utc_now()
-    )
-    _show_fit(found, output)
+    if unsaid["collective"] is not None:
+        _require_known("--collective", unsaid["collective"], ALGORITHMS)
+    for count in unsaid["ranks"]:
+        _require_counts({"ranks": count}, "ranks")
+    _require_counts(unsaid, "group_size")
+    _show_fit(import_tables(files, system=system, fitted=utc_now(), **unsaid), output)
+
+
+def _require_known(option: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
+
+
+def _require_counts(options: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        value, least = options[name], 0 if name == "warmup" else 1
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
 
 
 @click.command()
-@click.argument("network", type=click.Path(path_type=Path), required=False)
-@click.option("--topology", metavar="FILE", type=click.Path(path_type=Path), help="Cables to price instead, YAML.")
+@click.argument("network", type=FILE, required=False)
+@click.option("--topology", metavar="FILE", type=FILE, help="Cables to price instead, YAML.")
 @click.option("--ranks", metavar="8,64", required=True, help="Rank counts.")
 @click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
 @click.option("--leaf-size", type=int, metavar="N", help="Ranks below a leaf switch (default: all below one).")
-@click.option(
-    "--sizes",
-    metavar="LOW:HIGH[:COUNT]|A,B",
-    default="1KiB:64MiB",
-    show_default=True,
-    help="Bytes of each rank's buffer.",
-)
+@value_option("--sizes", "LOW:HIGH[:COUNT]|A,B", "Bytes of each rank's buffer.", "1KiB:64MiB")
 @click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
 @click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
 @click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
 @click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank).")
-@click.option(
-    "--workload-bytes",
-    metavar="BYTES",
-    callback=size_in_bytes,
-    help="Gradients of a step, e.g. 94MB: how long, in which messages.",
+@value_option(
+    "--workload-bytes", "BYTES", "Gradients of a step, e.g. 94MB: how long, in which messages.", callback=size_in_bytes
 )
 @click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
@@ -212,16 +197,12 @@ def predict(
     network: Path | None,
     topology: Path | None,
     ranks: str,
-    group_size: int | None,
-    leaf_size: int | None,
     sizes: str,
-    collective: str,
     algorithms: str | None,
     dtype: str,
-    shards: int | None,
-    workload_bytes: int | None,
     format_name: Literal["text", "json"],
     full: bool,
+    **more: Any,
 ) -> None:
     """Predict collectives by the fitted costs in file NETWORK, at rank counts that need not have been measured.
 
@@ -244,26 +225,19 @@ def predict(
 
     if (network is None) == (topology is None):
         raise UserError("give either a file NETWORK of fitted costs, or --topology FILE")
-    if topology is not None and leaf_size is not None:
+    if topology is not None and more["leaf_size"] is not None:
         raise UserError("--leaf-size: the topology says which hosts share a switch")
-    for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):
-        if name not in known:
-            raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
+    _require_known("--collective", more["collective"], ALGORITHMS)
+    _require_known("--dtype", dtype, ELEMENT_BYTES)
     precision = cast("Precision", dtype)
-    for option, count in (("--group-size", group_size), ("--leaf-size", leaf_size), ("--shards", shards)):
-        if count is not None and count < 1:
-            raise UserError(f"{option} {count}: must be 1 or more")
+    _require_counts(more, "group_size", "leaf_size", "shards")
     counts = parse_counts(ranks, "--ranks")
     wanted = Wanted(
-        collective=cast("Collective", collective),
         algorithms=tuple(algorithms.split(",")) if algorithms else (),
         sizes=parse_sizes(sizes, precision),
         dtype=precision,
-        group_size=group_size,
-        leaf_size=leaf_size,
-        shards=shards,
-        workload_bytes=workload_bytes,
         topology=None if topology is None else read_topology(topology),
+        **more,
     )
     modelled = NetworkModel(system=str(topology), transport=CABLES)
     found = predict_all(modelled if network is None else read_network(network), counts, wanted)
@@ -273,61 +247,36 @@ def predict(
 def measure_options(function: F) -> F:
     """Options that say what to measure; `runs_of` reads them."""
     decorators = [
-        click.option(
-            "--collective",
-            metavar="NAME",
-            default="allreduce",
-            show_default=True,
-            help="allreduce, reduce-scatter, all-gather, broadcast or all-to-all.",
+        value_option(
+            "--collective", "NAME", "allreduce, reduce-scatter, all-gather, broadcast or all-to-all.", "allreduce"
         ),
-        click.option(
-            "--algorithms",
-            metavar="all|A,B|none",
-            default="all",
-            show_default=True,
-            help="dlbench's own; all: those that the layout permits.",
-        ),
-        click.option(
+        value_option("--algorithms", "all|A,B|none", "dlbench's own; all: those that the layout permits.", "all"),
+        value_option(
             "--backends",
-            metavar="auto|A,B|none",
-            default="auto",
-            show_default=True,
-            help="Libraries timed as references: gloo, mpi, nccl, horovod; auto: those at hand.",
+            "auto|A,B|none",
+            "Libraries timed as references: gloo, mpi, nccl, horovod; auto: those at hand.",
+            "auto",
         ),
-        click.option(
+        value_option(
             "--sizes",
-            metavar="LOW:HIGH[:COUNT]|A,B",
-            default="1KiB:64MiB",
-            show_default=True,
-            help="Bytes of each rank's buffer; a range takes factor 4, or COUNT sizes.",
+            "LOW:HIGH[:COUNT]|A,B",
+            "Bytes of each rank's buffer; a range takes factor 4, or COUNT sizes.",
+            "1KiB:64MiB",
         ),
         click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16."),
-        click.option(
-            "--transport",
-            metavar="torch|mpi",
-            default="torch",
-            show_default=True,
-            help="What carries the algorithms' messages: torch.distributed, or mpi4py.",
+        value_option(
+            "--transport", "torch|mpi", "What carries the algorithms' messages: torch.distributed, or mpi4py.", "torch"
         ),
-        click.option(
-            "--iterations", type=int, metavar="N", default=10, show_default=True, help="Timed iterations of a point."
-        ),
+        value_option("--iterations", "N", "Timed iterations of a point.", 10, type=int),
         click.option("--warmup", type=int, metavar="N", default=2, show_default=True, help="Iterations before them."),
         click.option("--group-size", type=int, metavar="N", help="Ranks of a group (default: those of a node)."),
         click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank)."),
-        click.option(
-            "--repeats", type=int, metavar="N", default=1, show_default=True, help="Runs of each count, interleaved."
-        ),
+        value_option("--repeats", "N", "Runs of each count, interleaved.", 1, type=int),
         LAUNCHER,
         click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),
         click.option("--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Change a system's key."),
-        click.option(
-            "--timeout",
-            type=float,
-            default=60.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Longest time of one iteration; then the run is given up.",
+        value_option(
+            "--timeout", "SECONDS", "Longest time of one iteration; then the run is given up.", 60.0, type=float
         ),
         SERIES,
         output_folder(),
@@ -341,10 +290,7 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
 
-    for name in ("iterations", "warmup", "group_size", "shards", "ranks_per_node", "repeats"):
-        value, least = options[name], 0 if name == "warmup" else 1
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+    _require_counts(options, "iterations", "warmup", "group_size", "shards", "ranks_per_node", "repeats")
     if not 0 < options["timeout"] < float("inf"):
         raise UserError(f"--timeout {options['timeout']:g}: must be a number of seconds above 0")
     request = CommRequest(

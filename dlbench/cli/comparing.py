@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
-from click.core import ParameterSource
 
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
-from dlbench.cli.options import OUTPUT, F, decorated, write_output
-from dlbench.cli.report import check_writable, finish, format_by_suffix, render, require_modules
+from dlbench.cli.options import FILE, OUTPUT, F, decorated, given_options, value_option, write_output
+from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, render, require_modules
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 
 if TYPE_CHECKING:
@@ -35,13 +34,9 @@ SUFFIXES: dict[str, FormatName] = {
 }
 
 EXIT_CODES = {
-    "regressed": ExitCode.REGRESSION,
-    "missed": ExitCode.REGRESSION,
-    "improved": ExitCode.OK,
-    "equivalent": ExitCode.OK,
-    "met": ExitCode.OK,
-    "inconclusive": ExitCode.INCONCLUSIVE,
-    "insufficient": ExitCode.INCONCLUSIVE,
+    **dict.fromkeys(("regressed", "missed"), ExitCode.REGRESSION),
+    **dict.fromkeys(("improved", "equivalent", "met"), ExitCode.OK),
+    **dict.fromkeys(("inconclusive", "insufficient"), ExitCode.INCONCLUSIVE),
 }
 
 _MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.
@@ -74,36 +69,33 @@ def rule_options(function: F) -> F:
             help="Metric that decides, repeatable; all: every one that runs have.  [default: step_median_s and "
             "step_mean_s]",
         ),
-        click.option(
+        value_option(
             "--tolerance",
-            metavar="SHARE",
+            "SHARE",
+            "Slowdown that is tolerated: only a larger one fails; equivalence is shown within it.",
+            "2%",
             callback=_share(_MOST, with_zero=True),
-            default="2%",
-            show_default=True,
-            help="Slowdown that is tolerated: only a larger one fails; equivalence is shown within it.",
         ),
-        click.option(
+        value_option(
             "--level",
-            metavar="SHARE",
+            "SHARE",
+            "Chance that any metric or point fails though none is slower than tolerated.",
+            "1%",
             callback=_share(0.5, with_zero=False),
-            default="1%",
-            show_default=True,
-            help="Chance that any metric or point fails though none is slower than tolerated.",
         ),
-        click.option(
+        value_option(
             "--detect",
-            metavar="SHARE",
+            "SHARE",
+            "Slowdown for which the number of repeats is given.",
+            "3%",
             callback=_share(_MOST, with_zero=False),
-            default="3%",
-            show_default=True,
-            help="Slowdown for which the number of repeats is given.",
         ),
-        click.option(
+        value_option(
             "--history",
-            type=click.Path(path_type=Path),
-            metavar="DIR|RUNS",
-            help="Earlier runs (a history, a folder of runs or a baseline file) that show how far sessions scatter, "
+            "DIR|RUNS",
+            "Earlier runs (a history, a folder of runs or a baseline file) that show how far sessions scatter, "
             "where the sides have fewer than five.",
+            type=FILE,
         ),
         click.option(
             "--allow",
@@ -112,21 +104,14 @@ def rule_options(function: F) -> F:
             help="Key that may differ between the sides, e.g. system or train.learning_rate.",
         ),
         OUTPUT,
-        click.option(
-            "--format",
-            "format_name",
-            type=click.Choice(get_args(FormatName)),
-            help="Default: what the name of the output file says (.txt, .json, .md, .html, .xml), else text.",
-        ),
+        format_option(*get_args(FormatName), suffixes=" (.txt, .json, .md, .html, .xml)"),
         click.option("--full", is_flag=True, help="Text with the evidence of every comparison; default: one screen."),
-        click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write JSON to this file too."),
-        click.option(
-            "--junit", "junit_file", type=click.Path(path_type=Path), help="Write JUnit XML to this file too."
-        ),
+        click.option("--json", "json_file", type=FILE, help="Write JSON to this file too."),
+        click.option("--junit", "junit_file", type=FILE, help="Write JUnit XML to this file too."),
         click.option(
             "--summary",
             "summary_file",
-            type=click.Path(path_type=Path),
+            type=FILE,
             help="Append Markdown to this file too, such as $GITHUB_STEP_SUMMARY.",
         ),
     ]
@@ -140,9 +125,8 @@ def prepare(command: str, options: dict[str, Any]) -> None:
     installed.
     """
     metric_names(options["metrics"])
-    files = [options[name] for name in ("output", "json_file", "junit_file", "summary_file")]
-    for path in filter(None, files):
-        check_writable(path)
+    for name in ("output", "json_file", "junit_file", "summary_file"):
+        check_writable(options[name])
     chosen_format(options)
     require_modules(command, "numpy", "pandas")
 
@@ -277,7 +261,7 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
 
 
 @click.command()
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="A B | RUNS --paired")
+@click.argument("paths", nargs=-1, type=FILE, metavar="A B | RUNS --paired")
 @click.option("--paired", is_flag=True, help="Compare sides a and b of interleaved runs (run --ab) in one folder.")
 @where_option("--where", "runs of both sides")
 @where_option("--where-a", "runs of A")
@@ -336,18 +320,18 @@ def compare(
 
 
 @click.command()
-@click.option(
+@value_option(
     "--baseline",
-    type=click.Path(path_type=Path),
-    metavar="FILE|RUNS",
-    help="What is compared with: a baseline file (dlbench baseline), a folder of runs, or a history.",
+    "FILE|RUNS",
+    "What is compared with: a baseline file (dlbench baseline), a folder of runs, or a history.",
+    type=FILE,
 )
-@click.option("--candidate", type=click.Path(path_type=Path), metavar="RUNS", help="Folder of the runs to be checked.")
-@click.option(
+@click.option("--candidate", type=FILE, metavar="RUNS", help="Folder of the runs to be checked.")
+@value_option(
     "--paired",
-    type=click.Path(path_type=Path),
-    metavar="RUNS",
-    help="Instead of both: a folder of interleaved runs (run --ab); side b is checked against side a.",
+    "RUNS",
+    "Instead of both: a folder of interleaved runs (run --ab); side b is checked against side a.",
+    type=FILE,
 )
 @click.option(
     "--at-least",
@@ -405,7 +389,8 @@ def check(
     elif candidate is None or not (baseline or at_least):
         raise UserError("check: give --baseline and --candidate, --candidate and --at-least, or --paired")
     elif baseline is None:
-        _refuse_inert(("metrics", "tolerance", "history", "allow", "where_baseline"))
+        for option in given_options("metrics", "tolerance", "history", "allow", "where_baseline"):
+            raise UserError(f"{option}: has no effect without --baseline")
     prepare("check", options)
     from dlbench.gate.comparison import compare_floors, parse_floor
 
@@ -425,18 +410,9 @@ def check(
     write(found, options, exit_zero=False, name="dlbench check")
 
 
-def _refuse_inert(names: Sequence[str]) -> None:
-    context = click.get_current_context()
-    for param in context.command.params:
-        if param.name in names and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
-            raise UserError(f"{param.opts[0]}: has no effect without --baseline")
-
-
 @click.command()
 @runs_argument()
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="File to write, e.g. baseline.json."
-)
+@click.option("-o", "--output", type=FILE, required=True, help="File to write, e.g. baseline.json.")
 @where_option("--where", "runs")
 @click.option("--allow-few", is_flag=True, help="Take points with fewer than five runs, which allow no verdict.")
 def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow_few: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlbench.cli.options import InOrder, size_in_bytes
+from dlbench.cli.options import FILE, InOrder, size_in_bytes, value_option
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_bytes, format_seconds
@@ -43,8 +42,9 @@ def meter(*, resumes: bool = False) -> Iterator[Meter]:
     What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is shown, too.
     Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
     """
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    from dlbench.jobs.processes import interrupted_by_signals
+
+    with interrupted_by_signals():
         if not sys.stderr.isatty():
             yield _Lines(resumes)
             return
@@ -53,13 +53,6 @@ def meter(*, resumes: bool = False) -> Iterator[Meter]:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
         with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
             yield _Bar(progress)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 class _Rate:
@@ -114,16 +107,13 @@ class _Bar:
         self._progress.update(task, completed=done, total=total, numbers=rate.numbers(done, total, num_bytes))
 
 
-_PATH = click.Path(path_type=Path)
-_SEED = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of everything random."
-)
+_SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
 _COUNT = click.IntRange(min=1)
 WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Processes (default: one a core of this machine).")
 
 
 @click.command()
-@click.argument("folder", type=_PATH)
+@click.argument("folder", type=FILE)
 @_SEED
 def demo(folder: Path, seed: int) -> None:
     """Make one small real data set for each workload in FOLDER.
@@ -148,19 +138,13 @@ def demo(folder: Path, seed: int) -> None:
 
 @click.command()
 @click.argument("kind", metavar="images|text|density")
-@click.argument("folder", type=_PATH)
+@click.argument("folder", type=FILE)
 @click.option("--samples", type=_COUNT, metavar="N", help="Training samples.")
-@click.option(
-    "--validation", type=click.IntRange(min=0), metavar="N", help="Validation samples (default: a tenth as many)."
-)
-@click.option(
-    "--size-on-disk", callback=size_in_bytes, metavar="BYTES", help="Instead of --samples: about so much, e.g. 10GB."
-)
+@value_option("--validation", "N", "Validation samples (default: a tenth as many).", type=click.IntRange(min=0))
+@value_option("--size-on-disk", "BYTES", "Instead of --samples: about so much, e.g. 10GB.", callback=size_in_bytes)
 @click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
 @click.option("--classes", type=_COUNT, metavar="N", help="Classes of images (default 10).")
-@click.option(
-    "--container", metavar="NAME", help="images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first)."
-)
+@value_option("--container", "NAME", "images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first).")
 @click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a shard, or a file of volumes.")
 @_SEED
 @WORKERS
@@ -205,8 +189,6 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 
 
 def _described(manifest: Manifest, unit: str) -> str:
-    from dlbench.units import format_bytes
-
     counts = " and ".join(f"{num:,} {unit} in {split}" for split, num in manifest.counts.items())
     text = f"{counts}; {format_bytes(manifest.num_bytes)} in {manifest.num_files:,} files"
     if manifest.distinct_bytes is not None and manifest.distinct_bytes < manifest.num_bytes:
@@ -215,7 +197,7 @@ def _described(manifest: Manifest, unit: str) -> str:
 
 
 @click.command()
-@click.argument("source", type=_PATH)
+@click.argument("source", type=FILE)
 @click.option("--kind", metavar="NAME", help="images, image-shards, text, samples or density (default: recognised).")
 @click.option("--vocabulary", metavar="NAME|FILE", help="Hold text or BERT samples to this vocabulary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -241,20 +223,14 @@ def verify(source: Path, kind: str | None, vocabulary: str | None, as_json: bool
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2))
     else:
-        _print(verdict)
+        from dlbench.report.wording import clean
+
+        for line in verdict.faults:
+            click.echo(clean(line))
+        for line in (*verdict.remarks, *summary(verdict)):
+            click.echo(clean(line), err=True)
     if verdict.faults:
         sys.exit(int(ExitCode.INCOMPLETE))
-
-
-def _print(verdict: Verdict) -> None:
-    from dlbench.report.wording import clean
-
-    for line in verdict.faults:
-        click.echo(clean(line))
-    for line in verdict.remarks:
-        click.echo(clean(line), err=True)
-    for line in summary(verdict):
-        click.echo(clean(line), err=True)
 
 
 def summary(verdict: Verdict) -> list[str]:
@@ -281,8 +257,8 @@ def _require(source: Path) -> None:
 
 
 @click.command()
-@click.argument("source", type=_PATH)
-@click.argument("folder", type=_PATH)
+@click.argument("source", type=FILE)
+@click.argument("folder", type=FILE)
 @click.option(
     "--container", type=click.Choice(["tar", "tfrecord"]), default="tar", show_default=True, help="Form of a shard."
 )
@@ -307,8 +283,8 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
 
 
 @click.command()
-@click.argument("source", type=_PATH)
-@click.argument("out", type=_PATH, metavar="OUT.txt")
+@click.argument("source", type=FILE)
+@click.argument("out", type=FILE, metavar="OUT.txt")
 @click.option("--size", type=_COUNT, default=30522, show_default=True, metavar="N", help="Entries.")
 @click.option("--cased", is_flag=True, help="Keep capitals and accents.")
 def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
@@ -330,14 +306,12 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
 
 
 @click.command()
-@click.argument("source", type=_PATH)
-@click.argument("folder", type=_PATH)
+@click.argument("source", type=FILE)
+@click.argument("folder", type=FILE)
 @click.option("--vocabulary", required=True, metavar="NAME|FILE", help="WordPiece vocabulary.")
 @click.option("--sequence-length", type=_COUNT, default=128, show_default=True, metavar="N", help="Tokens of a sample.")
 @click.option("--max-predictions", type=_COUNT, metavar="N", help="Hidden tokens at most (default: 15 %, rounded up).")
-@click.option(
-    "--duplicates", type=_COUNT, default=10, show_default=True, metavar="N", help="Passes over the training text."
-)
+@value_option("--duplicates", "N", "Passes over the training text.", 10, type=_COUNT)
 @_SEED
 @WORKERS
 def samples(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:

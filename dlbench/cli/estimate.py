@@ -8,15 +8,14 @@ import glob
 import json
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
-from dlbench.cli.options import AS_JSON, duration
-from dlbench.cli.report import emit, prepared, require_modules
+from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
+from dlbench.cli.report import emit, finish, note_missing, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
 from dlbench.perfmodels.training_time import Verdict, consistency, time_to_train, total_throughput, training_samples
 from dlbench.units import format_number, format_seconds
@@ -53,36 +52,24 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @click.command()
 @click.argument("what", nargs=-1, required=True, metavar="RUNS...|WORKLOAD")
 @where_option("--where", "runs")
-@click.option(
-    "--epochs", metavar="NUMBER", callback=_positive, help="Epochs trained (default of RUNS: their recipe's)."
-)
-@click.option(
-    "--epoch-samples", metavar="N", callback=_whole, help="Samples of an epoch (default: what RUNS or WORKLOAD say)."
-)
+@value_option("--epochs", "NUMBER", "Epochs trained (default of RUNS: their recipe's).", callback=_positive)
+@value_option("--epoch-samples", "N", "Samples of an epoch (default: what RUNS or WORKLOAD say).", callback=_whole)
 @click.option("--samples", metavar="N", callback=_whole, help="Samples trained, instead of epochs.")
-@click.option(
+@value_option(
     "--price",
-    metavar="PRICE",
-    help="Of a GPU-hour, e.g. '2.50 EUR'; without GPUs of a rank-hour or, where jobs hold whole nodes, a node-hour. "
+    "PRICE",
+    "Of a GPU-hour, e.g. '2.50 EUR'; without GPUs of a rank-hour or, where jobs hold whole nodes, a node-hour. "
     "'0.02 EUR/core-hour' says which (GPU, node, core, rank).",
 )
 @click.option("--deadline", metavar="DURATION", callback=duration, help="Which is the cheapest that trains in e.g. 3d?")
-@click.option(
-    "--budget", metavar="AMOUNT", help="Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?"
-)
+@value_option("--budget", "AMOUNT", "Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?")
 @AS_JSON
 @click.option("--throughput", metavar="NUMBER", callback=_positive, help="Samples per second of WORKLOAD, all ranks.")
 @click.option("--per-rank", is_flag=True, help="The throughput is that of one rank; needs --ranks.")
 @click.option("--ranks", metavar="N", callback=_whole, help="Ranks, for --per-rank.")
-@click.option(
-    "--efficiency", metavar="SHARE", callback=_share, help="Weak-scaling efficiency, for --per-rank (default: 1)."
-)
-@click.option(
-    "--time",
-    "stated",
-    metavar="DURATION",
-    callback=duration,
-    help="Of WORKLOAD: a stated time to train, e.g. 6.6min: can it be true?",
+@value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
+@value_option(
+    "--time stated", "DURATION", "Of WORKLOAD: a stated time to train, e.g. 6.6min: can it be true?", callback=duration
 )
 def estimate(
     what: tuple[str, ...],
@@ -115,13 +102,12 @@ def estimate(
       dlbench estimate resnet50 --throughput 218 --per-rank --ranks 1024 --epochs 90
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
     """
-    of_runs = {"--where": where, "--price": price, "--deadline": deadline, "--budget": budget, "--json": as_json}
-    of_rate = {"--per-rank": per_rank, "--ranks": ranks, "--efficiency": efficiency, "--time": stated}
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
         if samples is not None and value is not None:
             raise UserError(f"{option} {value:g}: --samples {samples} says already how much is trained; drop one")
     if throughput is None:
-        _refuse_others(of_rate, "runs have their own speed; it belongs to WORKLOAD --throughput")
+        for option in given_options("per_rank", "ranks", "efficiency", "stated"):
+            raise UserError(f"{option}: runs have their own speed; it belongs to WORKLOAD --throughput")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
         fields = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
@@ -131,7 +117,8 @@ def estimate(
         raise UserError(
             f"--throughput {throughput:g}: is of one WORKLOAD; runs ({what[-1]}) have their own, leave it out"
         )
-    _refuse_others(of_runs, "is of RUNS, and --throughput of a WORKLOAD")
+    for option in given_options("where", "price", "deadline", "budget", "as_json"):
+        raise UserError(f"{option}: is of RUNS, and --throughput of a WORKLOAD")
     _refuse_inert(per_rank, ranks, efficiency)
     workload = what[0]
     unit, own_samples, data_set = _workload(workload)
@@ -187,10 +174,7 @@ def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
 
 
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
-    """Price and budget as `dlbench.views.time_to_train.Asked` has them.
-
-    Raises `UserError`: one has another form, or they do not go together.
-    """
+    """Price and budget as `dlbench.views.time_to_train.Asked` has them."""
     cost, currency, cost_of = amount_of("--price", price)
     limit, money, limit_of = amount_of("--budget", budget)
     if budget and not limit_of and money != currency:
@@ -212,21 +196,10 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[s
 
     found, document = estimate_of(read_runs(runs, where), Asked(**asked))
     emit(document, "json" if as_json else "text", None, full=True)
-    for line in found.damaged:
-        click.echo(f"dlbench: damaged: {line}", err=True)
     times = [one for group in found.groups if (one := group.of(TimeToTrain))]
-    if not times:
-        click.echo(f"dlbench: {named(runs)}: no run has figures of speed; dlbench report says why", err=True)
-    if found.damaged or not times:
-        sys.exit(int(ExitCode.INCOMPLETE))
+    finish(found.damaged, "" if times else f"{named(runs)}: no run has figures of speed; dlbench report says why")
     if not all(answer.is_met for one in times for answer in one.answers):
         sys.exit(int(ExitCode.REGRESSION))
-
-
-def _refuse_others(options: Mapping[str, object], why: str) -> None:
-    for name, value in options.items():
-        if value:
-            raise UserError(f"{name}: {why}")
 
 
 def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -> None:
@@ -297,7 +270,7 @@ def _row(title: str, text: str) -> None:
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write: .html, .md, .json, .csv or .txt.")
+@click.option("-o", "--output", type=FILE, help="File to write: .html, .md, .json, .csv or .txt.")
 @click.option("--full", is_flag=True, help="Run by run.")
 @AS_JSON
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:
@@ -316,17 +289,13 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
       dlbench cost runs --where series=nightly -o cost.html
     """
     from dlbench.jobs.slurm.accounting import with_accounting
-    from dlbench.report.wording import clean
     from dlbench.views.campaign_cost import campaign_cost, cost_document, recorded_parts, recorded_text
 
     chosen = prepared("cost", output, "json" if as_json else None, needs=())
     scanned = read_runs(runs, where)
     found, why_not = with_accounting(scanned.runs)
     whole = campaign_cost(found)
-    for reason in dict.fromkeys(why_not.values()):
-        names = [name for name, text in why_not.items() if text == reason]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        click.echo(f"dlbench: no cost of {clean(names[0])}{more}: {clean(reason)}", err=True)
+    note_missing("no cost of", why_not)
     for problem in scanned.problems:
         click.echo(f"dlbench: damaged: {problem}", err=True)
     if whole is not None:

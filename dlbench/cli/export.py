@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
-from dlbench.cli.options import OUTPUT, write_output
-from dlbench.cli.report import check_writable, format_by_suffix, require_modules
-from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
+from dlbench.cli.options import FILE, OUTPUT, F, decorated, write_output
+from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, require_modules
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status
 from dlbench.records.scan import Run
 
@@ -35,16 +34,11 @@ METRIC_SUFFIXES: dict[str, MetricFormat] = {".prom": "openmetrics", ".jsonl": "j
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="File to replace as a whole, e.g. in node_exporter's --collector.textfile.directory (default: standard "
     "output).",
 )
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(get_args(MetricFormat)),
-    help="Default: what the name of the output file says (.prom, .jsonl), else openmetrics.",
-)
+@format_option(*get_args(MetricFormat), suffixes=" (.prom, .jsonl)", default="openmetrics")
 def metrics(
     runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, format_name: MetricFormat | None
 ) -> None:
@@ -61,8 +55,7 @@ def metrics(
       dlbench export metrics runs -o /var/lib/node_exporter/dlbench.prom
       dlbench export metrics runs --where series=nightly --format jsonl >> dlbench.jsonl
     """
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     chosen = format_by_suffix(output, format_name, METRIC_SUFFIXES, "openmetrics")
     require_modules("export metrics", "numpy", "pandas")
     from dlbench.analysis.table import tabulate
@@ -80,29 +73,19 @@ def metrics(
     ]
     text = (to_openmetrics if chosen == "openmetrics" else to_json_lines)(rows, measured_points(table))
     write_output(text.encode("utf-8"), output)
-    for line in table.damaged:
-        click.echo(f"dlbench: damaged: {line}", err=True)
-    if table.damaged:
-        sys.exit(int(ExitCode.INCOMPLETE))
+    finish(table.damaged)
 
 
-def _statement_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = (
-        click.argument("run", type=click.Path(path_type=Path)),
+def _statement_options(command: F) -> F:
+    statuses, how = click.Choice(get_args(Status)), "How available the machine is, in MLPerf's words."
+    options = [
+        click.argument("run", type=FILE),
         OUTPUT,
         click.option("--org", metavar="NAME", help='Who ran it (default: "not stated").'),
         click.option("--platform", metavar="NAME", help="Name of the machine (default: the system's title)."),
-        click.option(
-            "--status",
-            type=click.Choice(get_args(Status)),
-            default="research",
-            show_default=True,
-            help="How available the machine is, in MLPerf's words.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+        click.option("--status", type=statuses, default="research", show_default=True, help=how),
+    ]
+    return decorated(command, options)
 
 
 @export.command()
@@ -167,10 +150,7 @@ def _statement(org: str | None, platform: str | None, status: Status, cache_clea
 
 def _read(path: Path, output: Path | None) -> Run:
     """One run with a valid record; only such a run has anything to say to others."""
-    if output is not None and output.is_dir():
-        raise UserError(f"-o {output}: is a folder; name a file in it")
-    if output is not None and not output.absolute().parent.is_dir():
-        raise UserError(f"-o {output}: there is no folder {output.absolute().parent}")
+    check_writable(output)
     if not path.is_dir():
         raise UserError(f"{path}: no such folder of a run")
     from dlbench.records.folder import RunFolder

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from dlbench.cli.choosing import note, open_store
-from dlbench.cli.options import OUTPUT, F, InOrder, write_output
+from dlbench.cli.options import FILE, OUTPUT, F, InOrder, value_option, write_output
 from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import runs_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dlbench.history.importing import Candidate, Outcome
     from dlbench.history.reading import Removal
     from dlbench.history.slow_months import SlowMonths
@@ -34,7 +32,7 @@ def store_options(function: F) -> F:
     """`--store` and `--index`, which `open_store` takes."""
     store = click.option(
         "--store",
-        type=click.Path(path_type=Path),
+        type=FILE,
         envvar="DLBENCH_HISTORY",
         metavar="DIR",
         help="Folder of the history (default: what DLBENCH_HISTORY names).",
@@ -80,7 +78,7 @@ _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
 
 @history.command("import", short_help="Bring runs in: folders of runs, single runs, archives.")
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("runs", type=FILE, nargs=-1, required=True)
 @store_options
 def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) -> None:
     """Bring RUNS in: folders of runs, single runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
@@ -371,13 +369,12 @@ def slow_nodes(
 
 
 @history.command("export", short_help="Write runs as an archive that `import` reads.")
-@click.option(
-    "-o",
-    "--output",
+@value_option(
+    "-o --output",
+    "FILE.tar[.gz]",
+    "The archive; .gz or .tgz: compressed.",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    metavar="FILE.tar[.gz]",
-    help="The archive; .gz or .tgz: compressed.",
 )
 @store_options
 @where_option
@@ -401,8 +398,7 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
         else:
             entries.append(entry)
     write_archive(opened, entries, output)
-    runs = "1 run" if len(entries) == 1 else f"{len(entries)} runs"
-    click.echo(f"wrote {output}: {runs}, {format_bytes(output.stat().st_size)}", err=True)
+    click.echo(f"wrote {output}: {runs_text(len(entries))}, {format_bytes(output.stat().st_size)}", err=True)
 
 
 @history.command("prune", short_help="Let old runs go, or their traces.")
@@ -476,8 +472,7 @@ def rebuild(store: Path | None, index: Path | None) -> None:
     """
     opened = open_store(store, index)
     opened.rebuild()
-    runs = len(opened.entries())
-    click.echo(f"{runs} run{'' if runs == 1 else 's'} indexed")
+    click.echo(f"{runs_text(len(opened.entries()))} indexed")
 
 
 def _known(metrics: Sequence[str]) -> Sequence[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from dlbench.errors import MachineError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 
 if TYPE_CHECKING:
     from dlbench.specs.comm import CommPlan
@@ -153,6 +156,15 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+FILE = click.Path(path_type=Path)
+
+
+def value_option(names: str, metavar: str, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+    """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
+    shown = {} if default is None else {"default": default, "show_default": True}
+    return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
+
+
 # Options that several commands have.
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
@@ -161,40 +173,20 @@ PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (
 SYSTEM = click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
 SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark).")
 LAUNCHER = click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo.")
-OUTPUT = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: standard output)."
-)
+OUTPUT = click.option("-o", "--output", type=FILE, help="File to write (default: standard output).")
 
 COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
 
 INSTALL_NODE = "pip install 'dlbench[node]'"
 
 
-OPTION_GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("What is trained", ("preset", "engine", "data", "to_accuracy", "resume", "overrides")),
-    (
-        "Which runs",
-        ("ranks", "nodes", "ranks_per_node", "repeats", "scaling", "sweep", "ab", "decompose", "watch_cost"),
-    ),
-    ("Where", ("system", "launcher", "fail_fast")),
-    (
-        "Jobs",
-        (
-            "pack",
-            "one_run_per_job",
-            "same_nodes",
-            "rotate_nodes",
-            "chain",
-            "time",
-            "max_node_hours",
-            "max_jobs",
-            "follow",
-            "every",
-            "cancelled",
-        ),
-    ),
-    ("Output", ("out", "series", "tags", "dry_run", "all_scripts", "write_only", "no_progress", "help")),
-)
+OPTION_GROUPS = {
+    "What is trained": "preset engine data to_accuracy resume overrides",
+    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ab decompose watch_cost",
+    "Where": "system launcher fail_fast",
+    "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs follow every cancelled",
+    "Output": "out series tags dry_run all_scripts write_only no_progress help",
+}
 """How the help of `run` and `submit` groups options, by the names of their parameters."""
 
 
@@ -202,20 +194,16 @@ class GroupedCommand(click.Command):
     """A command whose help lists options by `OPTION_GROUPS`; what stands in none of them, last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section for each group that has an option here."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         # click's own option has another name in each of its versions.
         named = {"help" if "--help" in option.opts else option.name: option for option in options}
         lines = {name: line for name, option in named.items() if (line := option.get_help_record(ctx))}
         width = max(len(words) for words, _ in lines.values())
-        for title, names in OPTION_GROUPS:
-            shown = [lines.pop(name) for name in names if name in lines]
-            if shown:
+        groups = {title: names.split() for title, names in OPTION_GROUPS.items()}
+        for title, names in {**groups, "Further options": [*lines]}.items():
+            if shown := [lines.pop(name) for name in names if name in lines]:
                 with formatter.section(title):
                     formatter.write_dl([(words.ljust(width), text) for words, text in shown])
-        if lines:
-            with formatter.section("Further options"):
-                formatter.write_dl([(words.ljust(width), text) for words, text in lines.values()])
 
 
 def plan_options(function: F) -> F:
@@ -227,14 +215,7 @@ def plan_options(function: F) -> F:
         click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
         click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
         click.option("--resume", metavar="RUN|FILE", help="Continue from a checkpoint, or a run's newest one."),
-        click.option(
-            "--repeats",
-            metavar="N",
-            type=int,
-            default=1,
-            show_default=True,
-            help="Runs of each point, interleaved over points.",
-        ),
+        value_option("--repeats", "N", "Runs of each point, interleaved over points.", 1, type=int),
         click.option(
             "--scaling",
             type=click.Choice(["weak", "strong"]),
@@ -281,12 +262,7 @@ def plan_options(function: F) -> F:
 def output_folder() -> Callable[[F], F]:
     """The option --out of every command that makes runs."""
     return click.option(
-        "--out",
-        type=click.Path(path_type=Path),
-        default=Path("runs"),
-        show_default=True,
-        callback=_for_scripts,
-        help="Folder of all runs.",
+        "--out", type=FILE, default=Path("runs"), show_default=True, callback=_for_scripts, help="Folder of all runs."
     )
 
 
@@ -319,10 +295,7 @@ def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None)
 
 
 def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """A path that is written into commands and scripts.
-
-    Raises `UserError`: it holds what could not be printed as it is.
-    """
+    """A path that is written into commands and scripts."""
     from dlbench.specs.files import text_problem
 
     absolute = str(value.absolute())
@@ -355,24 +328,23 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             ),
             click.option("--time", metavar="LIMIT", help="Time limit of a run, 00:20:00 (default: by earlier runs)."),
             click.option("--max-node-hours", metavar="H", type=float, help="Refuse what may cost more."),
-            click.option(
-                "--max-jobs", metavar="N", type=click.IntRange(min=1), help="Jobs of the series in the queue at most."
-            ),
+            value_option("--max-jobs", "N", "Jobs of the series in the queue at most.", type=click.IntRange(min=1)),
             click.option("--follow", is_flag=True, help="Stay, and submit the rest as the queue has room."),
-            click.option(
-                "--every",
-                default="60s",
-                show_default=True,
-                callback=duration,
-                metavar="TIME",
-                help="With --follow: between two looks.",
-            ),
+            value_option("--every", "TIME", "With --follow: between two looks.", "60s", callback=duration),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
             click.option("--write-only", is_flag=True, help="Write plans and scripts; print the sbatch commands."),
         ]
         return decorated(function, decorators)
 
     return decorate
+
+
+def given_options(*names: str) -> Iterator[str]:
+    """Those of the running command's parameters, by the names of their options, that the command line gives."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        if param.name in names and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            yield param.opts[0]
 
 
 def decorated(function: F, decorators: Sequence[Callable[[F], F]]) -> F:
@@ -389,23 +361,14 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
     for name in ("repeats", "ranks_per_node"):
         if options[name] is not None and options[name] < 1:
             raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be 1 or more")
+    kept = ("workload", "preset", "engine", "data", "to_accuracy", "resume", "ranks_per_node", "repeats", "scaling")
     return Request(
-        workload=options["workload"],
-        preset=options["preset"],
+        **{name: options[name] for name in (*kept, "launcher", "series")},
         system=system,
-        engine=options["engine"],
-        data=options["data"],
-        to_accuracy=options["to_accuracy"],
-        resume=options["resume"],
         points=points,
         points_are="nodes" if points_are == "nodes" else "ranks",
-        ranks_per_node=options["ranks_per_node"],
-        repeats=options["repeats"],
-        scaling=options["scaling"],
-        launcher=options["launcher"],
         overrides=parse_set(options["overrides"]),
         sweep=parse_sweep(options["sweep"]),
-        series=options["series"],
         decompose=options.get("decompose", False),
         watch_cost=options.get("watch_cost", False),
         sides=parse_sides(options["ab"]),
@@ -414,10 +377,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str]:
-    """The tags given, and the commit that a CI names.
-
-    Raises `UserError`: a tag is not of the right form, or the CI's variable holds no word.
-    """
+    """The tags given, and the commit that a CI names."""
     from dlbench.specs.requests import parse_tags, tag_value
 
     tags = parse_tags(given)
@@ -544,6 +504,12 @@ def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) ->
             raise error
     for error, _ in errors[:1]:
         click.echo(f"warning: {error}", err=True)
+
+
+def require_torch(system: SystemSpec) -> None:
+    """Raises `EnvironmentLacksError`: what this command starts would run in a Python that lacks torch."""
+    if not system.python and importlib.util.find_spec("torch") is None:
+        raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {INSTALL_NODE}")
 
 
 def precision_words(plan: RunPlan) -> str:

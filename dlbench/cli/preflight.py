@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from dlbench.cli.options import FILE, value_option
 from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -31,18 +32,9 @@ _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 @click.command()
 @click.argument("system", metavar="SYSTEM")
 @click.option("--nodes", type=int, metavar="N", help="Nodes of the job (default: 2, or 1 if there is one).")
-@click.option(
-    "--timeout", type=float, default=600.0, show_default=True, metavar="SECONDS", help="Longest wait for the job."
-)
+@value_option("--timeout", "SECONDS", "Longest wait for the job.", 600.0, type=float)
 @click.option("--no-job", is_flag=True, help="Compare the system file with Slurm; submit nothing.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("preflight"),
-    show_default=True,
-    metavar="DIR",
-    help="Folder of all pre-flights; every node must see it.",
-)
+@value_option("--out", "DIR", "Folder of all pre-flights; every node must see it.", Path("preflight"), type=FILE)
 def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out: Path) -> None:
     """Check SYSTEM before its first run: its file, then a job of a minute that looks at every node.
 

@@ -11,7 +11,7 @@ import click
 
 from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
 from dlbench.cli.estimate import amount_of
-from dlbench.cli.options import OUTPUT, size_in_bytes, write_output
+from dlbench.cli.options import FILE, OUTPUT, size_in_bytes, value_option, write_output
 from dlbench.cli.report import (
     FormatName,
     check_writable,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from dlbench.specs.comm import NetworkModel
     from dlbench.specs.system import SystemSpec
 
-FILE = click.Path(path_type=Path)
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
 ACTS_ON = {
     "where": ("RUNS", "--against"),
@@ -73,15 +72,10 @@ ACTS_ON = {
 )
 @click.option("--ingredients", metavar="FILE", type=FILE, help="Write what the projection is made of, for --from.")
 @click.option("--from", metavar="FILE", type=FILE, help="Project from such a file, not from RUNS.")
-@click.option(
-    "--points",
-    metavar="FILE.csv",
-    type=FILE,
-    help="Project from any series up to 4 times as far: ranks,nodes,step_s,run.",
+@value_option(
+    "--points", "FILE.csv", "Project from any series up to 4 times as far: ranks,nodes,step_s,run.", type=FILE
 )
-@click.option(
-    "--system", metavar="SYSTEM", help="Project to the nodes and the network of another system, by its data sheet."
-)
+@value_option("--system", "SYSTEM", "Project to the nodes and the network of another system, by its data sheet.")
 @click.option(
     "--from-spec",
     is_flag=True,
@@ -92,16 +86,14 @@ ACTS_ON = {
 @click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
 @click.option("--record", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
 @click.option("--against", is_flag=True, help="Instead of --to: score recorded projections by runs planned since.")
-@click.option(
-    "--strategy",
-    metavar="all|NAME",
-    help="What other ways of sharing the training would take and hold: all, or one, e.g. fsdp.",
+@value_option(
+    "--strategy", "all|NAME", "What other ways of sharing the training would take and hold: all, or one, e.g. fsdp."
 )
-@click.option(
+@value_option(
     "--memory-limit",
-    metavar="SIZE",
+    "SIZE",
+    "What a rank may hold, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
     callback=size_in_bytes,
-    help="What a rank may hold, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
 )
 @OUTPUT
 @format_option(*get_args(FormatName))
@@ -144,8 +136,7 @@ def project(
         raise UserError("give --to RANKS, e.g. --to 64,256, or --against, which scores what was recorded")
     targets = () if to is None else parse_counts(to, "--to")
     source = _source(runs, options)
-    if kept_in is not None:
-        check_writable(kept_in)
+    check_writable(kept_in)
     machine = None if options["system"] is None else choose_system_with_origins(options["system"], {})[0]
     if source == "--from-spec" and machine is not None:
         file = WorkloadFile(find("workloads", options["workload"]))

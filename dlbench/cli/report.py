@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 import click
 
 from dlbench.cli.choosing import named, open_store, read_runs, runs_argument, where_option
-from dlbench.cli.options import OUTPUT, F, decorated, write_output
+from dlbench.cli.options import FILE, OUTPUT, F, decorated, value_option, write_output
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
@@ -36,14 +36,10 @@ SUFFIXES: Mapping[str, FormatName] = {
 }
 
 
-def format_option(*names: str) -> Callable[[F], F]:
-    """`--format` of a report."""
-    return click.option(
-        "--format",
-        "format_name",
-        type=click.Choice(names),
-        help="Default: what the name of the output file says, else text.",
-    )
+def format_option(*names: str, suffixes: str = "", default: str = "text") -> Callable[[F], F]:
+    """`--format` of what a file is written in; `suffixes`: those that the help names, in brackets."""
+    said = f"Default: what the name of the output file says{suffixes}, else {default}."
+    return click.option("--format", "format_name", type=click.Choice(names), help=said)
 
 
 def report_options(function: F) -> F:
@@ -60,28 +56,24 @@ def report_options(function: F) -> F:
 
 def network_option(purpose: str) -> Callable[[F], F]:
     """`--network` of commands that read fitted costs."""
-    return click.option(
-        "--network",
-        metavar="FILE.network.json",
-        type=click.Path(path_type=Path),
-        help=f"Fitted costs of the network (dlbench comm fit), {purpose}.",
+    return value_option(
+        "--network", "FILE.network.json", f"Fitted costs of the network (dlbench comm fit), {purpose}.", type=FILE
     )
 
 
 @click.command()
 @report_options
 @network_option("for projections to more ranks")
-@click.option(
-    "--history",
-    "store",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Folder of a history: show next to the runs what changed over months, and which nodes are slow.",
+@value_option(
+    "--history store",
+    "DIR",
+    "Folder of a history: show next to the runs what changed over months, and which nodes are slow.",
+    type=FILE,
 )
-@click.option(
+@value_option(
     "--table",
-    metavar="NAME|?",
-    help="Which table CSV holds: points (of scaling, default), parts (of a step), runs, quality (of points), "
+    "NAME|?",
+    "Which table CSV holds: points (of scaling, default), parts (of a step), runs, quality (of points), "
     "evaluations, exchange, sweep, or any other of the report; ? lists them.",
 )
 def report(
@@ -152,8 +144,7 @@ def prepared(
     Raises `UserError`: the file cannot be written, its name has no known suffix, or the format holds more than one
     `table`. `EnvironmentLacksError`: what the command computes (`needs`) or draws with is missing.
     """
-    if output is not None:
-        check_writable(output)
+    check_writable(output)
     chosen = format_by_suffix(output, asked, suffixes, "text")
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
@@ -179,6 +170,16 @@ def finish(damaged: Sequence[str], problem: str = "") -> None:
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
+def note_missing(what: str, why: Mapping[str, str]) -> None:
+    """Names on standard error runs that lack something, once for each reason; `why`: by run id."""
+    from dlbench.report.wording import clean
+
+    for reason in dict.fromkeys(why.values()):
+        names = [name for name, text in why.items() if text == reason]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        click.echo(f"dlbench: {what} {clean(names[0])}{more}: {clean(reason)}", err=True)
+
+
 def format_by_suffix(
     output: Path | None, asked: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
 ) -> FormatT:
@@ -198,11 +199,13 @@ def format_by_suffix(
     return suffixes[suffix]
 
 
-def check_writable(output: Path) -> None:
+def check_writable(output: Path | None) -> None:
     """Refuses a folder, or a file in a folder that is not there; early, because nobody wants to learn it afterwards.
 
     Raises `UserError`: the file cannot be written there.
     """
+    if output is None:
+        return
     if output.is_dir():
         raise UserError(f"-o {output}: is a folder; name a file in it")
     if not output.absolute().parent.is_dir():
@@ -312,13 +315,9 @@ def diagnose(
 def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
     """Joules of the runs' jobs, by run id; says on standard error of which there are none, and why."""
     from dlbench.jobs.slurm.accounting import job_energies
-    from dlbench.report.wording import clean
 
     found, why = job_energies(scanned.runs)
-    for reason in dict.fromkeys(why.values()):
-        names = [name for name, text in why.items() if text == reason]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        click.echo(f"dlbench: Slurm reports no energy of {clean(names[0])}{more}: {clean(reason)}", err=True)
+    note_missing("Slurm reports no energy of", why)
     if not found and not why:
         click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
     return found

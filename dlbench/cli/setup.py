@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from dlbench.cli.options import AS_JSON
+from dlbench.cli.options import AS_JSON, FILE, value_option
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode
 
@@ -50,7 +50,7 @@ def _print(text: str) -> None:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 @click.option(
     "--extra",
     "extras",
@@ -59,11 +59,11 @@ def _print(text: str) -> None:
     help="Packages besides the core's, e.g. node (torch), analysis, data; repeatable.",
 )
 @click.option("--horovod", is_flag=True, help="Also Horovod's wheel, built here for this torch; needs --extra node.")
-@click.option(
+@value_option(
     "--data",
+    "DIR",
+    "Also this folder of data sets, e.g. of dlbench data demo.",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Also this folder of data sets, e.g. of dlbench data demo.",
 )
 def prepare(folder: Path, extras: tuple[str, ...], horovod: bool, data: Path | None) -> None:
     """Put all that an installation needs into FOLDER, for machines without a network.
@@ -94,17 +94,8 @@ def image() -> None:
 
 
 @image.command()
-@click.option(
-    "--python", metavar="PY", help="Python of a virtual or conda environment with dlbench (default: this one)."
-)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The image: FILE.tar, FILE.tar.zst or FILE.sqsh.",
-)
+@value_option("--python", "PY", "Python of a virtual or conda environment with dlbench (default: this one).")
+@value_option("-o --output", "FILE", "The image: FILE.tar, FILE.tar.zst or FILE.sqsh.", required=True, type=FILE)
 def build(python: str | None, output: Path) -> None:
     """Write an image of an environment, and FILE.json, which describes it.
 
@@ -136,11 +127,11 @@ def setup() -> None:
 
 @setup.command()
 @click.option("--rebuild", is_flag=True, help="Build even if a wheel for this toolchain is cached.")
-@click.option(
+@value_option(
     "--source",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Horovod's source archive, for machines without a network (also DLBENCH_HOROVOD_SDIST).",
+    "FILE",
+    "Horovod's source archive, for machines without a network (also DLBENCH_HOROVOD_SDIST).",
+    type=FILE,
 )
 def horovod(rebuild: bool, source: Path | None) -> None:
     """Build Horovod from PyPI's source for this Python and torch, and install it.

@@ -11,14 +11,16 @@ import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from dlbench.cli.options import AS_JSON
+from dlbench.cli.options import AS_JSON, value_option
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
 from dlbench.specs.merge import Layers
@@ -64,19 +66,11 @@ def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Laye
         if path in seen:
             continue
         seen.add(path)
-        yield _left_out(model, path) if path != key.path else _setting(key, value, layers)
-
-
-def _left_out(model: type[BaseModel], path: tuple[str, ...]) -> Setting:
-    *above, name = path
-    return Setting(
-        section=".".join(above),
-        name=name,
-        value="none",
-        meaning=section_meaning(model, path),
-        default=None,
-        origin=None,
-    )
+        if path == key.path:
+            yield _setting(key, value, layers)
+        else:
+            section, meaning = ".".join(path[:-1]), section_meaning(model, path)
+            yield Setting(section=section, name=path[-1], value="none", meaning=meaning, default=None, origin=None)
 
 
 def section_meaning(model: type[BaseModel], path: tuple[str, ...], content: Mapping[str, Any] | None = None) -> str:
@@ -143,57 +137,40 @@ WIDTH = 80
 _VALUE = 16  # Columns of a value; a longer one has a line of its own.
 
 
+_SCHEMAS = {
+    "report": "views.scaling_report.SCALING",
+    "diagnosis": "views.diagnosis.views_of",
+    "estimate": "views.estimate.views_of",
+    "comparison": "gate.report.ComparisonReport",
+    "trends": "history.report.TrendsReport",
+    "projection": "projection.page.ProjectionReport",
+    "recorded-projection": "projection.ledger.RecordedProjection",
+    "ingredients": "projection.ingredients.Ingredients",
+    "ideal-projection": "projection.ideal.IdealReport",
+    "collectives": "comm.report.CollectivesReport",
+    "io": "views.storage.Io",
+    "io-tiers": "views.stalls.IoTiers",
+    "memory-plan": "views.out_of_core.plan.MemoryPlan",
+    "plan": "specs.plan.RunPlan",
+    "record": "records.record.Record",
+    "comm-plan": "specs.comm.CommPlan",
+    "comm": "records.comm.CommRecord",
+    "rank-status": "records.status.RankStatus",
+    "node-status": "records.status.NodeStatuses",
+    "image": "specs.container.ImageDescription",
+    "preflight": "records.preflight.PreflightReport",
+    "failure": "records.status.Failure",
+    "submission": "jobs.scheduler.Submission",
+    "series": "jobs.campaign.series_file.SeriesFile",
+    "acknowledgement": "history.store.Acknowledgement",
+}
+
+
 def schemas() -> dict[str, Any]:
     """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
-    from dlbench.comm.report import CollectivesReport
-    from dlbench.gate.report import ComparisonReport
-    from dlbench.history.report import TrendsReport
-    from dlbench.history.store import Acknowledgement
-    from dlbench.jobs.campaign.series_file import SeriesFile
-    from dlbench.jobs.scheduler import Submission
-    from dlbench.projection.ideal import IdealReport
-    from dlbench.projection.ingredients import Ingredients
-    from dlbench.projection.ledger import RecordedProjection
-    from dlbench.projection.page import ProjectionReport
-    from dlbench.records.comm import CommRecord
-    from dlbench.records.preflight import PreflightReport
-    from dlbench.records.record import Record
-    from dlbench.records.status import Failure, NodeStatuses, RankStatus
-    from dlbench.specs.comm import CommPlan
-    from dlbench.specs.container import ImageDescription
-    from dlbench.specs.plan import RunPlan
-    from dlbench.views import diagnosis, estimate, scaling_report
-    from dlbench.views.out_of_core.plan import MemoryPlan
-    from dlbench.views.stalls import IoTiers
-    from dlbench.views.storage import Io
-
-    return {
-        "report": scaling_report.SCALING,
-        "diagnosis": diagnosis.views_of(),
-        "estimate": estimate.views_of(),
-        "comparison": ComparisonReport,
-        "trends": TrendsReport,
-        "projection": ProjectionReport,
-        "recorded-projection": RecordedProjection,
-        "ingredients": Ingredients,
-        "ideal-projection": IdealReport,
-        "collectives": CollectivesReport,
-        "io": Io,
-        "io-tiers": IoTiers,
-        "memory-plan": MemoryPlan,
-        "plan": RunPlan,
-        "record": Record,
-        "comm-plan": CommPlan,
-        "comm": CommRecord,
-        "rank-status": RankStatus,
-        "node-status": NodeStatuses,
-        "image": ImageDescription,
-        "preflight": PreflightReport,
-        "failure": Failure,
-        "submission": Submission,
-        "series": SeriesFile,
-        "acknowledgement": Acknowledgement,
-    }
+    places = {name: place.rpartition(".") for name, place in _SCHEMAS.items()}
+    found = {name: getattr(import_module(f"dlbench.{module}"), of) for name, (module, _, of) in places.items()}
+    return {name: one() if isinstance(one, FunctionType) else one for name, one in found.items()}
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -216,11 +193,10 @@ def schema(name: str) -> dict[str, Any]:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
 @click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
 @click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
-@click.option(
-    "--schema",
-    "schema_name",
-    metavar="FILE",
-    help="Print the JSON schema of a report or a file of runs instead; a wrong name lists all.",
+@value_option(
+    "--schema schema_name",
+    "FILE",
+    "Print the JSON schema of a report or a file of runs instead; a wrong name lists all.",
 )
 def show(
     name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
@@ -273,8 +249,6 @@ def show(
     elif form == "yaml":
         click.echo(_yaml(content), nl=False)
     else:
-        from dlbench.cli.streams import cleaned
-
         for line in _explained(made, content, layers, presets):
             click.echo(cleaned(line))
 

@@ -18,7 +18,7 @@ import click
 
 from dlbench.analysis.selection import select
 from dlbench.cli.choosing import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
-from dlbench.cli.options import AS_JSON, duration, output_folder
+from dlbench.cli.options import AS_JSON, duration, output_folder, value_option
 from dlbench.cli.series import left, resume_command, series_at, streams_are_one
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from dlbench.jobs.campaign.ended import Cancelled
     from dlbench.jobs.campaign.run_status import Outcome, RunStatus
     from dlbench.jobs.campaign.series_file import SubmissionStatus
+
+
+_TOLD = ("run_id", "state", "job", "detail", "reason", "starts")  # Of each run, in JSON.
 
 
 @click.command()
@@ -71,8 +74,8 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
     # A folder without a readable plan may be of either kind, and both name it.
     problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
     if as_json:
-        content = {"runs": [_row(one) for one in found], "series": series, "problems": problems}
-        click.echo(json.dumps(content, indent=2))
+        rows = [{name: getattr(one, name) for name in _TOLD} for one in found]
+        click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
         _print(found, series)
     for problem in problems:
@@ -91,17 +94,6 @@ def _print(found: Sequence[RunStatus], series: Sequence[dict[str, Any]]) -> None
     for row in series:
         click.echo(f"series {row['series']}: {row['detail']}")
     click.echo(f"{len(found)} run{'s' * (len(found) != 1)}, {sum(one.state == 'valid' for one in found)} valid")
-
-
-def _row(one: RunStatus) -> dict[str, str]:
-    return {
-        "run_id": one.run_id,
-        "state": one.state,
-        "job": one.job,
-        "detail": one.detail,
-        "reason": one.reason,
-        "starts": one.starts,
-    }
 
 
 def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
@@ -366,17 +358,8 @@ def _cancel_run(run: str, root: Path) -> Cancelled:
 @click.command()
 @click.argument("series")
 @output_folder()
-@click.option(
-    "--timeout", default="24h", show_default=True, callback=duration, metavar="TIME", help="Give up after this time."
-)
-@click.option(
-    "--every",
-    default="60s",
-    show_default=True,
-    callback=duration,
-    metavar="TIME",
-    help="Time between two looks at Slurm.",
-)
+@value_option("--timeout", "TIME", "Give up after this time.", "24h", callback=duration)
+@value_option("--every", "TIME", "Time between two looks at Slurm.", "60s", callback=duration)
 def wait(series: str, out: Path, timeout: float, every: float) -> None:
     """Wait until nothing more is to come of SERIES, and say how it ended.
 

@@ -36,9 +36,7 @@ class SubmitCommand(shared.GroupedCommand):
 @shared.plan_options
 @shared.submit_options("1,2,4")
 @click.option("--same-nodes", metavar="HOSTS", help="Every run on the first of n[1-8].")
-@click.option(
-    "--rotate-nodes", metavar="HOSTS", help="Repeats on n[1-8] in turn: differences between nodes average out."
-)
+@shared.value_option("--rotate-nodes", "HOSTS", "Repeats on n[1-8] in turn: differences between nodes average out.")
 @click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs, begun or not.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
     """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost, and prints the first script.
@@ -86,10 +84,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
 
 
 def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
-    """The plans on the nodes that --same-nodes or --rotate-nodes ask for.
-
-    Raises `UserError`: both are given, or there are too few nodes.
-    """
+    """The plans on the nodes that --same-nodes or --rotate-nodes ask for."""
     from dlbench.jobs.campaign.campaign import on_node_sets
 
     same, rotate = options["same_nodes"], options["rotate_nodes"]
@@ -106,13 +101,11 @@ def _resume(options: dict[str, Any]) -> None:
     """Raises UserError: an option is given that the series has already."""
     from dlbench.cli.series import resume_series
 
-    context = click.get_current_context()
     of_series = {"resume", "workload", "out", "max_jobs", "follow", "every", "cancelled"}
     of_series |= {"dry_run", "all_scripts", "write_only"}
-    source = click.core.ParameterSource.COMMANDLINE
-    for param in context.command.params:
-        if param.name not in of_series and context.get_parameter_source(param.name or "") is source:
-            raise UserError(f"--resume {options['resume']} alone: the series has its {param.opts[0]} already")
+    others = {param.name or "" for param in click.get_current_context().command.params} - of_series
+    for option in shared.given_options(*others):
+        raise UserError(f"--resume {options['resume']} alone: the series has its {option} already")
     refuse_beside_write_only(options, "dry_run", "follow", "cancelled", "max_jobs")
     resume_series(options)
 

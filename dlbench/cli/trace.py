@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from dlbench.cli.report import check_writable
+from dlbench.cli.options import FILE
+from dlbench.cli.report import check_writable, format_option
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -22,20 +23,9 @@ SUFFIXES: dict[str, FormatName] = {".json": "perfetto", ".json.gz": "perfetto", 
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="File to write: .json, .json.gz (smaller) or .parquet.",
-)
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(get_args(FormatName)),
-    help="Default: what the name of the output file says, else perfetto.",
-)
+@click.argument("run", type=FILE)
+@click.option("-o", "--output", type=FILE, required=True, help="File to write: .json, .json.gz (smaller) or .parquet.")
+@format_option(*get_args(FormatName), default="perfetto")
 @click.option("--ranks", metavar="LIST", help="Only these ranks and their nodes, e.g. 0,1,8-15 (default: all).")
 @click.option("--steps", metavar="A-B", help="Only these steps and what happened meanwhile (default: all).")
 @click.option("--cores", is_flag=True, help="A counter for every core, not only for their mean.")
@@ -106,10 +96,7 @@ def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> 
 
 
 def _format_of(output: Path, asked: FormatName | None) -> FormatName:
-    """The format that was asked for, or that the name of the output file implies.
-
-    Raises `UserError`: the name implies none, or another one.
-    """
+    """The format that was asked for, or that the name of the output file implies."""
     name = output.name.lower()
     by_name = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
     if by_name is None and asked is None:

@@ -12,9 +12,10 @@ alone: their source says so.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
+
+from dlbench.perfmodels.training_time import positive
 
 __all__ = ["TERA", "Peak", "datasheet_peak", "model_flops_utilisation", "why_no_peak"]
 
@@ -57,15 +58,10 @@ def model_flops_utilisation(
     throughput of all ranks. `peak_flops_per_s`: peak of the device, or the cores, of one rank, for the precision in
     force. `ranks`: how many. Raises `ValueError`: a number is not positive or not finite.
     """
-    numbers = {
-        "training_flops_per_sample": training_flops_per_sample,
-        "samples_per_s": samples_per_s,
-        "peak_flops_per_s": peak_flops_per_s,
-        "ranks": ranks,
-    }
-    for name, value in numbers.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} {value} is not a positive, finite number")
+    positive("training_flops_per_sample", training_flops_per_sample)
+    positive("samples_per_s", samples_per_s)
+    positive("peak_flops_per_s", peak_flops_per_s)
+    positive("ranks", ranks)
     return training_flops_per_sample * samples_per_s / (peak_flops_per_s * ranks)
 
 
@@ -103,8 +99,14 @@ _HOPPER_SXM = _tensor(66.9, 494.7, 989.4)
 _HOPPER_NVL = _tensor(60.0, 417.5, 835.5)
 _HOPPER_PAPER = "NVIDIA H100 Tensor Core GPU Architecture, white paper, table 2 (dense)"
 _A100 = _tensor(19.5, 156.0, 312.0)
+_HALVED = "(half of its figures with sparsity)"
+_SAME_CHIP = f"{_HOPPER_PAPER}: the {{}} has the same chip"
 _A100_SHEET = "NVIDIA A100 Tensor Core GPU, data sheet (dense)"
 _V100_SHEET = "NVIDIA V100 Tensor Core GPU, data sheet"
+_B200_BRIEF = "NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)"
+_MI250X_SHEET = "AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)"
+_MI300X_PAGE = "AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix"
+_MI300A_SHEET = "AMD Instinct MI300A APU, data sheet, matrix (dense)"
 
 SHEETS: tuple[Sheet, ...] = (
     Sheet("P40", r"P40", {"fp32": 12.0}, 0.346, "NVIDIA Tesla P40, data sheet"),
@@ -117,71 +119,20 @@ SHEETS: tuple[Sheet, ...] = (
     Sheet("A100 PCIe 80 GB", r"A100 80GB PCIe", _A100, 1.935, _A100_SHEET),
     Sheet("A30", r"A30", _tensor(10.3, 82.0, 165.0), 0.933, "NVIDIA A30 Tensor Core GPU, data sheet (dense)"),
     Sheet("A40", r"A40", _tensor(37.4, 74.8, 149.7), 0.696, "NVIDIA A40, data sheet (dense)"),
-    Sheet(
-        "L4",
-        r"L4",
-        _tensor(30.3, 60.0, 121.0),
-        0.3,
-        "NVIDIA L4 Tensor Core GPU, data sheet (half of its figures with sparsity)",
-    ),
+    Sheet("L4", r"L4", _tensor(30.3, 60.0, 121.0), 0.3, f"NVIDIA L4 Tensor Core GPU, data sheet {_HALVED}"),
     Sheet("L40S", r"L40S", _tensor(91.6, 183.0, 362.05), 0.864, "NVIDIA L40S, data sheet (dense)"),
     Sheet("H100 SXM", r"H100 80GB HBM3", _HOPPER_SXM, 3.35, _HOPPER_PAPER),
     Sheet("H100 PCIe", r"H100 PCIe", _tensor(51.2, 378.0, 756.0), 2.0, _HOPPER_PAPER),
-    Sheet(
-        "H100 NVL",
-        r"H100 NVL",
-        _HOPPER_NVL,
-        3.9,
-        "NVIDIA H100 Tensor Core GPU, data sheet, H100 NVL (half of its figures with sparsity)",
-    ),
-    Sheet(
-        "H200 SXM",
-        r"H200",
-        _HOPPER_SXM,
-        4.8,
-        f"{_HOPPER_PAPER}: the H200 has the same chip; memory: NVIDIA H200, data sheet",
-    ),
-    Sheet(
-        "H200 NVL",
-        r"H200 NVL",
-        _HOPPER_NVL,
-        4.8,
-        "NVIDIA H200 Tensor Core GPU, data sheet, H200 NVL (half of its figures with sparsity)",
-    ),
+    Sheet("H100 NVL", r"H100 NVL", _HOPPER_NVL, 3.9, f"NVIDIA H100 Tensor Core GPU, data sheet, H100 NVL {_HALVED}"),
+    Sheet("H200 SXM", r"H200", _HOPPER_SXM, 4.8, f"{_SAME_CHIP.format('H200')}; memory: NVIDIA H200, data sheet"),
+    Sheet("H200 NVL", r"H200 NVL", _HOPPER_NVL, 4.8, f"NVIDIA H200 Tensor Core GPU, data sheet, H200 NVL {_HALVED}"),
     # 4 with HBM3, 4.9 with HBM3e
-    Sheet(
-        "GH200", r"GH200 (480GB|120GB|144G HBM3e)", _HOPPER_SXM, None, f"{_HOPPER_PAPER}: the GH200 has the same chip"
-    ),
+    Sheet("GH200", r"GH200 (480GB|120GB|144G HBM3e)", _HOPPER_SXM, None, _SAME_CHIP.format("GH200")),
     # 7.7 in an HGX, 8 in a DGX
-    Sheet(
-        "B200",
-        r"B200",
-        _tensor(80.0, 1100.0, 2250.0),
-        None,
-        "NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)",
-    ),
-    Sheet(
-        "MI250X (one of its two dies)",
-        r"(?i:INSTINCT) MI250X",
-        _tensor(47.85, None, 191.5),
-        1.6384,
-        "AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)",
-    ),
-    Sheet(
-        "MI300X",
-        r"(?i:INSTINCT) MI300X( OAM)?",
-        _tensor(163.4, 653.7, 1307.4),
-        5.3,
-        "AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix",
-        is_checked=True,
-    ),
-    Sheet(
-        "MI300A",
-        r"(?i:INSTINCT) MI300A",
-        _tensor(122.6, 490.3, 980.6),
-        5.3,
-        "AMD Instinct MI300A APU, data sheet, matrix (dense)",
-    ),
+    Sheet("B200", r"B200", _tensor(80.0, 1100.0, 2250.0), None, _B200_BRIEF),
+    Sheet("MI250X (one of its two dies)", r"(?i:INSTINCT) MI250X", _tensor(47.85, None, 191.5), 1.6384, _MI250X_SHEET),
+    Sheet("MI300X", r"(?i:INSTINCT) MI300X( OAM)?", _tensor(163.4, 653.7, 1307.4), 5.3, _MI300X_PAGE, is_checked=True),
+    Sheet("MI300A", r"(?i:INSTINCT) MI300A", _tensor(122.6, 490.3, 980.6), 5.3, _MI300A_SHEET),
 )
 
 _AMBIGUOUS: tuple[tuple[str, str], ...] = (

@@ -9,8 +9,8 @@ from pydantic import Field
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Ranks, Spec
 from dlbench.specs.comm import LineCost
 
-NOT_OF_GRADIENTS = ("broadcast", "all-gather", "activations")
-"""How methods of engines end whose messages carry parameters or activations."""
+NOT_OF_GRADIENTS = ("broadcast", "all-gather", "activations", "updates")
+"""How methods end whose messages carry parameters or activations; local SGD's are `average every 8 updates`."""
 
 
 class Message(Spec):

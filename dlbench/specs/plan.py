@@ -304,6 +304,11 @@ class RunPlan(LaunchPlan):
         return ranks_per_replica(self.engine)
 
     @property
+    def redraws_dropout(self) -> bool:
+        """Whether random numbers of dropout are others than those of replicas on one rank each."""
+        return self.ranks_per_replica > 1 and getattr(self.workload.model, "dropout", 0.0) > 0
+
+    @property
     def replicas(self) -> int:
         """Ranks, one of each replica, that samples are shared out to."""
         return self.layout.ranks // self.ranks_per_replica

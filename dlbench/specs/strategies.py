@@ -73,7 +73,12 @@ def _fsdp_problem(
         "train.recompute and train.swap": (not train.is_in_core, whole),
         "train.optimizer_state host": (train.optimizer_state == "host", f"{whole}; try engine.fsdp.offload"),
         "measure.noise_scale": (measure.noise_scale, whole),
-        f"sync.exchange {sync.exchange}": (sync.exchange != "flat", "dlbench's own exchanges take whole gradients"),
+        f"sync.exchange {sync.exchange}": (
+            sync.exchange != "flat",
+            "a pass cannot begin without the shares of other ranks"
+            if sync.exchange == "none"
+            else "dlbench's own exchanges take whole gradients",
+        ),
         f"sync.fusion {sync.fusion}": (sync.fusion != "auto", torch_decides),
         f"sync.inside {sync.inside}": (sync.inside != "backend", torch_decides),
         "sync.average_every": (sync.average_every is not None, "no rank has parameters of its own to average"),
@@ -142,7 +147,10 @@ def _tensor_problem(
             "a node is one replica, whose ranks shard nothing else",
         ),
     }
-    return next((f"{key}: {what} does not go with it: {why}" for what, (acts, why) in refused.items() if acts), None)
+    for what, (acts, why) in refused.items():
+        if acts:
+            return f"{key}: {what} does not go with it: {why}; leave one of them out"
+    return None
 
 
 def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:

@@ -153,10 +153,8 @@ def _bytes_of_each() -> dict[str, dict[str, float]]:
                 sent.append(_loopback_bytes() - before)
         assert run.record is not None
         assert run.record.exchange is not None
-        # Gloo makes an all-reduce of a reduce-scatter, of which a record has what a ring's would send.
-        scattered = sum(one.num_bytes for one in run.record.exchange.messages if one.method.endswith("reduce-scatter"))
         per_step = (sent[1] - sent[0]) / (COUNTED_STEPS[1] - COUNTED_STEPS[0])
-        found[name] = {"sent": per_step / 2, "counted": (run.record.exchange.bytes_inside or 0.0) + scattered / 2}
+        found[name] = {"sent": per_step / 2, "counted": run.record.exchange.sent_bytes or 0.0}
     return found
 
 

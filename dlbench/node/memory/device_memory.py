@@ -22,8 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -56,16 +55,13 @@ class PeakMeter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         return None
 
     def mark(self, name: str) -> None:
         """From here to the next mark is the interval of that name; each name once."""
 
     def held(self) -> dict[str, Held]:
-        """Every interval by its name, after the pass."""
         return {}
 
 
@@ -100,13 +96,11 @@ class CpuPeaks(PeakMeter):
                 os.environ[_LOG_LEVEL] = before
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         if self._collects:
             gc.enable()
         self.mark("end of the pass")
-        self._profile.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._profile.__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def mark(self, name: str) -> None:
         with record_function(_MARK + name):
@@ -148,9 +142,7 @@ class CudaPeaks(PeakMeter):
         self._begin = torch.cuda.memory_allocated(self._device)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._end()
 
     def mark(self, name: str) -> None:

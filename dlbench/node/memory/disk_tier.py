@@ -79,17 +79,11 @@ class DiskTier:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        warnings = []
+        folder = f"swap folder {self._folder}"
         if self._is_in_memory:
-            warnings.append(
-                f"swap folder {self._folder} is in memory: what is swapped there still takes memory of this node"
-            )
-        elif not self._is_direct:
-            warnings.append(
-                f"swap folder {self._folder}: its file system has no direct I/O, so swapped tensors pass through the "
-                "page cache"
-            )
-        return tuple(warnings)
+            return (f"{folder} is in memory: what is swapped there still takes memory of this node",)
+        slow = f"{folder}: its file system has no direct I/O, so swapped tensors pass through the page cache"
+        return () if self._is_direct else (slow,)
 
     @property
     def file_bytes(self) -> int:

@@ -27,7 +27,7 @@ from dlbench.specs.base import Spec
 from dlbench.specs.memory import BlockPlan, Chain, TransferRates, Unit
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import StorageSpec, TierSpec
-from dlbench.specs.training import OptimizerSpec, TrainSpec
+from dlbench.specs.training import TrainSpec
 
 REPEATS = 3
 LEAST_BYTES = 1 << 20
@@ -163,7 +163,6 @@ class _Trials:
         return time.perf_counter()
 
     def _now_of_compute(self) -> float:
-        """When what was computed is done, whatever the transfers' streams still do."""
         if self._calls is not None:
             self._calls.current_stream(self._device).synchronize()
         return time.perf_counter()
@@ -306,7 +305,7 @@ class Workbench:
 
         tier = self.open_tier(trial_bytes(chain))
         try:
-            with undisturbed(self.model, self.device):
+            with undisturbed(self.model):
                 rates = measure_rates(tier, self.device, chain, compute, self.beat)
         finally:
             tier.close()
@@ -369,7 +368,7 @@ def state_bytes(model: nn.Module, train: TrainSpec, *, gradients: bool) -> int:
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     # On a CPU the host's memory is the device's, wherever the state is said to lie.
     on_host = train.optimizer_state == "host" and any(p.device.type != "cpu" for p in model.parameters())
-    copies = 0 if on_host else optimizer_copies(train.optimizer)
+    copies = 0 if on_host else train.optimizer.slots
     return parameters + buffers + trained * (copies + gradients)
 
 
@@ -383,14 +382,7 @@ def checkpoint_bytes(plan: RunPlan, rank: int, model: nn.Module) -> int:
     spec = plan.workload.train.at_batch(plan.global_batch).optimizer
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     present: int = sum(tensor.nbytes for tensor in model.state_dict().values())
-    return present + trained * optimizer_copies(spec)
-
-
-def optimizer_copies(spec: OptimizerSpec) -> int:
-    """How many numbers an optimizer keeps for each trained one: two moments, momentum one, SGD without it none."""
-    if spec.name in ("adamw", "lamb"):
-        return 2
-    return 1 if spec.name == "lars" or spec.momentum > 0 else 0
+    return present + trained * spec.slots
 
 
 def slowest_chain(chains: Sequence[Chain]) -> Chain:

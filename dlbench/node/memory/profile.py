@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef as WeakReference
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlbench.node.memory.cut import UnitModule
+from dlbench.node.memory.cut import undisturbed as buffers_undisturbed
 from dlbench.node.memory.device_memory import Held, PeakMeter, peaks_on
 from dlbench.node.memory.saved import (
     HeldByOthers,
@@ -217,7 +218,6 @@ class _MeasuredPass:
         return saved_tensors_hooks(pack, unpack)
 
     def turned(self) -> None:
-        """Head and loss are done."""
         if "turned" not in self.moments:
             self.note("turned")
             are_gone = [storage.expired() for storage, _ in self.at_turn]  # type: ignore[no-untyped-call]
@@ -271,12 +271,10 @@ def _run_all(forwards: Sequence[Callable[..., Any]], x: Any, *args: Any, **kwarg
 
 
 def _handed_on(x: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Stands in for a module that was called as part of its unit."""
     return x
 
 
 def _first(output: Any) -> Tensor:
-    """The tensor that the next unit is given."""
     tensor = first_tensor(output)
     assert tensor is not None, "a unit returns one (dlbench.node.memory.cut)"
     return tensor
@@ -289,12 +287,10 @@ def storage_of(tensor: Tensor) -> tuple[int, int]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, device: torch.device, *, holds_gradients: bool = False) -> Iterator[None]:
+def undisturbed(model: nn.Module, *, holds_gradients: bool = False) -> Iterator[None]:
     """Gives back gradients, buffers and random states as they were."""
     gradients = [parameter.grad for parameter in model.parameters()]
-    buffers = [buffer.detach().clone() for buffer in model.buffers()]
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with buffers_undisturbed(model):
         try:
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter) if holds_gradients and parameter.requires_grad else None
@@ -302,9 +298,6 @@ def undisturbed(model: nn.Module, device: torch.device, *, holds_gradients: bool
         finally:
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
-            with torch.no_grad():
-                for buffer, before in zip(model.buffers(), buffers, strict=True):
-                    buffer.copy_(before)
 
 
 @dataclass(kw_only=True)
@@ -333,7 +326,7 @@ class ChainProfile:
         cannot be measured with this torch.
         """
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
-        with undisturbed(self.model, self.device, holds_gradients=self.keeps_gradients):
+        with undisturbed(self.model, holds_gradients=self.keeps_gradients):
             # Before bytes are counted, too: the first pass over such a batch also holds what cuDNN tries algorithms in.
             self._timed(links, loss_of, batch, WARM_PASSES)
             counted = self._pass(links, loss_of, batch, peaks_on(self.device), counts=True)

@@ -201,18 +201,9 @@ class Lars(_Foreach):
         adapt: bool = True,
         fused: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "weight_decay": weight_decay,
-                "trust_coefficient": trust_coefficient,
-                "epsilon": epsilon,
-                "adapt": adapt,
-                "fused": fused,
-            },
-        )
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        defaults |= {"trust_coefficient": trust_coefficient, "epsilon": epsilon, "adapt": adapt, "fused": fused}
+        super().__init__(params, defaults)
 
     def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         fixed = {key: group[key] for key in ("momentum", "trust_coefficient", "epsilon", "adapt")}

@@ -90,7 +90,7 @@ class Compilation:
         for share in (torch._functorch.config.activation_memory_budget, budget):
             beat(f"compiling with an activation budget of {share:g}")
             torch._functorch.config.activation_memory_budget = share
-            with undisturbed(model, self._device):
+            with undisturbed(model):
                 self._compile(model)
                 found.append(_saved_bytes(model, loss_of, batch))
             model._compiled_call_impl = None
@@ -118,7 +118,7 @@ class Compilation:
         passes = GRAPH_PASSES if self._mode in GRAPH_MODES else 1
         for number in range(passes):
             beat(f"compiling the network, pass {number + 1} of {passes}")
-            with undisturbed(model, self._device), _as_wrapped(wrapped):
+            with undisturbed(model), _as_wrapped(wrapped):
                 loss = loss_of(batch)
                 # Not backward(): engines hook themselves to the accumulation of gradients.
                 torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -328,7 +328,7 @@ class NetworkGraphs:
         """
         beat("capturing CUDA graphs of the network")
         began = time.monotonic()
-        with undisturbed(model, self._device):
+        with undisturbed(model):
             given = _arguments(model, loss_of, batch)
             shapes = _shapes(given)
             samples = tuple(one.detach().clone() for one in given if isinstance(one, Tensor))

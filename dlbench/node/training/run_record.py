@@ -240,21 +240,36 @@ def _warnings(
         found.append(
             f"ranks computed with {sorted(threads)} threads, the plan says {plan.layout.cores_per_rank} cores per rank"
         )
-    every, measured = plan.sync.average_every, state.schedule.measured
-    if every is not None and plan.layout.ranks > 1 and plan.measure.until == "steps" and measured % every:
-        found.append(
-            f"sync.average_every {every}: {measured} measured steps are no multiple of it, so that not one step in "
-            f"{every} averages; set measure.measured_steps to a multiple"
-        )
     if plan.measure.phases == "synchronised" and context.device.type == "cpu":
         found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")
     return [
         *found,
+        *average_warnings(plan, state.schedule),
         *exchange_warnings(exchange, is_scaled=state.precision.is_scaled),
         *watch_warnings(plan, state.schedule, [item["watch"] for item in everyone], exchange),
         *(state.reading.warnings() if state.reading is not None else []),
         *memory_warnings(memory),
     ]
+
+
+def average_warnings(plan: RunPlan, schedule: StepSchedule) -> list[str]:
+    """Where the mean of measured steps is not that of local SGD."""
+    sync, begin, measured = plan.sync, schedule.first + schedule.warmup, schedule.measured
+    if sync.average_every is None or plan.layout.ranks == 1 or plan.measure.until != "steps":
+        return []
+    found = []
+    if measured % sync.average_every:
+        found.append(
+            f"sync.average_every {sync.average_every}: {measured} measured steps are no multiple of it, so that not "
+            f"one step in {sync.average_every} averages; set measure.measured_steps to a multiple"
+        )
+    if begin < sync.average_from < schedule.end:
+        found.append(
+            f"sync.average_from {sync.average_from} lies within the measured steps, {begin} to {schedule.end - 1}: "
+            "their mean is of both ways to train, and times of messages are of gradients alone; set "
+            "measure.warmup_steps to as much"
+        )
+    return found
 
 
 def checkpoint_warnings(writes: Sequence[CheckpointWrite], end: int) -> list[str]:

@@ -91,6 +91,7 @@ def case_of(
         rates=None if record.memory is None else record.memory.rates,
         rest_s=max(0.0, statistics.fmean(one.step_s for one in anchor.runs) - sum(parts.values()) - gathered_s),
         average_every=plan.sync.average_every or AVERAGE_EVERY,
+        scatter="allreduce" if record.exchange is not None and record.exchange.carrier == "gloo" else "reduce-scatter",
     )
     said = (
         f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "

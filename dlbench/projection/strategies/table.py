@@ -135,6 +135,7 @@ class Case:
     rates: TransferRates | None = None  # Likewise; None: blocks are recomputed, not swapped.
     rest_s: float = 0.0  # What a step has besides.
     average_every: int = AVERAGE_EVERY  # Updates between two averages of local SGD.
+    scatter: Collective = "reduce-scatter"  # What FSDP's is; Gloo makes an all-reduce of it.
 
     def at(self, ranks: int, batch: int) -> Self:
         """The same with so many ranks, and samples of a step."""
@@ -218,9 +219,10 @@ class Case:
         summed = Groups(self.layout, self.network, *((ranks, 1) if inner == "spatial" else (replicas, size)))
         sent, exposed = self._overlapped(model, summed)
         compute, held, notes = model.compute_s, model.memory_bytes, model.notes
-        # By rings, which send the least that there is: an all-reduce is a reduce-scatter and an all-gather.
+        # By rings: an all-reduce is a reduce-scatter and an all-gather.
         once = WEIGHT_BYTES * self._weights * (1 - 1 / replicas)
-        bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "fsdp": 3 * once, "serial": 0.0}.get(name)
+        fsdp = 2 + (2 if self.scatter == "allreduce" else 1)
+        bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "fsdp": fsdp * once, "serial": 0.0}.get(name)
         update = self.times.update_s * sum(model.weights) / self._weights
         whole = WEIGHT_BYTES * self._weights
         if name == "zero-1":
@@ -316,7 +318,7 @@ class Case:
         sizes = [WEIGHT_BYTES * sum(self.layers[n].weights for n in block) for block in self._blocks]
         gather, scatter = (
             [groups.seconds(collective, size, WEIGHT_BYTES) for size in sizes]
-            for collective in ("all-gather", "reduce-scatter")
+            for collective in ("all-gather", self.scatter)
         )
         forward, backward = self._passes(batch)
         fetched = [*gather, *reversed(gather), 0.0, 0.0]

@@ -18,6 +18,8 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine
 from dlbench.node.sync.groups import Communicators
 from dlbench.node.sync.local_sgd import LocalSgd
+from dlbench.node.training.run_record import average_warnings
+from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.records.record import Setting
 from dlbench.records.rows.steps import read_steps
 from dlbench.specs.inert import refuse_inert
@@ -165,6 +167,7 @@ def test_averages_are_counted_with_their_bytes_and_with_how_far_ranks_were_apart
     # A ring of two sends 2 (p - 1) / p of the vector: parameters and their momentum, in 2 of 10 steps.
     assert exchange.bytes_inside == pytest.approx(2 * values * 4 * 2 / STEPS)
     assert exchange.messages[0].num_bytes == 2 * values * 4
+    assert exchange.of_gradients == ()
     assert (exchange.exchange, exchange.by) == ("average every 4 updates", "dlbench")
 
 
@@ -249,6 +252,22 @@ def test_a_resumed_run_averages_after_the_updates_of_the_whole_training() -> Non
 def test_what_does_not_go_with_averages_is_refused_by_name(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
         planned(4, **{"sync__average_every": 4, **settings})
+
+
+@pytest.mark.parametrize(
+    ("every", "since", "said"),
+    [
+        (2, 3, []),
+        (2, 4, ["average_from 4 lies within the measured steps, 3 to 6"]),
+        (3, 7, ["no multiple"]),
+        (2, 7, []),
+    ],
+)
+def test_measured_steps_of_two_kinds_are_told(every: int, since: int, said: list[str]) -> None:
+    schedule = StepSchedule(first=0, end=7, warmup=3, global_batch=8, steps_per_epoch=None)
+    found = average_warnings(planned(sync__average_every=every, sync__average_from=since), schedule)
+    assert len(found) == len(said)
+    assert all(words in text for words, text in zip(said, found, strict=True))
 
 
 @pytest.mark.parametrize(

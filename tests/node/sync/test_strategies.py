@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dlbench.analysis.causes import causes_of
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.node.models.build import build_model
@@ -145,7 +146,9 @@ class Everything:
     """By strategy that read: for the checkpoint of each strategy, the tensors that it did not give back bit for bit."""
     evaluated: Mapping[str, Run]  # By engine: CosmoFlow to a quality, rank 0 with a batch more than rank 1.
     sharing: Mapping[str, Run]
-    """Tensor parallel: with dropout (TRAIN), with dropout that ranks draw apart (DRIFT), and of text to a quality."""
+    """With dropout by strategy, that of tensor parallel also drawn apart by ranks (DRIFT); of text to a quality; and
+    with rank 0 late by its batches (late NAME).
+    """
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +175,10 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
         for engine in ("ddp", "fsdp")
     }
     lines += [f"TRAIN {create(roots[3], plan).plan}" for plan in quality.values()]
-    sharing = {what: plan_of("tensor", roots[4], model__dropout=0.1) for what in ("TRAIN", "DRIFT")}
+    dropping = {"ddp": "ddp", "fsdp": "fsdp", "tensor": "tensor", "DRIFT": "tensor"}
+    sharing = {what: plan_of(name, roots[4], model__dropout=0.1) for what, name in dropping.items()}
+    late = {"fault__input_delay_s": 0.4, "fault__ranks": 0}
+    sharing |= {f"late {name}": plan_of(name, roots[4], **late) for name in ("fsdp", "tensor")}
     write_text(folder / "text")
     (sharing["text"],) = planned("bert", *OF_TEXT, *STRATEGIES["tensor"], "--data", folder / "text")[0]
     for what, plan in sharing.items():
@@ -287,7 +293,9 @@ def test_every_strategy_ends_with_a_valid_record(trained: Mapping[str, Run]) -> 
 def test_sharded_training_has_the_losses_of_replicated_training(
     name: str, times: int, trained: Mapping[str, Run]
 ) -> None:
-    """And sends what sharding takes, to the byte: `times` gathers of a block a pass, one of the rest, one scatter."""
+    """And sends what sharding takes, to the byte: `times` gathers of a block a pass, one of the rest, and one scatter,
+    which Gloo makes an all-reduce of (bytes on `lo`: tests/bench/strategies.py).
+    """
     run, model = trained[name], build_model(trained[name].plan.workload.model)
     for rank in range(2):
         losses, expected = (read_steps(one.folder.steps(rank)).steps["loss"] for one in (run, trained["ddp"]))
@@ -296,7 +304,7 @@ def test_sharded_training_has_the_losses_of_replicated_training(
     assert found.exchange is not None
     blocks = sum(parameter.nbytes for block in model.blocks for parameter in block.parameters())
     rest = sum(parameter.nbytes for parameter in model.parameters()) - blocks
-    assert found.exchange.bytes_inside == (2 * times * blocks + 2 * rest + blocks + rest) / 2
+    assert found.exchange.bytes_inside == (2 * times * blocks + 2 * rest + 2 * (blocks + rest)) / 2
     sent = Counter(one.method for one in found.exchange.messages)
     assert sent == {"all-gather": 2 * (2 * times + 1), "reduce-scatter": 3}
     proof = {one.key: one for one in found.settings}["engine.fsdp.shard"]
@@ -316,6 +324,15 @@ def test_sharded_training_tells_what_it_waited_for(name: str, gathered: set[str]
         assert 0 < waited < rank.measured_s
     steps = read_steps(trained[name].folder.steps(0)).measured
     assert (steps["exchange_ns"] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["fsdp", "tensor"])
+def test_a_late_rank_is_charged_with_what_the_other_waits(name: str, everything: Everything) -> None:
+    run = everything.sharing[f"late {name}"]
+    found, planted_s = causes_of(run), record(run).ranks[0].planted_s
+    late = {one.rank: one.late_ns["input"] / 1e9 for one in found.waiting.ranks}
+    assert late[0] > planted_s / 2 > 0
+    assert found.seconds["straggler"] * found.steps > planted_s / 2
 
 
 def test_a_sharded_update_is_bit_for_bit_that_of_every_rank(trained: Mapping[str, Run]) -> None:
@@ -422,12 +439,22 @@ def test_ranks_that_share_layers_train_as_ddp_and_send_the_bytes_of_the_formula(
 def test_ranks_that_share_layers_draw_the_same_dropout_and_a_rank_that_does_not_is_found(
     everything: Everything,
 ) -> None:
-    checks = {
-        what: {check.name: check.passed for check in record(everything.sharing[what]).checks}
-        for what in ("TRAIN", "DRIFT")
+    alike, apart = (record(everything.sharing[what]).checks for what in ("tensor", "DRIFT"))
+    assert all(check.passed for check in alike)
+    assert [check.name for check in apart if not check.passed] == ["identical parameters"]
+
+
+def test_dropout_is_that_of_ddp_but_for_heads_that_ranks_share(everything: Everything) -> None:
+    runs = {name: everything.sharing[name] for name in ("ddp", "fsdp", "tensor")}
+    losses = {name: fmean(rank.last_loss or nan for rank in record(run).ranks) for name, run in runs.items()}
+    assert losses["fsdp"] == pytest.approx(losses["ddp"], rel=1e-5)
+    assert losses["tensor"] != pytest.approx(losses["ddp"], rel=1e-5)
+    assert {name: run.plan.redraws_dropout for name, run in runs.items()} == {
+        "ddp": False,
+        "fsdp": False,
+        "tensor": True,
     }
-    assert all(checks["TRAIN"].values())
-    assert [name for name, passed in checks["DRIFT"].items() if not passed] == ["identical parameters"]
+    assert losses["ddp"] != pytest.approx(fmean(rank.last_loss or nan for rank in record(everything.runs["ddp"]).ranks))
 
 
 def test_ranks_that_share_layers_read_and_evaluate_each_sample_once(everything: Everything) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.node.data.synthetic import synthetic_batch
-from dlbench.node.memory.profile import undisturbed
 from dlbench.node.models.bert import Layer
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.training import programs
@@ -197,7 +196,6 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Capturing:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     reserved = iter((1 << 20, 3 << 20))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: next(reserved))
-    monkeypatch.setattr(programs, "undisturbed", lambda model, _device: undisturbed(model, CPU))
     return made
 
 

@@ -72,7 +72,7 @@ class FsdpEngine(TorchRanks):
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._whole = {name: parameter.numel() for parameter, name in names.items()}
-        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward, self.beat)
+        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward, self.beat, self._backend)
         if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
             self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
             self._tensor.divide(model)
@@ -249,9 +249,7 @@ class FsdpEngine(TorchRanks):
         everyone = self.gather(self._watch.times())
         inside, across = 0.0, 0.0
         for one in calls:
-            # Of a ring's two rounds a gather or a scatter is one.
-            rounds = 1 if one.method == REDUCE else 2
-            here, there = ring_bytes(one.num_bytes / rounds, ranks=one.ranks, groups=self._groups_of(one))
+            here, there = ring_bytes(one.num_bytes * one.rounds / 2, ranks=one.ranks, groups=self._groups_of(one))
             inside, across = inside + here, across + there
         known = [times for times in everyone if times]
         return ExchangeResult(
@@ -277,17 +275,15 @@ class FsdpEngine(TorchRanks):
 
     def _evidence(self) -> list[str]:
         layers = self._tensor.evidence()[1] if self._tensor is not None else ""
-        return [self._shares_text()[1], self._bytes_text()[1] if self._modules else "", layers, self._carrier_text]
+        return [self._carrier_text, self._shares_text()[1], self._bytes_text()[1] if self._modules else "", layers]
 
     @property
     def _carrier_text(self) -> str:
         if self._backend == "gloo":
-            return (
-                "bytes as a ring has them; Gloo makes an all-reduce of a reduce-scatter, which sends twice as much; "
-                "each collective ends before its call returns, so all of it is exposed"
-            )
+            how = "each collective ends before its call returns, so all of it is exposed; bytes by Gloo's rings"
+            return f"{how}, of which a reduce-scatter is an all-reduce" if self._modules else how
         return (
-            "bytes as a ring has them, NCCL chooses by itself; exposed is what the computing stream waited, by events"
+            "exposed is what the computing stream waited, by events; bytes as a ring has them, NCCL chooses by itself"
         )
 
     def _messages(self) -> tuple[Message, ...]:
@@ -347,7 +343,8 @@ class FsdpEngine(TorchRanks):
             elements = sum(map(self._padded, self._own(name)))
             gathered = (2 if self._frees(name) else 1) * self._accumulation * torch.float32.itemsize
             width = torch.bfloat16.itemsize if self._wire == "bf16" else torch.float32.itemsize
-            wanted += (ranks - 1) / ranks * elements * (gathered + width)
+            scattered = (2 if self._backend == "gloo" else 1) * width  # Gloo sums the whole vector on every rank.
+            wanted += (ranks - 1) / ranks * elements * (gathered + scattered)
             wanted += 2 * (self._nodes - 1) / self._nodes * elements / ranks * width
         counted = sorted(self._watch.bytes_of_steps)
         text = f"{' or '.join(map(str, counted))} bytes that a rank sends were counted in a step, {wanted:.0f} expected"

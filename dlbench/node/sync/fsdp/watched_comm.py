@@ -47,6 +47,7 @@ class Call:
     num_bytes: int  # Of the whole vector, padding included.
     num_tensors: int
     ranks: int
+    rounds: int  # Of a ring, in each of which a rank sends all but its share.
     of_activations: bool = False  # Then the computing stream waits for it where it is ordered.
     begin: Any
     end: Any = None
@@ -54,8 +55,7 @@ class Call:
     @property
     def sent_bytes(self) -> float:
         """Bytes that a rank sends, if a ring carries it."""
-        rounds = 2 if self.method == REDUCE else 1
-        return rounds * (self.ranks - 1) / self.ranks * self.num_bytes
+        return self.rounds * (self.ranks - 1) / self.ranks * self.num_bytes
 
 
 @dataclass(kw_only=True)
@@ -73,10 +73,16 @@ class CommWatch:
     """
 
     def __init__(
-        self, device: torch.device, mark_backward: Callable[[], None], beat: Callable[[str], None] = lambda what: None
+        self,
+        device: torch.device,
+        mark_backward: Callable[[], None],
+        beat: Callable[[str], None] = lambda what: None,
+        backend: str = "gloo",
     ) -> None:
         """`beat`: hears where this rank stands, before and after each collective."""
         self.clock = clock_for(device)
+        # Gloo's reduce-scatter is an all-reduce of which a rank keeps its share (ProcessGroupGloo.cpp, torch 2.13).
+        self.rounds = {GATHER: 1, SCATTER: 2 if backend == "gloo" else 1, REDUCE: 2}
         self.is_open = self.awaits_release = False
         self.steps: list[WatchedCalls] = []  # Of the window.
         self.last: list[Call] = []  # Of the last whole step, moments or not.
@@ -105,8 +111,8 @@ class CommWatch:
             self._scatters += 1
             if self._scatters == self._expected:
                 self._end_backward()
-        size = whole.numel() * whole.element_size()
-        noted = Call(begin=self._mark(), num_bytes=size, ranks=group.size(), **what)
+        size, rounds = whole.numel() * whole.element_size(), self.rounds[what["method"]]
+        noted = Call(begin=self._mark(), num_bytes=size, ranks=group.size(), rounds=rounds, **what)
         if noted.phase == "backward" and self._is_marked:
             noted.phase = "exchange"
         self._now.calls.append(noted)
@@ -128,7 +134,13 @@ class CommWatch:
         def note(output: torch.Tensor) -> None:
             before = self._now.calls[-1]
             size = output.numel() * output.element_size()
-            what: dict[str, Any] = {"method": REDUCE, "phase": before.phase, "module": module, "ranks": ranks}
+            what: dict[str, Any] = {
+                "method": REDUCE,
+                "phase": before.phase,
+                "module": module,
+                "ranks": ranks,
+                "rounds": 2,
+            }
             noted = Call(begin=before.end, end=self._mark(), num_bytes=size, num_tensors=num_tensors, **what)
             self._now.calls.append(noted)
 

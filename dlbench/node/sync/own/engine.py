@@ -11,12 +11,10 @@ rank, as a collective ends for nobody before all are there.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, set
 from dlbench.node.sync.own.buckets import ExchangeThread, all_in_one, at_least, fill, one_each, require_fp32, split
 from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
-from dlbench.node.sync.timing import Clock, clock_for
+from dlbench.node.sync.timing import clock_for
 from dlbench.perfmodels.overlap import best_merge
 from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
@@ -59,7 +57,7 @@ class OwnExchange(EngineOverLibrary):
         self._device = device
         self._is_prepared = self._is_held = self._is_watched = False
         self._steps = self._overflows = 0
-        self._watched: list[SentStep] = []
+        self._watched: list[tuple[StepMoments, list[tuple[int, int]]]] = []
         self._now: StepMoments | None = None
         self._notes_gradients = True
         self._taken: set[int] = set()
@@ -113,7 +111,6 @@ class OwnExchange(EngineOverLibrary):
         return at_least([self._sizes[n] for n in order], least)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
-        """Makes the messages: gradients in this order, this many in each."""
         self._messages = split(order, counts)
         parameters = [[self._named[n][1] for n in one] for one in self._messages]
         self._buckets = fill(self._route.arena, parameters, self._route.multiple)
@@ -129,7 +126,6 @@ class OwnExchange(EngineOverLibrary):
 
     @contextmanager
     def hold_exchange(self) -> Iterator[None]:
-        """Within it hooks do nothing, and autograd adds up."""
         self._is_held = True
         try:
             yield
@@ -137,7 +133,6 @@ class OwnExchange(EngineOverLibrary):
             self._is_held = False
 
     def begin_backward(self) -> None:
-        """The backward pass begins: the step's clock starts."""
         count = len(self._buckets)
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
@@ -218,7 +213,7 @@ class OwnExchange(EngineOverLibrary):
         self._clock.join()
         self._moments.add(now)
         if self._is_watched:
-            self._keep(now)
+            self._watched.append((now, [*zip(self._message_bytes, map(len, self._messages), strict=True)]))
         self._now = None
         self._steps += 1
 
@@ -232,20 +227,23 @@ class OwnExchange(EngineOverLibrary):
                 self._clock.settle()
             self._forget()  # the measured steps begin
 
-    def _keep(self, now: StepMoments) -> None:
-        messages = self._messages
-        self._watched.append(
-            SentStep(
-                moments=now,
-                num_bytes=tuple(sum(self._sizes[n] for n in one) for one in messages),
-                num_tensors=tuple(map(len, messages)),
-                methods=tuple(now.ways),
-            )
-        )
-
     def message_spans(self) -> list[MessageSpan]:
-        """Messages of the watched steps; after `watch(False)`."""
-        return moment_spans(self._watched, self._clock)
+        """Messages of the watched steps, as they were arranged then; after `watch(False)`."""
+        moment_ns = self._clock.monotonic_ns
+        return [
+            MessageSpan(
+                step=number,
+                number=place,
+                ready_ns=moment_ns(step.ready[place]),
+                start_ns=moment_ns(step.start[place]),
+                end_ns=moment_ns(step.end[place]),
+                num_bytes=num_bytes,
+                num_tensors=num_tensors,
+                method=step.ways[place],
+            )
+            for number, (step, sizes) in enumerate(self._watched)
+            for place, (num_bytes, num_tensors) in enumerate(sizes)
+        ]
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
         """Afterwards messages are arranged anew where enough has been seen, all in the warm-up."""
@@ -273,7 +271,7 @@ class OwnExchange(EngineOverLibrary):
     def exchange_result(self) -> ExchangeResult | None:
         """Counted in measured steps; the same on all ranks but for the times of single messages."""
         self._clock.settle()
-        own = dataclasses.asdict(self._moments.sums()) if self._moments.steps else None
+        own = self._moments.sums() if self._moments.steps else None
         found: list[tuple[dict[str, float] | None, int]] = self.gather((own, self._route.wire.overflows))
         self._overflows = min(count for _, count in found)
         return self._result([times for times, _ in found])
@@ -328,7 +326,7 @@ class OwnExchange(EngineOverLibrary):
         return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
 
     def _result(self, sums: Sequence[dict[str, Any] | None]) -> ExchangeResult:
-        """The result of the run. `sums`: for each rank, its times of a step (fields of `StepSums`); None where no step
+        """The result of the run. `sums`: for each rank, its times of a step (`Moments.sums`); None where no step
         was watched.
         """
         route, window = self._route, len(self._moments.steps)
@@ -366,22 +364,20 @@ class OwnExchange(EngineOverLibrary):
         return sum(inside for inside, _ in each), sum(across for _, across in each)
 
     def _messages_sent(self) -> tuple[Message, ...]:
-        times = self._moments.messages() if self._moments.steps else [None] * len(self._messages)
+        times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages]
         return tuple(
             Message(
                 num_bytes=num_bytes,
                 num_tensors=len(one),
                 method=ways.most_common(1)[0][0] if ways else self._route.method.way(num_bytes),
-                ready_s=None if time is None else time.ready_s,
-                start_s=None if time is None else time.start_s,
-                exchange_s=None if time is None else time.exchange_s,
+                **time,
             )
             for one, num_bytes, ways, time in zip(self._messages, self._message_bytes, self._ways, times, strict=True)
         )
 
     def _gradients(self) -> tuple[GradientTime, ...]:
         # Of measured steps; of watched ones where marks are not free.
-        watched = [one.moments for one in self._watched]
+        watched = [step for step, _ in self._watched]
         ready = self._moments.gradients() or gradient_times(watched, self._clock)
         order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
         return tuple(GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready[n]) for n in order)
@@ -391,31 +387,3 @@ class OwnExchange(EngineOverLibrary):
             self._thread.stop()
             self._route.close()
         super().stop()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentStep:
-    """One watched step of dlbench's own exchange, with the messages as they were then: they may be arranged anew."""
-
-    moments: StepMoments
-    num_bytes: tuple[int, ...]  # Of gradients, by message; as the rest.
-    num_tensors: tuple[int, ...]
-    methods: tuple[str, ...]
-
-
-def moment_spans(steps: Sequence[SentStep], clock: Clock) -> list[MessageSpan]:
-    """Messages of steps whose moments can be read."""
-    return [
-        MessageSpan(
-            step=number,
-            number=place,
-            ready_ns=clock.monotonic_ns(step.moments.ready[place]),
-            start_ns=clock.monotonic_ns(step.moments.start[place]),
-            end_ns=clock.monotonic_ns(step.moments.end[place]),
-            num_bytes=step.num_bytes[place],
-            num_tensors=step.num_tensors[place],
-            method=step.methods[place],
-        )
-        for number, step in enumerate(steps)
-        for place in range(len(step.num_bytes))
-    ]
