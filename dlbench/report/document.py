@@ -108,8 +108,8 @@ def no_charts() -> Sequence[Chart]:
 class Section:
     """One subject, or a group of them. What it holds is printed in the order of these fields."""
 
-    id: str  # Anchor in the page, unique in a document.
-    title: str
+    id: str = ""  # Anchor in the page, unique in a document; a view gives its own, as the title.
+    title: str = ""
     short_title: str = ""  # What a list of all sections calls it; empty: the title.
     level: Level = "evidence"
     headline: str = ""  # The finding in at most 100 characters: it stands for the section where that is folded.

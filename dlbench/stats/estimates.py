@@ -351,6 +351,14 @@ def shift_estimate(top: Sequence[float], bottom: Sequence[float], unit: str = "r
     return interval(value, low, high, n, "rank sums", unit, level=rank_sum_level(len(a), len(b), LEVEL))
 
 
+def of_known(
+    make: Callable[[Values, str], Estimate], values: Mapping[RunKey, float | None], unit: str
+) -> Estimate | None:
+    """What `make` (`median_estimate` and the like) makes of the values that are there; None where none is."""
+    known = {key: float(value) for key, value in values.items() if value is not None}
+    return make(known, unit) if known else None
+
+
 def by_definition(value: float, n: int, unit: str = "ratio") -> Estimate:
     """A value that is not measured but agreed on: the baseline's speed-up of 1."""
     return Estimate(value, None, None, n, "by definition", unit)

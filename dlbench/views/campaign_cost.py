@@ -327,9 +327,8 @@ class CampaignCostView(ReportView):
     def numbers(self, source: ReportSource) -> CampaignCost | None:
         return campaign_cost(source.scan.runs)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.of(CampaignCost)
-        return () if found is None else (cost_section(found),)
+    def shown(self, report: Report, found: CampaignCost) -> Section:
+        return cost_section(found)
 
     def remedy(self, report: Report) -> str:
         return "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks it, and says why."

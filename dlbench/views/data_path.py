@@ -12,8 +12,7 @@ from dlbench.analysis.attribution import about_means
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.node_samples import node_stages, nodes_of
-from dlbench.analysis.telemetry.readings import MAX_NODES_OF_LARGE_RUN, MachineReading, machine_readings
+from dlbench.analysis.telemetry.readings import MachineReading, machine_readings
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
 from dlbench.records.rows.steps import read_steps
@@ -23,12 +22,12 @@ from dlbench.report.charts.shapes import Axis, Series, stacked
 from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns
-from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, runs_text, value_text
+from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
 from dlbench.views.model import Group
-from dlbench.views.readers import complement, storage_share
+from dlbench.views.readers import complement
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
@@ -66,21 +65,21 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
     return found
 
 
-def _facts(group: scaling.Group, middle: Sequence[Run], temperature: str) -> Iterator[tuple[str, str]]:
-    """Titles and texts, in order; of the run in the middle of each point, by rank count."""
-    last = middle[-1]
-    records = [run.record for run in group.runs if run.record is not None]
+def _facts(group: scaling.Group, last: Run) -> Iterator[tuple[str, str]]:
+    """Titles and texts, in order; `last`: the run in the middle of the point with most ranks."""
     yield "Readers", _readers(last)
-    yield "Cold or warm", temperature
     yield "Order", _order(last)
     yield "Coverage", _coverage(last)
-    checks = (check for record in records for check in record.checks if check.name == "equal work")
+    recorded = (check for run in group.runs if run.record is not None for check in run.record.checks)
+    checks = (check for check in recorded if check.name == "equal work")
     yield "Equal work", "; ".join(dict.fromkeys(check.detail for check in checks)) or "not checked"
-    counts = [sum(rank.bad_sample_count for rank in record.ranks) for record in records]
-    if any(counts):
-        some = f"{sum(count > 0 for count in counts)} of {len(counts)} runs had some"
-        yield "Unreadable samples", f"up to {max(counts):,} in a run, left out (data.on_bad_sample skip); {some}"
-    yield "Staging", _staging(middle)
+    data = last.plan.workload.data
+    if data.is_synthetic:
+        yield "Staging", "no file is read"
+    elif data.staging == "none":
+        yield "Staging", "none asked for (data.staging none): ranks read the data source where it lies"
+    else:
+        yield "Staging", f"{data.staging} to {data.staging_tier}"
 
 
 def _readers(run: Run) -> str:
@@ -113,11 +112,7 @@ def _order(run: Run) -> str:
         how = f"{data.shuffle} shuffling: each rank permutes the samples that it holds ({first}), seed {seed}"
         if data.shuffle != "local":
             how += f", of which {percent(data.exchanged_share)} are exchanged per epoch"
-    audit = None if run.record is None else run.record.shuffle
-    if audit is None:
-        return f"{how}; not audited"
-    wrong = sum(one.twice + one.never for one in audit.epochs)
-    return f"{how}; audit: " + (f"{wrong:,} samples read twice or never" if wrong else "no sample twice, none missed")
+    return how if run.record is not None and run.record.shuffle is not None else f"{how}; not audited"
 
 
 def _coverage(run: Run) -> str:
@@ -137,41 +132,6 @@ def _coverage(run: Run) -> str:
     return text
 
 
-def _staging(middle: Sequence[Run]) -> str:
-    """Of the run in the middle of each point: its record, else spans, which unsampled nodes hold, too."""
-    data = middle[0].plan.workload.data
-    if data.is_synthetic:
-        return "no file is read"
-    took = [run.record.staging.seconds for run in middle if run.record is not None and run.record.staging is not None]
-    if took:
-        if data.staging == "lazy":
-            return f"samples were kept on the node ({data.staging_tier}) when they were first read"
-        return f"{data.staging} to {data.staging_tier}: up to {number_text(max(took), 's')} until all nodes were ready"
-    if data.staging != "none":
-        return f"{data.staging} to {data.staging_tier} was asked for; the runs do not say what it took"
-    found = [seconds for run in middle if (seconds := _staged_s(run)) is not None]
-    if not found:
-        return "none asked for (data.staging none): ranks read the data source where it lies"
-    whose = f"by the spans of {runs_text(len(found))}, the middle one of each rank count"
-    if not max(found):
-        return f"not done by these runs: ranks read the data source where it lies ({whose})"
-    return f"up to {number_text(max(found), 's')} on a node ({whose})"
-
-
-def _staged_s(run: Run) -> float | None:
-    """Seconds of staging on the node with most of it; None where no node that is looked at has spans."""
-    found = []
-    for node in _spread(nodes_of(run), MAX_NODES_OF_LARGE_RUN):
-        try:
-            stages = node_stages(run, node)
-        except IncompleteDataError:
-            # Damage is reported by the views of telemetry and steps.
-            continue
-        if stages.has_spans:
-            found.append(sum(end - begin for stage, begin, end in stages.pieces if stage == "staging") / 1e9)
-    return max(found, default=None)
-
-
 def _spread(items: Sequence[int], most: int) -> list[int]:
     """At most `most` items, evenly spread, the first among them."""
     return list(items[:: -(-len(items) // most)]) if len(items) > most else list(items)
@@ -180,8 +140,6 @@ def _spread(items: Sequence[int], most: int) -> list[int]:
 STALL_SHARE = 0.1  # A step whose input wait is a larger share of it is a stall.
 MAX_RANKS = 16  # Ranks of a run whose single steps are looked at, evenly spread.
 MAX_POINTS = 100  # Points of a table whose single steps are looked at: those with most ranks.
-
-AT_REST = 1e6  # Bytes per second of all disks together below which nothing worth words was read from them.
 
 _FORMATS = {
     "images": "JPEG images",
@@ -232,7 +190,6 @@ def data_path(group: scaling.Group, table: RunTable) -> DataPath:
     readings = machine_readings(table)
     looked_at = set(list(readings.middle)[:MAX_POINTS])
     middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
-    middle_runs = list(middle.values())
     points = tuple(
         _point(point, table, run, readings.by_run.get(run.plan.run_id), is_looked_at=key in looked_at)
         for point, (key, run) in zip(group.points, middle.items(), strict=True)
@@ -243,7 +200,7 @@ def data_path(group: scaling.Group, table: RunTable) -> DataPath:
         format=_FORMATS.get(data.format, data.format),
         is_synthetic=data.is_synthetic,
         points=points,
-        facts=tuple(_facts(group, middle_runs, _temperature(points, middle_runs))),
+        facts=tuple(_facts(group, list(middle.values())[-1])),
         verdict=_verdict(points, is_synthetic=data.is_synthetic),
         notes=(),
     )
@@ -302,28 +259,6 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
         return f"synthetic data, no storage involved; {text}"
     stalled = max((point.stalled for point in points if point.stalled is not None), default=0.0)
     return f"{text}; {percent(stalled)} of the steps stall" if stalled > 0 else text
-
-
-def _temperature(points: tuple[DataPoint, ...], middle: Sequence[Run]) -> str:
-    """From what the kernel counted for the readers; without that, from the disks."""
-    if middle[-1].plan.workload.data.is_synthetic:
-        return "no file is read"
-    found = None if middle[-1].record is None else middle[-1].record.reading
-    share = None if found is None else storage_share(found.epochs)
-    if share is not None:
-        return f"{percent(min(1.0, share))} of the bytes read came from storage, the rest from the page cache"
-    known = [(point.disk_bytes_per_s, point) for point in points if point.disk_bytes_per_s is not None]
-    if not known:
-        return "unknown: no sample holds what disks read (needs watch.sampler, and disks that the kernel counts)"
-    rate, point = max(known, key=lambda item: item[0])
-    cache = f"; page cache {format_bytes(point.page_cache_bytes)} per node" if point.page_cache_bytes else ""
-    where = place_text(point.ranks, point.nodes)
-    if rate < AT_REST:
-        return (
-            f"warm, or over the network: local disks read less than {format_bytes(AT_REST)}/s in the measured "
-            f"steps{cache}"
-        )
-    return f"cold at least in part: local disks read {format_bytes(rate)}/s in the measured steps at {where}{cache}"
 
 
 STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
@@ -414,10 +349,7 @@ class DataPathView(GroupView):
     def numbers(self, source: GroupSource) -> DataPath:
         return data_path(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(DataPath)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: DataPath) -> Section:
         columns: tuple[Column[tuple[str, str]], ...] = (
             Column("what", "What", operator.itemgetter(0)),
             Column("known", "Known", operator.itemgetter(1)),
@@ -425,10 +357,7 @@ class DataPathView(GroupView):
         title = "Reading, order, coverage, staging"
         facts = Sheet(name="data-facts", title=title, columns=columns, rows=found.facts, is_folded=True)
         return Section(
-            id=self.id,
-            title=self.title,
             headline=found.verdict,
-            words=found.notes,
             charts=lambda: _charts(group, found),
             sheets=(_input_sheet(found.points, on_gpu=group.on_gpu), facts),
         )

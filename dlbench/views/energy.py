@@ -268,7 +268,6 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         rows=rows,
         caption=CAPTION,
         is_data=lambda row: row.energy is not None,
-        in_terminal=True,
     )
 
 
@@ -408,10 +407,7 @@ class EnergyView(GroupView):
         has_figures = any(point.kinds for point in points)
         return Energy(points=points, notes=_notes(energies, damaged)) if has_figures else None
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Energy)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Energy) -> Section:
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
         if isinstance(found, DetailedEnergy):
             slurm = Sheet(
@@ -423,8 +419,6 @@ class EnergyView(GroupView):
             )
             sheets += [slurm, sources_sheet(found.runs)]
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(found),
             words=tuple(_words(found)),
             charts=lambda: list(_charts(group, found)),
@@ -464,9 +458,6 @@ def _words(found: Energy) -> Iterator[str]:
             if why:
                 where = place_text(point.ranks, point.nodes)
                 yield f"At {where} some runs have no figure of {kind.kind}: {why}."
-    unread = sum(point.num_unread for point in found.points)
-    if unread:
-        yield f"Samples of {unread} more runs were not read; dlbench diagnose reads them all."
     doubts = list(dict.fromkeys(text for point in found.points for text in point.doubts))
     shown = len(doubts) if is_detailed else MAX_DOUBTS
     yield from (f"Warning: {text}." for text in doubts[:shown])

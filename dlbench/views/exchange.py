@@ -38,7 +38,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, number_text, ranks_text, runs_text, value_text
 from dlbench.specs.comm import LineCost
-from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, ratio_estimate
+from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.model import Group
@@ -74,10 +74,6 @@ class Way:
     fusion: str
     wire: str
     groups: str  # In words: `2 groups of 4 ranks`.
-
-    def __str__(self) -> str:
-        how = f"grouped by {self.by}, fusion {self.fusion}, wire {self.wire}, {self.groups}"
-        return f"{self.exchange} exchange over {self.carrier}, {how}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,16 +154,14 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
     run, sample = ordered[(len(ordered) - 1) // 2]
     prediction, why = _predict(point, baseline, recorded, table, sample)
 
-    def known(pick: Callable[[ExchangeResult], float | None]) -> dict[RunKey, float]:
-        values = {table.keys[run.plan.run_id]: pick(result) for run, result in recorded}
-        return {key: value for key, value in values.items() if value is not None}
+    by_key = {table.keys[run.plan.run_id]: result for run, result in recorded}
 
     def over(pick: Callable[[ExchangeResult], float | None], unit: str) -> Estimate | None:
-        return median_estimate(values, unit) if (values := known(pick)) else None
+        return of_known(median_estimate, {key: pick(result) for key, result in by_key.items()}, unit)
 
     def mean(name: str) -> Estimate | None:
         # What is under way during and after the backward pass must sum.
-        return mean_estimate(values, "s") if (values := known(lambda result: getattr(result, name))) else None
+        return of_known(mean_estimate, {key: getattr(result, name) for key, result in by_key.items()}, "s")
 
     windows = sorted({result.window_steps for result in results})
     return ExchangePoint(
@@ -459,7 +453,6 @@ def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
         columns=columns,
         rows=points,
         caption=f"{TIMES_CAPTION} {LEAST_CAPTION}" if has_least else TIMES_CAPTION,
-        in_terminal=True,
     )
 
 
@@ -587,24 +580,17 @@ class ExchangeView(GroupView):
     def numbers(self, source: GroupSource) -> tuple[ExchangePoint, ...]:
         return exchange_points(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        points = group.all_of(ExchangePoint)
-        if not points:
-            return None
-        ran = [f"At {place_of(point)}: {'; '.join(map(str, point.ways))}." for point in points]
+    def shown(self, group: Group, points: tuple[ExchangePoint, ...]) -> Section:
         why = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
         # What messages take from the cores, of the point with most ranks that says so.
         cores = [f"At {place_of(point)}, {point.cores}." for point in points if point.cores]
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(points[-1]),
             notes=(*why, *cores[-1:]),
             caption=f"{group.caption}. In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
             charts_per_row=1,
             sheets=(times(points), what_ran(points)),
-            brief=(*ran, *why),
         )
 
     def remedy(self, group: Group) -> str:

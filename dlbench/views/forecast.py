@@ -194,11 +194,10 @@ class ForecastView(GroupView):
             why_no_anchor="" if any(not other for _, other in known) else _why_no_anchor(known),
         )
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Forecast)
-        if found is None or not (found.projection.targets or found.same_work):
-            return None
+    def shown(self, group: Group, found: Forecast) -> Section | None:
         targets = found.projection.targets
+        if not (targets or found.same_work):
+            return None
         sheets: list[Sheet[Any]] = []
         if targets:
             columns = target_columns(targets, group.sample_unit)
@@ -229,8 +228,6 @@ class ForecastView(GroupView):
             one = found.same_work[0]
             headline = f"published for the same work: {percent(one.efficiency)} at {ranks_text(one.ranks)}"
         return Section(
-            id=self.id,
-            title=self.title,
             headline=headline,
             words=(
                 held_out_line(found.projection.held_out),

@@ -25,16 +25,11 @@ class HistoryView(ReportView):
     def numbers(self, source: ReportSource) -> TrendsReport | None:
         return source.history if isinstance(source.history, TrendsReport) else None
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.of(TrendsReport)
-        if found is None:
-            return ()
+    def shown(self, report: Report, found: TrendsReport) -> Section:
         words = tuple(_words(found))
         changed, slow = sum(bool(one.changes) for one in found.series), len(found.nodes.slow)
         sheets = (changes_sheet(found), series_sheet(found), hosts_sheet(found.nodes, found.nodes.hosts))
-        section = Section(
-            id=self.id,
-            title=self.title,
+        return Section(
             headline=f"{changed} of {len(found.series)} series changed; {slow or 'no'} slow host{'s' * (slow != 1)}",
             words=words,
             charts=lambda: [*map(series_chart, found.by_newest_change[:MAX_CHARTED]), *host_charts(found.nodes)],
@@ -45,7 +40,6 @@ class HistoryView(ReportView):
             ),
             brief=words,
         )
-        return (section,)
 
     def remedy(self, report: Report) -> str:
         return "dlbench history import RUNS --store DIR, then report with --history DIR."

@@ -65,15 +65,8 @@ class LayersView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[LayerTable, ...]:
         return layer_tables(source.groups)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(LayerTable)
-        if not found:
-            return ()
-        return (
-            Section(
-                id=self.id, title=self.title, headline=_headline(found), sheets=tuple(map(_sheet, found)), notes=(NOTE,)
-            ),
-        )
+    def shown(self, report: Report, found: tuple[LayerTable, ...]) -> Section:
+        return Section(headline=_headline(found), sheets=tuple(map(_sheet, found)), notes=(NOTE,))
 
     def remedy(self, report: Report) -> str:
         return "not recorded by these runs; newer runs do."

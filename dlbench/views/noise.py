@@ -148,10 +148,7 @@ class NoiseView(GroupView):
                 made.append(_point(point, found, next(iter(runs.values())).plan.global_batch))
         return tuple(made)
 
-    def section(self, group: Group) -> Section | None:
-        points = group.all_of(NoisePoint)
-        if not points:
-            return None
+    def shown(self, group: Group, points: tuple[NoisePoint, ...]) -> Section:
         sheet = Sheet(
             name="noise",
             title="Noise scale and global batch",
@@ -162,10 +159,8 @@ class NoiseView(GroupView):
             ),
             rows=points,
             caption=CAPTION,
-            in_terminal=True,
         )
-        advice = tuple(f"At {place_of(point)}: {point.advice}." for point in points)
-        return Section(id=self.id, title=self.title, headline=_headline(points[-1]), sheets=(sheet,), brief=advice)
+        return Section(headline=_headline(points[-1]), sheets=(sheet,))
 
     def remedy(self, group: Group) -> str:
         return "--set measure.noise_scale=true estimates it, at the cost of speed."

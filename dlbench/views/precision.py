@@ -43,7 +43,7 @@ from dlbench.report.wording import (
 )
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, Placed, geometric_mean_estimate, median_estimate, placed
+from dlbench.stats.estimates import Estimate, Placed, geometric_mean_estimate, median_estimate, of_known, placed
 from dlbench.stats.pairing import RunKey
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
@@ -206,18 +206,13 @@ def _row(side: _Side, base: _Side) -> PrecisionRow:
         energy_per_sample=geometric_mean_estimate(side.energies, "J") if side.energies else None,
         energy_of=side.energy_of,
         energy_ratio=compared(side.energies, base.energies)[0] if same_kind else None,
-        loss=_median(losses, "loss"),
+        loss=of_known(median_estimate, losses, "loss"),
         num_not_finite=sum(loss is None for loss in losses.values()),
-        quality=_median(values, "ratio"),
+        quality=of_known(median_estimate, values, "ratio"),
         num_reached=sum(result.reached for result in results.values()) if results else None,
         num_runs=len(side.runs),
-        overflow_steps=_median(overflows, "steps"),
+        overflow_steps=of_known(median_estimate, overflows, "steps"),
     )
-
-
-def _median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
-    known = {key: float(value) for key, value in values.items() if value is not None}
-    return median_estimate(known, unit) if known else None
 
 
 def _caption(plan: RunPlan) -> str:
@@ -344,21 +339,12 @@ class PrecisionView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
         return precisions(source.groups, source.table)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(PrecisionComparison)
-        if not found:
-            return ()
-        return (
-            Section(
-                id=self.id,
-                title=self.title,
-                headline=_headline(found[0]),
-                words=tuple(
-                    f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))
-                ),
-                charts=lambda: [_chart(one, place) for place, one in enumerate(found[:MAX_CHARTS])],
-                sheets=tuple(map(precision_sheet, found)),
-            ),
+    def shown(self, report: Report, found: tuple[PrecisionComparison, ...]) -> Section:
+        return Section(
+            headline=_headline(found[0]),
+            words=tuple(f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))),
+            charts=lambda: [_chart(one, place) for place, one in enumerate(found[:MAX_CHARTS])],
+            sheets=tuple(map(precision_sheet, found)),
         )
 
     def remedy(self, report: Report) -> str:

@@ -282,13 +282,8 @@ class ReadingView(GroupView):
     def numbers(self, source: GroupSource) -> Reading | None:
         return reading(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Reading)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Reading) -> Section:
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_finding(found.points[-1]),
             sheets=(
                 _readers_sheet(found),

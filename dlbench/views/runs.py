@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dlbench.analysis.comparability import averaged_id, comparable_values, is_shaping
-from dlbench.analysis.environments import Difference, compare, order_of
+from dlbench.analysis.environments import compare, order_of
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Section, warnings_cell, without_figures
@@ -250,7 +250,7 @@ def _several_values(of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[
             yield key, sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
 
 
-MAX_GROUPS = 10  # Groups that have a column, or are named behind a value; programs get all.
+MAX_GROUPS = 10  # Groups that have a column; programs get all.
 MAX_SHOWN = 60  # Keys that people see; programs get all.
 
 
@@ -265,39 +265,18 @@ class DifferencesView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
         return run_differences([run for group in source.results for run in group.runs])[:MAX_DIFFERENCES]
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(RunDifference)
-        if not found:
-            return ()
-        names = group_names(report.groups)
-        matrix = (_matrix_sheet(found, report.groups, names),) if len(report.groups) > 1 else ()
+    def shown(self, report: Report, found: tuple[RunDifference, ...]) -> Section:
+        matrix = (_matrix_sheet(found, report.groups),) if len(report.groups) > 1 else ()
         # In what runs of one group differ though they should not.
         within = [item.key for item in found if not item.expected and not item.keeps_apart and item.is_within_a_group]
         headline, words = "runs of one group differ in nothing but hosts, jobs and rank counts", ""
         if within:
             headline = f"runs of one group differ in {_listed([key[:25] for key in within], 2)}"
             words = f"Runs of one group differ in {_listed(within)}: look here first where repeats scatter."
-        section = Section(
-            id=self.id,
-            title=self.title,
-            headline=headline,
-            words=tuple(filter(None, (words,))),
-            sheets=(_differences_sheet(found, names), *matrix),
-        )
-        return (section,)
+        return Section(headline=headline, words=(words,), sheets=(_differences_sheet(found), *matrix))
 
     def remedy(self, report: Report) -> str:
         return "No two runs differ in a setting, a tag or the environment." if len(report.runs) > 1 else ""
-
-
-def group_names(groups: Sequence[Group]) -> dict[str, str]:
-    """A letter or two for each group, by id: A, B, ..., Z, AA, AB."""
-    return {group.id: _letters(place) for place, group in enumerate(groups)}
-
-
-def _letters(place: int) -> str:
-    head, last = divmod(place, 26)
-    return (_letters(head - 1) if head else "") + chr(ord("A") + last)
 
 
 def _listed(keys: Sequence[str], most: int = 8) -> str:
@@ -316,7 +295,7 @@ class _Row:
     value: DifferentValue | None = None  # None for the line that counts further values, which is for people only.
 
 
-def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str]) -> Sheet[_Row]:
+def _differences_sheet(found: Sequence[RunDifference]) -> Sheet[_Row]:
     rows: list[_Row] = []
     for item in found:
         rows += [_Row(item, value) for value in item.values]
@@ -334,19 +313,12 @@ def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str])
             return f"and {row.item.num_values - len(row.item.values)} more values"
         return row.value.value or "empty"
 
-    def named(row: _Row) -> str:
-        if row.value is None:
-            return DASH
-        groups = row.value.groups
-        more = f" and {len(groups) - MAX_GROUPS} more" if len(groups) > MAX_GROUPS else ""
-        return ", ".join(sorted(names.get(group, "?") for group in groups)[:MAX_GROUPS]) + more
-
     columns: tuple[Column[_Row], ...] = (
         Column("key", "Key", lambda row: row.item.key, limit=200),
         Column("kind", "Kind", lambda row: row.item.kind, kind),
         Column("value", "Value", lambda row: row.value.value if row.value else None, value, limit=300),
         Column("runs", "Runs", lambda row: row.value.num_runs if row.value else None),
-        Column("groups", "Groups", lambda row: " ".join(row.value.groups) if row.value else None, named),
+        Column("groups", "", lambda row: " ".join(row.value.groups) if row.value else None),
         Column("expected", "", lambda row: row.item.expected),
         Column(
             "keeps_apart",
@@ -367,11 +339,8 @@ def _differences_sheet(found: Sequence[RunDifference], names: Mapping[str, str])
     )
 
 
-def _matrix_sheet(
-    found: Sequence[RunDifference], groups: Sequence[Group], names: Mapping[str, str]
-) -> Sheet[tuple[RunDifference, Group]]:
+def _matrix_sheet(found: Sequence[RunDifference], groups: Sequence[Group]) -> Sheet[tuple[RunDifference, Group]]:
     hidden = len(groups) - MAX_GROUPS
-    more = f"{hidden} more groups have no column." if hidden > 0 else ""
     keys = Counter(item.key for item in found)
     return Sheet(
         name="differences-matrix",
@@ -382,10 +351,10 @@ def _matrix_sheet(
             corner="Key",
             # A tag may be called like a setting.
             down=lambda row: row[0].key if keys[row[0].key] == 1 else f"{row[0].key} ({row[0].kind})",
-            across=lambda row: f"{names[row[1].id]}: {row[1].label}",
+            across=lambda row: row[1].label,
             cell=lambda row: _of_group(row[0], row[1].id),
         ),
-        caption=more,
+        caption=f"{hidden} more groups have no column." if hidden > 0 else "",
         is_folded=True,
     )
 
@@ -411,26 +380,16 @@ class EnvironmentView(ReportView):
         found = report.environment
         if not found.num_runs:
             return ()
-        surprising = [item for item in found.differences if not item.expected]
+        surprising = [item.key[:30] for item in found.differences if not item.expected]
         finding = f"the same in all {runs_text(found.num_runs)}"
-        common = [(key, value, "all") for key, value in found.common]
-        recorded = [*_values(found.differences, " (differs)"), *common]
-        everything = _settings_sheet("environment", "Everything that was recorded of the environment", recorded)
-        sheets = [replace(everything, is_folded=True)]
         if surprising:
-            finding = f"runs differ in {_listed([item.key[:30] for item in surprising], 2)}"
-            sheets.insert(0, _settings_sheet("environment-differences", "What differs", _values(surprising, "")))
-        return (Section(id=self.id, title=self.title, headline=finding, sheets=tuple(sheets)),)
-
-
-def _values(items: Iterable[Difference], mark: str) -> list[tuple[str, str, str]]:
-    """Key, value and number of runs; `mark` follows the keys that should not differ."""
-    return [
-        (item.key + ("" if item.expected else mark), value, str(len(ids)))
-        for item in items
-        for value, ids in item.values
-    ]
-
-
-def _settings_sheet(name: str, title: str, rows: list[tuple[str, str, str]]) -> Sheet[Any]:
-    return text_sheet(name, title, ("Key", "Value", "Runs"), rows)
+            finding = f"runs differ in {_listed(surprising, 2)}"
+        rows = [
+            (item.key + " (differs)" * (not item.expected), value, str(len(ids)))
+            for item in found.differences
+            for value, ids in item.values
+        ]
+        rows += [(key, value, "all") for key, value in found.common]
+        title = "Everything that was recorded of the environment"
+        sheet = replace(text_sheet("environment", title, ("Key", "Value", "Runs"), rows), is_folded=True)
+        return (Section(id=self.id, title=self.title, headline=finding, sheets=(sheet,)),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dlbench.analysis import scaling
@@ -17,7 +17,7 @@ from dlbench.report.charts.shapes import Axis, Series, scatter
 from dlbench.report.charts.style import HEIGHT, RANK_COLOURS, WIDE
 from dlbench.report.document import Mark, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns, times_cell
-from dlbench.report.wording import figure_text, number_text, percent, place_text, runs_text, times_text, times_value
+from dlbench.report.wording import figure_text, number_text, percent, runs_text, times_value
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
@@ -425,18 +425,13 @@ class ShuffleAuditView(GroupView):
     def numbers(self, source: GroupSource) -> Audit | None:
         return audit(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Audit)
-        if found is None:
-            return None
-        left = found.num_errors - len(found.errors)
+    def shown(self, group: Group, found: Audit) -> Section:
+        left, cost = found.num_errors - len(found.errors), max(point.audit_share or 0.0 for point in found.points)
         more = [f"{left} more errors; the records hold all of them"] * bool(left)
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(found),
             marks=tuple(Mark(severity="serious", label="Error", text=text) for text in (*found.errors, *more)),
-            notes=(_finding(found),),
+            notes=(f"The audit costs {percent(cost)} of the steps.",) if cost >= WORTH_SAYING else (),
             sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
         )
 
@@ -452,27 +447,6 @@ def _headline(found: Audit) -> str:
     return f"no sample read twice ({runs_text(runs)}); no epoch was read whole"
 
 
-def _finding(found: Audit) -> str:
-    last = found.points[-1]
-    parts = f", first parts {found.partition}" if found.partition else ""
-    how = f"Shuffling {found.shuffle}{parts}"
-    if found.shuffle.startswith("partial"):
-        share = f"{percent(last.exchanged_share)} of a rank's samples per epoch"
-        how += f" ({share if last.exchanged_share else 'nothing is exchanged'})"
-    cost = max(point.audit_share or 0.0 for point in found.points)
-    # Global shuffling is the default, and not worth a line.
-    text = "" if found.shuffle == "global" else f"{how}."
-    if cost >= WORTH_SAYING:
-        text += f" The audit costs {percent(cost)} of the steps."
-    if last.novelty is not None:
-        text += f" At {place_text(last.ranks, last.nodes)} novelty is {last.novelty:.2f} of global shuffling's"
-        text += "." if last.label_distance is None else f", label distance {last.label_distance:.2f}."
-    if last.sent:
-        wait = number_text(last.exchange_wait_s, "s")
-        text += f" {samples_text(last.sent)} sent, {samples_text(last.received)} received; longest wait for one {wait}."
-    return text.lstrip()
-
-
 class ShufflingView(ReportView):
     """Local and partial shuffling against global shuffling."""
 
@@ -483,19 +457,16 @@ class ShufflingView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[ShuffleComparison, ...]:
         return comparisons(source.groups, source.table)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(ShuffleComparison)
-        if not found:
-            return ()
-        return (
-            Section(
-                id=self.id,
-                title=self.title,
-                headline=_compared(found),
-                words=tuple(text for one in found for text in _findings(one)),
-                charts=lambda: learning_charts(found),
-                sheets=tuple(map(compared_sheet, found)),
+    def shown(self, report: Report, found: tuple[ShuffleComparison, ...]) -> Section:
+        return Section(
+            headline=_compared(found),
+            words=tuple(
+                f"{one.label}: global shuffling did not run: there is nothing to compare with."
+                for one in found
+                if not any(row.is_reference for row in at_last_place(one.rows))
             ),
+            charts=lambda: learning_charts(found),
+            sheets=tuple(map(compared_sheet, found)),
         )
 
 
@@ -507,20 +478,3 @@ def _compared(found: Sequence[ShuffleComparison]) -> str:
         return "nothing to compare: other shuffling, or global shuffling, did not run"
     factor, row = best
     return f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.way} as with global shuffling"
-
-
-def _findings(found: ShuffleComparison) -> Iterator[str]:
-    """At the largest rank count: each way against global shuffling."""
-    rows = at_last_place(found.rows)
-    start = f"{found.label}, {place_of(rows[0])}"
-    if not any(row.is_reference for row in rows):
-        yield f"{start}: global shuffling did not run: there is nothing to compare with."
-        return
-    parts = []
-    for row in rows:
-        if row.factor is not None and not row.is_reference:
-            value = "" if row.final is None else f", last value {figure_text(row.final)}"
-            staged = "" if row.staging == "none" else f" ({row.staging} staging)"
-            parts.append(f"{times_text(row.factor)} the time of one with {row.way}{staged}{value}")
-    if parts:
-        yield f"{start}: an epoch with global shuffling takes {'; '.join(parts)}."

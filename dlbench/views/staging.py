@@ -224,18 +224,9 @@ class StagingView(GroupView):
     def numbers(self, source: GroupSource) -> Staged | None:
         return staged(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Staged)
-        if found is None:
-            return None
-        last = found.points[-1]
-        return Section(
-            id=self.id,
-            title=self.title,
-            headline=_finding(last),
-            sheets=(_sheet(found.points),),
-            notes=_notes(found.points),
-        )
+    def shown(self, group: Group, found: Staged) -> Section:
+        points = found.points
+        return Section(headline=_finding(points[-1]), sheets=(_sheet(points),), notes=_notes(points))
 
 
 def _finding(point: StagingPoint) -> str:
@@ -291,13 +282,8 @@ class BreakEvenView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
         return break_evens(source.groups, source.table)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(BreakEven)
-        if not found:
-            return ()
-        return (
-            Section(id=self.id, title=self.title, headline=_pays_briefly(found[-1]), sheets=(_pairs_sheet(found),)),
-        )
+    def shown(self, report: Report, found: tuple[BreakEven, ...]) -> Section:
+        return Section(headline=_pays_briefly(found[-1]), sheets=(_pairs_sheet(found),))
 
 
 def break_even_text(row: BreakEven) -> str:

@@ -331,22 +331,13 @@ def supports(point: StepPoint, percent_of_steps: int) -> bool:
 
 
 def step_notes(found: StepTimes) -> tuple[str, ...]:
-    """The slowest step; and where steps are no independent measurements, in one sentence."""
-    last, notes = found.points[-1], []
-    if last.outliers:
-        worst = last.outliers[0]
-        notes.append(
-            f"Slowest step relative to its run at {place_of(last)}: step {worst.step} of {worst.run_id} "
-            f"({worst.ratio:.2f}x the median), mostly {PART_TITLES[worst.phase]}, rank {worst.rank} on {worst.host}."
-        )
+    """Where steps are no independent measurements, in one sentence."""
     correlated = [
         f"{' '.join(filter(None, shown(point.autocorrelation, 2)))} at {place_of(point)}"
         for point in found.points
         if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
     ]
-    if correlated:
-        notes.append(f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.")
-    return tuple(notes)
+    return (f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.",) if correlated else ()
 
 
 def outliers_text(point: StepPoint) -> str:
@@ -377,7 +368,7 @@ DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80,
 LISTED = (0, 5, 25, 50, 75, 95, 100)
 """Percents of the quantiles that stand in tables for people, where the runs have steps enough for them."""
 
-FEW_OUTLIERS = 3  # With fewer outliers there is a sentence, and neither a table nor a chart.
+FEW_OUTLIERS = 3  # With fewer outliers there is no chart.
 
 MAX_OUTLIERS = 20  # Steps in a table for people; the ones with the largest ratio.
 
@@ -433,7 +424,7 @@ def outlier_sheet(points: Sequence[StepPoint], most: int = MAX_OUTLIERS) -> Shee
         title="Outlier steps",
         columns=columns,
         rows=rows,
-        is_shown=lambda row: len(rows) >= FEW_OUTLIERS and id(row[1]) in shown,
+        is_shown=lambda row: id(row[1]) in shown,
         order=lambda row: -row[1].ratio,
         is_folded=True,
     )
@@ -700,17 +691,12 @@ class StepsView(GroupView):
     def numbers(self, source: GroupSource) -> StepTimes | None:
         return step_times(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(StepTimes)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: StepTimes) -> Section:
         outliers = outlier_sheet(found.points)
         last = found.points[-1]
         tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
         count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
         return Section(
-            id=self.id,
-            title=self.title,
             headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}",
             notes=step_notes(found),
             charts=lambda: step_charts(group, found),

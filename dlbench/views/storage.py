@@ -288,20 +288,7 @@ def _fed_sheet(needs: Sequence[Need]) -> Sheet[FedRow]:
 
 
 def _needs(found: Io) -> Iterator[str]:
-    """How many can be fed, of the first accelerator at the largest rank count."""
-    for need in found.needs:
-        for fed in need.fed[-2:]:
-            count = math.floor(fed.accelerators.value)
-            name = need.demand.accelerator
-            state = f"{fed.cache.capitalize()} at {ranks_text(fed.ranks)}"
-            what = (
-                f"{count:,} x {name}" if count else f"less than one {name} ({percent(fed.accelerators.value, 0)} of it)"
-            )
-            alone = ""
-            if fed.by_fetching is not None and (fed.cache == "cold" or fed.limit == "prepare"):
-                source = "the file system alone" if fed.cache == "cold" else "the page cache alone"
-                alone = f"; {source} would feed {_count(fed.by_fetching).text}"
-            yield f"{state}: these readers feed {what}; {LIMIT_TITLES[fed.limit]} limits them{alone}."
+    """What the tables do not say of the figures of accelerators."""
     for need in found.needs:
         yield f"{need.demand.accelerator}: {need.demand.source}."
     yield from _sizes(found)

@@ -16,7 +16,6 @@ from dlbench.report.charts.style import INK, MEASURED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import (
-    basis_text,
     clean,
     number_text,
     percent,
@@ -178,7 +177,7 @@ class StragglersView(GroupView):
 
 
 def _words(found: LostPercent) -> Iterator[str]:
-    """Who is waited for most at each rank count but the largest (the headline); slow hosts of all runs."""
+    """Who is waited for most at each rank count but the largest (the headline)."""
     for point in reversed(found.diagnosed.points[:-1]):
         if point.ranks > 1 and not point.waiting_ranks:
             yield f"{place_of(point)}: no rank waited for another one."
@@ -188,14 +187,6 @@ def _words(found: LostPercent) -> Iterator[str]:
                 f"{place_of(point)}: {percent(first.waited_share, 0)} of all waiting is for {_who(first)}, last in "
                 f"{percent(first.last_share, 0)} of the steps, late by {first.late_by}."
             )
-    slow = [one for one in found.nodes.hosts if one.verdict == "slow"]
-    for one in slow:
-        yield (
-            f"Over all runs of this folder {one.host} is slow: {_ratio_cell(one.ratio)} times the work of the other "
-            f"hosts ({basis_text(one.ratio)})."
-        )
-    if slow and found.nodes.option:
-        yield f"To keep jobs off all slow hosts: sbatch {found.nodes.option}"
 
 
 # Slow nodes, over all runs
@@ -291,24 +282,20 @@ class SlowNodesView(ReportView):
     def numbers(self, source: ReportSource) -> SlowNodes:
         return slow_nodes(source.table)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.of(SlowNodes)
-        if found is None or not found.hosts:
-            return ()
+    def shown(self, report: Report, found: SlowNodes) -> Section | None:
+        if not found.hosts:
+            return None
         accused = [f"{clean(one.host, 30)} ({one.verdict})" for one in found.hosts if one.verdict in ACCUSED]
         more = f" and {len(accused) - 2} more" if len(accused) > 2 else ""
         headline = f"{', '.join(accused[:2])}{more}, of {len(found.hosts)} hosts"
         if not accused:
             headline = f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
-        section = Section(
-            id=self.id,
-            title=self.title,
+        return Section(
             headline=headline,
             words=tuple(_of_hosts(found)),
             charts=lambda: _host_charts(found),
             sheets=(_host_sheet(found),),
         )
-        return (section,)
 
     def remedy(self, report: Report) -> str:
         found = report.of(SlowNodes)

@@ -298,13 +298,10 @@ class SystemsView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[SystemDescription, ...]:
         return systems(source.table)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.all_of(SystemDescription)
-        if not found:
-            return ()
+    def shown(self, report: Report, found: tuple[SystemDescription, ...]) -> Section:
         hosts = sum(system.num_hosts for system in found)
         headline = f"{len(found)} system{'s' * (len(found) != 1)}, {hosts} host{'s' * (hosts != 1)}"
-        return (Section(id=self.id, title=self.title, headline=headline, sheets=(_sheet(found),)),)
+        return Section(headline=headline, sheets=(_sheet(found),))
 
 
 def _sheet(found: Sequence[SystemDescription]) -> Sheet[_Row]:

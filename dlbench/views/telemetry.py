@@ -380,10 +380,7 @@ class TelemetryView(GroupView):
     def numbers(self, source: GroupSource) -> Telemetry | None:
         return telemetry(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Telemetry)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Telemetry) -> Section:
         sheets: list[Sheet[Any]] = [
             means_sheet(found),
             Sheet(
@@ -397,8 +394,6 @@ class TelemetryView(GroupView):
         if isinstance(found, DetailedTelemetry):
             sheets.append(fields_sheet(found.runs))
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(found, on_gpu=group.on_gpu),
             words=tuple(_words(found)),
             charts=lambda: _charts(group, found),

@@ -413,14 +413,10 @@ class TimeToTrainView(GroupView):
         # Such runs read every gradient once more: their speed is no training's.
         return None if source.group.sample.plan.measure.noise_scale else estimated(source, self._asked)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(TimeToTrain)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: TimeToTrain) -> Section:
         title = f"How many {'GPU' if found.held == 'GPU' else 'rank'}s?"
         words = [text for one in found.answers for text in (f"{one.text}.", *one.remarks)]
         return Section(
-            id=self.id,
             title=title,
             about=(found.amount,),
             words=tuple(dict.fromkeys(words)),

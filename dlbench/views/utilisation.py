@@ -314,10 +314,7 @@ class UtilisationView(GroupView):
     def numbers(self, source: GroupSource) -> Utilisation | None:
         return utilisation(source.group)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Utilisation)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Utilisation) -> Section:
         sheets: list[Sheet[Any]] = [_published_sheet(found.published)] if found.published else []
         notes: list[str] = []
         if found.training_flops_per_sample:
@@ -325,9 +322,7 @@ class UtilisationView(GroupView):
             padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
             notes = [f"{flops} GFLOP per sample{padding}; {found.peak}."]
             sheets.insert(0, _sheet(found))
-        return Section(
-            id=self.id, title=self.title, headline=_headline(found), sheets=tuple(sheets), notes=tuple(notes)
-        )
+        return Section(headline=_headline(found), sheets=tuple(sheets), notes=tuple(notes))
 
     def remedy(self, group: Group) -> str:
         return "these runs record no FLOPs per sample; newer runs do."
@@ -355,7 +350,6 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         title=f"Published rates of {rates[0].device}, same network and precision",
         columns=columns,
         rows=rates,
-        in_terminal=True,
         caption="Another library in another year: a ratio far below 1 asks for a reason, one near 1 proves nothing.",
     )
 
@@ -385,7 +379,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
         ),
         *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
     )
-    return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points, in_terminal=True)
+    return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points)
 
 
 def _headline(found: Utilisation) -> str:

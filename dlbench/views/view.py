@@ -7,7 +7,7 @@ A view computes numbers (dataclasses, no text), and its class below makes a `Sec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_type_hints
 
 from dlbench.analysis import scaling
@@ -71,6 +71,15 @@ class View:
     level: ClassVar[Level] = "evidence"
     key: ClassVar[str] = ""  # Field of a group, or of the report, in its JSON; empty: it has no numbers of its own.
 
+    def shown(self, source: Any, found: Any) -> Section | None:
+        """What people read of its numbers, of a group or a report; None: nothing. Id and title are the view's own."""
+        raise NotImplementedError
+
+    def _of_numbers(self, source: HasViews) -> Section | None:
+        found = source.views.get(self.key)
+        section = self.shown(source, found) if found else None
+        return section and replace(section, id=section.id or self.id, title=section.title or self.title)
+
 
 class GroupView(View):
     """A subject that is shown for each group."""
@@ -81,7 +90,7 @@ class GroupView(View):
 
     def section(self, group: Group) -> Section | None:
         """What people read of a group; None where there is nothing. Its id becomes unique by the group's."""
-        raise NotImplementedError
+        return self._of_numbers(group)
 
     def remedy(self, group: Group) -> str:
         """What would produce the data of a group without a section, in a sentence; empty: not worth a line."""
@@ -97,7 +106,7 @@ class ReportView(View):
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """What people read; empty where there is nothing."""
-        raise NotImplementedError
+        return () if (section := self._of_numbers(report)) is None else (section,)
 
     def remedy(self, report: Report) -> str:
         """What would produce the data of a report without a section, in a sentence; empty: not worth a line."""

@@ -23,7 +23,6 @@ from dlbench.analysis.telemetry.integral import counter_curve, joined, rate_curv
 from dlbench.analysis.telemetry.node_samples import NodeSamples
 from dlbench.cli import cli
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.spans import STAGE, STAGING
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import html
@@ -42,7 +41,7 @@ from dlbench.views.timeline import MAX_POINTS, MAX_STRETCHES, series, thinned, t
 from dlbench.views.view import GroupView, Views
 from tests.support.printed import assert_well_formed
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
-from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
+from tests.support.watch_factory import node_watch, watch_result, write_samples
 
 VIEWS = Views(group=(DataPathView(), MemoryView(), TelemetryView(), EnergyView()))
 
@@ -461,7 +460,6 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     facts = dict(group.of(DataPath).facts)
     seen = (first + count) * plan.global_batch
     assert facts["Coverage"].startswith(f"{seen:,} samples of a set of 1,000")
-    assert facts["Cold or warm"].startswith("cold at least in part")
     assert facts["Readers"] == "3 reader processes per rank (data.loader_workers 3); decoder simplejpeg"
     assert facts["Staging"] == "none asked for (data.staging none): ranks read the data source where it lies"
     assert group.of(DataPath).verdict == (
@@ -480,35 +478,10 @@ def test_the_largest_mean_wait_is_called_a_mean(tmp_path: Path) -> None:
     assert found.verdict.endswith("mean input wait 18.2 % of the step (2 ranks, the largest)")
 
 
-@pytest.mark.parametrize("staged_s", [0, 2])
-def test_staging_is_told_by_spans_without_any_sample(tmp_path: Path, staged_s: int) -> None:
-    made = plans(points=(1, 2), repeats=1, overrides={"data.source": "/data/jpegs"})
-    folders = [write_run(tmp_path, plan, constant(STEP_MS)) for plan in made]
-    spans = [{"lane": STAGE, "name": "building", "start_ns": -5 * S, "end_ns": 0}]
-    if staged_s:
-        spans.append({"lane": STAGING, "name": "copy", "start_ns": -staged_s * S, "end_ns": 0})
-    write_spans(folders[1], 0, spans)
-    found = numbers(tmp_path, data_path)
-    whose = "(by the spans of 1 run, the middle one of each rank count)"
-    assert dict(found.facts)["Staging"] == (
-        f"up to 2 s on a node {whose}"
-        if staged_s
-        else f"not done by these runs: ranks read the data source where it lies {whose}"
-    )
-
-
-def test_disks_at_rest_are_warm_or_far(tmp_path: Path) -> None:
-    plan = plans(points=(1,), repeats=1, overrides={"data.source": "/data/jpegs"})[0]
-    one_run(tmp_path, plan, device="cpu", columns=["host.disk.sda.read_bytes"], rows=rows(lambda t: [7.0]))
-    facts = dict(numbers(tmp_path, data_path).facts)
-    assert facts["Cold or warm"].startswith("warm, or over the network")
-
-
 def test_synthetic_data_says_that_nothing_is_read(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=1)
     found = numbers(tmp_path, data_path)
     assert "synthetic" in found.verdict
-    assert dict(found.facts)["Cold or warm"] == "no file is read"
     assert dict(found.facts)["Staging"] == "no file is read"
 
 

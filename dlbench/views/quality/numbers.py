@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 
 from dlbench.analysis.comparability import planned_id
 from dlbench.analysis.scaling import Group
@@ -31,6 +32,7 @@ from dlbench.stats.estimates import (
     by_definition,
     mean_estimate,
     median_estimate,
+    of_known,
     ratio_estimate,
     typical_estimate,
 )
@@ -171,12 +173,14 @@ class QualityPoint:
 class BatchPoint:
     """What a global batch needs to reach the quality, whatever the machine: statistical efficiency."""
 
-    global_batch: int
+    global_batch: int = field(metadata=column("Global batch", unit="samples"))
     num_runs: int
     num_reached: int
-    epochs: Estimate | None
-    samples: Estimate | None
-    against_smallest: float | None
+    epochs: Estimate | None = field(metadata=column("Epochs to accuracy", "epochs_to_quality"))
+    samples: Estimate | None = field(metadata=column("Samples to accuracy", "samples_to_quality"))
+    against_smallest: float | None = field(
+        metadata=column("Samples, against the smallest", text=lambda ratio: f"{ratio:.2f}x")
+    )
     """Median samples to quality over those of the smallest batch (ratio); None unless all runs of both reached it."""
 
 
@@ -286,6 +290,10 @@ def _curves(group: Group) -> tuple[Curve, ...]:
 
 Keys = Mapping[str, RunKey]
 
+_median = partial(of_known, median_estimate)
+_typical = partial(of_known, typical_estimate)
+"""Of what has a ratio next to it, which is one of geometric means."""
+
 
 @dataclass
 class _Cell:
@@ -366,17 +374,6 @@ def _point(
         factors=None if base is None else _factors(cell, base, keys, rates),
         run_ids=tuple(run.plan.run_id for run in cell.valid),
     )
-
-
-def _median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
-    known = {key: float(value) for key, value in values.items() if value is not None}
-    return median_estimate(known, unit) if known else None
-
-
-def _typical(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
-    """Of what has a ratio next to it, which is one of geometric means."""
-    known = {key: float(value) for key, value in values.items() if value is not None}
-    return typical_estimate(known, unit) if known else None
 
 
 def _factors(cell: _Cell, baseline: _Cell, keys: Keys, rates: Mapping[str, float]) -> Factors | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+import itertools
+from dataclasses import fields
+from typing import Any
 
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.shapes import Axis, Series, scatter
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, columns_of, times_cell
+from dlbench.report.table import Cell, Column, Sheet, columns_of, times_cell
 from dlbench.report.wording import (
     basis_text,
     figure_text,
@@ -122,21 +124,19 @@ def _noise(factor: Estimate) -> str:
 MAX_RUNS = 8  # Runs drawn at each rank count.
 MAX_MARKS = 60  # Evaluations drawn of a run; the first, the last and evenly spaced ones between.
 
-Axis = Literal["samples", "wall_s"]
-
 
 def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> list[Chart]:
     """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
     if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
         return []
     metric = found.metric_title[0].upper() + found.metric_title[1:]
-    axes: tuple[tuple[Axis, str, str], ...] = (
+    axes = (
         ("samples", "samples", f"{group.sample_unit} trained"),
         ("wall_s", "time", "time since the start of training, s"),
     )
     return [
         finish(
-            alt.layer(*_rules(alt, found), *_lines(alt, found, _rows(found), axis, axis_title)),
+            alt.layer(*_rules(found), *_lines(found, _rows(found), axis, axis_title).layer),
             group,
             name=f"quality-{name}",
             title=f"{metric} over {name}",
@@ -174,39 +174,35 @@ def _rows(found: Quality) -> Rows:
     return rows
 
 
-def _lines(alt: Any, found: Quality, rows: Rows, axis: Axis, axis_title: str) -> list[Any]:
-    places = list(dict.fromkeys(map(place_of, found.points)))
+def _lines(found: Quality, rows: Rows, axis: str, axis_title: str) -> Any:
+    places = map(place_of, found.points)
     values = [row["value"] for row in rows] + [found.target, found.predictor_value]
     low, high = min(values), max(values)
     margin = (high - low or 1.0) * 0.08
     floor = 0.0 if found.unit == "fraction" else max(0.0, low - margin)
-    y = (
-        alt.Y("value:Q", title=found.metric_title)
-        .scale(domain=[floor, high + margin], nice=False, zero=False)
-        .axis(format=".0%" if found.unit == "fraction" else "~g", tickCount=6)
+    ends = {"domain": [floor, high + margin], "nice": False, "zero": False}
+    form = ".0%" if found.unit == "fraction" else "~g"
+    return scatter(
+        rows,
+        Axis(axis_title, axis, format="~s"),
+        Axis(found.metric_title, format=form, scale=ends, axis={"tickCount": 6}),
+        Series("place", dict(zip(places, itertools.cycle(RANK_COLOURS))), columns=3, legend={"symbolStrokeWidth": 2}),
+        {
+            "place": "at",
+            "shown": found.metric_title,
+            "samples:Q:,": "samples",
+            "epoch:Q:.3~g": "epochs",
+            "wall_s:Q:,.4~g": "seconds",
+            "run": "run",
+        },
+        detail="run",
+        line=1.5,
+        size=34,
+        opacity=0.9,
     )
-    x = alt.X(f"{axis}:Q", title=axis_title).axis(labelExpr="format(datum.value, '~s')", tickCount=5)
-    colours = [RANK_COLOURS[index % len(RANK_COLOURS)] for index in range(len(places))]
-    colour = alt.Color("place:N", title=None, sort=places).scale(domain=places, range=colours)
-    shape = alt.Shape("place:N", title=None, sort=places).scale(domain=places)
-    legend = {"orient": "bottom", "columns": 3, "symbolStrokeWidth": 2}
-    tooltip = [
-        *tooltips({"place:N": "at", "shown:N": found.metric_title}),
-        alt.Tooltip("samples:Q", title="samples", format=","),
-        alt.Tooltip("epoch:Q", title="epochs", format=".3~g"),
-        alt.Tooltip("wall_s:Q", title="seconds", format=",.4~g"),
-        alt.Tooltip("run:N", title="run"),
-    ]
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x, y=y, detail="run:N")
-    return [
-        base.mark_line(strokeWidth=1.5, opacity=0.75).encode(color=colour.legend(**legend)),
-        base.mark_point(filled=True, size=34, opacity=0.9).encode(
-            color=colour.legend(**legend), shape=shape.legend(**legend), tooltip=tooltip
-        ),
-    ]
 
 
-def _rules(alt: Any, found: Quality) -> list[Any]:
+def _rules(found: Quality) -> list[Any]:
     """Target and no skill, each named at its line."""
     layers: list[Any] = []
     marks = (
@@ -221,7 +217,7 @@ def _rules(alt: Any, found: Quality) -> list[Any]:
     return layers
 
 
-def _words(found: Quality, axis: Axis) -> str:
+def _words(found: Quality, axis: str) -> str:
     points = []
     for point in found.points:
         figure, unit = (point.samples, " samples") if axis == "samples" else (point.time, "")
@@ -249,35 +245,19 @@ class QualityView(GroupView):
     def numbers(self, source: GroupSource) -> Quality | None:
         return group_quality(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Quality)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Quality) -> Section:
         others = found.points[1:]
         sheets: tuple[Sheet[Any], ...] = (
             reached_sheet(group, found),
             _factors_sheet(found),
             _account_sheet(found),
             _trained_sheet(group, found),
-            *(
-                [
-                    Sheet(
-                        name="quality-batches",
-                        title="What each global batch needs",
-                        columns=BATCH_COLUMNS,
-                        rows=found.batches,
-                    )
-                ]
-                if len(found.batches) > 1
-                else []
-            ),
+            *([_batches_sheet(found.batches)] if len(found.batches) > 1 else []),
             _evaluations_sheet(found),
         )
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
         goal = f"Target: {goal_text(found)} within {found.limit} ({skill})"
         return Section(
-            id=self.id,
-            title=self.title,
             headline=quality_headline(found),
             words=(f"{goal}.", *((NO_SPEEDUP,) if any(point.factors is None for point in others) else ())),
             charts=lambda: quality_charts(group, found, reached_sheet(group, found)),
@@ -356,49 +336,31 @@ def _factors_sheet(found: Quality) -> Sheet[tuple[QualityPoint, Factors]]:
     )
 
 
-@dataclass(frozen=True)
-class _Share:
-    """A part of the time until the target, at one rank count."""
-
-    point: QualityPoint
-    title: str
-    seconds: Estimate | None
-    kind: RowKind = ""
-
-
-def _account_sheet(found: Quality) -> Sheet[_Share]:
-    """What the time until the target (or the end) went to, means over runs; a column for each rank count."""
+def _account_sheet(found: Quality) -> Sheet[QualityPoint]:
+    """What the time until the target (or the end) went to, means over runs."""
     has_others = any(point.other and point.other.value for point in found.points)
-    rows = [
-        row
-        for point in found.points
-        for row in (
-            _Share(point, "training steps", point.training),
-            _Share(point, "evaluation", point.evaluation),
-            *((_Share(point, "checkpoints, waits", point.other),) if has_others else ()),
-            _Share(point, "sum: until the target or the end", point.whole, "sum"),
-        )
-    ]
+
+    def part(title: str, name: str) -> Column[QualityPoint]:
+        def share(point: QualityPoint) -> Estimate | str | None:
+            seconds: Estimate | None = getattr(point, name)
+            if seconds is None or point.whole is None or not point.whole.value:
+                return seconds
+            return f"{figure_text(seconds)}, {percent(seconds.value / point.whole.value)}"
+
+        return Column("", title, lambda point: getattr(point, name), share)
+
     return Sheet(
         name="quality-time",
         title="Where the time to accuracy goes",
-        columns=(),
-        rows=rows,
-        pivot=Pivot(
-            corner="Mean time",
-            down=lambda row: row.title,
-            across=lambda row: place_of(row.point),
-            cell=_seconds_and_share,
+        columns=(
+            Column("", "At", place_of),
+            *(part("Training steps", "training"), part("Evaluation", "evaluation")),
+            part("Checkpoints, waits" * has_others, "other"),
+            Column("", "Until the target or the end", lambda point: point.whole),
         ),
-        kind=lambda row: row.kind,
+        rows=found.points,
+        caption="Means over runs.",
     )
-
-
-def _seconds_and_share(row: _Share) -> Estimate | str | None:
-    whole = row.point.whole
-    if row.seconds is None or row.kind == "sum" or whole is None or not whole.value:
-        return row.seconds
-    return f"{figure_text(row.seconds)}, {percent(row.seconds.value / whole.value)}"
 
 
 def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
@@ -424,24 +386,15 @@ def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
     )
 
 
-BATCH_COLUMNS: tuple[Column[BatchPoint], ...] = (
-    Column("global_batch", "Global batch", lambda batch: batch.global_batch, unit="samples"),
-    Column("runs", "", lambda batch: batch.num_runs),
-    Column(
+def _batches_sheet(batches: tuple[BatchPoint, ...]) -> Sheet[BatchPoint]:
+    reached: Column[BatchPoint] = Column(
         "reached",
         "Reached",
         lambda batch: batch.num_reached,
         lambda batch: Cell(reached_text(batch.num_reached, batch.num_runs), number=batch.num_reached),
-    ),
-    Column("epochs_to_quality", "Epochs to accuracy", lambda batch: batch.epochs, has_interval=True),
-    Column("samples_to_quality", "Samples to accuracy", lambda batch: batch.samples, has_interval=True),
-    Column(
-        "against_smallest",
-        "Samples, against the smallest",
-        lambda batch: batch.against_smallest,
-        lambda batch: None if batch.against_smallest is None else f"{batch.against_smallest:.2f}x",
-    ),
-)
+    )
+    columns = columns_of(BatchPoint, "global_batch", "runs=num_runs", reached, "epochs", "samples", "against_smallest")
+    return Sheet(name="quality-batches", title="What each global batch needs", columns=columns, rows=batches)
 
 
 def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
