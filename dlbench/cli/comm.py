@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import textwrap
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -41,7 +42,6 @@ from dlbench.errors import ExitCode, UserError, nearest
 if TYPE_CHECKING:
     from dlbench.comm.fits import Fit
     from dlbench.specs.base import Precision
-    from dlbench.specs.comm import Collective, LevelName
     from dlbench.specs.expand import CommRuns
 
 
@@ -89,14 +89,7 @@ def report(
 @click.option("--system", metavar="NAME", help="Whose runs to fit, where RUNS holds several systems.")
 @click.option("--transport", metavar="NAME", help="Which carrier to fit, where RUNS holds several.")
 @click.option("--dtype", metavar="NAME", help="Which type of element (default: fp32 where it was measured).")
-def fit(
-    runs: tuple[Path, ...],
-    where: tuple[str, ...],
-    output: Path | None,
-    system: str | None,
-    transport: str | None,
-    dtype: str | None,
-) -> None:
+def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
     """Fit the costs of a message to the runs in folders RUNS: alpha and beta of each level, and gamma.
 
     The file holds one system and one carrier; training (sync.network) and `dlbench comm predict` read it. Ends with 4
@@ -117,7 +110,7 @@ def fit(
     table = tabulate(read_comm_runs(runs, where))
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    found = fit_one(table, system=system, transport=transport, dtype=dtype, fitted=utc_now(), where=named(runs))
+    found = fit_one(table, fitted=utc_now(), where=named(runs), **chosen)
     _show_fit(found, output)
     if table.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
@@ -146,15 +139,7 @@ def _show_fit(found: Fit, output: Path | None) -> None:
     help="Where the two ranks of osu_latency and osu_bw were: inside a node, across nodes, or beyond a leaf switch.",
 )
 @click.option("--collective", metavar="NAME", help="What outputs of nccl-tests measured that do not name it.")
-def import_(
-    files: tuple[Path, ...],
-    system: str,
-    output: Path | None,
-    ranks: tuple[int, ...],
-    group_size: int | None,
-    levels: tuple[LevelName, ...],
-    collective: str | None,
-) -> None:
+def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
     """Make fitted costs of what nccl-tests and OSU's micro-benchmarks printed, in text FILES.
 
     A collective becomes a line for each rank count; with several rank counts, costs of messages as well, of the
@@ -172,15 +157,24 @@ def import_(
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.units import utc_now
 
-    if collective is not None and collective not in ALGORITHMS:
-        raise UserError(f"--collective: unknown name {collective!r}: {nearest(collective, ALGORITHMS)}")
-    for option, count in (*(("--ranks", one) for one in ranks), ("--group-size", group_size)):
-        if count is not None and count < 1:
-            raise UserError(f"{option} {count}: must be 1 or more")
-    found = import_tables(
-        files, system=system, ranks=ranks, group_size=group_size, levels=levels, collective=collective, fitted=utc_now()
-    )
-    _show_fit(found, output)
+    if unsaid["collective"] is not None:
+        _require_known("--collective", unsaid["collective"], ALGORITHMS)
+    for count in unsaid["ranks"]:
+        _require_counts({"ranks": count}, "ranks")
+    _require_counts(unsaid, "group_size")
+    _show_fit(import_tables(files, system=system, fitted=utc_now(), **unsaid), output)
+
+
+def _require_known(option: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
+
+
+def _require_counts(options: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        value, least = options[name], 0 if name == "warmup" else 1
+        if value is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
 
 
 @click.command()
@@ -203,16 +197,12 @@ def predict(
     network: Path | None,
     topology: Path | None,
     ranks: str,
-    group_size: int | None,
-    leaf_size: int | None,
     sizes: str,
-    collective: str,
     algorithms: str | None,
     dtype: str,
-    shards: int | None,
-    workload_bytes: int | None,
     format_name: Literal["text", "json"],
     full: bool,
+    **more: Any,
 ) -> None:
     """Predict collectives by the fitted costs in file NETWORK, at rank counts that need not have been measured.
 
@@ -235,26 +225,19 @@ def predict(
 
     if (network is None) == (topology is None):
         raise UserError("give either a file NETWORK of fitted costs, or --topology FILE")
-    if topology is not None and leaf_size is not None:
+    if topology is not None and more["leaf_size"] is not None:
         raise UserError("--leaf-size: the topology says which hosts share a switch")
-    for option, name, known in (("--collective", collective, set(ALGORITHMS)), ("--dtype", dtype, set(ELEMENT_BYTES))):
-        if name not in known:
-            raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
+    _require_known("--collective", more["collective"], ALGORITHMS)
+    _require_known("--dtype", dtype, ELEMENT_BYTES)
     precision = cast("Precision", dtype)
-    for option, count in (("--group-size", group_size), ("--leaf-size", leaf_size), ("--shards", shards)):
-        if count is not None and count < 1:
-            raise UserError(f"{option} {count}: must be 1 or more")
+    _require_counts(more, "group_size", "leaf_size", "shards")
     counts = parse_counts(ranks, "--ranks")
     wanted = Wanted(
-        collective=cast("Collective", collective),
         algorithms=tuple(algorithms.split(",")) if algorithms else (),
         sizes=parse_sizes(sizes, precision),
         dtype=precision,
-        group_size=group_size,
-        leaf_size=leaf_size,
-        shards=shards,
-        workload_bytes=workload_bytes,
         topology=None if topology is None else read_topology(topology),
+        **more,
     )
     modelled = NetworkModel(system=str(topology), transport=CABLES)
     found = predict_all(modelled if network is None else read_network(network), counts, wanted)
@@ -307,10 +290,7 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
 
-    for name in ("iterations", "warmup", "group_size", "shards", "ranks_per_node", "repeats"):
-        value, least = options[name], 0 if name == "warmup" else 1
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+    _require_counts(options, "iterations", "warmup", "group_size", "shards", "ranks_per_node", "repeats")
     if not 0 < options["timeout"] < float("inf"):
         raise UserError(f"--timeout {options['timeout']:g}: must be a number of seconds above 0")
     request = CommRequest(

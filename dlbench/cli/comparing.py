@@ -34,13 +34,9 @@ SUFFIXES: dict[str, FormatName] = {
 }
 
 EXIT_CODES = {
-    "regressed": ExitCode.REGRESSION,
-    "missed": ExitCode.REGRESSION,
-    "improved": ExitCode.OK,
-    "equivalent": ExitCode.OK,
-    "met": ExitCode.OK,
-    "inconclusive": ExitCode.INCONCLUSIVE,
-    "insufficient": ExitCode.INCONCLUSIVE,
+    **dict.fromkeys(("regressed", "missed"), ExitCode.REGRESSION),
+    **dict.fromkeys(("improved", "equivalent", "met"), ExitCode.OK),
+    **dict.fromkeys(("inconclusive", "insufficient"), ExitCode.INCONCLUSIVE),
 }
 
 _MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.

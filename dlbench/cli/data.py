@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,8 +42,9 @@ def meter(*, resumes: bool = False) -> Iterator[Meter]:
     What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is shown, too.
     Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
     """
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    from dlbench.jobs.processes import interrupted_by_signals
+
+    with interrupted_by_signals():
         if not sys.stderr.isatty():
             yield _Lines(resumes)
             return
@@ -53,13 +53,6 @@ def meter(*, resumes: bool = False) -> Iterator[Meter]:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
         with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
             yield _Bar(progress)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 class _Rate:
@@ -196,8 +189,6 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 
 
 def _described(manifest: Manifest, unit: str) -> str:
-    from dlbench.units import format_bytes
-
     counts = " and ".join(f"{num:,} {unit} in {split}" for split, num in manifest.counts.items())
     text = f"{counts}; {format_bytes(manifest.num_bytes)} in {manifest.num_files:,} files"
     if manifest.distinct_bytes is not None and manifest.distinct_bytes < manifest.num_bytes:
@@ -232,20 +223,14 @@ def verify(source: Path, kind: str | None, vocabulary: str | None, as_json: bool
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2))
     else:
-        _print(verdict)
+        from dlbench.report.wording import clean
+
+        for line in verdict.faults:
+            click.echo(clean(line))
+        for line in (*verdict.remarks, *summary(verdict)):
+            click.echo(clean(line), err=True)
     if verdict.faults:
         sys.exit(int(ExitCode.INCOMPLETE))
-
-
-def _print(verdict: Verdict) -> None:
-    from dlbench.report.wording import clean
-
-    for line in verdict.faults:
-        click.echo(clean(line))
-    for line in verdict.remarks:
-        click.echo(clean(line), err=True)
-    for line in summary(verdict):
-        click.echo(clean(line), err=True)
 
 
 def summary(verdict: Verdict) -> list[str]:

@@ -8,14 +8,13 @@ import glob
 import json
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
-from dlbench.cli.options import AS_JSON, FILE, duration, value_option
+from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
 from dlbench.cli.report import emit, finish, note_missing, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
 from dlbench.perfmodels.training_time import Verdict, consistency, time_to_train, total_throughput, training_samples
@@ -103,13 +102,12 @@ def estimate(
       dlbench estimate resnet50 --throughput 218 --per-rank --ranks 1024 --epochs 90
       dlbench estimate resnet50 --throughput 27500 --epochs 90 --time 7.8min
     """
-    of_runs = {"--where": where, "--price": price, "--deadline": deadline, "--budget": budget, "--json": as_json}
-    of_rate = {"--per-rank": per_rank, "--ranks": ranks, "--efficiency": efficiency, "--time": stated}
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
         if samples is not None and value is not None:
             raise UserError(f"{option} {value:g}: --samples {samples} says already how much is trained; drop one")
     if throughput is None:
-        _refuse_others(of_rate, "runs have their own speed; it belongs to WORKLOAD --throughput")
+        for option in given_options("per_rank", "ranks", "efficiency", "stated"):
+            raise UserError(f"{option}: runs have their own speed; it belongs to WORKLOAD --throughput")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
         fields = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
@@ -119,7 +117,8 @@ def estimate(
         raise UserError(
             f"--throughput {throughput:g}: is of one WORKLOAD; runs ({what[-1]}) have their own, leave it out"
         )
-    _refuse_others(of_runs, "is of RUNS, and --throughput of a WORKLOAD")
+    for option in given_options("where", "price", "deadline", "budget", "as_json"):
+        raise UserError(f"{option}: is of RUNS, and --throughput of a WORKLOAD")
     _refuse_inert(per_rank, ranks, efficiency)
     workload = what[0]
     unit, own_samples, data_set = _workload(workload)
@@ -175,10 +174,7 @@ def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
 
 
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
-    """Price and budget as `dlbench.views.time_to_train.Asked` has them.
-
-    Raises `UserError`: one has another form, or they do not go together.
-    """
+    """Price and budget as `dlbench.views.time_to_train.Asked` has them."""
     cost, currency, cost_of = amount_of("--price", price)
     limit, money, limit_of = amount_of("--budget", budget)
     if budget and not limit_of and money != currency:
@@ -204,12 +200,6 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[s
     finish(found.damaged, "" if times else f"{named(runs)}: no run has figures of speed; dlbench report says why")
     if not all(answer.is_met for one in times for answer in one.answers):
         sys.exit(int(ExitCode.REGRESSION))
-
-
-def _refuse_others(options: Mapping[str, object], why: str) -> None:
-    for name, value in options.items():
-        if value:
-            raise UserError(f"{name}: {why}")
 
 
 def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -> None:

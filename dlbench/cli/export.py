@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
-from dlbench.cli.options import FILE, OUTPUT, write_output
+from dlbench.cli.options import FILE, OUTPUT, F, decorated, write_output
 from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, require_modules
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status
@@ -77,23 +76,16 @@ def metrics(
     finish(table.damaged)
 
 
-def _statement_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = (
+def _statement_options(command: F) -> F:
+    statuses, how = click.Choice(get_args(Status)), "How available the machine is, in MLPerf's words."
+    options = [
         click.argument("run", type=FILE),
         OUTPUT,
         click.option("--org", metavar="NAME", help='Who ran it (default: "not stated").'),
         click.option("--platform", metavar="NAME", help="Name of the machine (default: the system's title)."),
-        click.option(
-            "--status",
-            type=click.Choice(get_args(Status)),
-            default="research",
-            show_default=True,
-            help="How available the machine is, in MLPerf's words.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+        click.option("--status", type=statuses, default="research", show_default=True, help=how),
+    ]
+    return decorated(command, options)
 
 
 @export.command()

@@ -20,8 +20,6 @@ from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import runs_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dlbench.history.importing import Candidate, Outcome
     from dlbench.history.reading import Removal
     from dlbench.history.slow_months import SlowMonths

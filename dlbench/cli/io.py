@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.errors import UserError
 
 if TYPE_CHECKING:
     from dlbench.perfmodels.storage_demand import Demand
@@ -105,17 +105,12 @@ def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, 
         raise UserError(f"--ranks-per-node {per_node}: must be 1 or more")
     return Request(
         workload=workload,
-        preset=options["preset"],
         system=system,
-        engine=options["engine"],
-        data=options["data"],
         points=parse_counts(ranks, "--ranks"),
-        ranks_per_node=per_node,
         repeats=repeats if tiers else 1,
-        launcher=options["launcher"],
         overrides=parse_set(options["overrides"]),
-        series=options["series"],
         tiers=tiers,
+        **{name: options[name] for name in ("preset", "engine", "data", "ranks_per_node", "launcher", "series")},
     )
 
 
@@ -124,7 +119,7 @@ def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, 
 
 def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     """Runs the series and reports the stalls; returns the exit code."""
-    from dlbench.cli.report import require_modules
+    from dlbench.cli.report import emit, require_modules
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
 
     plans = shared.expand_request(request)
@@ -142,7 +137,7 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     code = run_all(plans, options["out"], following, fail_fast=False, bar=bar)
     from dlbench.views.stalls import stalls, stalls_document
 
-    _print(stalls_document(stalls(runs_found(plans, options["out"]).runs)), as_json=as_json)
+    emit(stalls_document(stalls(runs_found(plans, options["out"]).runs)), "json" if as_json else "text", None)
     return int(code)
 
 
@@ -150,7 +145,7 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
 
 
 def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json: bool) -> None:
-    from dlbench.cli.report import require_modules
+    from dlbench.cli.report import emit, require_modules
 
     plans = shared.expand_request(request, trains=False)
     first = plans[0]
@@ -174,12 +169,8 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
             click.echo(quoted(reader_command(sys.executable)).encode())
         return
     require_modules("io", "numpy")
-    if not first.system.python:
-        import importlib.util
-
-        if importlib.util.find_spec("torch") is None:
-            raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {shared.INSTALL_NODE}")
-    _print(_measured(first, orders, demands), as_json=as_json)
+    shared.require_torch(first.system)
+    emit(_measured(first, orders, demands), "json" if as_json else "text", None)
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
@@ -226,11 +217,7 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
 
 
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
-    """What an accelerator needs: asked for, as a run took it, or published.
-
-    Raises UserError: the run is of another workload, or has no figures. IncompleteDataError: a file of the run is
-    damaged.
-    """
+    """What an accelerator needs: asked for, as a run took it, or published."""
     from dlbench.perfmodels.storage_demand import PUBLISHED, measured
 
     if options["rate"] is not None:
@@ -260,14 +247,3 @@ def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
     )
     source = f"measured by run {run.plan.run_id} on {record.ranks[0].device}{waited}"
     return (measured(samples / longest / len(record.ranks), "rank of that run", source),)
-
-
-def _print(document: Document, *, as_json: bool) -> None:
-    if as_json:
-        from dlbench.report.formats.json import to_json
-
-        click.echo(to_json(document).encode(), nl=False)
-        return
-    from dlbench.cli.report import emit
-
-    emit(document, "text", None, full=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import socket
 import sys
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.errors import UserError
 
 if TYPE_CHECKING:
     from dlbench.cli.report import FormatName
-    from dlbench.specs.memory import Chain
+    from dlbench.specs.memory import Chain, TransferRates
     from dlbench.specs.plan import RunPlan
     from dlbench.views.out_of_core.plan import MemoryPlan
 
@@ -114,10 +113,8 @@ def _of_workload(asked: RunPlan) -> MemoryPlan:
     from dlbench.jobs.node_program import memory_profile
     from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.perfmodels.memory.planner import in_core_bytes
-    from dlbench.views.out_of_core.plan import Measured, memory_plan
 
-    if not asked.system.python and importlib.util.find_spec("torch") is None:
-        raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {shared.INSTALL_NODE}")
+    shared.require_torch(asked.system)
     train, workload = asked.workload.train, asked.workload
     click.echo(
         f"measuring {workload.name} ({workload.preset}), {train.batch_per_rank} {workload.sample_unit} per step",
@@ -127,22 +124,20 @@ def _of_workload(asked: RunPlan) -> MemoryPlan:
         profile = memory_profile(asked.model_dump(mode="json"), asked.system.python or sys.executable)
     capacity = train.memory.capacity_bytes(in_core_bytes(profile.chain))
     assert capacity is not None
-    measured = Measured(
-        workload=workload.name,
-        preset=workload.preset,
-        where=f"this machine ({socket.gethostname()})",
-        device=profile.device,
-        sample_unit=workload.sample_unit,
-        parts=train.gradient_accumulation,
-        warnings=profile.warnings,
-    )
-    return memory_plan(measured, profile.chain, profile.rates, capacity, starts=_starts(asked, profile.chain))
+    where, parts = f"this machine ({socket.gethostname()})", train.gradient_accumulation
+    of = {"where": where, "device": profile.device, "parts": parts, "warnings": profile.warnings}
+    return _planned(asked, profile.chain, profile.rates, capacity, **of)
 
 
-def _starts(asked: RunPlan, chain: Chain) -> list[int] | None:
+def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity: int, **of: Any) -> MemoryPlan:
+    """The plan of a measured chain; `of`: where and how it was measured, see `Measured`."""
     from dlbench.perfmodels.memory.blocks import block_starts
+    from dlbench.views.out_of_core.plan import Measured, memory_plan
 
-    return block_starts(asked.workload.train.memory.blocks, [unit.name for unit in chain.units])
+    workload = plan.workload
+    of |= {"workload": workload.name, "preset": workload.preset, "sample_unit": workload.sample_unit}
+    starts = block_starts(workload.train.memory.blocks, [unit.name for unit in chain.units])
+    return memory_plan(Measured(**of), chain, rates, capacity, starts=starts)
 
 
 # A finished run
@@ -152,7 +147,6 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
     """From what a run says; nothing is measured."""
     from dlbench.perfmodels.memory.planner import in_core_bytes, scaled
     from dlbench.records.scan import read_run
-    from dlbench.views.out_of_core.plan import Measured, memory_plan
 
     for option in shared.given_options(*_OF_WORKLOADS):
         raise UserError(f"{option}: has no effect on a finished run, which decided that")
@@ -180,17 +174,8 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
         wanted = _wanted(capacity, in_core_bytes(chain))
     if wanted is None:
         raise UserError("give --capacity, e.g. 8GiB, or 50%: the run was planned for none")
-    workload = run.plan.workload
-    measured = Measured(
-        workload=workload.name,
-        preset=workload.preset,
-        where=f"run {run.plan.run_id}",
-        device=run.record.ranks[0].device,
-        sample_unit=workload.sample_unit,
-        parts=memory.parts,
-        warnings=tuple(warnings),
-    )
-    return memory_plan(measured, chain, memory.rates, wanted, starts=_starts(run.plan, chain))
+    of = {"where": f"run {run.plan.run_id}", "device": run.record.ranks[0].device, "parts": memory.parts}
+    return _planned(run.plan, chain, memory.rates, wanted, warnings=tuple(warnings), **of)
 
 
 def _wanted(capacity: str, in_core: int) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from dlbench.errors import MachineError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 
 if TYPE_CHECKING:
     from dlbench.specs.comm import CommPlan
@@ -192,7 +194,6 @@ class GroupedCommand(click.Command):
     """A command whose help lists options by `OPTION_GROUPS`; what stands in none of them, last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a section for each group that has an option here."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         # click's own option has another name in each of its versions.
         named = {"help" if "--help" in option.opts else option.name: option for option in options}
@@ -294,10 +295,7 @@ def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None)
 
 
 def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """A path that is written into commands and scripts.
-
-    Raises `UserError`: it holds what could not be printed as it is.
-    """
+    """A path that is written into commands and scripts."""
     from dlbench.specs.files import text_problem
 
     absolute = str(value.absolute())
@@ -379,10 +377,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str]:
-    """The tags given, and the commit that a CI names.
-
-    Raises `UserError`: a tag is not of the right form, or the CI's variable holds no word.
-    """
+    """The tags given, and the commit that a CI names."""
     from dlbench.specs.requests import parse_tags, tag_value
 
     tags = parse_tags(given)
@@ -509,6 +504,12 @@ def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) ->
             raise error
     for error, _ in errors[:1]:
         click.echo(f"warning: {error}", err=True)
+
+
+def require_torch(system: SystemSpec) -> None:
+    """Raises `EnvironmentLacksError`: what this command starts would run in a Python that lacks torch."""
+    if not system.python and importlib.util.find_spec("torch") is None:
+        raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {INSTALL_NODE}")
 
 
 def precision_words(plan: RunPlan) -> str:

@@ -51,11 +51,9 @@ class SeriesProgress:
 
     @property
     def num_done(self) -> int:
-        """Runs that have ended."""
         return len(self._took)
 
     def begin(self) -> None:
-        """The next run starts."""
         with self._lock:
             self._begun = self._clock()
             self._steps.clear()
@@ -168,7 +166,6 @@ class Lines:
         self.progress = SeriesProgress(plans)
 
     def begin(self, plan: LaunchPlan) -> OnProgress:
-        """The start of a run."""
         if self.progress.num_done == 0:
             count = f"{len(self._plans)} run{'s' * (len(self._plans) > 1)}"
             self._say(f"{count} of {_what(plan)}, series {_series(plan).id}")
@@ -176,7 +173,6 @@ class Lines:
         return self.progress.report
 
     def end(self, plan: LaunchPlan, outcome: Outcome) -> None:
-        """The end of a run."""
         took = self.progress.end()
         self._say(self._ended(plan, outcome, took), is_bad=bool(outcome.detail))
 
@@ -212,7 +208,6 @@ class Bar(Lines):
         self._task = bar.add_task("", total=len(plans))
 
     def begin(self, plan: LaunchPlan) -> OnProgress:
-        """The start of a run."""
         report = super().begin(plan)
         self._show(plan)
 

@@ -81,10 +81,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
 
 
 def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
-    """The figures of a series that has ended, what its variants or sides show, and the command to go on with.
-
-    Raises `RunError`: a file cannot be written.
-    """
+    """The figures of a series that has ended, what its variants or sides show, and the command to go on with."""
     from dlbench.records.scan import Scan, scan
     from dlbench.report.wording import clean
 
@@ -126,10 +123,7 @@ def _tell_figures(found: Scan) -> None:
 
 
 def _tell_comparison(request: Request, found: Scan) -> None:
-    """What the variants or sides of a series show; of the cost of watching every watched run keeps a file.
-
-    Raises `RunError`: a file cannot be written.
-    """
+    """What the variants or sides of a series show; of the cost of watching every watched run keeps a file."""
     from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH
     from dlbench.report.wording import clean
@@ -292,10 +286,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
 
 
 def _run_one(plan: LaunchPlan, root: Path, lines: Lines) -> Outcome:
-    """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series.
-
-    Raises `KeyboardInterrupt`: passed on.
-    """
+    """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series."""
     from dlbench.jobs import local
     from dlbench.jobs.local import Outcome
     from dlbench.records.folder import create

@@ -96,10 +96,7 @@ def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> 
 
 
 def _format_of(output: Path, asked: FormatName | None) -> FormatName:
-    """The format that was asked for, or that the name of the output file implies.
-
-    Raises `UserError`: the name implies none, or another one.
-    """
+    """The format that was asked for, or that the name of the output file implies."""
     name = output.name.lower()
     by_name = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
     if by_name is None and asked is None:

@@ -120,24 +120,13 @@ class Newest:
     wait_for: int  # More such nights that make a change point of them; 0 if none is beyond.
 
 
-def change_points(
-    values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effect: float = MIN_EFFECT
-) -> list[ChangePoint]:
-    """All change points of a history, oldest first; equal values give equal change points.
-
-    Values are positive and finite, one for each night, oldest first, in any unit; fewer than `MIN_NIGHTS` have none.
-    The levels must differ by `min_effect` (relative) upwards, or by its inverse downwards. Raises `ValueError`: a value
-    is not positive and finite.
-    """
-    return _described(values, detect(values, evidence=evidence, min_effect=min_effect))
-
-
 def change_points_together(histories: Sequence[Sequence[float]]) -> list[list[ChangePoint]]:
-    """The change points of each of several histories, `MIN_EVIDENCE` holds for all together; errors as above."""
-    return [_described(values, found) for values, found in zip(histories, detect_together(histories), strict=True)]
+    """The change points of each of several histories, as `detect_together` finds them."""
+    return [described(values, found) for values, found in zip(histories, detect_together(histories), strict=True)]
 
 
-def _described(values: Sequence[float], found: Sequence[Found]) -> list[ChangePoint]:
+def described(values: Sequence[float], found: Sequence[Found]) -> list[ChangePoint]:
+    """Changes with the levels around them."""
     from scipy.stats import theilslopes
 
     pieces = segments(values, found)
@@ -175,7 +164,12 @@ def segments(values: Sequence[float], found: Sequence[Found]) -> list[Segment]:
 
 
 def detect(values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effect: float = MIN_EFFECT) -> list[Found]:
-    """The changes alone; arguments and errors as `change_points`."""
+    """All changes of a history, oldest first; equal values give equal changes.
+
+    Values are positive and finite, one for each night, oldest first, in any unit; fewer than `MIN_NIGHTS` have none.
+    The levels must differ by `min_effect` (relative) upwards, or by its inverse downwards. Raises `ValueError`: a value
+    is not positive and finite.
+    """
     array = np.asarray(values, dtype=float)
     if not (np.isfinite(array).all() and (array > 0).all()):
         raise ValueError("change points need positive, finite values")
@@ -239,7 +233,7 @@ def detect_together(histories: Sequence[Sequence[float]], *, evidence: float = M
 def newest(values: Sequence[float], last: Segment | None = None, *, histories: int = 1) -> Newest | None:
     """What the newest nights say that are too few for a change point.
 
-    Values are those of `change_points`, of its last segment or of all nights; `histories`, how many are followed
+    Values are those of `detect`, of its last segment or of all nights; `histories`, how many are followed
     together, counts for `wait_for`. None where fewer than `MIN_SEGMENT` nights of the segment lie before the newest.
     """
     own = last.flat(values, last.end - 1) if last else values

@@ -222,7 +222,6 @@ def _begin(elements: int | Numbers, parts: int, index: int | Numbers) -> Numbers
 
 
 def _cut(elements: int | Numbers, parts: int, index: int | Numbers) -> Numbers:
-    """Elements of these parts."""
     return np.asarray(elements // parts + (index < elements % parts))
 
 

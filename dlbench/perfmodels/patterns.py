@@ -79,7 +79,6 @@ class Summary:
 
     @cached_property
     def levels(self) -> tuple[LevelName, ...]:
-        """Levels whose costs the loads need."""
         loads = [load for step, _ in self.steps for load in step.loads]
         needed = {load.level for load in loads} | {name for load in loads for name, _, _ in load.starts}
         return tuple(name for name in LEVELS if name in needed)

@@ -150,7 +150,6 @@ class Layout:
         return -(-self.ranks // (self.leaf_size or self.ranks))
 
     def level(self, rank: int, other: int) -> LevelName:
-        """The level that messages between two ranks belong to."""
         if rank // self.node_size == other // self.node_size:
             return "inside"
         leaf = self.leaf_size or self.ranks

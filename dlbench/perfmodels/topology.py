@@ -47,7 +47,6 @@ class Cables(Spec):
         """Links between the switches of two hosts."""
 
     def links(self, source: int, target: int) -> list[Link]:
-        """The links that a message passes, in one direction each."""
         return [("up", source), *self.between(source, target), ("down", target)]
 
     def step_s(self, messages: Messages, width: float, held: Messages) -> tuple[float, Messages]:

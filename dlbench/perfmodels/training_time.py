@@ -49,7 +49,7 @@ class Verdict:
 
 def training_samples(samples_per_epoch: int, epochs: float) -> float:
     """Samples of a training over all ranks. Raises `ValueError`: a number is not positive or not finite."""
-    return _positive("samples_per_epoch", samples_per_epoch) * _positive("epochs", epochs)
+    return positive("samples_per_epoch", samples_per_epoch) * positive("epochs", epochs)
 
 
 def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
@@ -57,14 +57,14 @@ def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> fl
     `efficiency`: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises `ValueError`: a
     number is not positive or not finite.
     """
-    return _positive("per_rank", per_rank) * _positive("ranks", ranks) * _positive("efficiency", efficiency)
+    return positive("per_rank", per_rank) * positive("ranks", ranks) * positive("efficiency", efficiency)
 
 
 def time_to_train(samples: float, throughput: float) -> float:
     """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks. Raises
     `ValueError`: a number is not positive or not finite.
     """
-    return _positive("samples", samples) / _positive("throughput", throughput)
+    return positive("samples", samples) / positive("throughput", throughput)
 
 
 def consistency(
@@ -78,8 +78,8 @@ def consistency(
     """
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance {tolerance} is not in [0, 1)")
-    expected = time_to_train(_positive("samples", samples) * _positive("epochs", epochs), throughput)
-    factor = expected / _positive("seconds", seconds)
+    expected = time_to_train(positive("samples", samples) * positive("epochs", epochs), throughput)
+    factor = expected / positive("seconds", seconds)
     status: Status = "fits"
     if factor > 1 + tolerance:
         status = "impossible"
@@ -129,7 +129,8 @@ def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
     return Recipe(epochs=epochs, samples=training_samples(epoch_samples, epochs), key=key, is_limit=limit)
 
 
-def _positive(name: str, value: float) -> float:
+def positive(name: str, value: float) -> float:
+    """The value. Raises `ValueError`: it is not positive or not finite; names it."""
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} {value} is not a positive, finite number")
     return value

@@ -12,9 +12,10 @@ alone: their source says so.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
+
+from dlbench.perfmodels.training_time import positive
 
 __all__ = ["TERA", "Peak", "datasheet_peak", "model_flops_utilisation", "why_no_peak"]
 
@@ -57,15 +58,10 @@ def model_flops_utilisation(
     throughput of all ranks. `peak_flops_per_s`: peak of the device, or the cores, of one rank, for the precision in
     force. `ranks`: how many. Raises `ValueError`: a number is not positive or not finite.
     """
-    numbers = {
-        "training_flops_per_sample": training_flops_per_sample,
-        "samples_per_s": samples_per_s,
-        "peak_flops_per_s": peak_flops_per_s,
-        "ranks": ranks,
-    }
-    for name, value in numbers.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} {value} is not a positive, finite number")
+    positive("training_flops_per_sample", training_flops_per_sample)
+    positive("samples_per_s", samples_per_s)
+    positive("peak_flops_per_s", peak_flops_per_s)
+    positive("ranks", ranks)
     return training_flops_per_sample * samples_per_s / (peak_flops_per_s * ranks)
 
 

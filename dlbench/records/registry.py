@@ -16,7 +16,7 @@ class Key:
     name: str
     title: str
     value: Callable[[Run], str]
-    comparable: bool  # Whether two runs must agree here before their figures may be compared or averaged.
+    comparable: bool = True  # Whether two runs must agree here before their figures may be compared or averaged.
 
 
 def data_source(run: Run) -> str:
@@ -189,55 +189,36 @@ def _device(run: Run) -> str:
 
 
 KEYS: tuple[Key, ...] = (
-    Key(name="workload", title="Workload", value=lambda r: r.plan.workload.name, comparable=True),
-    Key(name="preset", title="Preset", value=lambda r: r.plan.workload.preset, comparable=True),
-    Key(name="engine", title="Engine", value=lambda r: r.plan.engine.name, comparable=True),
-    Key(name="engine_settings", title="Engine settings", value=_engine_settings, comparable=True),
-    Key(name="exchange", title="Gradient exchange", value=_sync, comparable=True),
-    Key(name="precision", title="Precision", value=precision, comparable=True),
-    Key(name="data", title="Data source", value=data_source, comparable=True),
-    Key(name="data_path", title="Staging, shuffling, cache", value=data_path, comparable=True),
-    Key(
-        name="batch_per_rank",
-        title="Batch per rank",
-        value=lambda r: str(r.plan.workload.train.batch_per_rank),
-        comparable=True,
-    ),
-    Key(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation, comparable=True),
-    Key(name="activations", title="Activations", value=activations, comparable=True),
-    Key(name="optimizer_state", title="Optimizer state", value=_optimizer_state, comparable=True),
-    Key(name="compile", title="Compiled", value=_compile, comparable=True),
-    Key(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs, comparable=True),
-    Key(name="memory_format", title="Memory format", value=_memory_format, comparable=True),
-    Key(name="goal", title="Goal", value=goal, comparable=True),
-    Key(name="checkpoints", title="Checkpoints", value=_checkpoints, comparable=True),
-    Key(name="scaling", title="Scaling", value=lambda r: r.plan.series.scaling, comparable=True),
-    Key(name="launcher", title="Launcher", value=lambda r: r.plan.system.launch.launcher, comparable=True),
-    Key(name="system", title="System", value=lambda r: r.plan.system.name, comparable=True),
-    Key(
-        name="cores_per_rank",
-        title="Cores per rank",
-        value=lambda r: str(r.plan.layout.cores_per_rank),
-        comparable=True,
-    ),
-    Key(name="watching", title="Monitoring", value=watching, comparable=True),
-    Key(name="fault", title="Planted fault", value=_fault, comparable=True),
-    Key(name="phases", title="Phase mode", value=lambda r: r.plan.measure.phases, comparable=True),
+    Key(name="workload", title="Workload", value=lambda r: r.plan.workload.name),
+    Key(name="preset", title="Preset", value=lambda r: r.plan.workload.preset),
+    Key(name="engine", title="Engine", value=lambda r: r.plan.engine.name),
+    Key(name="engine_settings", title="Engine settings", value=_engine_settings),
+    Key(name="exchange", title="Gradient exchange", value=_sync),
+    Key(name="precision", title="Precision", value=precision),
+    Key(name="data", title="Data source", value=data_source),
+    Key(name="data_path", title="Staging, shuffling, cache", value=data_path),
+    Key(name="batch_per_rank", title="Batch per rank", value=lambda r: str(r.plan.workload.train.batch_per_rank)),
+    Key(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation),
+    Key(name="activations", title="Activations", value=activations),
+    Key(name="optimizer_state", title="Optimizer state", value=_optimizer_state),
+    Key(name="compile", title="Compiled", value=_compile),
+    Key(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs),
+    Key(name="memory_format", title="Memory format", value=_memory_format),
+    Key(name="goal", title="Goal", value=goal),
+    Key(name="checkpoints", title="Checkpoints", value=_checkpoints),
+    Key(name="scaling", title="Scaling", value=lambda r: r.plan.series.scaling),
+    Key(name="launcher", title="Launcher", value=lambda r: r.plan.system.launch.launcher),
+    Key(name="system", title="System", value=lambda r: r.plan.system.name),
+    Key(name="cores_per_rank", title="Cores per rank", value=lambda r: str(r.plan.layout.cores_per_rank)),
+    Key(name="watching", title="Monitoring", value=watching),
+    Key(name="fault", title="Planted fault", value=_fault),
+    Key(name="phases", title="Phase mode", value=lambda r: r.plan.measure.phases),
     Key(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
     Key(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),
-    Key(name="device", title="Device", value=_device, comparable=True),
+    Key(name="device", title="Device", value=_device),
 )
 
 
 def describe(run: Run) -> dict[str, str]:
     """All registered properties of a run, by name."""
     return {key.name: key.value(run) for key in KEYS}
-
-
-def differences(one: Run, other: Run) -> list[str]:
-    """Why two runs must not be compared: each differing key with both values; empty if they may."""
-    return [
-        f"{key.title}: {key.value(one) or 'none'} against {key.value(other) or 'none'}"
-        for key in KEYS
-        if key.comparable and key.value(one) != key.value(other)
-    ]

@@ -26,13 +26,8 @@ from dlbench.specs.workload import BROKEN, FAMILIES, DataSpec, Model, ModelSpec,
 _NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
 """Sections that say how a workload is run, not what is trained."""
 _PATHS = (
-    ("data", "source"),
-    ("data", "validation"),
-    ("data", "vocabulary"),
-    ("checkpoint", "resume_from"),
-    ("checkpoint", "initialize_from"),
-    ("sync", "network"),
-    ("model", "layers_from"),
+    *("data.source", "data.validation", "data.vocabulary", "checkpoint.resume_from", "checkpoint.initialize_from"),
+    *("sync.network", "model.layers_from"),
 )
 DEFAULT = "default"  # Origin of what no file and no option says.
 GPU_PRESET = "gpu"  # Where none is asked for and nodes have GPUs: a workload's default is strict fp32.
@@ -68,7 +63,6 @@ class Choices(Spec):
     layout: LayoutChoice = LayoutChoice()
 
     def workload(self) -> Workload:
-        """The part that says what is trained."""
         return Workload.model_validate(self.model_dump(exclude=_NOT_TRAINED))
 
 
@@ -153,7 +147,7 @@ def choose_with_origins(
 
 def _make_paths_absolute(layers: Layers, file: Path) -> None:
     """Ranks start elsewhere: a path in the YAML is relative to the YAML, one in an option to the current folder."""
-    for section, key in _PATHS:
+    for section, key in (path.split(".") for path in _PATHS):
         content = layers.values.get(section)
         value = content.get(key) if isinstance(content, dict) else None
         named = (key == "source" and value == "synthetic") or (

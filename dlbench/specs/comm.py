@@ -124,7 +124,6 @@ class CommPlan(LaunchPlan):
 
     @property
     def group_size(self) -> int:
-        """Ranks of a group of a grouped algorithm."""
         return self.comm.group_size or self.layout.ranks_per_node
 
     @model_validator(mode="after")
@@ -187,7 +186,6 @@ class Level(Spec):
         return self
 
     def piece(self, num_bytes: float) -> Piece:
-        """The piece for a message of this many bytes."""
         return next(p for p in self.pieces if p.up_to_bytes is None or num_bytes <= p.up_to_bytes)
 
     def time(self, num_bytes: float) -> float:
@@ -211,7 +209,6 @@ class LineCost(Spec):
     )
 
     def time(self, num_bytes: float) -> float:
-        """Seconds for a vector of this many bytes."""
         return self.startup_s + num_bytes * self.per_byte_s
 
 
@@ -339,9 +336,6 @@ class NetworkModel(Spec):
         own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
         known = own or self.residuals
         counts = sorted({one.ranks for one in known})
-        neighbours = {
-            *[count for count in counts if count <= ranks][-1:],
-            *[count for count in counts if count >= ranks][:1],
-        }
+        neighbours = {*[n for n in counts if n <= ranks][-1:], *[n for n in counts if n >= ranks][:1]}
         near = [one for one in known if one.ranks in neighbours]
         return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])

@@ -160,12 +160,10 @@ class ContainerSpec(Spec):
 
     @property
     def is_used(self) -> bool:
-        """Whether ranks run in one."""
         return self.kind != "none"
 
     @property
     def is_podman(self) -> bool:
-        """Whether podman starts it, by whatever name."""
         return self.kind in ("podman", "podman-hpc")
 
     @property

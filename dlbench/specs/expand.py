@@ -30,7 +30,7 @@ from dlbench.specs.files import find
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
-from dlbench.specs.requests import CommRequest, Request, SeriesRequest, parse_sizes
+from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_sizes
 from dlbench.specs.series import (
     Counts,
     apart_problem,
@@ -158,21 +158,16 @@ def _plan(
         workload = _accumulated(workload, request, layout.ranks)
     elif request.scaling == "strong":
         workload = _share_out(workload, request, system, layout.ranks)
-    engine = choices.engine
     name = f"{place.id}-{workload.name}-{workload.preset}-p{index:02d}-n{layout.ranks:04d}-k{place.repeat:02d}"
     name += f"-{place.side}" if place.side else ""
     try:
         return RunPlan(
             **_common(request, name, moment, layout, system),
             workload=workload,
-            engine=EngineSpec.model_validate(engine.model_dump()),
-            sync=choices.sync,
-            measure=choices.measure,
-            checkpoint=choices.checkpoint,
-            watch=choices.watch,
-            fault=choices.fault,
+            engine=EngineSpec.model_validate(choices.engine.model_dump()),
             series=place,
             tags=request.tags,
+            **{name: getattr(choices, name) for name in ("sync", "measure", "checkpoint", "watch", "fault")},
         )
     except ValidationError as error:
         side = f" (side {place.side} of --ab)" if place.side else ""
@@ -199,19 +194,10 @@ def _split_overrides(
     request: Request, place: SeriesSpec
 ) -> tuple[dict[str, tuple[AxisValue, str]], dict[str, tuple[AxisValue, str]]]:
     """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart."""
-    merged: dict[str, tuple[AxisValue, str]] = {}
-    if request.engine is not None:
-        merged["engine.name"] = (request.engine, "--engine")
-    if request.data is not None:
-        merged["data.source"] = (request.data, "--data")
-    if request.to_accuracy:
-        merged["measure.until"] = ("quality", "--to-accuracy")
-    if request.resume is not None:
-        merged["checkpoint.resume_from"] = (request.resume, "--resume")
-    if request.launcher is not None:
-        merged["system.launch.launcher"] = (request.launcher, "--launcher")
-    if request.tiers:
-        merged["data.cache"] = ("cold", "--tiers")
+    given = {key: (getattr(request, field), f"--{field}") for field, key in KEY_OF.items()}
+    given["measure.until"] = ("quality" if request.to_accuracy else None, "--to-accuracy")
+    given["data.cache"] = ("cold" if request.tiers else None, "--tiers")
+    merged: dict[str, tuple[AxisValue, str]] = {key: one for key, one in given.items() if one[0] is not None}
     layers = [("--set", request.overrides), ("--sweep", place.axes)]
     if place.side:
         layers.append((f"--ab (side {place.side})", request.sides[place.side]))
@@ -359,11 +345,7 @@ def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -
         "sizes": parse_sizes(request.sizes, dtype),
         "dtype": dtype,
         "transport": transport,
-        "iterations": request.iterations,
-        "warmup": request.warmup,
-        "group_size": request.group_size,
-        "shards": request.shards,
-        "timeout_s": request.timeout_s,
+        **{name: getattr(request, name) for name in ("iterations", "warmup", "group_size", "shards", "timeout_s")},
     }, notes
 
 
@@ -411,7 +393,6 @@ _COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
 
 
 def _refuse_inert(request: CommRequest, spec: dict[str, Any], system: SystemSpec) -> None:
-    """A setting that acts in no run of the series is a mistake, not a wish."""
     if request.shards is not None and "parameter-server" not in spec["algorithms"]:
         raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
     if request.transport != "torch" and not spec["algorithms"]:

@@ -135,12 +135,8 @@ def _refuse_features(yaml: Any, text: str, origin: str) -> None:
     from ruamel.yaml import tokens
     from ruamel.yaml.tokens import AliasToken, AnchorToken, DirectiveToken, TagToken
 
-    opening = (
-        tokens.FlowSequenceStartToken,
-        tokens.FlowMappingStartToken,
-        tokens.BlockSequenceStartToken,
-        tokens.BlockMappingStartToken,
-    )
+    kinds = ("FlowSequence", "FlowMapping", "BlockSequence", "BlockMapping")
+    opening = tuple(getattr(tokens, f"{kind}StartToken") for kind in kinds)
     closing = (tokens.FlowSequenceEndToken, tokens.FlowMappingEndToken, tokens.BlockEndToken)
     depth = 0
     for token in yaml.scan(text):

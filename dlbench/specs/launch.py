@@ -86,7 +86,6 @@ class LaunchSpec(Spec):
 
     @property
     def by_mpi(self) -> bool:
-        """Whether MPI starts the ranks."""
         return self.launcher in ("mpirun", "srun-mpi")
 
     @property
@@ -340,7 +339,6 @@ class SlurmSpec(Spec):
 
     @property
     def exports_all(self) -> bool:
-        """Whether a job gets all variables of the submitting shell."""
         return ALL_VARIABLES in self.export
 
     @property

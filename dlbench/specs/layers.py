@@ -48,7 +48,6 @@ class Layer:
         return self.kind in ("conv2d", "conv3d", "linear")
 
     def passes(self, *, backward: bool) -> int:
-        """Multiply-adds of a pass."""
         return self.macs * ((1 + self.has_gradient) if backward else 1)
 
 

@@ -61,7 +61,6 @@ class MemorySpec(Spec):
         return value
 
     def capacity_bytes(self, in_core_bytes: int) -> int | None:
-        """The capacity in bytes, where training holds `in_core_bytes` in core."""
         if self.capacity is None:
             return None
         if self.capacity.endswith("%"):

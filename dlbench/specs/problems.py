@@ -244,13 +244,9 @@ def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool
     if kind is int and (below := _bound(metadata, "lt")) is not None:
         most = below - 1
     if most is None or (most == MAX_COUNT and not is_too_large):  # which nobody comes near to
-        return (
-            what
-            if least is above is None
-            else f"{what} above {above:g}"
-            if least is None
-            else f"{what} of {least:,} or more"
-        )
+        if least is not None:
+            return f"{what} of {least:,} or more"
+        return what if above is None else f"{what} above {above:g}"
     return f"{what} above {above:g}, at most {most:,}" if least is None else f"{what} from {least:,} to {most:,}"
 
 

@@ -62,6 +62,15 @@ class Request(SeriesRequest):
     tags: dict[str, str] = field(default_factory=dict)
 
 
+KEY_OF = {
+    "engine": "engine.name",
+    "data": "data.source",
+    "resume": "checkpoint.resume_from",
+    "launcher": "system.launch.launcher",
+}
+"""Keys that fields of a request, and options of these names, stand for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommRequest(SeriesRequest):
     """Everything that makes a series of the collective benchmark, before anything is resolved; options as text."""

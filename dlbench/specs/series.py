@@ -23,7 +23,7 @@ from dlbench.specs.base import MAX_RANKS, MAX_RUNS
 from dlbench.specs.launch import OF_SRUN
 from dlbench.specs.plan import LayoutSpec, RunPlan, Side, Variant, value_text
 from dlbench.specs.problems import problem_of
-from dlbench.specs.requests import PLAIN, Request
+from dlbench.specs.requests import KEY_OF, PLAIN, Request
 from dlbench.specs.system import SystemSpec
 
 PointT = TypeVar("PointT")
@@ -79,7 +79,6 @@ class Counts:
     ranks_per_node: int | None = None  # None: the system's.
 
     def ranks(self, system: SystemSpec, count: int) -> int:
-        """Ranks of one point."""
         return count if self.are == "ranks" else count * self._per_node(system)
 
     def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
@@ -143,15 +142,9 @@ def refuse_other_options(request: Request) -> None:
     for option, (is_given, why) in given.items():
         if is_given:
             raise UserError(f"--ab: does not go with {option}: {why}")
-    replaced = {
-        "--engine": ("engine.name", request.engine),
-        "--data": ("data.source", request.data),
-        "--resume": ("checkpoint.resume_from", request.resume),
-        "--launcher": ("system.launch.launcher", request.launcher),
-    }
-    for option, (key, value) in replaced.items():
-        if value is not None and all(key in settings for settings in request.sides.values()):
-            raise UserError(f"{option}: has no effect: both sides of --ab set {key}")
+    for field, key in KEY_OF.items():
+        if getattr(request, field) is not None and all(key in settings for settings in request.sides.values()):
+            raise UserError(f"--{field}: has no effect: both sides of --ab set {key}")
 
 
 def refuse_uneven(plans: Sequence[RunPlan]) -> None:

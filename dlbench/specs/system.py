@@ -85,7 +85,6 @@ class StorageSpec(Spec):
     memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node: a tmpfs.")  # noqa: S108  (a folder of the user's own is made there)
 
     def tier(self, name: StagingTier) -> TierSpec:
-        """One of the two tiers of a node."""
         return self.local if name == "local" else self.memory
 
 
@@ -202,16 +201,12 @@ class SystemSpec(Spec):
         return value
 
     @model_validator(mode="after")
-    def _launcher_fits(self) -> Self:
+    def _launcher_and_container_fit(self) -> Self:
         if self.scheduler == "slurm" and self.launch.launcher == "local":
             raise ValueError(
                 "launch.launcher 'local' starts ranks on one machine only; with scheduler 'slurm' use "
                 "srun-mpi, srun-gloo or mpirun"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _container_fits(self) -> Self:
         kind = self.container.kind
         if kind == "none":
             return self

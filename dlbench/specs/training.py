@@ -125,7 +125,6 @@ class OptimizerSpec(Spec):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether torch's compiler makes its update."""
         return self.implementation == "fused" and self.name in ("lars", "lamb")
 
     def peak(self, global_batch: int) -> float:
@@ -194,7 +193,6 @@ class ScheduleSpec(Spec):
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether some part of it is given in epochs."""
         return self.warmup_epochs is not None or self.total_epochs is not None or bool(self.epoch_boundaries)
 
     @model_validator(mode="after")
@@ -320,7 +318,6 @@ class TrainSpec(Spec):
 
     @property
     def is_in_core(self) -> bool:
-        """Whether activations are left to autograd alone."""
         return self.recompute == "none" and self.swap == "none"
 
     @property
@@ -330,7 +327,6 @@ class TrainSpec(Spec):
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan decides what is recomputed or swapped."""
         return "planned" in (self.recompute, self.swap)
 
     @model_validator(mode="after")
@@ -370,17 +366,13 @@ class TrainSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _host_updates_uncompiled(self) -> Self:
+    def _updates_and_parts_are_possible(self) -> Self:
         optimizer = self.optimizer
         if optimizer.is_compiled and self.optimizer_state == "host":
             raise ValueError(
                 f"optimizer.implementation fused and optimizer_state host exclude each other for {optimizer.name}: the "
                 "host updates block by block, and each block would be a program of its own"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _parts_are_even(self) -> Self:
         if self.batch_per_rank % self.gradient_accumulation:
             raise ValueError(
                 f"gradient_accumulation {self.gradient_accumulation} does not divide batch_per_rank "

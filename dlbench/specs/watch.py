@@ -68,7 +68,6 @@ class FaultSpec(Spec):
     step_delay_s: NonNegative = Field(0.0, description="Each step ends so much later, seconds, outside of all phases.")
 
     def acts_on(self, rank: int) -> bool:
-        """Whether this rank is made slower."""
         return self.ranks is None or rank in self.ranks
 
     @field_validator("ranks", mode="before")

@@ -471,7 +471,6 @@ class _Data(Spec):
 
     @property
     def is_synthetic(self) -> bool:
-        """Whether no file is read."""
         return self.source == "synthetic"
 
     @property
@@ -482,14 +481,10 @@ class _Data(Spec):
         return 1.0 if self.shuffle == "global" else 0.0
 
     @model_validator(mode="after")
-    def _reader_fits_data(self) -> Self:
+    def _reader_and_shuffling_fit(self) -> Self:
         if self.reader == "nvimagecodec" and (self.is_synthetic or not isinstance(self, ImageData)):
             what = "synthetic data" if self.is_synthetic else "this format"
             raise ValueError(f"reader nvimagecodec decodes images, and {what} has none; leave reader at dlbench")
-        return self
-
-    @model_validator(mode="after")
-    def _shuffling_fits_staging(self) -> Self:
         if self.shuffle.startswith("partial:"):
             try:
                 share = self.exchanged_share
@@ -602,7 +597,7 @@ class Workload(Spec):
     quality: QualitySpec | None = Field(None, description="What training is for.")
 
     @model_validator(mode="after")
-    def _data_fits_model(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.data.format not in self.model.formats:
             raise ValueError(f"data.format {self.data.format!r} does not fit model.family {self.model.family!r}")
         if self.train.label_smoothing and not self.model.takes_label_smoothing:
@@ -610,10 +605,6 @@ class Workload(Spec):
         if self.quality is not None and not self.model.computes:
             raise ValueError(f"quality: model.family {self.model.family!r} learns nothing; leave the section out")
         self.model.require(self.data, self.train)
-        return self
-
-    @model_validator(mode="after")
-    def _epochs_are_known(self) -> Self:
         schedule = self.train.schedule
         if self.data.is_synthetic and schedule.counts_epochs and schedule.epoch_samples is None:
             raise ValueError(

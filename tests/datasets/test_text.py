@@ -257,7 +257,7 @@ def test_short_documents_of_a_pass_and_their_share(corpus: TextCorpus) -> None:
 
 def test_every_sentence_is_in_one_run(corpus: TextCorpus) -> None:
     runs, documents = SampleMaker(corpus, rule(32)).runs()
-    assert [s for start, end in runs for s in range(start, end)] == list(range(corpus.num_sentences))
+    assert [s for start, end in runs for s in range(start, end)] == list(range(len(corpus.sentence_offsets) - 1))
     for (start, end), document in zip(runs, documents, strict=True):
         assert corpus.document_offsets[document] <= start < end <= corpus.document_offsets[document + 1]
         tokens = corpus.sentence_offsets[start], corpus.sentence_offsets[end - 1]

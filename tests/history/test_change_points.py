@@ -21,8 +21,9 @@ from dlbench.history.change_points import (
     MIN_SEGMENT,
     NAMED,
     ODD_NIGHTS,
+    ChangePoint,
     Segment,
-    change_points,
+    described,
     detect,
     detect_together,
     newest,
@@ -40,6 +41,10 @@ def nights(
     for place, factor in steps:
         logs[place:] += math.log(factor)
     return list(0.1 * np.exp(logs))
+
+
+def change_points(values: Sequence[float], min_effect: float = MIN_EFFECT) -> list[ChangePoint]:
+    return described(values, detect(values, min_effect=min_effect))
 
 
 def test_planted_steps_are_found_with_their_size() -> None:

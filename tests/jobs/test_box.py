@@ -493,7 +493,9 @@ def test_chained_jobs_follow_each_other(slurm_box: Box, tmp_path: Path) -> None:
     assert sorted((tmp_path / last).read_text().split()) == ["n1", "n2"]
     # Known by both: the controller's memory and the list of finished jobs.
     assert "JobState=COMPLETED" in run(slurm_box, "scontrol", "show", "job", job)
-    assert re.search(rf"^JobId={job} .*JobState=COMPLETED", slurm_box.finished_jobs.read_text(), re.MULTILINE)
+    assert re.search(
+        rf"^JobId={job} .*JobState=COMPLETED", (slurm_box.plan.folder / "jobcomp.txt").read_text(), re.MULTILINE
+    )
 
 
 @pytest.mark.slurm

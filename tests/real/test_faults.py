@@ -18,13 +18,14 @@ from dlbench.node.training import run_record
 from dlbench.node.training import state as state_module
 from dlbench.node.training.state import InjectedFault
 from dlbench.records.record import RankResult, Record
-from dlbench.records.registry import describe, differences
+from dlbench.records.registry import describe
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import FaultSpec
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
+from tests.support.run_differences import differences
 from tests.support.run_factory import constant, plans, write_run
 
 COSMO = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--set", "train.batch_per_rank=2")

@@ -25,7 +25,7 @@ from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.scheduler import read_submission
 from dlbench.records.files import write_atomic, write_json, write_result
 from dlbench.records.folder import RunFolder, create, prepare_output
-from dlbench.records.registry import KEYS, describe, differences
+from dlbench.records.registry import KEYS, describe
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
 from dlbench.records.rows.steps import FIELDS, PHASES, StepReader, StepWriter, read_steps, step_dtype
@@ -35,6 +35,7 @@ from dlbench.records.watch import WatchOverhead, write_watch_cost
 from dlbench.specs.plan import RunPlan
 from tests.support import run_factory
 from tests.support.paths import DATA, ROOT
+from tests.support.run_differences import differences
 from tests.support.run_factory import Story, constant, edit_json, status, write_run, write_unfinished
 from tests.support.watch_factory import clock_line, node_watch, watch_result, write_samples, write_spans
 

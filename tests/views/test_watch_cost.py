@@ -18,11 +18,12 @@ from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
 from dlbench.jobs.local import Outcome
 from dlbench.records.folder import RunFolder
-from dlbench.records.registry import describe, differences
+from dlbench.records.registry import describe
 from dlbench.records.scan import read_run, scan
 from dlbench.records.watch import WatchCost, WatchOverhead, write_watch_cost
 from dlbench.specs.plan import RunPlan
 from dlbench.views.decomposition import MeasuredCost, watch_cost_lines, watch_costs
+from tests.support.run_differences import differences
 from tests.support.run_factory import WORKLOAD, Story, constant, edit_json, plans, write_run, write_unfinished
 from tests.support.watch_factory import watch_result
 

@@ -133,10 +133,6 @@ class TextCorpus:
     def num_documents(self) -> int:
         return len(self.document_offsets) - 1
 
-    @property
-    def num_sentences(self) -> int:
-        return len(self.sentence_offsets) - 1
-
 
 def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:
     """Tokenises a text. It is streamed; besides the arrays only some thousand sentences, and one whole document, are in

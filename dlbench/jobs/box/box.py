@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
@@ -139,11 +138,6 @@ class Box:
         """The nodes' names in Slurm, which are their host names too."""
         return tuple(node.name for node in self.plan.nodes)
 
-    @property
-    def finished_jobs(self) -> Path:
-        """The file in which Slurm writes one line for each finished job (jobcomp/filetxt), gone with the next start."""
-        return self.plan.folder / "jobcomp.txt"
-
     def is_alive(self) -> bool:
         """Whether every daemon of the box runs."""
         alive = {process.role for process in self.processes if process.is_alive()}
@@ -215,9 +209,7 @@ class Box:
     def __enter__(self) -> Box:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _bring_up(self, deadline: float) -> None:

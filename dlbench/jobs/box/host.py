@@ -393,7 +393,7 @@ def _refuse(folder: Path, path: Path, owner: int, mode: int) -> None:
         )
 
 
-_MKFS = ["mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal"]
+MKFS = ["mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal"]
 
 
 def why_no_storage() -> str | None:
@@ -422,21 +422,9 @@ def loop_device(backing: str, pass_fds: Sequence[int] = (), environment: Mapping
     raise AssertionError
 
 
-def make_file_system(device: str) -> None:
-    """An empty one, complete: nothing is written to it later in the background."""
-    call([*_MKFS, "-E", "lazy_itable_init=0", device])
-
-
 def mount_device(device: str, path: Path, environment: Mapping[str, str] | None = None) -> None:
     """Mounts a device without noting when files were read."""
     call(["mount", "-o", "noatime,nodev,nosuid", device, str(path)], environment=environment)
-
-
-def throttle(cgroup: Path, device: str, bytes_per_s: int, *, writes: bool) -> None:
-    """Throttles a device for the processes of a cgroup together; 0 lifts it."""
-    number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
-    for verb in ["read", "write"] if writes else ["read"]:
-        (cgroup / f"blkio.throttle.{verb}_bps_device").write_text(f"{number} {bytes_per_s}")
 
 
 def provide_storage(
@@ -455,10 +443,12 @@ def provide_storage(
     image.touch(0o600, exist_ok=False)
     os.truncate(image, size_bytes)
     # On the file, not on its device: the image knows its size, and the writes need no loop.
-    call([*_MKFS, str(image)], environment=environment)
+    call([*MKFS, str(image)], environment=environment)
     path.mkdir()
     device = loop_device(str(image), environment=environment)
-    throttle(cgroup, device, bytes_per_s, writes=True)
+    number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
+    for verb in ("read", "write"):
+        (cgroup / f"blkio.throttle.{verb}_bps_device").write_text(f"{number} {bytes_per_s}")
     mount_device(device, path, environment)
     path.chmod(0o1777)
 

@@ -163,10 +163,6 @@ class Verdict:
     max_error: float | None  # Largest relative error; None where an element is not a number.
     problem: str  # What is wrong, in words; empty if nothing is.
 
-    @property
-    def is_right(self) -> bool:
-        return not self.problem
-
 
 def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
     """The verdict on this rank's buffer after the collective. `inputs`: what was put in. `data`: `elements` of the

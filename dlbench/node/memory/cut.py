@@ -105,7 +105,6 @@ class _Call:
 
     @property
     def given(self) -> torch.Tensor | None:
-        """Its first argument, where that is a tensor."""
         return self.args[0] if self.args and isinstance(self.args[0], torch.Tensor) else None
 
     @property
@@ -244,7 +243,6 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], object]) -> set[int]:
-    """Numbers of the units whose input others use as well."""
     uses = _Uses()
 
     def enter(number: int) -> Callable[..., None]:
@@ -278,7 +276,6 @@ def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], 
 
 
 def _outside(model: nn.Module, root: _Call, called: Mapping[int, int], units: Sequence[UnitModule]) -> Iterator[str]:
-    """Modules that hold parameters themselves and are in no unit."""
     within = {id(module) for unit in units for top in unit.modules for module in top.modules()}
     order = {id(call.module): place for place, call in enumerate(root.all())}
     first, last = order[id(units[0].modules[0])], order[id(units[-1].modules[-1])]

@@ -62,7 +62,6 @@ class PeakMeter:
         """From here to the next mark is the interval of that name; each name once."""
 
     def held(self) -> dict[str, Held]:
-        """Every interval by its name, after the pass."""
         return {}
 
 

@@ -137,7 +137,6 @@ class OutOfCore:
         return self._tier.warnings if self._tier is not None and self._swaps else ()
 
     def install(self) -> None:
-        """Puts the blocks on the network; one pass later its bytes are known."""
         kept = all(decision == "keep" for decision in self._decisions)
         if self._installed or (kept and not self._is_wrapped and not self._counts_always):
             return
@@ -158,7 +157,6 @@ class OutOfCore:
         return not self._installed or block is None or block.is_running
 
     def begin_measuring(self) -> None:
-        """Counts begin at zero: before the first measured step."""
         self._others.look()
         self._counts = _Counts()
         self._lane.reset()
@@ -186,7 +184,6 @@ class OutOfCore:
         return self._watch.take()
 
     def close(self) -> None:
-        """Removes what is installed and closes the tier; twice does no harm."""
         self.remove()
         if self._tier is not None:
             self._tier.close()
@@ -368,7 +365,6 @@ class OutOfCore:
         return True
 
     def _learn(self, running: Pass, number: int, saves_output: bool) -> None:
-        """Bytes of a block whose saved tensors were all seen."""
         boundary = running.boundaries[number]
         seen = boundary is not None and running.counted.pop(boundary.cdata, None) is not None
         if self._room.recomputes(number):
@@ -443,7 +439,6 @@ class OutOfCore:
             self._lane.switch(None, 0)
 
     def _end_blocks(self, running: Pass, number: int) -> None:
-        """The backward passes of all blocks behind a block have ended."""
         for block in range(min(running.current, len(self._blocks) - 1), number, -1):
             for handle in running.owned[block]:
                 handle.drop()
@@ -497,7 +492,6 @@ class OutOfCore:
         return True
 
     def _recall(self, running: Pass, handle: Handle) -> bool:
-        """Keeps what is not out; False where it is away."""
         assert self._tier is not None
         handle.storage = self._tier.recall(handle.ticket)
         if handle.storage is None:
@@ -523,7 +517,6 @@ class OutOfCore:
         return packed.tensor(storage if storage is not None else self._fetch(running, packed.handle))
 
     def _fetch(self, running: Pass, handle: Handle) -> torch.UntypedStorage:
-        """The storage that comes back, for the first tensor that is needed of it."""
         tier = self._tier
         if handle.ticket is None or tier is None:
             raise RunError(
@@ -554,7 +547,6 @@ class OutOfCore:
         return storage
 
     def _end(self, running: Pass) -> None:
-        """The backward pass has ended, that of everything outside included."""
         self._end_blocks(running, -1)
         running.current = -1
         self._lane.switch(None, 0)
@@ -607,5 +599,4 @@ class _Recomputing:
 
 
 def _on_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
-    """Calls `hook` when a tensor's gradient is complete, before it is handed on."""
     tensor.register_hook(hook)  # type: ignore[no-untyped-call]

@@ -137,7 +137,6 @@ class HostParameters:
         return gradients
 
     def receive(self, sent: Any) -> list[Tensor | None]:
-        """The gradients, on the host."""
         return list(sent)
 
     def give_back(self, parameters: Sequence[nn.Parameter]) -> Any:
@@ -375,7 +374,6 @@ class HostUpdate:
             self.settle()
 
     def _arrange(self) -> None:
-        """Groups, now that a forward pass has shown the order."""
         for needed in self._order.groups():
             group = _Group(needed, self._host, self._spec)
             for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
@@ -393,7 +391,6 @@ class HostUpdate:
                 whole["step"] += 1
 
     def _reach(self, module: nn.Module) -> None:
-        """The forward pass is at a module: its parameters must be ready."""
         group = self._group_of.get(module)
         if group is not None and not group.is_joined:
             self._wait(group)
@@ -450,7 +447,6 @@ class HostUpdate:
             group.ready.set()
 
     def begin_measuring(self) -> None:
-        """Counts from here; everything is updated."""
         self._steps = 0
         self._update_ns = self._wait_ns = 0
 
@@ -466,7 +462,6 @@ class HostUpdate:
         )
 
     def settings(self) -> list[Setting]:
-        """That the host updated, and how that is known."""
         result = self.result()
         where = "in the order of the forward pass, which waited for each" if self._overlaps else "before a forward pass"
         evidence = (

@@ -163,7 +163,6 @@ class _Trials:
         return time.perf_counter()
 
     def _now_of_compute(self) -> float:
-        """When what was computed is done, whatever the transfers' streams still do."""
         if self._calls is not None:
             self._calls.current_stream(self._device).synchronize()
         return time.perf_counter()

@@ -218,7 +218,6 @@ class _MeasuredPass:
         return saved_tensors_hooks(pack, unpack)
 
     def turned(self) -> None:
-        """Head and loss are done."""
         if "turned" not in self.moments:
             self.note("turned")
             are_gone = [storage.expired() for storage, _ in self.at_turn]  # type: ignore[no-untyped-call]
@@ -272,12 +271,10 @@ def _run_all(forwards: Sequence[Callable[..., Any]], x: Any, *args: Any, **kwarg
 
 
 def _handed_on(x: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Stands in for a module that was called as part of its unit."""
     return x
 
 
 def _first(output: Any) -> Tensor:
-    """The tensor that the next unit is given."""
     tensor = first_tensor(output)
     assert tensor is not None, "a unit returns one (dlbench.node.memory.cut)"
     return tensor

@@ -60,16 +60,13 @@ class HeldByOthers:
         self.look()
 
     def look(self) -> None:
-        """Looks up parameters and buffers anew: something may have moved them."""
         tensors = [*self._model.parameters(), *self._model.buffers()]
         self._always = {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
 
     def begin_pass(self) -> None:
-        """Forgets what the pass before was given."""
         self._given.clear()
 
     def give(self, arguments: Iterable[object]) -> None:
-        """Tensors from outside of the chain."""
         for argument in arguments:
             if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
                 storage = argument.untyped_storage()
@@ -99,18 +96,8 @@ class Handle:
     """One storage of a pass: in memory, away in the tier, or both on its way."""
 
     __slots__ = (
-        "block",
-        "check",
-        "coming",
-        "discard",
-        "dtype",
-        "is_input",
-        "kept",
-        "num_bytes",
-        "shape",
-        "storage",
-        "ticket",
-        "users",
+        *("block", "check", "coming", "discard", "dtype", "is_input"),
+        *("kept", "num_bytes", "shape", "storage", "ticket", "users"),
     )
 
     def __init__(self, tensor: torch.Tensor, storage: torch.UntypedStorage, block: int) -> None:
@@ -133,7 +120,6 @@ class Handle:
         return f"shape {'x'.join(map(str, self.shape)) or 'scalar'}, {str(self.dtype).removeprefix('torch.')}"
 
     def drop(self) -> None:
-        """It is no longer needed: neither its memory nor its place in the tier."""
         self.storage = None
         tickets, self.ticket, self.kept = (self.ticket, self.kept), None, None
         for ticket in tickets:
@@ -165,7 +151,6 @@ class Packed:
             self.handle.drop()
 
     def tensor(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """The saved tensor, in the storage that holds its bytes now."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         return empty.set_(storage, self.offset, self.size, self.stride)
 
@@ -373,6 +358,5 @@ class Room:
         self._limits.append((block, limit))
 
     def start(self, block: int) -> None:
-        """A block's backward pass begins: it has its room."""
         while self._limits and self._limits[0][0] >= block:
             self._limits.popleft()

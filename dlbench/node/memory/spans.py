@@ -117,12 +117,10 @@ class ComputeLane:
                 self.switch(before[0], before[1])
 
     def begin_recompute(self, block: int) -> None:
-        """A second forward pass of a block begins."""
         self._recompute_began = self.moments.mark()
         self.switch(RECOMPUTE, block)
 
     def end_recompute(self, block: int) -> None:
-        """It has ended; the block's backward pass goes on."""
         self._note("recompute_s", self._recompute_began)
         self.switch(BACKWARD, block)
 

@@ -156,7 +156,6 @@ class Calls:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Ordered on the stream in force."""
         target.copy_(source, non_blocking=True)
 
 

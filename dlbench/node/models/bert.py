@@ -96,7 +96,6 @@ class Attention(nn.Module):
         self.output = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
-        """`keep` as in `Keep`."""
         # The residual is fp32. Autocast keeps casts of parameters alone: it would cast the residual for each of the
         # three products, and bring three gradients back to fp32 before they are added.
         x = x.to(autocast_type(x.device) or x.dtype)
@@ -124,7 +123,6 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, keep: Keep) -> Tensor:
-        """One layer; `keep` as in `Keep`."""
         x = self.attention_norm(x + self.dropout(self.attention(x, keep)))
         y = self.reduce(functional.gelu(self.expand(x)))
         out: Tensor = self.output_norm(x + self.dropout(y))
@@ -271,7 +269,6 @@ class AttentionWatch:
         self._batches = {"masked": 0, "unmasked": 0, "unpadded": 0}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The same loss, counted."""
         how = "unpadded" if "tokens" in batch else "masked" if "attention_mask" in batch else "unmasked"
         self._batches[how] += 1
         return self._loss(model, batch)

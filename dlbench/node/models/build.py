@@ -69,7 +69,6 @@ class Meter:
         self._samples = 0
 
     def add(self, outputs: Outputs, batch: Batch, loss: Tensor) -> None:
-        """Counts one batch; `loss` is its mean loss."""
         hits, weight = self._count(outputs, batch)
         num = len(next(iter(batch.values())))
         self._hits, self._weight = self._hits + hits.double(), self._weight + weight.double()
@@ -154,7 +153,6 @@ class Network(Generic[Spec]):
         raise NotImplementedError
 
     def outputs(self, spec: Spec) -> Callable[[nn.Module, Batch], Outputs]:
-        """The forward pass as a function of network and batch (keys as in `Batch`)."""
         raise NotImplementedError
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:

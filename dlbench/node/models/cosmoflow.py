@@ -72,13 +72,7 @@ class CosmoFlow(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
-        return [
-            module
-            for part in (self.features, self.regressor)
-            for module in part
-            if any(True for _ in module.parameters())
-        ]
+        return [one for one in (*self.features, *self.regressor) if next(one.parameters(), None) is not None]
 
     def forward(self, volume: Tensor) -> Tensor:
         """(N, input_channels, S, S, S) of log(counts + 1) -> (N, num_targets) in (-1.2, 1.2)."""
@@ -154,7 +148,6 @@ class CosmoFlowNetwork(Network[CosmoFlowModel]):
         return lambda model, batch: (model(network_volume(batch["volume"], channels_last=channels_last)),)
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:
-        """Mean squared error."""
         return lambda outputs, batch: functional.mse_loss(outputs[0].float(), batch["target"])
 
     def synthetic(

@@ -54,7 +54,6 @@ class Kernels:
         return counted
 
     def settings(self) -> list[Setting]:
-        """What was asked for and what was in force."""
         found = []
         if self._device.type == "cuda" and self._model.has_convolutions:
             is_on = torch.backends.cudnn.benchmark

@@ -78,7 +78,6 @@ class Paced(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
         return list(self.layers)
 
     def forward(self, pace: Tensor) -> Tensor:

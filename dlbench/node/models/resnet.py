@@ -47,7 +47,6 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block; shapes as in the class."""
         y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
         y = functional.relu(self.norm2(self.conv2(y)), inplace=True)
         y = self.norm3(self.conv3(y)) + self.shortcut(x)
@@ -58,7 +57,6 @@ class GlobalMean(nn.Module):
     """Mean over height and width, (N, C, H, W) -> (N, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shapes as in the class."""
         return x.mean(dim=(2, 3))
 
 
@@ -112,7 +110,6 @@ class ResNet(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """What is sharded and gathered at a time, in the order in which it computes (`FsdpEngine`)."""
         return [module for module in self.stages.modules() if isinstance(module, Bottleneck)]
 
     def forward(self, image: Tensor) -> Tensor:
@@ -174,7 +171,6 @@ class ResNetNetwork(Network[ResNetModel]):
         return lambda model, batch: (model(normalised(batch["image"], channels_last=channels_last)),)
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:
-        """Cross-entropy with label smoothing."""
         return lambda outputs, batch: functional.cross_entropy(
             outputs[0].float(), batch["label"], label_smoothing=label_smoothing
         )

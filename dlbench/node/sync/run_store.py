@@ -175,7 +175,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, b"")
 
     def do_POST(self) -> None:
-        """One operation of torch's store as JSON; its result as JSON."""
         body = self._body()
         if body is not None:
             try:

@@ -191,7 +191,6 @@ class Room:
         self._say(RUNNING, self.index)
 
     def map(self, offset: int, num_bytes: int) -> torch.Tensor:
-        """A part of the memory as bytes."""
         # Kept to the end: a map owns a copy of the file descriptor, and closing any copy drops this process's locks.
         self._maps.append(mmap.mmap(self._fd, num_bytes, offset=offset))
         return torch.frombuffer(self._maps[-1], dtype=torch.uint8)
@@ -293,7 +292,6 @@ class Room:
         _STATE.pack_into(self._control, self.index * self.CONTROL_BYTES, state, cause, os.getpid())
 
     def close(self) -> None:
-        """Leaves; the memory itself goes when the last tensor in it does."""
         if self._fd < 0:
             return
         if not self._broken:
@@ -419,7 +417,6 @@ class SharedMemoryGroup:
                 shares[other, first:last].copy_(slots[other, half, : last - first])
 
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
-        """The root puts it into its slot, the others fetch it."""
         self._examine(vector)
         call = Call("broadcast", vector.numel(), vector.dtype, root)
         slots = self._slots_of(vector.dtype).flatten(2)
@@ -488,7 +485,6 @@ class SharedMemoryGroup:
                 shares[other].copy_(slots[other, half, other, : shares[other].numel()])
 
     def _put(self, shares: Sequence[torch.Tensor], slot: torch.Tensor) -> None:
-        """What the others are to sum."""
         for other in self._room.others:
             slot[other, : shares[other].numel()].copy_(shares[other])
 

@@ -63,7 +63,6 @@ class BlockCosts:
         self._gradients_behind = list(accumulate(made))[::-1]
 
     def of(self, first: int, last: int, decision: Decision) -> BlockCost:
-        """The block of units `first` to `last`, both included."""
         key = (first, last, decision)
         found = self._known.get(key)
         if found is None:
@@ -71,7 +70,6 @@ class BlockCosts:
         return found
 
     def of_all(self, blocks: Sequence[tuple[int, int, Decision]]) -> list[BlockCost]:
-        """Blocks by first unit, last unit and decision."""
         known = self._known
         return [known.get(block) or self.of(*block) for block in blocks]
 
@@ -228,7 +226,6 @@ class Schedule:
 
     @property
     def stall_s(self) -> float:
-        """Computing stands still for a transfer or for room, seconds."""
         return self.room_wait_s + self.swap_wait_s
 
     @property
@@ -238,7 +235,6 @@ class Schedule:
 
     @property
     def efficiency(self) -> float:
-        """Useful time over the pass."""
         return _share(self.useful_s, self.makespan)
 
 

@@ -1,5 +1,4 @@
 """Plans for a capacity: which blocks stay, move or are recomputed; and step time against capacity and batch.
-capacity and batch.
 
 Other batches are not measured: `scaled` takes times and activations in proportion to the samples, and the state as it
 is. Times per sample often fall with the batch, so that larger batches may turn out faster than predicted, smaller ones
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from dlbench.perfmodels.memory.blocks import cut, predicted
 from dlbench.perfmodels.memory.search import EFFORT, DoesNotFitError, allowed, best_found, fits, smallest_capacity
 from dlbench.perfmodels.memory.simulator import Prefetch, simulate
-from dlbench.specs.memory import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
+from dlbench.specs.memory import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates, Unit
 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
 """How early blocks come back, by `train.swap`."""
@@ -134,31 +133,25 @@ def scaled(chain: Chain, batch: int) -> Chain:
     def size(count: int, fixed: int = 0) -> int:
         return min(count, fixed) + math.ceil(max(0, count - fixed) * batch / chain.batch)
 
-    return chain.model_copy(
-        update={
-            "batch": batch,
-            "units": tuple(
-                unit.model_copy(
-                    update={
-                        "forward_s": unit.forward_s * factor,
-                        "backward_s": unit.backward_s * factor,
-                        "saved_bytes": size(unit.saved_bytes),
-                        "input_bytes": size(unit.input_bytes),
-                        "forward_working_bytes": size(unit.forward_working_bytes),
-                        "recomputing_working_bytes": size(unit.recomputing_working_bytes),
-                        "passing_working_bytes": size(unit.passing_working_bytes),
-                        "backward_working_bytes": size(unit.backward_working_bytes, unit.gradient_bytes),
-                        "piecemeal_bytes": size(unit.piecemeal_bytes, unit.gradient_bytes),
-                    }
-                )
-                for unit in chain.units
-            ),
-            **{name: getattr(chain, name) * factor for name in ("before_s", "turn_s", "after_s")},
-            **{name: size(getattr(chain, name)) for name in ("output_bytes", "outside_bytes")},
-            "turn_bytes": size(chain.turn_bytes, chain.turn_gradient_bytes),
-            "after_bytes": size(chain.after_bytes, chain.after_gradient_bytes),
-        }
+    def grown(names: str, unit: Unit, fixed: int = 0) -> dict[str, int]:
+        return {name: size(getattr(unit, name), fixed) for name in names.split()}
+
+    saved = "saved_bytes input_bytes forward_working_bytes recomputing_working_bytes passing_working_bytes"
+    units = tuple(
+        unit.model_copy(
+            update={
+                **{name: getattr(unit, name) * factor for name in ("forward_s", "backward_s")},
+                **grown(saved, unit),
+                **grown("backward_working_bytes piecemeal_bytes", unit, unit.gradient_bytes),
+            }
+        )
+        for unit in chain.units
     )
+    update: dict[str, object] = {name: getattr(chain, name) * factor for name in ("before_s", "turn_s", "after_s")}
+    update |= {name: size(getattr(chain, name)) for name in ("output_bytes", "outside_bytes")}
+    for part in ("turn", "after"):
+        update[f"{part}_bytes"] = size(getattr(chain, f"{part}_bytes"), getattr(chain, f"{part}_gradient_bytes"))
+    return chain.model_copy(update={**update, "batch": batch, "units": units})
 
 
 def in_core_bytes(chain: Chain) -> int:

@@ -172,19 +172,6 @@ class Pass:
     oldest: int = 0  # The first swap-out that has not ended.
     out_free: float = 0.0  # When the way out has nothing to do.
 
-    def copy(self) -> Pass:
-        return Pass(
-            self.clock,
-            self.held,
-            self.peak,
-            self.room_wait_s,
-            self.swap_wait_s,
-            self.recompute_s,
-            self.outs[:],
-            self.oldest,
-            self.out_free,
-        )
-
 
 @dataclass
 class Trace:
@@ -345,7 +332,6 @@ class _WayBack:
             self._trace.add("compute", kind, block, start, done.clock)
 
     def take(self, count: int) -> None:
-        """Holds this many bytes more from now on."""
         done = self._done
         done.held += count
         done.peak = max(done.peak, done.held)
@@ -353,7 +339,6 @@ class _WayBack:
             self._trace.changes.append((done.clock, count))
 
     def free(self, count: int, when: float) -> None:
-        """Holds this many bytes less."""
         self._done.held -= count
         if self._trace:
             self._trace.changes.append((when, -count))
@@ -426,7 +411,6 @@ class _WayBack:
         self.take(count)
 
     def start(self, block: int) -> None:
-        """A block's backward pass takes its room."""
         self.make_room(self._costs[block].backward_bytes)
         if self._limits and self._limits[0][0] == block:
             self._limits.popleft()

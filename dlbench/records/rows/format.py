@@ -20,7 +20,6 @@ import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 Fields = Sequence[tuple[str, str]]  # Name and type of each column, e.g. ("start_ns", "<i8").
@@ -195,9 +194,7 @@ class BlockWriter:
     def __enter__(self) -> BlockWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -146,7 +146,6 @@ class HorovodEngine(Engine):
         return HorovodCommunicators(self._hvd, self._carrier)
 
     def start(self) -> None:
-        """Sets Horovod's variables, starts it, and checks that it sees the planned ranks."""
         self._set_variables()
         library = "mpi" if self._use_mpi else "gloo"
         # Also on GPUs, where small objects still travel by the CPU operations.

@@ -276,7 +276,6 @@ class TimelineWindow:
         self._writer = _spinning_thread(self._threads_before)
 
     def open(self, hvd: Any) -> None:
-        """From now on Horovod writes."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="dlbench-timeline-")
             hvd.start_timeline(str(Path(self._folder.name) / _FILE), mark_cycles=True)
@@ -415,16 +414,10 @@ def _epoch_offset_ns() -> int:
     return wall - (first + last) // 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Thread:
-    """What the kernel counts of a thread."""
-
-    ran_ns: int
-    waits: int  # How often it gave the core up to wait for something; yielding does not count.
-
-
-def _threads() -> dict[int, _Thread]:
-    """Threads of this process (proc(5), schedstat and status); none where the kernel does not say."""
+def _threads() -> dict[int, tuple[int, int]]:
+    """Of each thread of this process the nanoseconds that it ran, and how often it gave the core up to wait, which
+    yielding is not (proc(5), schedstat and status); none where the kernel does not say.
+    """
     found = {}
     tasks = Path("/proc/self/task")
     for task in tasks.iterdir() if tasks.is_dir() else ():
@@ -434,7 +427,7 @@ def _threads() -> dict[int, _Thread]:
         except (OSError, ValueError, IndexError):
             continue
         if waits is not None:
-            found[int(task.name)] = _Thread(ran_ns=ran_ns, waits=int(waits[1]))
+            found[int(task.name)] = (ran_ns, int(waits[1]))
     return found
 
 
@@ -446,11 +439,11 @@ def _spinning_thread(known: set[int]) -> int | None:
     time.sleep(_LOOK_S)
     spinning = [
         number
-        for number, thread in _threads().items()
+        for number, (ran_ns, waits) in _threads().items()
         if number not in known
         and (was := before.get(number)) is not None
-        and thread.waits == was.waits
-        and thread.ran_ns - was.ran_ns > _SPINS * _LOOK_S * 1e9
+        and waits == was[1]
+        and ran_ns - was[0] > _SPINS * _LOOK_S * 1e9
     ]
     return spinning[0] if len(spinning) == 1 else None
 

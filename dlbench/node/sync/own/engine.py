@@ -11,7 +11,6 @@ rank, as a collective ends for nobody before all are there.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -112,7 +111,6 @@ class OwnExchange(EngineOverLibrary):
         return at_least([self._sizes[n] for n in order], least)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
-        """Makes the messages: gradients in this order, this many in each."""
         self._messages = split(order, counts)
         parameters = [[self._named[n][1] for n in one] for one in self._messages]
         self._buckets = fill(self._route.arena, parameters, self._route.multiple)
@@ -128,7 +126,6 @@ class OwnExchange(EngineOverLibrary):
 
     @contextmanager
     def hold_exchange(self) -> Iterator[None]:
-        """Within it hooks do nothing, and autograd adds up."""
         self._is_held = True
         try:
             yield
@@ -136,7 +133,6 @@ class OwnExchange(EngineOverLibrary):
             self._is_held = False
 
     def begin_backward(self) -> None:
-        """The backward pass begins: the step's clock starts."""
         count = len(self._buckets)
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
@@ -275,7 +271,7 @@ class OwnExchange(EngineOverLibrary):
     def exchange_result(self) -> ExchangeResult | None:
         """Counted in measured steps; the same on all ranks but for the times of single messages."""
         self._clock.settle()
-        own = dataclasses.asdict(self._moments.sums()) if self._moments.steps else None
+        own = self._moments.sums() if self._moments.steps else None
         found: list[tuple[dict[str, float] | None, int]] = self.gather((own, self._route.wire.overflows))
         self._overflows = min(count for _, count in found)
         return self._result([times for times, _ in found])
@@ -330,7 +326,7 @@ class OwnExchange(EngineOverLibrary):
         return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
 
     def _result(self, sums: Sequence[dict[str, Any] | None]) -> ExchangeResult:
-        """The result of the run. `sums`: for each rank, its times of a step (fields of `StepSums`); None where no step
+        """The result of the run. `sums`: for each rank, its times of a step (`Moments.sums`); None where no step
         was watched.
         """
         route, window = self._route, len(self._moments.steps)
@@ -368,15 +364,13 @@ class OwnExchange(EngineOverLibrary):
         return sum(inside for inside, _ in each), sum(across for _, across in each)
 
     def _messages_sent(self) -> tuple[Message, ...]:
-        times = self._moments.messages() if self._moments.steps else [None] * len(self._messages)
+        times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages]
         return tuple(
             Message(
                 num_bytes=num_bytes,
                 num_tensors=len(one),
                 method=ways.most_common(1)[0][0] if ways else self._route.method.way(num_bytes),
-                ready_s=None if time is None else time.ready_s,
-                start_s=None if time is None else time.start_s,
-                exchange_s=None if time is None else time.exchange_s,
+                **time,
             )
             for one, num_bytes, ways, time in zip(self._messages, self._message_bytes, self._ways, times, strict=True)
         )

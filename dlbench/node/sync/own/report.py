@@ -35,25 +35,6 @@ class StepMoments:
         return list({id(mark): mark for mark in found if mark is not None}.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class MessageTimes:
-    """Medians of one message, seconds after the start of the backward pass."""
-
-    ready_s: float
-    start_s: float
-    exchange_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepSums:
-    """Medians over steps, of this rank, seconds."""
-
-    communication_s: float
-    exposed_s: float
-    hidden_s: float
-    backward_s: float
-
-
 def gradient_times(steps: Iterable[StepMoments], clock: Clock) -> list[float]:
     """For each parameter the median time at which its gradient was ready, seconds; empty where it was never noted."""
     rows = [[clock.between(s.begin, mark) for mark in s.gradients] for s in steps if s.has_gradients]
@@ -79,22 +60,26 @@ class Moments:
         """For each parameter the median time at which its gradient was ready, seconds."""
         return gradient_times(self.steps, self.clock)
 
-    def messages(self) -> list[MessageTimes]:
+    def messages(self) -> list[dict[str, float]]:
+        """Medians of each message, fields of `Message`: seconds after the start of the backward pass, and its own."""
         between = self.clock.between
         return [
-            MessageTimes(
-                ready_s=statistics.median(between(s.begin, s.ready[number]) for s in self.steps),
-                start_s=statistics.median(between(s.begin, s.start[number]) for s in self.steps),
-                exchange_s=statistics.median(between(s.start[number], s.end[number]) for s in self.steps),
-            )
+            {
+                "ready_s": statistics.median(between(s.begin, s.ready[number]) for s in self.steps),
+                "start_s": statistics.median(between(s.begin, s.start[number]) for s in self.steps),
+                "exchange_s": statistics.median(between(s.start[number], s.end[number]) for s in self.steps),
+            }
             for number in range(len(self.steps[0].ready))
         ]
 
-    def sums(self) -> StepSums:
-        """Time of communication, its part after the backward pass (exposed) and its part within (hidden)."""
+    def sums(self) -> dict[str, float]:
+        """Medians over steps, fields of `ExchangeResult`, seconds: communication, its parts after the backward pass
+        (exposed) and within (hidden), and the backward pass.
+        """
         total, exposed, backward = map(statistics.median, zip(*map(self._step, self.steps), strict=True))
         # Of medians, not the median of differences: so that the two parts make the whole.
-        return StepSums(communication_s=total, exposed_s=exposed, hidden_s=total - exposed, backward_s=backward)
+        found = {"communication_s": total, "exposed_s": exposed, "hidden_s": total - exposed}
+        return {**found, "backward_s": backward}
 
     def _step(self, step: StepMoments) -> tuple[float, float, float]:
         """Communication, exposed part, backward pass. One thread exchanges, so messages do not overlap each other."""

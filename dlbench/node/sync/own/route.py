@@ -250,11 +250,9 @@ class Method:
         raise NotImplementedError
 
     def way(self, num_bytes: float) -> str:
-        """How a vector of this many bytes goes."""
         return self.name
 
     def sent(self, num_bytes: float) -> Sent:
-        """What a rank sends for a vector of this many bytes."""
         raise NotImplementedError
 
 
