@@ -5,13 +5,13 @@ them. From the phases to the parts seconds are only moved, never estimated anew,
 
 * `compute` is forward, backward and optimizer, without what the parts below take of them;
 * `exchange`, on the wire, is the gradient exchange after the backward pass without waiting: the least over ranks in
-  each step, with negotiation and copies into buffers. One rank exchanges nothing: what its phase holds is `host`;
-  What ranks waited for collectives within the passes and the update (reduce-scatters, sums of activations, updated or
-  averaged parameters) is part of it, mean over ranks, and taken from the phase in which they did;
-* `straggler` is waiting for stragglers, as `dlbench.analysis.stragglers` defines it, with what those ranks took
-  longer. Together with `exchange` it is all exchange that shows, `EXCHANGE_PHASE`;
-* `gather` is waiting for parameters that other ranks hold, as every rank measured it, taken from the phase in which it
-  did. For whom ranks waited there nobody knows, so it holds waiting for stragglers as well;
+  each step, with negotiation and copies into buffers. One rank exchanges nothing: what its phase holds is `host`.
+  Collectives within the passes and the update (reduce-scatters, sums of activations, updated or averaged parameters)
+  are part of it, taken from the phase in which every rank measured them;
+* `gather` is the same of parameters that other ranks hold;
+* `straggler` is waiting for stragglers, in the exchange phase and in all these collectives, as
+  `dlbench.analysis.stragglers` defines it, with what those ranks took longer. Together with `exchange` it is all
+  exchange that shows, `EXCHANGE_PHASE`;
 * `input` is waiting for data and the copy to the device. Where the run says what its readers did, the wait is shared
   out as their time was: fetching (storage) against preparing (CPU);
 * `host` is what lies between the phases;
@@ -28,23 +28,25 @@ them. From the phases to the parts seconds are only moved, never estimated anew,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
-from dlbench.analysis.launching import shared_among, waited_for_host
+from dlbench.analysis.launching import waited_for_host
 from dlbench.analysis.measures import RunSteps, load_steps
-from dlbench.analysis.stragglers import Waiting, waiting
+from dlbench.analysis.stragglers import Waiting, waiting, without_waits
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
 from dlbench.analysis.telemetry.throttling import throttled_share
 from dlbench.errors import IncompleteDataError
+from dlbench.lazy import np, npt
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    Times = npt.NDArray[np.int64]
+
+Key = TypeVar("Key")
 
 CAUSES = ("compute", "exchange", "straggler", "gather", "input", "host", "launch", "throttling", "memory", "rest")
 """In the order in which they are printed; together they are the whole step."""
@@ -83,7 +85,7 @@ class Causes:
     """`input` by `WAIT_PARTS`, nanoseconds; with `fetch` and `prepare`, the wait's own parts, where the run says what
     its readers did."""
     waiting: Waiting
-    work_ns: tuple[int, ...]  # Each rank's own work, by rank: all its measured steps without exchange and `gather`.
+    work_ns: tuple[int, ...]  # Each rank's own work, by rank: all its measured steps without what it waited for others.
     hosts: tuple[str, ...]  # Host of each rank.
     leaving: Mapping[str, Leaving] = field(default_factory=dict)
     """Which host leaves the exchange later than the others; empty where the clocks do not say."""
@@ -125,16 +127,19 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     share, why = _throttled(run, loaded)
     memory_ns, memory_why = _memory(run)
     launch_ns, launch_why = waited_for_host(loaded, synchronised=run.record.phases == "synchronised")
-    found = waiting(loaded)
+    waits, gather_why = _collectives(run, loaded.phase_ns)
+    within: dict[str, Times] = {}
+    for (_, phase), own in waits.items():
+        within[phase] = within.get(phase, 0) + own
+    alone, update = without_waits(loaded, within)
+    found = waiting(alone, update)
     ranks, count = loaded.step_ns.shape
-    work = loaded.step_ns.sum(axis=1)
-    if ranks > 1:
-        work = work - loaded.phase_ns["exchange"].sum(axis=1)
-    waits, gather_why = _collectives(run)
-    by_rank = [sum(round(1e9 * seconds) for own in one.values() for seconds in own.values()) for one in waits]
-    work = [max(0, int(whole) - waited) for whole, waited in zip(work, by_rank or [0] * ranks, strict=True)]
-    compute, taken = _compute_parts(loaded.phase_ns, found, launch_ns or {}, share or 0.0, memory_ns or 0, waits)
-    sums = _sums(loaded.step_ns, loaded.phase_ns, found, compute, taken)
+    exchange = alone.phase_ns["exchange"].sum(axis=1) * (ranks > 1)
+    work = (loaded.step_ns.sum(axis=1) - exchange).tolist()
+    compute, taken = _compute_parts(alone.phase_ns, found, launch_ns or {}, share or 0.0, memory_ns or 0)
+    waits["exchange", "exchange"] = exchange - sum(within.values())
+    taken |= _on_the_wire(waits, int(exchange.sum()) - found.waited_ns)
+    sums = _sums(loaded.step_ns, alone.phase_ns, found, compute, taken)
     copy = int(loaded.phase_ns["h2d"].sum()) - found.moved_phases_ns["h2d"]
     return Causes(
         ranks=ranks,
@@ -147,7 +152,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
             **({"throttling": why} if share is None else {}),
             **({"memory": memory_why} if memory_ns is None else {}),
             **({"launch": launch_why} if launch_ns is None else {}),
-            **({"gather": gather_why} if gather_why and not waits else {}),
+            **({"gather": gather_why} if gather_why and not within else {}),
         },
         throttling_evidence="" if share is None else why,
         launch_evidence="" if launch_ns is None else launch_why,
@@ -204,28 +209,50 @@ def _memory(run: Run) -> tuple[int | None, str]:
     return round(seconds * 1e9), "recomputing and waiting for room or tensors, measured by every rank"
 
 
-def _collectives(run: Run) -> tuple[list[dict[str, dict[str, float]]], str]:
-    """Seconds of each rank and all measured steps that it waited for collectives within passes and update, by cause and
-    `COMPUTE_PARTS`, and how they are known. None of either where there are none; no seconds and why where it is not
-    known.
+def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[str, str], Times], str]:
+    """Nanoseconds of all measured steps that ranks waited for collectives within passes and update, by cause and
+    `COMPUTE_PARTS`, shape (ranks,), and how they are known. None of either where there are none; no nanoseconds and why
+    where it is not known.
     """
     assert run.record is not None
     known = [one.waits for one in sorted(run.record.ranks, key=lambda one: one.rank)]
-    waits = [{"gather": one.gather_s, "exchange": one.exchange_s} for one in known if one is not None]
-    if waits and len(waits) == len(known):
-        return waits, next(one.evidence for one in known if one is not None)
-    if waits or (run.plan.engine.name == "fsdp" and run.plan.layout.ranks > 1):
-        return [], "not every rank says what it waited for collectives within its passes"
-    return [], ""
+    waits = [one for one in known if one is not None]
+    if len(known) == 1 or not (waits or run.plan.engine.name == "fsdp"):
+        return {}, ""
+    if len(waits) < len(known):
+        return {}, "not every rank says what it waited for collectives within its passes"
+    causes = {"gather": [one.gather_s for one in waits], "exchange": [one.exchange_s for one in waits]}
+    found = {}
+    for name in COMPUTE_PARTS:
+        left = phase_ns[name].sum(axis=1)
+        for cause, seconds in causes.items():
+            found[cause, name] = np.minimum([round(1e9 * own.get(name, 0.0)) for own in seconds], left)
+            left = left - found[cause, name]
+    return found, f"{waits[0].evidence}; without waiting for stragglers"
+
+
+def _on_the_wire(waits: Mapping[tuple[str, str], Times], wire_ns: int) -> dict[str, dict[str, int]]:
+    """What is nobody's lateness, by cause and phase: of each first what the rank that waited least did, of the rest in
+    proportion.
+    """
+    least = {key: len(own) * int(own.min()) for key, own in waits.items()}
+    beyond = {key: int(own.sum()) - least[key] for key, own in waits.items()}
+    over = wire_ns - sum(least.values())
+    more = _shared_out(max(0, over), beyond)
+    if over < 0:
+        least = _shared_out(wire_ns, least)
+    found: dict[str, dict[str, int]] = {"gather": {}, "exchange": {}}
+    for cause, phase in waits:
+        found[cause][phase] = least[cause, phase] + more[cause, phase]
+    return found
 
 
 def _compute_parts(
-    phase_ns: Mapping[str, npt.NDArray[np.int64]],
+    phase_ns: Mapping[str, Times],
     found: Waiting,
     launch_ns: Mapping[str, int],
     throttled: float,
     memory_ns: int,
-    waits: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """Nanoseconds of all ranks and steps by `COMPUTE_PARTS`, and what is taken out of each; whole numbers."""
     left = {name: int(phase_ns[name].sum()) - found.moved_phases_ns[name] for name in COMPUTE_PARTS}
@@ -234,25 +261,18 @@ def _compute_parts(
         if left[name] < 0:
             most = max(left, key=lambda one: left[one])
             left[most], left[name] = left[most] + left[name], 0
-    launch = shared_among(launch_ns, left)
+    launch = {name: min(value, launch_ns.get(name, 0)) for name, value in left.items()}
     left = {name: value - launch[name] for name, value in left.items()}
-    # What stragglers took longer is charged to them, whatever it was.
-    collective: dict[str, dict[str, int]] = {}
-    for cause in ("gather", "exchange"):
-        waited = {name: sum(round(1e9 * one[cause].get(name, 0.0)) for one in waits) for name in COMPUTE_PARTS}
-        collective[cause] = shared_among(waited, left)
-        left = {name: value - collective[cause][name] for name, value in left.items()}
     memory: dict[str, int] = {}
     for name in ("backward", "forward", "optimizer"):
         memory[name] = min(left[name], max(0, memory_ns) - sum(memory.values()))
         left[name] -= memory[name]
     throttling = _shared_out(round(throttled * sum(left.values())), left)
     left = {name: value - throttling[name] for name, value in left.items()}
-    taken = {"launch": launch, "throttling": throttling, "memory": {name: memory[name] for name in COMPUTE_PARTS}}
-    return left, {**taken, **collective}
+    return left, {"launch": launch, "throttling": throttling, "memory": {name: memory[name] for name in COMPUTE_PARTS}}
 
 
-def _shared_out(amount: int, among: Mapping[str, int]) -> dict[str, int]:
+def _shared_out(amount: int, among: Mapping[Key, int]) -> dict[Key, int]:
     """A part of a sum, taken of its terms in proportion; none beyond its own."""
     whole, reached, before, found = sum(among.values()), 0, 0, {}
     for name, value in among.items():
@@ -264,8 +284,8 @@ def _shared_out(amount: int, among: Mapping[str, int]) -> dict[str, int]:
 
 
 def _sums(
-    step_ns: npt.NDArray[np.int64],
-    phase_ns: Mapping[str, npt.NDArray[np.int64]],
+    step_ns: Times,
+    phase_ns: Mapping[str, Times],
     found: Waiting,
     compute: Mapping[str, int],
     taken: Mapping[str, Mapping[str, int]],
@@ -277,7 +297,7 @@ def _sums(
     total = int(step_ns.sum())
     sums = {
         "compute": sum(compute.values()),
-        "exchange": phases["exchange"] - found.waited_ns + sum(taken["exchange"].values()),
+        "exchange": sum(taken["exchange"].values()),
         "straggler": found.total_ns,
         "input": phases["input"] + phases["h2d"] - found.moved_ns["input"],
         "host": total - sum(phases.values()) - found.moved_ns["host"],

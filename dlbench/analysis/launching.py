@@ -14,8 +14,6 @@ With gradient accumulation D and U are sums over the parts of a batch, all of wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dlbench.analysis.measures import UNKNOWN_NS, RunSteps
 from dlbench.records.rows.steps import LAUNCHED
 from dlbench.units import format_seconds
@@ -51,8 +49,3 @@ def waited_for_host(steps: RunSteps, *, synchronised: bool) -> tuple[dict[str, i
     if not bounds_ns:
         return found, "the host was ahead of the device in every phase of every step"
     return found, "what computing phases take beyond their kernels alone, as steps show in which the host was ahead"
-
-
-def shared_among(waited: Mapping[str, int], left: Mapping[str, int]) -> dict[str, int]:
-    """What is taken of each part of computing; none beyond what is left of it."""
-    return {name: min(left[name], waited.get(name, 0)) for name in left}

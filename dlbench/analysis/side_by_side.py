@@ -73,6 +73,25 @@ def with_train(run: Run, settings: Mapping[str, object]) -> Run:
     return replace(run, plan=plan.model_copy(update={"workload": workload}))
 
 
+QUALITY_OPEN = "quality not compared"
+
+
+def trains_apart(plan: RunPlan) -> str:
+    """How ranks make updates of their own between averages (local SGD), so that a step does not do what one of replicas
+    does; empty where they do not.
+    """
+    if plan.strategy != "local-sgd":
+        return ""
+    names = ("average_every", "average_from", "average_momentum", "exchange", "group_size")
+    return ", ".join(f"{name} {getattr(plan.sync, name)}" for name in names)
+
+
+def losses_text(own: float, reference: float, of: str) -> str:
+    """Losses after equal samples; `of`: what the reference is called."""
+    gap = f", relative difference {abs(own / reference - 1):.1g}" if reference else ""
+    return f"loss after equal samples {own:.5g} against {reference:.5g} with {of}{gap}"
+
+
 def last_loss(run: Run) -> float | None:
     """Loss of the last step, mean over ranks; None where it is not finite on one."""
     losses = [] if run.record is None else [rank.last_loss for rank in run.record.ranks]

@@ -22,6 +22,12 @@ least, of equal ones the one with most work.
 The work before an exchange is: optimizer and *other* of the step before, then input wait, copy, forward and backward.
 (*Other* lies at the end of a step; before the first measured step all ranks wait for each other.)
 
+Collectives within the passes hold up ranks as the exchange does, and what ranks waited in them is part of x. Known is
+only what each rank waited in a phase over all steps: in each step it is what exceeds a level of own work, the same in
+all steps, that leaves as much (`without_waits`). So x of a rank whose passes are longer now and then is longer, too, as
+if it had waited: ranks that take turns at that are not found, those late by input or between steps are. Where ranks
+wait in the update as well, that is an exchange of its own, and the work before it is the optimizer's.
+
 All times are whole nanoseconds: W and the means of the ranks in time are rounded down, and waiting is shared out so
 that its sum stays.
 
@@ -32,8 +38,9 @@ about half of the ranks are late then, now these, now those. On a GPU x is time 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
@@ -72,7 +79,7 @@ class LateRank:
 class Waiting:
     """Waiting of a whole run; sums over ranks and steps, nanoseconds."""
 
-    waited_ns: int = 0  # In the exchange.
+    waited_ns: int = 0  # In the exchange, and in collectives within passes and update.
     moved_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))  # Own work of late ranks.
     moved_phases_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES_OF_WORK, 0))
     """The same by phase; those of one `WORK` sum to its own."""
@@ -84,19 +91,60 @@ class Waiting:
         return self.waited_ns + sum(self.moved_ns.values())
 
 
-def waiting(steps: RunSteps) -> Waiting:
-    """Who waited for whom in the measured steps of one run; nobody at one rank."""
+def without_waits(steps: RunSteps, waits: Mapping[str, Times]) -> tuple[RunSteps, Times]:
+    """The steps with what ranks waited within the phases in `exchange` instead; and what of it was in the update.
+
+    `waits`: of all steps, by phase, nanoseconds, shape (ranks,); at most what the phase took.
+    """
+    phases, update = dict(steps.phase_ns), np.zeros_like(steps.step_ns)
+    for name, whole in waits.items():
+        beyond = np.stack([_beyond(times, int(own)) for times, own in zip(phases[name], whole, strict=True)])
+        phases[name] = phases[name] - beyond
+        phases["exchange"] = phases["exchange"] + beyond
+        if name == "optimizer":
+            update = beyond
+    return replace(steps, phase_ns=phases), update
+
+
+def _beyond(times: Times, whole: int) -> Times:
+    """What of each time exceeds a level at which that sums to `whole`; shape (steps,)."""
+    high = np.sort(times)[::-1]
+    total = np.cumsum(high)
+    # Beyond a level as high as the k-th highest.
+    above = int(np.searchsorted(total - np.arange(1, len(high) + 1) * high, whole, side="right"))
+    found: Times = np.maximum(times - (int(total[above - 1]) - whole) // above, 0)
+    # The level is rounded down.
+    found[np.flatnonzero(found)[: int(found.sum()) - whole]] -= 1
+    return found
+
+
+def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
+    """Who waited for whom in the measured steps of one run; nobody at one rank.
+
+    `update`: what of the exchange phase ranks waited in the update, shape (ranks, steps).
+    """
     exchange = steps.phase_ns["exchange"]
     if len(exchange) == 1:
         return Waiting()
+    phases = _phases_before_exchange(steps)
+    if update is not None and update.any():
+        exchange = np.concatenate([exchange - update, update], axis=1)
+        phases["optimizer"] = steps.phase_ns["optimizer"]
+        none = np.zeros_like(update)
+        phases = {
+            name: np.concatenate([none, times] if name == "optimizer" else [times, none], axis=1)
+            for name, times in phases.items()
+        }
     wait: Times = exchange - exchange.min(axis=0)
     in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
     late = _lateness(wait, in_time)
-    phases = _phases_before_exchange(steps)
-    work = {name: _total([phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
+    work = {name: reduce(np.add, [phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
     moved, by_phase = _moved(late, in_time, work, phases)
     found = _by_rank(
-        last=_steps_last(wait, work), waited=_shared_out(wait.sum(axis=0), late).sum(axis=1), moved=moved, late=late
+        last=_steps_last(wait, work, len(steps.numbers)),
+        waited=_shared_out(wait.sum(axis=0), late).sum(axis=1),
+        moved=moved,
+        late=late,
     )
     return Waiting(
         waited_ns=int(wait.sum()),
@@ -123,13 +171,6 @@ def _phases_before_exchange(steps: RunSteps) -> dict[str, Times]:
     }
 
 
-def _total(times: Sequence[Times]) -> Times:
-    total = times[0].copy() if len(times) > 1 else times[0]
-    for more in times[1:]:
-        total += more
-    return total
-
-
 def _of_step_before(times: Times) -> Times:
     """Shifted by one step; 0 in the first, before which all ranks waited for each other."""
     shifted = np.zeros_like(times)
@@ -137,15 +178,16 @@ def _of_step_before(times: Times) -> Times:
     return shifted
 
 
-def _steps_last(wait: Times, work: Mapping[str, Times]) -> Times:
+def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
     """Steps in which each rank came last and another waited, shape (ranks,).
 
-    Last is of those that waited least the one with most work.
+    Last is of those that waited least the one with most work, in the one of two exchanges that was waited in longer.
     """
-    total = np.add(work["input"], work["compute"])
-    total += work["host"]
+    total = reduce(np.add, work.values())
     total[wait > 0] = np.iinfo(np.int64).min
-    last = total.argmax(axis=0)[wait.max(axis=0) > 0]
+    longest = wait.max(axis=0)
+    counted = longest.reshape(-1, steps).argmax(axis=0) * steps + np.arange(steps)
+    last = total.argmax(axis=0)[counted[longest[counted] > 0]]
     return np.bincount(last, minlength=len(wait)).astype(np.int64)
 
 
@@ -188,7 +230,7 @@ def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
     """The sum of what is charged, by phase: each time shared out as the phases exceed those of the ranks in time."""
     if len(excess) == 1:
         return {name: int(charged.sum()) for name in excess}
-    whole = np.maximum(_total(list(excess.values())), 1)
+    whole = np.maximum(reduce(np.add, excess.values()), 1)
     reached, before, found = np.zeros_like(charged), np.zeros_like(charged), {}
     *others, last = excess
     for name in others:

@@ -62,7 +62,7 @@ def _enough(points: Sequence[SidePoint]) -> str:
     return "choose others with --where, "
 
 
-_BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts")
+_BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
 """What a point of a file and a point of a side call alike."""
 
 
@@ -135,6 +135,7 @@ class BaselinePoint(Spec):
     tags: dict[str, str] = Field(description="Tags that all runs share, e.g. commit.")
     environment: Environment = Field(description="What all runs recorded alike of their environment.")
     doubts: tuple[str, ...] = Field((), description="Why its runs are no clean repeats of each other, in sentences.")
+    apart: str = Field("", description="How ranks train apart between averages (local SGD); empty: they do not.")
     runs: tuple[BaselineRun, ...] = Field(min_length=1, description="The runs, in the order of their names.")
 
     @field_validator("registered")

@@ -37,7 +37,7 @@ from dlbench.gate.sides import (
 )
 from dlbench.gate.verdicts import Judgement, Rule, Sample, judge
 from dlbench.records.scan import Scan
-from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, is_other_than
 from dlbench.stats.pairing import KnownKey
 
 
@@ -373,10 +373,11 @@ class _Draft:
         """The point; takes its own verdicts from those of the family."""
         metrics = []
         judgements = [next(judged) if gated else judge([sample], rule)[0] for _, sample, gated in self.samples]
-        throughput = self._throughput(judgements, rule)
+        throughput, sooner = self._throughput(judgements, rule), self._sooner(judgements)
         for (metric, sample, gated), judgement in zip(self.samples, judgements, strict=True):
+            quality = self._quality(metric, judgement, sooner)
             if gated:
-                judgement = self._weakened(metric, judgement, throughput)
+                judgement = self._weakened(metric, judgement, throughput, quality)
             values_a, values_b = (_upright(metric, side) for side in (sample.a, sample.b))
             of_runs = judgement.tested is None or judgement.tested.unit != "session"
             a = _centre(values_a, sample.sessions_a, metric.unit, of_runs=of_runs)
@@ -407,6 +408,7 @@ class _Draft:
                     tested=judgement.tested,
                     values_a=values_a,
                     values_b=values_b,
+                    quality=quality,
                 )
             )
         return point_of(self.found, metrics, self.sessions, num_history=self.num_history, paired=paired)
@@ -418,13 +420,36 @@ class _Draft:
                 return judgement.ratio if abs(math.log(judgement.ratio.value)) > math.log1p(rule.tolerance) else None
         return None
 
-    def _weakened(self, metric: Metric, judgement: Judgement, throughput: Estimate | None) -> Judgement:
-        """No good verdict on a time to quality while runs of B that missed the target have none, and no step time is
-        equivalent where the throughput, which has no verdict of its own, is not.
+    def _sooner(self, judgements: Sequence[Judgement]) -> Estimate | None:
+        """B / A of the time to quality where all runs of both met their target, and one side for certain sooner."""
+        runs = [run for side in (self.found.a, self.found.b) if side is not None for run in side.runs]
+        for (metric, _, _), judgement in zip(self.samples, judgements, strict=True):
+            ratio = judgement.ratio
+            if metric.name == "time_to_quality_s" and ratio is not None and ratio.is_confident:
+                have_all = all(metric.name in run.figures for run in runs)
+                return ratio if have_all and is_other_than(ratio, 1) else None
+        return None
+
+    def _quality(self, metric: Metric, judgement: Judgement, sooner: Estimate | None) -> str:
+        """What a ratio leaves open where sides do not train alike, unless the faster one met the target sooner, too."""
+        ratio = judgement.ratio
+        if ratio is None or metric.name in ("time_to_quality_s", FLOOR.name):
+            return ""
+        is_known = sooner is not None and (sooner.value < 1) == (ratio.value < 1)
+        return "" if is_known else self.found.quality
+
+    def _weakened(self, metric: Metric, judgement: Judgement, throughput: Estimate | None, quality: str) -> Judgement:
+        """No good verdict on a time to quality while runs of B that missed the target have none, none in favour of
+        ranks that train apart whose quality is open, and no step time is equivalent where the throughput, which has no
+        verdict of its own, is not.
         """
-        runs_b = () if self.found.b is None else self.found.b.runs
+        a, b = self.found.a, self.found.b
+        favoured = {"improved": b, "equivalent": b, "regressed": a}.get(judgement.verdict)
+        runs_b = () if b is None else b.runs
         reason = ""
-        if metric.name == "time_to_quality_s" and judgement.verdict in ("improved", "equivalent"):
+        if quality and favoured is not None and favoured.apart:
+            reason = "a step of it is not the same training: train both to a target (--to-accuracy)"
+        elif metric.name == "time_to_quality_s" and judgement.verdict in ("improved", "equivalent"):
             if not all(metric.name in run.figures for run in runs_b):
                 reason = "some runs of B did not reach the target, which is worse than any time"
         elif metric.name.startswith("step_") and judgement.verdict == "equivalent" and throughput is not None:

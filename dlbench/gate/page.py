@@ -174,7 +174,7 @@ def next_step(report: ComparisonReport) -> str:
     if report.verdict in ("insufficient", "inconclusive"):
         reasons = dict.fromkeys(metric.reason for metric in gated if metric.reason)
         # How many units show a slowdown says nothing of how near a floor a machine may lie.
-        compared = [metric for metric in gated if not metric.is_floor]
+        compared = [metric for metric in gated if not metric.is_floor and not metric.quality]
         tests = [(metric.tested, metric) for metric in compared if metric.tested and metric.repeats_text]
         if report.verdict == "insufficient":
             return f"{next(iter(reasons), '')}: repeat with --repeats {MIN_RUNS} or more."

@@ -13,7 +13,7 @@ from dlbench.analysis.metrics import Metric
 from dlbench.gate.sides import KeyDifference, Match, Side, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import Rule, TTest, Verdict, overall
 from dlbench.report.table import Cell, times_cell, unit_cell
-from dlbench.report.wording import runs_text, value_text, within_text
+from dlbench.report.wording import runs_text, sentence, value_text, within_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import whole_seconds
 
@@ -62,9 +62,13 @@ def change_text(metric: MetricResult) -> str:
         return f"{unit_cell(metric.b)} against {unit_cell(metric.a)}"
     if metric.ratio is None:
         return "no ratio"
-    word = "worse" if metric.ratio.value >= 1 else "better"
+    words = ("worse", "better")
+    if metric.quality:
+        words = ("slower per step", "faster per step") if metric.name.startswith("step_") else ("more", "less")
+    word = words[metric.ratio.value < 1]
     change = value_text(metric.ratio.mapped(lambda ratio: ratio - 1, "fraction")).removeprefix("-")
-    return f"{change} {word}, {ratio_text(metric.ratio)}{within_text(metric.ratio)}"
+    text = f"{change} {word}, {ratio_text(metric.ratio)}{within_text(metric.ratio)}"
+    return f"{text}; {metric.quality}" if metric.quality else text
 
 
 def ratio_cell(ratio: Estimate | None) -> Cell:
@@ -184,6 +188,8 @@ class MetricResult:
     tested: TTest | None
     values_a: tuple[float, ...]  # One for each run; where paired, equal places are pairs.
     values_b: tuple[float, ...]
+    quality: str = ""
+    """What the ratio leaves open, with the losses, where the sides do not do the same training: neither is better."""
 
     @property
     def is_floor(self) -> bool:
@@ -425,6 +431,8 @@ def _point_cautions(
         yield f"{runs_text(len(shared))} on both sides: a run is compared with itself."
     if not paired and found.a.runs:
         yield from filter(None, [_spacing(found.a.runs, found.b.runs, sessions)])
+    if found.quality:
+        yield sentence(f"a step of both is not the same training (local SGD); {found.quality}")
     wanted = len(found.a.runs), len(found.b.runs)
     for one in metrics:
         counts = len(one.values_a), len(one.values_b)

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from dlbench.analysis import environments
@@ -23,7 +24,7 @@ from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.analysis.repeats import named as named_values
 from dlbench.analysis.selection import select
 from dlbench.analysis.sessions import Circumstances, circumstances_of, sessions_of, wall_s
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import QUALITY_OPEN, alike, last_loss, losses_text, trains_apart
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.records.registry import KEYS
@@ -271,6 +272,8 @@ class SideRun:
     pair: RunKey  # Block and repeat: the other side's run with the same one is its partner; ("", 0) in a baseline file.
     throughput: float | None = None  # Samples per second of all ranks; None in a baseline file.
     wall_s: float | None = None  # From the start of rank 0 to the end of the run, seconds; None in a baseline file.
+    loss: float | None = None  # Of its last step; None where it is not finite, and in a baseline file.
+    samples: int = 0  # That were trained by then.
 
     @property
     def finished(self) -> str:
@@ -292,6 +295,7 @@ class SidePoint:
     tags: Mapping[str, str]
     doubts: tuple[str, ...] = ()
     """Why its runs are no clean repeats of each other, or not of them alone, a sentence each without full stop."""
+    apart: str = ""  # How its ranks train apart between averages (local SGD); empty: they do not.
 
     @property
     def place(self) -> tuple[int, int]:
@@ -312,6 +316,21 @@ class Match:
     b: SidePoint | None
     allowed: tuple[KeyDifference, ...] = ()  # What differs though, because it may.
     unpaired: int = 0  # Runs of a paired comparison without their partner, which are in neither side.
+
+    @property
+    def quality(self) -> str:
+        """What a step's time leaves open where one side's ranks train apart, and the other's do not, or otherwise: the
+        losses of both, medians over runs. Empty: both do the same training.
+        """
+        if self.b is None or self.a.apart == self.b.apart:
+            return ""
+        a, b = ([run.loss for run in side.runs if run.loss is not None] for side in (self.a, self.b))
+        runs = (*self.a.runs, *self.b.runs)
+        if not a or not b or len(a) + len(b) < len(runs):
+            return f"{QUALITY_OPEN}: not every loss is finite and known"
+        if len({run.samples for run in runs}) > 1:
+            return f"{QUALITY_OPEN}: unequal samples; loss {median(b):.5g} (B) against {median(a):.5g} (A)"
+        return f"{QUALITY_OPEN}: {losses_text(median(b), median(a), 'A')}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,6 +437,8 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
             pair=table.keys[run_id],
             throughput=float(rates[run_id]),
             wall_s=wall_s(run),
+            loss=last_loss(run),
+            samples=0 if run.record is None else run.record.steps * run.plan.global_batch,
         )
 
     return tuple(
@@ -449,6 +470,7 @@ def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) ->
         environment={key: value for key, value in met.items() if not environments.names_the_job(key)},
         tags={key: value for key, value in tags[0].items() if all(other.get(key) == value for other in tags)},
         doubts=tuple(_doubts(runs)),
+        apart=trains_apart(plan),
     )
 
 

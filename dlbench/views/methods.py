@@ -41,12 +41,12 @@ _METHODS = {
     "is another all the same.",
     "Where the time goes": "One account: a part's seconds are its mean share of the step x the geometric mean step, so "
     "parts sum to the step, and what they lose to 1 - efficiency, exactly. The step is that of the ranks on time; what "
-    "stragglers take longer is waiting for stragglers. Exposed exchange = on the wire (after the backward pass the "
-    "least over ranks in each step, with negotiation and copies; of collectives within passes and update the mean over "
-    "ranks) + waiting. Those collectives, waiting for parameters, recompute and throttling are taken out of forward, "
-    "backward and optimizer; host is what lies between phases; imbalance is how far the slowest rank's mean step "
-    "exceeds that of all. A rank alone exchanges nothing: what its phase holds is host. Intervals: delta method. "
-    "Baseline parts are for the same number of samples per rank.",
+    "stragglers take longer is waiting for stragglers. Exposed exchange = on the wire (the least over ranks in each "
+    "step, with negotiation and copies; of collectives within passes and update, of which sums over the steps are "
+    "measured, as if own computing were even) + waiting. Those collectives, waiting for parameters, recompute and "
+    "throttling are taken out of forward, backward and optimizer; host is what lies between phases; imbalance is how "
+    "far the slowest rank's mean step exceeds that of all. A rank alone exchanges nothing: what its phase holds is "
+    "host. Intervals: delta method. Baseline parts are for the same number of samples per rank.",
     "Messages of the exchange": "Where a run recorded them: the time in which at least one message was under way, "
     "during the backward pass or after it, by the exchange's own clock (rank 0) or Horovod's timeline in a window of "
     "steps; bytes by the algorithm that ran. The least after the backward pass puts the measured times at which "

@@ -216,6 +216,55 @@ def test_a_metric_that_nobody_tells_is_insufficient_where_it_decides(tmp_path: P
     assert "not measured" in result.output
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "ratio", "verdict"),
+    [
+        (None, 2, 0.8, "inconclusive"),
+        (None, 2, 1.0, "inconclusive"),
+        (None, 2, 1.25, "regressed"),
+        (2, None, 1.25, "inconclusive"),
+        (2, None, 0.8, "improved"),
+        (2, 4, 1.25, "inconclusive"),
+        (2, 2, 1.25, "regressed"),
+        (2, 2, 0.8, "improved"),
+    ],
+)
+def test_ranks_that_train_apart_are_never_better(
+    tmp_path: Path, a: int | None, b: int | None, ratio: float, verdict: str
+) -> None:
+    """A step of local SGD is not one of replicas: no verdict in its favour, and both losses beside the ratio."""
+    for name, every, factor in (("a", a, 1.0), ("b", b, ratio)):
+        story = partial(Story, last_loss=1.95 if every else 1.9)
+        averaging = {"sync.average_every": every} if every else {}
+        write_side(tmp_path / name, slower(factor), points=(2,), engine="ddp", overrides=averaging, story=story)
+    allowed = ("--allow", "exchange") if a != b else ()
+    output = CliRunner().invoke(dlbench, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), *allowed]).output
+    text = " ".join(output.split())
+    assert f"Verdict: {verdict}" in text
+    word = "slower per step" if ratio >= 1 else "faster per step"
+    if a == b:
+        assert "quality" not in text
+        return
+    losses = f"{1.95 if b else 1.9:.5g} against {1.95 if a else 1.9:.5g} with A"
+    assert f"% {word}, " in text
+    assert text.count(f"quality not compared: loss after equal samples {losses}") == 2  # Headline and remark.
+    assert ("Next: a step of it is not the same training: train both to a target" in text) == (verdict[:2] == "in")
+
+
+@pytest.mark.parametrize(("evaluations", "verdict"), [(2, "improved"), (4, "inconclusive")])
+def test_ranks_that_train_apart_are_better_where_they_are_sooner_at_the_target(
+    tmp_path: Path, evaluations: int, verdict: str
+) -> None:
+    averaging = {"sync.average_every": 2}
+    for name, overrides, count, factor in (("a", {}, 2, 1.0), ("b", averaging, evaluations, 0.8)):
+        for plan in quality_plans(points=(2,), series=name, engine="ddp", overrides=overrides):
+            told = Story(training=Training(values=[0.1] * (count - 1) + [0.9], eval_s=0.01))
+            told.finished = NOW + timedelta(days=plan.series.repeat)
+            write_run(tmp_path / name, in_own_session(plan), slowed(factor * STEADY[plan.series.repeat]), told)
+    result = call("compare", tmp_path / "a", tmp_path / "b", "--allow", "exchange", "--format", "json")
+    assert json.loads(result.output)["verdict"] == verdict, result.output
+
+
 def test_time_to_quality_decides_where_it_is_asked_for(tmp_path: Path) -> None:
     for name, evaluations in (("old", 2), ("new", 4)):
         for plan in quality_plans(points=(1,), series=name):

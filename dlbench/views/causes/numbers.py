@@ -608,7 +608,8 @@ def _limits(sample: Run) -> tuple[str, ...]:
         shared = "what it takes from the backward pass is part of compute"
         found.append(f"On a CPU the exchange shares the ranks' cores: {shared}.")
     if record is not None and any(one.waits is not None for one in record.ranks):
-        found.append("Of collectives within passes and update it is not known for whom ranks waited there.")
+        even = "a rank whose computing takes longer now and then is not found"
+        found.append(f"Of collectives within passes and update only sums over the steps are known: {even}.")
     if record is not None and record.phases == "synchronised":
         found.append("Phases are synchronised: the device is waited for after each, so exchange hides less than usual.")
     return tuple(found)

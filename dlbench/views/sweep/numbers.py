@@ -15,7 +15,7 @@ from statistics import fmean, variance
 from dlbench.analysis.comparability import run_facts
 from dlbench.analysis.core_load import load_doubts, loads_of
 from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import QUALITY_OPEN, alike, losses_text, trains_apart
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -71,7 +71,6 @@ from dlbench.views.sweep.settings import (
     options,
     ratio_of,
     run_key,
-    trains_apart,
     value_text,
 )
 from dlbench.views.sweep.updates import Update, updates_of
@@ -462,7 +461,7 @@ def _no_best(others: Sequence[Setting], name: str) -> str:
     counts = [
         f"{count} {words}"
         for count, words in (
-            (apart, "faster per step, quality not compared"),
+            (apart, f"faster per step, {QUALITY_OPEN}"),
             (slower, "slower"),
             (equal, f"equal within {MARGIN_TEXT}"),
             (inert, "faster but not what was asked for"),
@@ -491,9 +490,7 @@ def loss_text(setting: Setting) -> str:
         return "" if found is None else "; its loss is not finite"
     if found.reference is None:
         return f"; its loss cannot be compared: {found.why}"
-    own, reference = found.own.value, found.reference.value
-    gap = f", relative difference {abs(own / reference - 1):.1g}" if reference else ""
-    return f"; loss after equal samples {own:.5g} against {reference:.5g} with {found.reference_label}{gap}"
+    return f"; {losses_text(found.own.value, found.reference.value, found.reference_label)}"
 
 
 def _axes_words(axes: Sequence[Axis]) -> list[str]:

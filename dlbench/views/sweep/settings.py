@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from dlbench.analysis.side_by_side import last_loss
+from dlbench.analysis.side_by_side import last_loss, trains_apart
 from dlbench.analysis.table import RunTable
 from dlbench.records.exchange import AutotuneResult
 from dlbench.records.scan import Run
@@ -99,7 +99,7 @@ class Setting:
     losses: Losses | None  # None where arithmetic and strategy are those of the reference.
     strategy: str  # What ranks share, e.g. data, fsdp.
     redraws_dropout: bool  # Heads that ranks share drop others than on one rank.
-    memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes))
+    memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes, is_brief=True))
     """Of the rank that held most: tensors at the peak of a step, else what its GPU's allocator held."""
     step_bytes: float | None = field(metadata=column("Sent per rank and step", text=format_bytes))
     gather_s: float | None = field(
@@ -173,11 +173,6 @@ def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
     apart = (f"average every {every} updates",) if every is not None and plan.layout.ranks > 1 else ()
     trained = (key for key in plan.series.axes if key.startswith(_TRAINING) and not key.startswith(_SAME_NUMBERS))
     return (*wire, *apart, *sorted(trained))
-
-
-def trains_apart(plan: RunPlan) -> bool:
-    """Whether ranks make updates of their own, so that a step does not do what the baseline's does."""
-    return plan.strategy == "local-sgd"
 
 
 def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:

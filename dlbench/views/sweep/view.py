@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlbench.analysis.side_by_side import alike
+from dlbench.analysis.side_by_side import QUALITY_OPEN, alike
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.shapes import Axis as ChartAxis
 from dlbench.report.charts.shapes import Series, figure_row, intervals
@@ -22,7 +22,7 @@ MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
 
 def verdict_title(setting: Setting) -> str:
     """`equal` names its margin, `faster per step` what it leaves open; the others are words as they are."""
-    more = {"equal": f" within {MARGIN_TEXT}", "faster per step": "; quality not compared"}
+    more = {"equal": f" within {MARGIN_TEXT}", "faster per step": f"; {QUALITY_OPEN}"}
     return setting.verdict + more.get(setting.verdict, "")
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dlbench.analysis.causes import causes_of
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.node.models.build import build_model
@@ -145,7 +146,9 @@ class Everything:
     """By strategy that read: for the checkpoint of each strategy, the tensors that it did not give back bit for bit."""
     evaluated: Mapping[str, Run]  # By engine: CosmoFlow to a quality, rank 0 with a batch more than rank 1.
     sharing: Mapping[str, Run]
-    """With dropout by strategy, that of tensor parallel also drawn apart by ranks (DRIFT), and of text to a quality."""
+    """With dropout by strategy, that of tensor parallel also drawn apart by ranks (DRIFT); of text to a quality; and
+    with rank 0 late by its batches (late NAME).
+    """
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +177,8 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Everything:
     lines += [f"TRAIN {create(roots[3], plan).plan}" for plan in quality.values()]
     dropping = {"ddp": "ddp", "fsdp": "fsdp", "tensor": "tensor", "DRIFT": "tensor"}
     sharing = {what: plan_of(name, roots[4], model__dropout=0.1) for what, name in dropping.items()}
+    late = {"fault__input_delay_s": 0.4, "fault__ranks": 0}
+    sharing |= {f"late {name}": plan_of(name, roots[4], **late) for name in ("fsdp", "tensor")}
     write_text(folder / "text")
     (sharing["text"],) = planned("bert", *OF_TEXT, *STRATEGIES["tensor"], "--data", folder / "text")[0]
     for what, plan in sharing.items():
@@ -319,6 +324,15 @@ def test_sharded_training_tells_what_it_waited_for(name: str, gathered: set[str]
         assert 0 < waited < rank.measured_s
     steps = read_steps(trained[name].folder.steps(0)).measured
     assert (steps["exchange_ns"] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["fsdp", "tensor"])
+def test_a_late_rank_is_charged_with_what_the_other_waits(name: str, everything: Everything) -> None:
+    run = everything.sharing[f"late {name}"]
+    found, planted_s = causes_of(run), record(run).ranks[0].planted_s
+    late = {one.rank: one.late_ns["input"] / 1e9 for one in found.waiting.ranks}
+    assert late[0] > planted_s / 2 > 0
+    assert found.seconds["straggler"] * found.steps > planted_s / 2
 
 
 def test_a_sharded_update_is_bit_for_bit_that_of_every_rank(trained: Mapping[str, Run]) -> None:
