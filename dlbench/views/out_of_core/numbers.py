@@ -260,7 +260,7 @@ class AtLimit:
     limit: int = field(metadata=column("Limit", "limit_bytes", unit="bytes", is_brief=True))
     method: str = field(metadata=column("Method", is_brief=True))
     peak: Estimate | None = field(metadata=column("Peak", "peak_bytes", is_brief=True))  # As `_held`.
-    fits: bool | None = field(metadata=column("Fits", is_brief=True, missing="not known"))
+    fits: bool | None = field(metadata=column("Fits", is_brief=True))
     throughput: Estimate = field(metadata=column("Samples/s", "throughput_per_s", is_brief=True))
     ratio: Estimate | None = field(  # Throughput over the fastest that fits; None: none does.
         metadata=column("Over best", "over_fastest_that_fits", text=times_cell, is_brief=True)
