@@ -300,7 +300,7 @@ class FsdpEngine(TorchRanks):
                 Message(
                     num_bytes=one.num_bytes,
                     num_tensors=one.num_tensors,
-                    method=f"{one.method} of activations" if one.of_activations else one.method,
+                    method=one.words,
                     ready_s=ready,
                     start_s=ready,
                     exchange_s=statistics.median(between(way.begin, way.end) for _, way in ways) if ways else None,

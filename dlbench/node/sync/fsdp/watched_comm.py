@@ -53,6 +53,11 @@ class Call:
     end: Any = None
 
     @property
+    def words(self) -> str:
+        """What records and traces call it."""
+        return f"{self.method} of activations" if self.of_activations else self.method
+
+    @property
     def sent_bytes(self) -> float:
         """Bytes that a rank sends, if a ring carries it."""
         return self.rounds * (self.ranks - 1) / self.ranks * self.num_bytes
@@ -270,7 +275,7 @@ class CommWatch:
                 end_ns=self.clock.monotonic_ns(one.end),
                 num_bytes=one.num_bytes,
                 num_tensors=one.num_tensors,
-                method=one.method,
+                method=one.words,
             )
             for number, step in enumerate(self.steps)
             for place, one in enumerate(of_gradients(step.calls))
