@@ -114,9 +114,6 @@ def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, 
     )
 
 
-# With training
-
-
 def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     """Runs the series and reports the stalls; returns the exit code."""
     from dlbench.cli.report import emit, require_modules
@@ -139,9 +136,6 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
 
     emit(stalls_document(stalls(runs_found(plans, options["out"]).runs)), "json" if as_json else "text", None)
     return int(code)
-
-
-# Without
 
 
 def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json: bool) -> None:

@@ -82,9 +82,6 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
     emit(memory_plan_document(found, for_pages=chosen == "html"), chosen, output)
 
 
-# A workload, measured here
-
-
 def _asked(workload: str, batch: int | None, capacity: str | None, options: dict[str, Any]) -> RunPlan:
     """The training of one rank with a plan for the capacity."""
     from dlbench.specs.requests import Request, parse_set
@@ -138,9 +135,6 @@ def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity:
     of |= {"workload": workload.name, "preset": workload.preset, "sample_unit": workload.sample_unit}
     starts = block_starts(workload.train.memory.blocks, [unit.name for unit in chain.units])
     return memory_plan(Measured(**of), chain, rates, capacity, starts=starts)
-
-
-# A finished run
 
 
 def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:

@@ -89,7 +89,7 @@ def gathered(
         is_crowded=any(crowded_hosts(run.record) for run in group.runs if run.record is not None),
         exchange=exchange,
         engine=plan.engine.name,
-        training=averaged_id(_without_strategy(group.sample)),
+        training=averaged_id(without_strategy(group.sample)),
         average_every=plan.sync.average_every,
         data=clean(data_title(group.sample)),
         **fusion,
@@ -167,7 +167,7 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
     )
 
 
-def _without_strategy(run: Run) -> Run:
+def without_strategy(run: Run) -> Run:
     """A run as if its ranks were replicas of DDP that keep all in core, whatever they share."""
     train = TrainSpec.model_fields
     found = with_train(

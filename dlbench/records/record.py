@@ -141,8 +141,8 @@ class RankResult(Spec):
     )
     held: HeldMemory | None = Field(
         None,
-        description="What it held at the peak of a step, by kind; null: it had no warm-up, trained out of core (see "
-        "memory), or had a torch without its profiler.",
+        description="What it held at the peak of a step, by kind; null: it had no warm-up, swapped tensors, trained "
+        "out of core on a GPU (see memory) or had a torch without its profiler.",
     )
     waits: CollectiveWaits | None = Field(
         None, description="What it waited for collectives within passes and update; null: there are none."

@@ -39,10 +39,13 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
     if engine.name == "fsdp":
         fsdp = engine.fsdp
         kept = "parameters" if fsdp.shard == "parameters" else "gradients and optimizer state"
-        words = [] if 1 < fsdp.tensor_ranks == ranks else [kept + " sharded "]
-        words = [f"{one}{'over all ranks' if fsdp.shard_ranks == 'all' else 'within nodes'}" for one in words]
-        words += [f"tensor parallel over {fsdp.tensor_ranks} ranks"] * (fsdp.tensor_ranks > 1)
-        return ", ".join([*words, *["offloaded to the host"] * fsdp.offload])
+        where = "over all ranks" if fsdp.shard_ranks == "all" else "within nodes"
+        words = {
+            f"{kept} sharded {where}": not 1 < fsdp.tensor_ranks == ranks,
+            f"tensor parallel over {fsdp.tensor_ranks} ranks": fsdp.tensor_ranks > 1,
+            "offloaded to the host": fsdp.offload,
+        }
+        return ", ".join(text for text, applies in words.items() if applies)
     if sync.average_every is not None:
         return f"local SGD, average every {sync.average_every} updates"
     return "optimizer state sharded (ZeRO-1)" if engine.name == "ddp" and engine.ddp.shard_optimizer else ""
@@ -59,6 +62,14 @@ def strategy_problem(
         return _averaging_problem(workload, engine, sync, measure)
     if engine.name == "ddp" and engine.ddp.shard_optimizer:
         return _sharded_update_problem(workload, sync)
+    return None
+
+
+def _refused(key: str, asked: dict[str, tuple[bool, str]], remedy: str = "leave one of them out") -> str | None:
+    """The first of the settings that is asked for, with why it does not go with `key`."""
+    for what, (is_asked, why) in asked.items():
+        if is_asked:
+            return f"{key}: {what} does not go with it: {why}; {remedy}"
     return None
 
 
@@ -100,10 +111,7 @@ def _fsdp_problem(
             "ranks agree on overflows by their GPUs, and gradients lie on the host",
         ),
     }
-    for key, (is_asked, why) in refused.items():
-        if is_asked:
-            return f"engine fsdp: {key} does not go with it: {why}; leave it out, or use --engine ddp"
-    return None
+    return _refused("engine fsdp", refused, "leave it out, or use --engine ddp")
 
 
 def _tensor_problem(
@@ -147,10 +155,7 @@ def _tensor_problem(
             "a node is one replica, whose ranks shard nothing else",
         ),
     }
-    for what, (acts, why) in refused.items():
-        if acts:
-            return f"{key}: {what} does not go with it: {why}; leave one of them out"
-    return None
+    return _refused(key, refused)
 
 
 def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec) -> str | None:
@@ -175,9 +180,8 @@ def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, m
         "train.optimizer_state host": (train.optimizer_state == "host", "the device holds what is averaged"),
         "measure.noise_scale": (measure.noise_scale, is_apart),
     }
-    for key, (is_asked, why) in refused.items():
-        if is_asked:
-            return f"sync.average_every: {key} does not go with averaged parameters ({why}); leave one of them out"
+    if problem := _refused("sync.average_every", refused):
+        return problem
     if engine.name != "ddp" and sync.exchanges_gradients:
         return (
             f"sync.average_every: engine {engine.name} cannot stop exchanging gradients, nor do it inside groups; use "
@@ -198,7 +202,4 @@ def _sharded_update_problem(workload: Workload, sync: SyncSpec) -> str | None:
         "sync.exchange none": (sync.exchange == "none", "ranks would send each other parameters trained apart"),
         "dlbench's own exchange": (sync.is_own, "it takes DDP's place; leave sync.exchange, fusion, wire and inside"),
     }
-    for key, (is_asked, why) in refused.items():
-        if is_asked:
-            return f"engine.ddp.shard_optimizer: {key} does not go with it ({why}); leave one of them out"
-    return None
+    return _refused("engine.ddp.shard_optimizer", refused)

@@ -156,11 +156,11 @@ class DataPoint:
 
     ranks: int
     nodes: int
-    wait: Estimate = field(metadata=column("Input wait per step", "input_wait_s", is_brief=True))
+    wait: Estimate = field(metadata=column("Input wait per step", "input_wait_s"))
     """Mean wait for input, seconds per step; as the parts of a step."""
-    copy: Estimate = field(metadata=column("Copy to the device", "copy_s", is_brief=True))
+    copy: Estimate = field(metadata=column("Copy to the device", "copy_s"))
     wait_share: Estimate = field(metadata=column("Share of the step", "input_wait_share"))
-    utilisation: Estimate = field(metadata=column("Accelerator utilisation", "accelerator_utilisation", is_brief=True))
+    utilisation: Estimate = field(metadata=column("Accelerator utilisation", "accelerator_utilisation"))
     """1 - wait_share: accelerator utilisation as MLPerf Storage has it."""
     stalled: float | None
     """Share of steps that wait for more than `STALL_SHARE` of their time (1), in the run in the middle; None: not

@@ -247,10 +247,8 @@ def decomposition_lines(found: Sequence[Decomposition]) -> list[str]:
     return [line for point in found for line in (_title(point), *(f"  {text}" for text in _sentences(point)))]
 
 
-def decomposition_section(found: Sequence[Decomposition]) -> Section | None:
-    """Each scaling point in sentences, and all differences in one table; None where there are none."""
-    if not found:
-        return None
+def decomposition_section(found: Sequence[Decomposition]) -> Section:
+    """Each scaling point in sentences, and all differences in one table."""
     return Section(
         id="decomposition",
         title="Decomposition",
@@ -272,9 +270,8 @@ class DecompositionView(ReportView):
     def numbers(self, source: ReportSource) -> tuple[Decomposition, ...]:
         return decompositions(source.scan.runs)
 
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        section = decomposition_section(report.all_of(Decomposition))
-        return () if section is None else (section,)
+    def shown(self, report: Report, found: tuple[Decomposition, ...]) -> Section:
+        return decomposition_section(found)
 
 
 Row = tuple[Decomposition, Difference]

@@ -448,21 +448,27 @@ def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
     hidden, exposed = ("behind computing", "waited for") if is_in_passes else ("during backward", "after backward")
     caption = PASSES_CAPTION if is_in_passes else TIMES_CAPTION
 
-    def time(title: str, name: str, *, is_brief: bool = False) -> Column[ExchangePoint]:
-        return Column("", title, lambda point: getattr(point, name) or NOT_MEASURED, is_brief=is_brief)
+    def time(title: str, name: str) -> Column[ExchangePoint]:
+        return Column("", title, lambda point: getattr(point, name) or NOT_MEASURED)
 
     def least(title: str, name: str) -> Column[ExchangePoint]:
         def figure(point: ExchangePoint) -> Value:
             return getattr(point.prediction, name) if point.prediction else NO_BOUND
 
-        return Column("", title * has_least, figure, is_brief=True)
+        return Column("", title * has_least, figure)
 
     columns: tuple[Column[ExchangePoint], ...] = (
+<<<<<<< HEAD
         Column("", "At", place_of, is_brief=True),
         time("Messages under way", "communication", is_brief=True),
         time(hidden, "hidden"),
         time(exposed, "exposed", is_brief=True),
         time("Backward pass" * (not is_in_passes), "backward"),
+=======
+        Column("", "At", place_of),
+        *(time("Messages under way", "communication"), time("during backward", "hidden")),
+        *(time("after backward", "exposed"), time("Backward pass", "backward")),
+>>>>>>> main
         *(least("Least after backward", "best_exposed"), least("Efficiency with it", "efficiency")),
         Column("", "Cost of a message" * has_least, lambda point: point.prediction.line if point.prediction else None),
         Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),

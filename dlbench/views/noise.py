@@ -38,10 +38,10 @@ class NoisePoint:
 
     ranks: int
     nodes: int
-    global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
-    noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples", is_brief=True))
+    global_batch: int = field(metadata=column("Global batch", unit="samples"))
+    noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples"))
     """Samples: the global batch over `share`; None where that is not known to be above 0."""
-    share: Estimate | None = field(metadata=column("Batch / noise scale", "batch_over_noise_scale", is_brief=True))
+    share: Estimate | None = field(metadata=column("Batch / noise scale", "batch_over_noise_scale"))
     """Global batch over noise scale (ratio of means over runs); None where it is not above 0."""
     advice: str  # What that means for a larger batch, or why it is not known, in words.
     basis: str = field(metadata=column("From", ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
@@ -55,21 +55,20 @@ class EpochReads:
     epoch: int
     is_whole: bool  # Whether every run read all of it.
     num_runs: int
-    temperature: Temperature = field(metadata=column("Cold or warm", is_brief=True))
+    temperature: Temperature = field(metadata=column("Cold or warm"))
     samples: float
     shared_bytes: float = field(metadata=column("From the shared file system", unit="bytes"))
     local_bytes: float = field(metadata=column("From node-local disk", unit="bytes"))
     memory_bytes: float = field(metadata=column("From memory of the node", unit="bytes"))
-    storage_bytes: float | None = field(  # From devices or the network, read-ahead included; None: not counted.
-        metadata=column("Of it from storage", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
-    )
+    storage_bytes: float | None = field(metadata=column("Of it from storage", text=_bytes_cell, missing=NOT_COUNTED))
+    """From devices or the network, read-ahead included; None: not counted."""
     cached_bytes: float | None = field(  # The rest of the bytes of samples: from the page cache.
-        metadata=column("From the page cache", "page_cache_bytes", text=_bytes_cell, missing=NOT_COUNTED, is_brief=True)
+        metadata=column("From the page cache", "page_cache_bytes", text=_bytes_cell, missing=NOT_COUNTED)
     )
     fetch_s: Estimate = field(metadata=column("Fetching"))  # All readers together, seconds.
     prepare_s: Estimate = field(metadata=column("Preparing"))
     wait_s: Estimate = field(metadata=column("Wait per rank"))  # For batches, mean over ranks.
-    seconds: Estimate = field(metadata=column("Length", "epoch_s", is_brief=True))  # Length of the epoch's steps.
+    seconds: Estimate = field(metadata=column("Length", "epoch_s"))  # Length of the epoch's steps.
     bytes_per_s: float | None = field(  # Bytes of samples over the length.
         metadata=column("Rate", text=lambda rate: Cell(f"{format_bytes(rate)}/s", number=rate))
     )
@@ -104,15 +103,13 @@ class ReadingPoint:
             "Readers per rank",
             value=_several,
             text=lambda found: "none (training process)" if found == (0,) else _several(found),
-            is_brief=True,
         )
     )
     prefetch_batches: tuple[int, ...]
-    fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))
+    fetch_share: Estimate | None = field(metadata=column("Fetching"))
     """Fetching over fetching and preparing (1); None where readers did neither."""
-    storage_share: float | None = field(  # Bytes from storage over bytes of samples, all epochs; None: not counted.
-        metadata=column("From storage", text=_share_cell, missing=NOT_COUNTED, is_brief=True)
-    )
+    storage_share: float | None = field(metadata=column("From storage", text=_share_cell, missing=NOT_COUNTED))
+    """Bytes from storage over bytes of samples, all epochs; None: not counted."""
     cache: tuple[str, ...]  # What became of data.cache, each text once.
     cache_in_force: bool = field(metadata=column("Page cache as asked"))  # Of every run.
     cached_share: float | None = field(  # Of the data set's pages when training began, mean over runs.
@@ -283,25 +280,17 @@ class ReadingView(GroupView):
         return reading(source.group, source.table)
 
     def shown(self, group: Group, found: Reading) -> Section:
+        trials = Sheet(
+            name="reader-trials",
+            title="Automatic choice of readers",
+            columns=(*place_columns(), *columns_of(ReaderChoice)),
+            rows=found.choices,
+            caption=CHOICES_CAPTION,
+        )
+        sheets: tuple[Sheet[Any], ...] = (_readers_sheet(found), _epochs_sheet(found.epochs), trials)
         return Section(
             headline=_finding(found.points[-1]),
-            sheets=(
-                _readers_sheet(found),
-                *((_epochs_sheet(found.epochs),) if found.epochs else ()),
-                *(
-                    (
-                        Sheet(
-                            name="reader-trials",
-                            title="Automatic choice of readers",
-                            columns=(*place_columns(), *columns_of(ReaderChoice)),
-                            rows=found.choices,
-                            caption=CHOICES_CAPTION,
-                        ),
-                    )
-                    if found.choices
-                    else ()
-                ),
-            ),
+            sheets=tuple(sheet for sheet in sheets if sheet.rows),
             notes=tuple(_notes(found)),
         )
 
@@ -361,7 +350,6 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
         "Epoch",
         lambda one: one.epoch,
         lambda one: Cell(str(one.epoch) + " (a part)" * (not one.is_whole), number=one.epoch),
-        is_brief=True,
     )
     empty = [name for name in tiers if not any(getattr(one, name) for one in epochs)]
     columns = columns_of(

@@ -49,19 +49,17 @@ class AuditPoint:
 
     ranks: int
     nodes: int
-    num_runs: int = field(metadata=column("Runs", "audited_runs", is_brief=True))
-    num_bad: int = field(metadata=column("With errors", "bad_runs", is_brief=True))
+    num_runs: int = field(metadata=column("Runs", "audited_runs"))
+    num_bad: int = field(metadata=column("With errors", "bad_runs"))
     whole_epochs: int = field(metadata=column("Whole epochs"))
-    twice: int = field(metadata=column("Read twice", is_brief=True))  # Samples read so in an epoch, over all runs.
-    never: int = field(metadata=column("Never read", is_brief=True))
+    twice: int = field(metadata=column("Read twice"))  # Samples read so in an epoch, over all runs.
+    never: int = field(metadata=column("Never read"))
     sent: int = field(metadata=column("Sent"))
     received: int = field(metadata=column("Received"))
     exchanged_share: float = field(metadata=column("Exchanged per epoch", unit="fraction"))
     """Q in force, mean over runs."""
-    novelty: float | None = field(metadata=column("Novelty", text=_three, is_brief=True))
-    label_distance: float | None = field(
-        metadata=column("Label distance", text=_three, missing="no classes", is_brief=True)
-    )
+    novelty: float | None = field(metadata=column("Novelty", text=_three))
+    label_distance: float | None = field(metadata=column("Label distance", text=_three, missing="no classes"))
     held_samples_peak: int | None = field(metadata=column("Held per rank at most"))
     exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))  # Longest wait of any run.
     audit_s: Estimate = field(metadata=column())  # What the audit cost, mean over ranks.
@@ -159,14 +157,14 @@ class ShuffleRow:
     group: str
     ranks: int
     nodes: int
-    shuffle: str = field(metadata=column("Shuffling", is_brief=True))
+    shuffle: str = field(metadata=column("Shuffling"))
     partition: str = field(metadata=column("First parts", text=lambda found: found or None))
     """Empty under global shuffling."""
-    staging: str = field(metadata=column("Staging", is_brief=True))
+    staging: str = field(metadata=column("Staging"))
     is_reference: bool
-    epoch_s: Estimate | None = field(metadata=column("Epoch", is_brief=True))
+    epoch_s: Estimate | None = field(metadata=column("Epoch"))
     """None where the record names no size of the data set."""
-    factor: Estimate | None = field(metadata=column("Against global", text=times_cell, is_brief=True))
+    factor: Estimate | None = field(metadata=column("Against global", text=times_cell))
     """Epoch of global shuffling over epoch here: above 1, epochs are faster here."""
     is_paired: bool
     novelty: float | None = field(metadata=column("Novelty", text=_three))
@@ -317,12 +315,12 @@ def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
     columns: tuple[Column[AuditRow], ...] = (
         *place_columns(),
         Column("run_id", "", lambda row: row.run_id),
-        Column("epoch", "Epoch", lambda row: row.audit.epoch, epoch, is_brief=True),
+        Column("epoch", "Epoch", lambda row: row.audit.epoch, epoch),
         Column("is_whole", "", lambda row: row.audit.is_whole),
-        Column("visits", "Read", lambda row: row.audit.visits, is_brief=True),
+        Column("visits", "Read", lambda row: row.audit.visits),
         Column("left_out", "Left out", lambda row: row.audit.left_out),
-        Column("twice", "Twice", lambda row: row.audit.twice, is_brief=True),
-        Column("never", "Never", lambda row: row.audit.never, is_brief=True),
+        Column("twice", "Twice", lambda row: row.audit.twice),
+        Column("never", "Never", lambda row: row.audit.never),
         Column("sent", "Sent", lambda row: row.audit.sent),
         Column("received", "Received", lambda row: row.audit.received),
         Column("sent_bytes", "Bytes sent", lambda row: row.audit.sent_bytes, unit="bytes"),

@@ -34,15 +34,15 @@ class StagingPoint:
 
     ranks: int
     nodes: int
-    strategy: str = field(metadata=column("Strategy", is_brief=True))
-    tier: str = field(metadata=column("To", is_brief=True))
+    strategy: str = field(metadata=column("Strategy"))
+    tier: str = field(metadata=column("To"))
     method: str = field(metadata=column("Copied by"))
     streams: int = field(metadata=column("Streams"))
-    seconds: Estimate = field(metadata=column("Until all were ready", "staging_s", is_brief=True))
+    seconds: Estimate = field(metadata=column("Until all were ready", "staging_s"))
     """Until all nodes were ready; over runs that copied everything, where there are some, else over all."""
     num_reused: int = field(metadata=column(name="reused_runs"))  # Runs that found some or all of it of an earlier run.
     num_runs: int
-    needed_bytes: int = field(metadata=column("Needed per node", unit="bytes", is_brief=True))
+    needed_bytes: int = field(metadata=column("Needed per node", unit="bytes"))
     free_bytes: int = field(metadata=column("Free there", unit="bytes"))
     """On the node that had least, before the first byte was copied."""
     copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))  # The most of any run.
@@ -122,9 +122,9 @@ class BreakEven:
     label: str = field(metadata=column("Runs", ""))
     staged_group: str = field(metadata=column(name="group"))
     unstaged_group: str
-    strategy: str = field(metadata=column("Strategy", is_brief=True))
-    tier: str = field(metadata=column("To", is_brief=True))
-    staging: Estimate = field(metadata=column("Staging", "staging_s", is_brief=True))
+    strategy: str = field(metadata=column("Strategy"))
+    tier: str = field(metadata=column("To"))
+    staging: Estimate = field(metadata=column("Staging", "staging_s"))
     unstaged_epoch: Estimate = field(metadata=column("Epoch in place", "unstaged_epoch_s"))
     """Seconds of an epoch, reading in place."""
     staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))
@@ -319,7 +319,7 @@ def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:
         *place_columns(),
         *("staged_group", "unstaged_group", "strategy", "tier", "staging", "unstaged_epoch", "staged_epoch"),
         *("gain", "factor"),
-        Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, epochs, is_brief=True),
+        Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, epochs),
         *("epochs_low", "epochs_high", "is_paired"),
     )
     return Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=BREAK_EVEN_CAPTION)

@@ -340,11 +340,6 @@ def step_notes(found: StepTimes) -> tuple[str, ...]:
     return (f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.",) if correlated else ()
 
 
-def outliers_text(point: StepPoint) -> str:
-    """``12 (0.04 %)``: outliers of all runs."""
-    return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
-
-
 def map_text(found: RankMap) -> str:
     """What a cell of the map is, and of which run."""
     columns = found.last_step - found.step_starts[0] + 1
@@ -378,6 +373,10 @@ MAX_ROWS = 16  # Rows of a map in a table for people; the slowest ones.
 def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
     """Step times, a line per rank count; people see the quantiles that all points have steps enough for."""
     has_outliers = any(point.num_outliers for point in found.points)
+
+    def outliers(point: StepPoint) -> str:
+        return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
+
     hidden = {f"p{tail}_s": "" for tail in (95, 99) if not all(supports(point, tail) for point in found.points)}
     columns = (
         Column("", "At", place_of),
@@ -385,7 +384,7 @@ def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
             StepPoint,
             *("ranks", "nodes", "is_baseline", "run_ids", "num_steps", "num_warmup"),
             *("p50", "p95", "p99", "longest", "fence", "outlier_share"),
-            Column("outlier_steps", "Outliers" if has_outliers else "", lambda one: one.num_outliers, outliers_text),
+            Column("outlier_steps", "Outliers" if has_outliers else "", lambda one: one.num_outliers, outliers),
             *("autocorrelation", "interval=p50.kind"),
             titles=hidden | ({} if has_outliers else {"fence_s": ""}),
         ),
@@ -490,15 +489,6 @@ MAX_RECTANGLES = 800  # Of a map; a page of ten maps stays well below five megab
 EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)  # Where a map's colours change; between 0.97 and 1.03 a cell is blank.
 _BLANK = 2
 _BIN_COLOURS = ("#2166ac", "#92c5de", "", "#fee08b", "#fdae61", "#f46d43", "#b2182b", "#4a0a2b")
-
-
-def step_charts(group: Subject, found: StepTimes) -> list[Chart]:
-    """The distribution of step times, and where in the run the outliers are, if there are several."""
-    largest = found.points[-1]
-    return [
-        _distribution(group, found),
-        *([_outliers(group, largest)] if len(largest.outliers) >= FEW_OUTLIERS else []),
-    ]
 
 
 def _distribution(group: Subject, found: StepTimes) -> Chart:
@@ -699,7 +689,10 @@ class StepsView(GroupView):
         return Section(
             headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}",
             notes=step_notes(found),
-            charts=lambda: step_charts(group, found),
+            charts=lambda: [
+                _distribution(group, found),
+                *([_outliers(group, last)] if len(last.outliers) >= FEW_OUTLIERS else []),
+            ],
             sheets=(steps_sheet(found), *((outliers,) if outliers.rows else ()), quantile_sheet(found)),
         )
 

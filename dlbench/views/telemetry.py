@@ -16,7 +16,6 @@ from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
 from dlbench.analysis.telemetry.node_samples import node_watch, nodes_of
 from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
@@ -130,24 +129,6 @@ def telemetry(group: RunGroup, table: RunTable) -> Telemetry | None:
     """What the samplers saw; None where no run of the group has samples."""
     found = _telemetry(group, machine_readings(table))
     return found if found.nodes else None
-
-
-def detailed_telemetry(group: RunGroup, table: RunTable) -> DetailedTelemetry:
-    """The same of all runs and all fields; without any sample, the reasons."""
-    readings = machine_readings(table, None)
-    found = _telemetry(group, readings)
-    runs = [readings.by_run[run.plan.run_id] for run in _by_rank_count(group)]
-    return DetailedTelemetry(
-        **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)},
-        runs=tuple(
-            RunTelemetry(
-                run_id=reading.run_id,
-                nodes=reading.nodes,
-                not_measured=reading.why | ({"run": reading.problem} if reading.problem else {}),
-            )
-            for reading in runs
-        ),
-    )
 
 
 def _by_rank_count(group: RunGroup) -> list[Run]:
@@ -365,11 +346,6 @@ def fields_sheet(runs: Sequence[RunTelemetry]) -> Sheet[tuple[RunTelemetry, Node
     )
 
 
-def _charts(group: Group, found: Telemetry) -> list[Chart]:
-    """The run in the middle of the point with most ranks; none without a series of samples."""
-    return [timeline_chart(group, found.timeline)] if found.timeline and is_series(found.timeline) else []
-
-
 class TelemetryView(GroupView):
     """Power, clocks, utilisation, memory and traffic of the nodes."""
 
@@ -381,6 +357,7 @@ class TelemetryView(GroupView):
         return telemetry(source.group, source.table)
 
     def shown(self, group: Group, found: Telemetry) -> Section:
+        drawn = found.timeline
         sheets: list[Sheet[Any]] = [
             means_sheet(found),
             Sheet(
@@ -396,7 +373,7 @@ class TelemetryView(GroupView):
         return Section(
             headline=_headline(found, on_gpu=group.on_gpu),
             words=tuple(_words(found)),
-            charts=lambda: _charts(group, found),
+            charts=lambda: [timeline_chart(group, drawn)] if drawn is not None and is_series(drawn) else [],
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 
@@ -408,7 +385,20 @@ class DetailedTelemetryView(TelemetryView):
     """The same over the samples of all runs, with every field of every node."""
 
     def numbers(self, source: GroupSource) -> DetailedTelemetry:
-        return detailed_telemetry(source.group, source.table)
+        readings = machine_readings(source.table, None)
+        found = _telemetry(source.group, readings)
+        runs = [readings.by_run[run.plan.run_id] for run in _by_rank_count(source.group)]
+        return DetailedTelemetry(
+            **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)},
+            runs=tuple(
+                RunTelemetry(
+                    run_id=reading.run_id,
+                    nodes=reading.nodes,
+                    not_measured=reading.why | ({"run": reading.problem} if reading.problem else {}),
+                )
+                for reading in runs
+            ),
+        )
 
 
 def not_sampled(group: Group) -> str:

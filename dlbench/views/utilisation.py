@@ -66,7 +66,7 @@ class UtilisationPoint:
     throughput: Estimate
     achieved: Estimate | None  # Model FLOPs per second and rank, `TFLOP/s/rank`; None: a sample's FLOPs are unknown.
     peak_tflops: float | None  # Of one rank.
-    mfu: Estimate | None = field(metadata=column("MFU", is_brief=True))  # Model FLOPs utilisation (1); None: no peak.
+    mfu: Estimate | None = field(metadata=column("MFU"))  # Model FLOPs utilisation (1); None: no peak.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,11 +222,11 @@ class RateFile(Spec):
 class PublishedRate:
     """A published figure, and what was measured on as many of the same cards."""
 
-    gpus: int = field(metadata=column("GPUs", is_brief=True))
+    gpus: int = field(metadata=column("GPUs"))
     device: str
     published: float  # Samples per second and GPU.
-    measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s", is_brief=True))  # The same, here.
-    ratio: Estimate = field(metadata=column("Here / published", is_brief=True))  # Measured over published.
+    measured: Estimate = field(metadata=column("Here per GPU", "measured_per_gpu_s"))  # The same, here.
+    ratio: Estimate = field(metadata=column("Here / published"))  # Measured over published.
     differences: tuple[str, ...] = field(  # What the two do otherwise.
         metadata=column("What differs", value=lambda found: ", ".join(found) or "nothing known")
     )
@@ -337,7 +337,6 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
             "Published per GPU",
             lambda rate: rate.published,
             lambda rate: f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}",
-            is_brief=True,
         ),
         "measured",
         "ratio",
@@ -367,7 +366,6 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
             lambda point: point.achieved,
             lambda point: point.achieved and point.achieved.scaled(factor),
             has_interval=True,
-            is_brief=True,
         ),
         Column(
             "peak_tflops_per_rank",
@@ -375,7 +373,6 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
             lambda point: point.peak_tflops,
             lambda point: point.peak_tflops and point.peak_tflops * factor,
             unit="TFLOP/s/rank",
-            is_brief=True,
         ),
         *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
     )
@@ -386,8 +383,7 @@ def _headline(found: Utilisation) -> str:
     last = found.points[-1]
     if last.mfu is not None:
         published = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
-        padding = f"; {found.padding}" if found.padding else ""
-        return f"MFU {value_text(last.mfu)} at {place_of(last)}{published}{padding}"
+        return f"MFU {value_text(last.mfu)} at {place_of(last)}{published}"
     if last.achieved is not None:
         unit, factor = _unit(found)
         return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"

@@ -361,7 +361,6 @@ def test_series_without_variants_say_nothing(tmp_path: Path) -> None:
     found = decompositions(scan(tmp_path).runs)
     assert found == ()
     assert decomposition_lines(found) == []
-    assert decomposition_section(found) is None
 
 
 def test_each_point_of_each_series_stands_alone(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dlbench.analysis.table import tabulate
 from dlbench.perfmodels.memory.blocks import Kind, Lane, Operation
 from dlbench.perfmodels.memory.planner import fixed_plan
 from dlbench.records.memory import MemoryResult
+from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import terminal
@@ -23,7 +24,7 @@ from dlbench.views.out_of_core.view import OutOfCoreView, method_charts, passage
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.memory_factory import METHODS, MIB, OTHER_MS, a_chain, in_core_bytes, method_plans, write_memory_run
-from tests.support.run_factory import plans, write_scaling, write_unfinished
+from tests.support.run_factory import Story, constant, plans, write_run, write_scaling, write_unfinished
 
 SLOWER = 1.1
 """Measured passes over predicted ones."""
@@ -162,9 +163,44 @@ def test_the_section_says_it_all_and_a_page_can_be_made(runs: Path) -> None:
     assert "planned (KARMA), in 20MiB" in text
     only = [one for one in document.sections if isinstance(one, Section) and one.id.startswith("out-of-core")]
     tables = {sheet.name for one in only for sheet in one.sheets}
-    assert tables == {"out-of-core", "out-of-core-steps"}
+    assert tables == {"memory-limit", "out-of-core", "out-of-core-steps"}
     assert {sheet.name for one in only for inner in one.sections for sheet in inner.sheets} == {"out-of-core-blocks"}
     assert as_plain(report)["out_of_core"][0]["points"][0]["method"] == "in core"
+
+
+def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: Path) -> None:
+    zero = {"engine": "ddp", "overrides": {"engine.ddp.shard_optimizer": True}}
+    apart = {"engine": "ddp", "overrides": {"sync.average_every": 2}}  # other updates: no alternative
+    shares: dict[str, tuple[dict[str, object], float, int]] = {
+        "ddp": ({"engine": "ddp"}, 1.0, 30),
+        "fsdp": ({"engine": "fsdp"}, 1.3, 15),
+        "zero-1": (zero, 1.1, 19),
+        "local": (apart, 0.5, 10),
+    }
+    for series, (asked, slower, mebibytes) in shares.items():
+        peak = mebibytes * MIB
+        held = {**dict.fromkeys(HeldMemory.model_fields, 0), "activations": peak, "peak": peak, "evidence": "counted"}
+        for plan in plans(points=(2,), series=series, **asked):
+            times = [part * slower * (1 + 0.002 * plan.series.repeat) for part in (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)]
+            write_run(tmp_path, plan, constant(times), Story(of_rank=lambda rank, held=held: {"held": held}))
+    alone = assemble(scan(tmp_path))
+    assert OutOfCoreView().sections(alone) == ()  # no limit, nothing new
+    batch = plans(points=(2,))[0].workload.train.batch_per_rank
+    for plan in method_plans([("planned", "none")], batches=(batch,), points=(2,), engine="ddp"):
+        write_memory_run(tmp_path, plan)
+    report = assemble(scan(tmp_path))
+    (found,) = report.all_of(OutOfCore)
+    zero_1, fsdp = "DDP, optimizer state sharded (ZeRO-1)", "FSDP, parameters sharded over all ranks"
+    fits = {one.method: one.fits for one in found.at_limit}
+    assert len(fits) == 4
+    assert (fits["replicas, in core"], fits[zero_1], fits[fsdp]) == (False, True, True)
+    best = max((one for one in found.at_limit if one.fits), key=lambda one: one.throughput.value)
+    ratios = {one.method: one.ratio.value for one in found.at_limit if one.ratio is not None}
+    assert ratios[best.method] == 1
+    assert ratios[fsdp] / ratios[zero_1] == pytest.approx(1.1 / 1.3)
+    (section,) = OutOfCoreView().sections(report)
+    assert section.words[0].startswith(f"Within 20 MiB a rank, 2 ranks, batch {batch}: take {best.method}, the fastest")
+    assert section.words[0].endswith("would not fit.")
 
 
 def test_runs_without_a_method_are_told_how_to_get_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from uuid import uuid4
@@ -28,21 +29,19 @@ from dlbench.units import format_bytes
 CHUNK_BYTES = 4 << 20  # bytes of a call of the system
 
 
+@dataclass(slots=True, eq=False)
 class DiskTicket:
     """Bytes of one storage in the file; changed by the tier alone."""
 
-    __slots__ = ("buffer", "incoming", "is_in", "is_out", "num_bytes", "offset", "place", "recalled", "storage")
-
-    def __init__(self, storage: torch.UntypedStorage, offset: int, place: int) -> None:
-        self.storage: torch.UntypedStorage | None = storage  # until its bytes are away
-        self.num_bytes = storage.nbytes()
-        self.offset = offset
-        self.place = place
-        self.is_out = False
-        self.is_in = False
-        self.incoming = False
-        self.recalled = False
-        self.buffer: ctypes.Array[ctypes.c_char] | None = None  # where its bytes come back to
+    storage: torch.UntypedStorage | None  # Until its bytes are away.
+    num_bytes: int
+    offset: int
+    place: int
+    is_out: bool = False
+    is_in: bool = False
+    incoming: bool = False
+    recalled: bool = False
+    buffer: ctypes.Array[ctypes.c_char] | None = None  # Where its bytes come back to.
 
 
 class DiskTier:
@@ -99,7 +98,7 @@ class DiskTier:
                 except OSError as error:
                     self._failure = self._failed(error)
                     raise self._failure from error
-        ticket = DiskTicket(storage, offset, place)
+        ticket = DiskTicket(storage, storage.nbytes(), offset, place)
         self._lane(0).put(lambda: self._write(ticket, block))
         return ticket
 

@@ -188,8 +188,6 @@ class OutOfCore:
         if self._tier is not None:
             self._tier.close()
 
-    # The forward pass.
-
     def _forward(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
             return block.function(*args, **kwargs)
@@ -408,8 +406,6 @@ class OutOfCore:
         self._counts.out += handle.num_bytes
         if self._prefetch != "blocking":
             running.leaving.append(handle)
-
-    # The backward pass.
 
     def _reached(self, running: Pass, number: int, gradient: torch.Tensor) -> None:
         """The gradient of a block's output is there: the blocks behind it have ended, its backward pass begins."""

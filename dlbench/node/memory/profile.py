@@ -68,32 +68,26 @@ class _Link:
         return self.output[1] if self.output[0] != self.input[0] else 0
 
 
+@dataclass(kw_only=True, eq=False)
 class _MeasuredPass:
-    """What one pass over the whole network notes.
+    """What one pass over the whole network notes."""
 
-    `links`: its units, in order. `counts`: whether storages are counted, which takes time; else times are kept.
-    `keeps_gradients`: whether gradients outlast a pass.
-    """
+    model: nn.Module
+    links: Sequence[_Link]  # Its units, in order.
+    device: torch.device
+    meter: PeakMeter
+    counts: bool  # Whether storages are counted, which takes time; else times are kept.
+    keeps_gradients: bool  # Whether gradients outlast a pass.
+    roots: list[Tensor] = field(default_factory=list)  # Where backward passes of what is around the chain begin.
+    gradients: int = 0  # Bytes of parameters' gradients that head, loss and what is before the chain leave.
+    at_turn: list[tuple[WeakReference, int]] = field(default_factory=list)
+    """The last unit's input and output: storage and bytes."""
+    gone: Sequence[int] = (0, 0)  # Of these, the bytes that were gone when head and loss were done.
+    moments: dict[str, float] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        links: Sequence[_Link],
-        device: torch.device,
-        meter: PeakMeter,
-        *,
-        counts: bool,
-        keeps_gradients: bool,
-    ) -> None:
-        self.model, self.links, self.device, self.meter, self.counts = model, links, device, meter, counts
-        self.keeps_gradients = keeps_gradients
-        self.others = HeldByOthers(model)
-        self.own = dict(storage_of(tensor) for tensor in (*model.parameters(), *model.buffers()))
-        self.roots: list[Tensor] = []  # from which the backward passes of what is around the chain begin
-        self.gradients = 0  # bytes of parameters' gradients that head, loss and what is before the chain leave
-        self.at_turn: list[tuple[WeakReference, int]] = []  # the last unit's input and output: storage and bytes
-        self.gone = [0, 0]  # of these, the bytes that were gone when head and loss were done
-        self.moments: dict[str, float] = {}
+    def __post_init__(self) -> None:
+        self.others = HeldByOthers(self.model)
+        self.own = dict(storage_of(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()))
 
     def now(self) -> float:
         """Monotonic time when the device has done what it was given, seconds."""
@@ -373,8 +367,9 @@ class ChainProfile:
         if not self.keeps_gradients:
             for parameter in self.model.parameters():
                 parameter.grad = None
+        keeps = self.keeps_gradients
         passage = _MeasuredPass(
-            self.model, links, self.device, meter, counts=counts, keeps_gradients=self.keeps_gradients
+            model=self.model, links=links, device=self.device, meter=meter, counts=counts, keeps_gradients=keeps
         )
         try:
             for link in links:

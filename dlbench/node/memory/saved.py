@@ -70,7 +70,6 @@ class HeldByOthers:
         for argument in arguments:
             if isinstance(argument, torch.Tensor) and argument.layout is torch.strided:
                 storage = argument.untyped_storage()
-                # While there is a weak reference, no other storage has this address.
                 self._given[storage._cdata] = weak_reference(storage)
 
     def __contains__(self, key: int) -> bool:
@@ -276,22 +275,16 @@ class BlockBytes:
 class Room:
     """Bytes that blocks need: as planned or, without a plan's costs, as the last counted pass had them.
 
-    `budget`: what activations may take; None: no limit. `costs`: of each block under its decision. `held_by_others`:
+    `budget`: what activations may take; None: no limit. `costs`: of each block under its decision. `by_others`:
     numbers of the blocks whose input others hold anyway.
     """
 
     def __init__(
-        self,
-        decisions: Sequence[Decision],
-        budget: int | None,
-        costs: Sequence[BlockCost] | None,
-        held_by_others: set[int],
+        self, decisions: Sequence[Decision], budget: int | None, costs: Sequence[BlockCost] | None, by_others: set[int]
     ) -> None:
         self.budget = math.inf if budget is None else budget
         self.seen = [BlockBytes()] * len(decisions)  # bytes of each block in the last counted pass
-        self._decisions = decisions
-        self._costs = costs
-        self._held_by_others = held_by_others
+        self._decisions, self._costs, self._held_by_others = decisions, costs, by_others
         self._issued = 0
         self._limits: deque[tuple[int, float]] = deque()
 

@@ -159,19 +159,19 @@ class Calls:
         target.copy_(source, non_blocking=True)
 
 
+@dataclass(slots=True, eq=False)
 class PinnedTicket:
     """Bytes of one storage in the pool; changed by the tier alone."""
 
-    __slots__ = ("came", "coming", "left", "num_bytes", "offset", "place", "pool", "storage", "stream")
-
-    def __init__(self, storage: torch.UntypedStorage, stream: Any, pool: int, offset: int, place: int) -> None:
-        self.storage: torch.UntypedStorage | None = storage  # until its bytes are away
-        self.stream = stream  # which computes, and whose memory the storage is
-        self.num_bytes = storage.nbytes()
-        self.pool, self.offset, self.place = pool, offset, place
-        self.left: Any = None  # Event at the end of the copy out
-        self.came: Any = None  # Event at the end of the copy in
-        self.coming: torch.Tensor | None = None
+    storage: torch.UntypedStorage | None  # Until its bytes are away.
+    stream: Any  # Which computes, and whose memory the storage is.
+    pool: int
+    offset: int
+    place: int
+    num_bytes: int
+    left: Any = None  # Event at the end of the copy out.
+    came: Any = None  # Event at the end of the copy in.
+    coming: torch.Tensor | None = None
 
 
 class PinnedTier:
@@ -219,7 +219,7 @@ class PinnedTier:
 
     def swap_out(self, storage: torch.UntypedStorage, block: int) -> PinnedTicket:
         stream = self._calls.current_stream(self._device)
-        ticket = PinnedTicket(storage, stream, *self._place(storage.nbytes()))
+        ticket = PinnedTicket(storage, stream, *self._place(storage.nbytes()), storage.nbytes())
         self._follow(self._out, stream)
         free = self._read.pop((ticket.pool, ticket.offset), None)
         if free is not None:

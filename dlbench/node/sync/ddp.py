@@ -32,10 +32,12 @@ from dlbench.node.sync.groups import TorchGroup
 from dlbench.node.sync.timing import (
     BackwardWatch,
     MessageInFlight,
-    WatchedStep,
     covered,
+    layout,
     median,
+    messages_of,
     ring_bytes,
+    spans,
     tree_bytes,
 )
 from dlbench.node.sync.torch_ranks import TorchRanks
@@ -152,7 +154,7 @@ class DdpEngine(TorchRanks):
         return super().planned_groups(model, self._sharded or optimizer)
 
     def message_spans(self) -> list[MessageSpan]:
-        return self._watch.spans()
+        return spans([step.messages for step in self._watch.steps], self._watch.clock)
 
     def exchange_result(self) -> ExchangeResult | None:
         """Buckets as the hook saw them; times are means over ranks of medians over steps."""
@@ -453,8 +455,14 @@ class BucketSummary:
 
 def summarise(watch: BackwardWatch) -> BucketSummary:
     """What the closed window saw; DDP rebuilds its buckets after the first step, so not all steps need be alike."""
-    steps = _alike(watch.steps)
-    between = watch.clock.between
+    steps = [
+        step
+        for step in watch.steps
+        if layout(step.messages) == layout(watch.steps[-1].messages)
+        and all(sent.done is not None for sent in step.messages)
+        and step.backward_end is not None
+    ]
+    between, last = watch.clock.between, steps[-1].messages if steps else []
     times = []
     for step in steps:
         ways = [(between(step.begin, p.handed), between(step.begin, p.done)) for p in step.messages]
@@ -462,42 +470,9 @@ def summarise(watch: BackwardWatch) -> BucketSummary:
         times.append((covered(ways), covered(ways, begin=ready), covered(ways, end=ready)))
     return BucketSummary(
         num_steps=len(steps),
-        messages=tuple(_message(watch, steps, number) for number in range(len(steps[-1].messages) if steps else 0)),
-        wire_bytes=sum(sent.wire_bytes for sent in steps[-1].messages) if steps else 0.0,
+        messages=messages_of(last, [(step.begin, step.messages) for step in steps], watch.clock),
+        wire_bytes=sum(sent.wire_bytes for sent in last),
         communication_s=median(total for total, _, _ in times),
         exposed_s=median(exposed for _, exposed, _ in times),
         hidden_s=median(hidden for _, _, hidden in times),
     )
-
-
-def _message(watch: BackwardWatch, steps: Sequence[WatchedStep], number: int) -> Message:
-    between = watch.clock.between
-    ways = [(step.begin, step.messages[number]) for step in steps]
-    last = ways[-1][1]
-    # DDP hands a bucket over when its last gradient is there.
-    handed_s = median(between(begin, sent.handed) for begin, sent in ways)
-    return Message(
-        num_bytes=last.num_bytes,
-        num_tensors=last.num_tensors,
-        method=last.method,
-        ready_s=handed_s,
-        start_s=handed_s,
-        exchange_s=median(between(sent.handed, sent.done) for _, sent in ways),
-    )
-
-
-def _alike(steps: Sequence[WatchedStep]) -> list[WatchedStep]:
-    """The steps with the buckets of the last one, every bucket back."""
-    if not steps:
-        return []
-    return [
-        step
-        for step in steps
-        if _layout(step) == _layout(steps[-1])
-        and all(sent.done is not None for sent in step.messages)
-        and step.backward_end is not None
-    ]
-
-
-def _layout(step: WatchedStep) -> list[tuple[int, int, str]]:
-    return [(sent.num_bytes, sent.num_tensors, sent.method) for sent in step.messages]

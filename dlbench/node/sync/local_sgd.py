@@ -237,14 +237,19 @@ class LocalSgd(EngineOverLibrary):
         if gradients is None or not gradients.messages:
             return found
         first = f"flat until update {self._sync.average_from}, then " if self._sync.average_from else ""
-        kept = ("fusion", "wire", "communication_s", "exposed_s", "hidden_s", "backward_s", "window_steps")
+        share = 1.0 if self._groups is not None else done["exchanged"] / max(1, steps)  # of steps that send gradients
+        times = {
+            key: None if of_one is None else share * of_one + getattr(found, key)
+            for key in ("communication_s", "exposed_s", "hidden_s")
+            for of_one in [getattr(gradients, key)]
+        }
         more = {
             "exchange": first + found.exchange,
             "messages": (*gradients.messages, average),
-            "wire_overflows": gradients.wire_overflows,
-            "evidence": f"{found.evidence}; times are of gradients: {gradients.evidence}",
+            "evidence": f"{found.evidence}; times with gradients in {share:.0%} of these steps: {gradients.evidence}",
         }
-        return found.model_copy(update={**{key: getattr(gradients, key) for key in kept}, **more})
+        kept = ("fusion", "wire", "wire_overflows", "backward_s", "window_steps")
+        return found.model_copy(update={**{key: getattr(gradients, key) for key in kept}, **times, **more})
 
     def settings(self) -> list[Setting]:
         """The library's, and how often parameters were averaged, told by how far ranks had come apart; after

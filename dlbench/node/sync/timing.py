@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from dlbench.node.sync.engine import MessageSpan
-from dlbench.records.exchange import GradientTime
+from dlbench.records.exchange import GradientTime, Message
 
 _ANCHOR_TRIES = 5
 _RATE_FROM_S = 0.1  # Between anchors closer than this, their own errors are larger than what the clocks drift apart.
@@ -211,10 +211,15 @@ class MessageInFlight:
 
     num_bytes: int  # Of gradients, before any compression.
     num_tensors: int
-    wire_bytes: float  # Of the vector that is exchanged.
     method: str
     handed: Any
     done: Any = None  # None until it is back.
+    wire_bytes: float = 0.0  # Of the vector that is exchanged, where that is not as long.
+
+    @property
+    def of_gradients(self) -> bool:
+        """Whether it goes when its last gradient is there."""
+        return True
 
 
 @dataclass(kw_only=True)
@@ -320,26 +325,49 @@ class BackwardWatch:
             self.clock.between(step.begin, step.backward_end) for step in self.steps if step.backward_end is not None
         )
 
-    def spans(self) -> list[MessageSpan]:
-        """Buckets of a closed window. DDP hands a bucket over when its last gradient is there, so nothing is known of a
-        wait before the start.
-        """
-        return [
-            MessageSpan(
-                step=number,
-                number=place,
-                ready_ns=handed_ns,
-                start_ns=handed_ns,
-                end_ns=self.clock.monotonic_ns(message.done),
-                num_bytes=message.num_bytes,
-                num_tensors=message.num_tensors,
-                method=message.method,
-            )
-            for number, step in enumerate(self.steps)
-            for place, message in enumerate(step.messages)
-            if message.done is not None
-            for handed_ns in [self.clock.monotonic_ns(message.handed)]
-        ]
+
+def spans(steps: Iterable[Sequence[MessageInFlight]], clock: Clock) -> list[MessageSpan]:
+    """Messages of watched steps that are back; each was handed over when its last gradient was there."""
+    return [
+        MessageSpan(
+            step=number,
+            number=place,
+            ready_ns=clock.monotonic_ns(message.handed),
+            start_ns=clock.monotonic_ns(message.handed),
+            end_ns=clock.monotonic_ns(message.done),
+            num_bytes=message.num_bytes,
+            num_tensors=message.num_tensors,
+            method=message.method,
+        )
+        for number, step in enumerate(steps)
+        for place, message in enumerate(step)
+        if message.done is not None
+    ]
+
+
+def layout(step: Sequence[MessageInFlight]) -> list[tuple[int, int, str]]:
+    """By which messages of steps are those of another one."""
+    return [(one.num_bytes, one.num_tensors, one.method) for one in step]
+
+
+def messages_of(
+    step: Sequence[MessageInFlight], watched: Sequence[tuple[Any, Sequence[MessageInFlight]]], clock: Clock
+) -> tuple[Message, ...]:
+    """Those of a step, with medians over `watched` ones of the same layout, each with the start of its backward."""
+
+    def summed_up(number: int, one: MessageInFlight) -> Message:
+        ways = [(begin, sent[number]) for begin, sent in watched]
+        ready = median(max(0.0, clock.between(begin, way.handed)) for begin, way in ways) if one.of_gradients else None
+        return Message(
+            num_bytes=one.num_bytes,
+            num_tensors=one.num_tensors,
+            method=one.method,
+            ready_s=ready,
+            start_s=ready,
+            exchange_s=median(clock.between(way.handed, way.done) for _, way in ways),
+        )
+
+    return tuple(summed_up(number, one) for number, one in enumerate(step))
 
 
 def median(values: Iterable[float]) -> float | None:

@@ -258,7 +258,7 @@ def average_warnings(plan: RunPlan, schedule: StepSchedule) -> list[str]:
     if sync.average_every is None or plan.layout.ranks == 1 or plan.measure.until != "steps":
         return []
     found = []
-    if measured % sync.average_every:
+    if sync.average_from <= begin and measured % sync.average_every:
         found.append(
             f"sync.average_every {sync.average_every}: {measured} measured steps are no multiple of it, so that not "
             f"one step in {sync.average_every} averages; set measure.measured_steps to a multiple"

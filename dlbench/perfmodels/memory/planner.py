@@ -213,10 +213,16 @@ def against_capacity(
     low = smallest_capacity(chain, recompute=True, swap=swap, starts=starts)
     high = max(low, in_core_bytes(chain))
     capacities = sorted({low + (high - low) * number // max(1, points - 1) for number in range(points)})
+    return _one_by_one([(chain, capacity) for capacity in capacities], rates, method, starts)
+
+
+def _one_by_one(
+    wanted: Iterable[tuple[Chain, int]], rates: TransferRates | None, method: Method, starts: Sequence[int] | None
+) -> tuple[Point, ...]:
+    """Points of chains and capacities; each plan begins with the one before."""
     found: list[Point] = []
-    for capacity in capacities:
-        before = found[-1].plan if found else None
-        known = [before.blocks] if before else []
+    for chain, capacity in wanted:
+        known = [plan.blocks for one in found[-1:] if (plan := one.plan)]
         found.append(point(chain, rates, method, capacity, starts=starts, known=known))
     return tuple(found)
 
@@ -231,12 +237,7 @@ def against_batch(
     starts: Sequence[int] | None = None,
 ) -> tuple[Point, ...]:
     """With one capacity, batch by batch."""
-    found: list[Point] = []
-    for batch in batches:
-        before = found[-1].plan if found else None
-        known = [before.blocks] if before else []
-        found.append(point(scaled(chain, batch), rates, method, capacity_bytes, starts=starts, known=known))
-    return tuple(found)
+    return _one_by_one([(scaled(chain, batch), capacity_bytes) for batch in batches], rates, method, starts)
 
 
 def largest_batch(

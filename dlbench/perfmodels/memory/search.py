@@ -291,8 +291,6 @@ class _Search:
         self._seen[plan] = done.clock
         return done.clock
 
-    # First plans
-
     def _first_plans(self) -> Iterator[Blocks]:
         keep: list[Decision] = ["keep"] * len(self._spans)
         yield self._plan(keep)
@@ -331,8 +329,6 @@ class _Search:
 
     def _plan(self, decisions: Sequence[Decision]) -> Blocks:
         return tuple((first, last, decision) for (first, last), decision in zip(self._spans, decisions, strict=True))
-
-    # Better plans nearby
 
     def _descend(self, plan: Blocks, least: float) -> tuple[Blocks, float]:
         """The plan that is left when no change of one block, or of two near each other, makes it shorter."""

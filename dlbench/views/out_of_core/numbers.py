@@ -18,15 +18,16 @@ from statistics import median
 
 from dlbench.analysis.comparability import averaged_id, planned_id
 from dlbench.analysis.scaling import Group, Point
-from dlbench.analysis.side_by_side import alike, compared, with_train
+from dlbench.analysis.side_by_side import alike, compare, compared, with_train
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.warm_up import beside_passes_s
 from dlbench.perfmodels.memory.blocks import BlockCosts, Operation, Schedule
 from dlbench.perfmodels.memory.planner import PREFETCH
 from dlbench.perfmodels.memory.simulator import simulate
+from dlbench.projection.gathering import without_strategy
 from dlbench.records.memory import MemoryResult, TransferSpan
 from dlbench.records.scan import Run
-from dlbench.report.table import Cell, column
+from dlbench.report.table import Cell, column, times_cell
 from dlbench.report.wording import percent, place_text, runs_text
 from dlbench.specs.memory import BlockPlan, Chain, Decision, MemorySpec, Prediction, Recompute, Swap, TransferRates
 from dlbench.specs.training import TrainSpec
@@ -250,6 +251,23 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtLimit:
+    """One way to train the same batch on so many ranks, whatever it shares or holds, under what a plan was made for."""
+
+    ranks: int
+    nodes: int
+    batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))
+    limit: int = field(metadata=column("Limit", "limit_bytes", unit="bytes", is_brief=True))
+    method: str = field(metadata=column("Method", is_brief=True))
+    peak: Estimate | None = field(metadata=column("Peak", "peak_bytes", is_brief=True))  # As `_held`.
+    fits: bool | None = field(metadata=column("Fits", is_brief=True, missing="not known"))
+    throughput: Estimate = field(metadata=column("Samples/s", "throughput_per_s", is_brief=True))
+    ratio: Estimate | None = field(  # Throughput over the fastest that fits; None: none does.
+        metadata=column("Over best", "over_fastest_that_fits", text=times_cell, is_brief=True)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutOfCore:
     """Methods side by side."""
 
@@ -261,6 +279,7 @@ class OutOfCore:
     sample_unit: str
     points: tuple[MethodPoint, ...]  # By rank count, method and batch.
     limits: tuple[Limit, ...]  # At each rank count whose plans were made for one capacity in bytes.
+    at_limit: tuple[AtLimit, ...]  # By place, batch and limit, fastest first; of what shares state as well.
     gains: tuple[Gain, ...]  # Where a plan and a method that treats all blocks alike ran, by rank count and batch.
     median_step_error: float | None  # Of absolute errors of the prediction over `points`; None without one.
     median_peak_error: float | None
@@ -273,7 +292,7 @@ def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ..
     """All sets of runs that differ in nothing but method and batch, where any has a method; ordered as the groups."""
     sets = alike(groups, lambda group: averaged_id(_without_method(group.sample)))
     return tuple(
-        _compared(digest, members, table) for digest, members in sets.items() if any(map(_has_method, members))
+        _compared(digest, members, groups, table) for digest, members in sets.items() if any(map(_has_method, members))
     )
 
 
@@ -288,7 +307,7 @@ def _has_method(group: Group) -> bool:
     return not train.is_in_core or train.optimizer_state == "host" or train.activation_budget is not None
 
 
-def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCore:
+def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> OutOfCore:
     plan = groups[0].sample.plan
     subject = planned_id(_without_method(groups[0].sample))
     made = [
@@ -334,6 +353,7 @@ def _compared(digest: str, groups: Sequence[Group], table: RunTable) -> OutOfCor
         sample_unit=plan.workload.sample_unit,
         points=tuple(ordered),
         limits=tuple(_limits(groups, table)),
+        at_limit=tuple(_at_limit(groups, others, table)),
         gains=tuple(_gains(ordered, table)),
         median_step_error=median(step_errors) if step_errors else None,
         median_peak_error=median(peak_errors) if peak_errors else None,
@@ -519,6 +539,55 @@ def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
             planned_peak_bytes=None if best.device_peak is None else best.device_peak.value,
             over_peak_bytes=None if over.device_peak is None else over.device_peak.value,
         )
+
+
+def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> Iterator[AtLimit]:
+    """`others`: all groups, of which those take part that train as one of `groups` does, on replicas or not. Local SGD
+    makes other updates and does not.
+    """
+    rates = table.figures.set_index("run_id")["throughput"]
+    for found in compare(
+        [one for one in others if one.sample.plan.strategy != "local-sgd"],
+        differ_in=lambda run: averaged_id(without_strategy(run)),
+        kind=_method,
+    ):
+        if not any(one in groups for one in found.groups):
+            continue
+        for (ranks, nodes), sides in found.places.items():
+            runs = [{table.keys[one]: table.runs[one] for one in side.point.run_ids} for side in sides]
+            peaks = [_estimate({key: _held(run) for key, run in of_side.items()}, "bytes") for of_side in runs]
+            paces = [{key: float(rates[run.plan.run_id]) for key, run in of_side.items()} for of_side in runs]
+            limits = {one.plan.capacity_bytes for of in runs for run in of.values() if (one := _memory(run))} - {None}
+            for limit in sorted(filter(None, limits)):
+                fits = [None if peak is None else peak.value <= limit for peak in peaks]
+                able = [number for number, one in enumerate(fits) if one]
+                best = max(able, key=lambda number: sides[number].point.throughput.value, default=None)
+                for number in sorted(range(len(sides)), key=lambda one: -sides[one].point.throughput.value):
+                    yield AtLimit(
+                        ranks=ranks,
+                        nodes=nodes,
+                        batch=sides[number].group.sample.plan.workload.train.batch_per_rank,
+                        limit=limit,
+                        method=_method(sides[number].group),
+                        peak=peaks[number],
+                        fits=fits[number],
+                        throughput=sides[number].point.throughput,
+                        ratio=None if best is None else compared(paces[number], paces[best])[0],
+                    )
+
+
+def _method(group: Group) -> str:
+    plan = group.sample.plan
+    if plan.strategy in ("data", "serial", "out-of-core"):
+        return f"replicas, {_empty(group.sample).label}"
+    return plan.engine_title.removeprefix("PyTorch ")
+
+
+def _held(run: Run) -> float | None:
+    """Bytes of tensors of the rank that held most: as counted, else as those that swap on a CPU have them."""
+    result = _memory(run)
+    assert run.record is not None
+    return run.record.held_bytes or (None if result is None else _device_peak(result))
 
 
 def _passages(points: Sequence[MethodPoint], table: RunTable) -> list[Passage]:

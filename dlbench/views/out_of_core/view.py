@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
+from dlbench.analysis.side_by_side import alike
 from dlbench.perfmodels.memory.planner import saves_nothing
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
 from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, lines
@@ -20,6 +21,7 @@ from dlbench.views.next_step import rerun
 from dlbench.views.out_of_core.numbers import (
     COLOURS,
     OTHER_COLOUR,
+    AtLimit,
     Gain,
     MethodPoint,
     OutOfCore,
@@ -68,6 +70,38 @@ def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
         caption=METHODS_CAPTION,
         in_terminal=True,
     )
+
+
+def limit_sheet(found: OutOfCore) -> Sheet[AtLimit]:
+    """Recomputing, swapping, sharding and offloading at one memory limit."""
+    are_several = len({_limit_text(one) for one in found.at_limit}) > 1
+    titles = {} if are_several else {"limit_bytes": "", "batch_per_rank": ""}
+    at: Column[AtLimit] = Column("", "At" if are_several else "", place_of)
+    return Sheet(
+        name="memory-limit",
+        title="At one memory limit" if are_several else f"At one memory limit: {_limit_text(found.at_limit[0])}",
+        columns=(at, *columns_of(AtLimit, "ranks", "nodes"), *columns_of(AtLimit, titles=titles)),
+        rows=found.at_limit,
+        caption="Limit: train.memory.capacity of the plans. Peak: tensors of the rank that held most; of one that "
+        "swaps on a CPU what was resident for them. Over best: throughput over that of the fastest that fits.",
+        in_terminal=True,
+    )
+
+
+def _limit_text(one: AtLimit) -> str:
+    return f"{format_bytes(one.limit)} a rank, {place_of(one)}, batch {one.batch}"
+
+
+def _choice(rows: Sequence[AtLimit]) -> str:
+    """Which one to take at a limit; `rows`: fastest first."""
+    where, able = _limit_text(rows[0]), [one for one in rows if one.fits]
+    if not able:
+        return f"Within {where}: nothing that was run is known to fit."
+    near = [one.method for one in able[1:] if one.ratio is None or one.ratio.high is None or one.ratio.high >= 1]
+    beyond = [one for one in rows if one.fits is False]
+    words = f"Within {where}: take {able[0].method}, the fastest of the {len(able)} that fit"
+    words += f" (not for certain faster than {' and '.join(near)})" if near else ""
+    return words + (f"; {', '.join(one.method for one in beyond)} would not fit." if beyond else ".")
 
 
 def steps_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
@@ -363,7 +397,7 @@ def _section(found: OutOfCore, number: int) -> Section:
         words=words,
         brief=words,
         charts=lambda: method_charts(found, number),
-        sheets=(methods_sheet(found), steps_sheet(found)),
+        sheets=(*((limit_sheet(found),) if found.at_limit else ()), methods_sheet(found), steps_sheet(found)),
         notes=tuple(_notes(found)),
         sections=(_pass_section(found, number),) if found.passages else (),
         where={"comparison": found.id, "of": found.label},
@@ -401,6 +435,7 @@ def _pass_section(found: OutOfCore, number: int) -> Section:
 
 
 def _words(found: OutOfCore) -> Iterator[str]:
+    yield from map(_choice, list(alike(found.at_limit, _limit_text).values())[-MAX_GAINS:])
     yield from map(_gain, sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS])
     for limit in found.limits:
         where = place_text(limit.ranks, limit.nodes)

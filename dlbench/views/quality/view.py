@@ -231,7 +231,6 @@ def _words(found: Quality, axis: str) -> str:
 REACHED_CAPTION = "The target was met at most the last interval (since the evaluation before) earlier."
 STAGED_CAPTION = " Time to accuracy includes staging."
 FACTORS_CAPTION = "Samples needed: the baseline's over those here. Rest: evaluation, checkpoints, warm-up, waits."
-NO_SPEEDUP = "No speed-up of the time to accuracy where a run, there or at the baseline, missed the target."
 
 
 class QualityView(GroupView):
@@ -246,7 +245,6 @@ class QualityView(GroupView):
         return group_quality(source.group, source.table)
 
     def shown(self, group: Group, found: Quality) -> Section:
-        others = found.points[1:]
         sheets: tuple[Sheet[Any], ...] = (
             reached_sheet(group, found),
             _factors_sheet(found),
@@ -259,10 +257,9 @@ class QualityView(GroupView):
         goal = f"Target: {goal_text(found)} within {found.limit} ({skill})"
         return Section(
             headline=quality_headline(found),
-            words=(f"{goal}.", *((NO_SPEEDUP,) if any(point.factors is None for point in others) else ())),
+            words=(f"{goal}.",),
             charts=lambda: quality_charts(group, found, reached_sheet(group, found)),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
-            brief=(f"{goal}.",),
         )
 
     def remedy(self, group: Group) -> str:

@@ -16,17 +16,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.node.models.build import build_model
-from dlbench.node.sync.fsdp.engine import blocks_of
+from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.fsdp.engine import FsdpEngine, blocks_of
 from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, Call, CommWatch, WatchedCalls
 from dlbench.node.sync.timing import Clock
 from dlbench.records.exchange import carried
-from dlbench.records.folder import create, prepare_output
+from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
@@ -117,6 +120,20 @@ def test_the_end_of_the_backward_pass_is_the_last_scatter_of_the_step_before() -
     assert [(one.phase, one.sent_bytes) for one in watch.last] == [("backward", 24), *[("exchange", 24)] * 2]
 
 
+@pytest.mark.parametrize(("where", "is_there"), [("cpu", True), ("meta", False)])
+def test_offload_is_in_force_where_shares_lie_on_the_host(tmp_path: Path, where: str, is_there: bool) -> None:
+    plan = plan_of("bert", "--engine", "fsdp", "--ranks", "1", "--set", "engine.fsdp.offload=true")
+    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="a", token="t")
+    engine = FsdpEngine(plan, RunFolder(tmp_path), place, torch.device("cpu"), None)
+    engine._shares = {"weight": nn.Parameter(torch.zeros(3, device=where))}
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        (row,) = [one for one in engine.settings() if one.key == "engine.fsdp.offload"]
+    finally:
+        dist.destroy_process_group()
+    assert (row.requested, row.effective, row.evidence[: len(where) + 4]) == (True, is_there, f"{where}: 12")
+
+
 class StreamClock(Clock):
     """A GPU's, of which moments are given as seconds."""
 
@@ -132,12 +149,12 @@ def test_on_a_gpu_exposed_is_what_the_computing_stream_waited() -> None:
     of_one: dict[str, Any] = {"num_bytes": 8, "num_tensors": 1, "ranks": 2, "rounds": 1}
     step = WatchedCalls(
         calls=[
-            Call(method=GATHER, phase="forward", module="a", begin=0.0, end=3.0, **of_one),  # computing came at 1
-            Call(method=GATHER, phase="forward", module="b", begin=3.0, end=4.0, **of_one),  # ahead: it came at 6
-            Call(method=GATHER, phase="backward", module="b", begin=7.0, end=8.5, **of_one),
-            Call(method=SCATTER, phase="backward", module="b", begin=9.0, end=12.0, **of_one),  # a's leave at 11
-            Call(method=SCATTER, phase="exchange", module="a", begin=12.0, end=14.0, **of_one),
-            Call(method=REDUCE, phase="optimizer", module="", begin=15.0, end=15.5, **of_one),
+            Call(method=GATHER, phase="forward", module="a", handed=0.0, done=3.0, **of_one),  # computing came at 1
+            Call(method=GATHER, phase="forward", module="b", handed=3.0, done=4.0, **of_one),  # ahead: it came at 6
+            Call(method=GATHER, phase="backward", module="b", handed=7.0, done=8.5, **of_one),
+            Call(method=SCATTER, phase="backward", module="b", handed=9.0, done=12.0, **of_one),  # a's leave at 11
+            Call(method=SCATTER, phase="exchange", module="a", handed=12.0, done=14.0, **of_one),
+            Call(method=REDUCE, phase="optimizer", module="", handed=15.0, done=15.5, **of_one),
         ]
     )
     step.arrivals |= {("a", "forward"): [1.0], ("b", "forward"): [6.0], ("b", "backward"): [8.0]}

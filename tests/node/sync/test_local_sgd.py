@@ -20,6 +20,7 @@ from dlbench.node.sync.groups import Communicators
 from dlbench.node.sync.local_sgd import LocalSgd
 from dlbench.node.training.run_record import average_warnings
 from dlbench.node.training.step_schedule import StepSchedule
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.records.rows.steps import read_steps
 from dlbench.specs.inert import refuse_inert
@@ -47,6 +48,11 @@ class ThreadRanks(Engine):
     def average(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             tensor.copy_(torch.stack(self.gather(tensor.clone())).mean(0))
+
+    told: ExchangeResult | None = None  # Of its gradients.
+
+    def exchange_result(self) -> ExchangeResult | None:
+        return self.told
 
     def communicators(self) -> Communicators:
         return cast(Communicators, SimpleNamespace(carrier="gloo", broadcast_parameters=lambda model: None))
@@ -171,6 +177,18 @@ def test_averages_are_counted_with_their_bytes_and_with_how_far_ranks_were_apart
     assert (exchange.exchange, exchange.by) == ("average every 4 updates", "dlbench")
 
 
+def test_times_are_of_averages_and_of_gradients_in_steps_that_send_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = {"carrier": "gloo", "by": "backend", "exchange": "flat", "fusion": "auto", "wire": "fp32", "group_size": 2}
+    times = {"communication_s": 10.0, "exposed_s": 4.0, "hidden_s": 6.0}
+    sent = [{"num_bytes": 4, "num_tensors": 1, "method": "gloo all-reduce"}]
+    told = ExchangeResult.model_validate({**kind, "num_groups": 1, "evidence": "seen", "messages": sent, **times})
+    monkeypatch.setattr(ThreadRanks, "told", told)
+    ((_, _, found), _) = trained(planned(sync__average_every=2, sync__average_from=4), 0.0)
+    # Four of ten steps; what averages take stands behind the backward pass.
+    assert found.hidden_s == pytest.approx(0.4 * 6.0)
+    assert 0 < found.exposed_s - 0.4 * 4.0 == pytest.approx(found.communication_s - 0.4 * 10.0)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [({"sync__average_every": STEPS + 1}, "only at the end"), ({"sync__average_from": STEPS + 1}, "never")],
@@ -259,8 +277,8 @@ def test_what_does_not_go_with_averages_is_refused_by_name(settings: dict[str, A
     [
         (2, 3, []),
         (2, 4, ["average_from 4 lies within the measured steps, 3 to 6"]),
-        (3, 7, ["no multiple"]),
-        (2, 7, []),
+        (3, 3, ["no multiple"]),
+        (3, 7, []),
     ],
 )
 def test_measured_steps_of_two_kinds_are_told(every: int, since: int, said: list[str]) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from dlbench.errors import EnvironmentLacksError
+from dlbench.node.sync import timing
 from dlbench.node.sync.ddp import WatchedHook, hook_for_ddp, require_sum, summarise
 from dlbench.node.sync.horovod.report import TuningWatch, parse_log, tuning_cost_s
 from dlbench.node.sync.horovod.timeline import TimelineWindow, parse_timeline
@@ -443,7 +444,7 @@ def train(wire: str, *, steps: int = 4, scale: float = 1.0, watch_from: int = 2)
 def test_every_bucket_of_ddp_is_noted(wire: str, share: float, alone: None) -> None:
     hook, watch = train(wire)
     seen = summarise(watch)
-    spans = watch.spans()
+    spans = timing.spans([step.messages for step in watch.steps], watch.clock)
     assert [(span.step, span.number) for span in spans] == [
         (step, number) for step in range(2) for number in range(len(seen.messages))
     ]

@@ -7,8 +7,9 @@ whole parameters, is pointed at the shares by name, so that training keeps its o
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -23,10 +24,10 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp import require_sum
 from dlbench.node.sync.engine import MessageSpan, settings_of
 from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
-from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, Call, CommWatch, of_gradients
-from dlbench.node.sync.timing import ring_bytes
+from dlbench.node.sync.fsdp.watched_comm import ACTIVATIONS, GATHER, REDUCE, SCATTER, CommWatch, of_gradients
+from dlbench.node.sync.timing import layout, messages_of, ring_bytes
 from dlbench.node.sync.torch_ranks import TorchRanks
-from dlbench.records.exchange import ExchangeResult, Message
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import CollectiveWaits, RankGpu, Setting
 from dlbench.specs.plan import RunPlan
@@ -131,22 +132,18 @@ class FsdpEngine(TorchRanks):
         return init_device_mesh(self._device.type, tuple(shape[name] for name in names), mesh_dim_names=names)
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def hold_exchange(self) -> Iterator[None]:
         root = cast(FSDPModule | None, self._modules.get(""))
-        if root is None:
-            yield
-            return
-        root.set_requires_gradient_sync(False)
+        if root is not None:
+            root.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            root.set_requires_gradient_sync(True)
-
-    def hold_exchange(self) -> AbstractContextManager[None]:
-        return self._held()
+            if root is not None:
+                root.set_requires_gradient_sync(True)
 
     @contextmanager
-    def _unsharded(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         modules = {name: cast(FSDPModule, module) for name, module in self._modules.items()}
         with self._watch.paused():
             for module in modules.values():
@@ -159,9 +156,6 @@ class FsdpEngine(TorchRanks):
                 for name, module in modules.items():
                     module.reshard()
                     module.set_reshard_after_forward(self._frees(name), recurse=False)
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self._unsharded()
 
     def begin_backward(self) -> None:
         self._watch.begin_backward()
@@ -197,15 +191,8 @@ class FsdpEngine(TorchRanks):
     def _sum(self, tensor: torch.Tensor, group: Any) -> None:
         """Sums a small tensor over a group; the update or clipping waits for it."""
         there = tensor.to(self._device)  # NCCL takes none of the host, where offloaded gradients lie.
-        self._watch.carry(
-            lambda: dist.all_reduce(there, group=group),
-            there,
-            group,
-            method=REDUCE,
-            phase="optimizer",
-            module="",
-            num_tensors=1,
-        )
+        what = {"method": REDUCE, "phase": "optimizer", "module": "", "num_tensors": 1}
+        self._watch.carry(lambda: dist.all_reduce(there, group=group), there, group, **what)
         if there is not tensor:
             tensor.copy_(there)
 
@@ -224,8 +211,10 @@ class FsdpEngine(TorchRanks):
     def waits(self) -> CollectiveWaits | None:
         if self._place.size == 1:
             return None
-        found = self._watch.seconds()
-        summed = [(phase, seconds) for (method, phase), seconds in found.items() if method != GATHER]
+        waited: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # By whether it was for parameters.
+        for (method, phase), seconds in self._watch.seconds().items():
+            if phase != "exchange":
+                waited[method == GATHER][phase] += seconds  # type: ignore[assignment]
         how = "each collective of the measured steps timed; on a CPU a rank waits for all of it"
         if self._device.type == "cuda":
             how = (
@@ -233,25 +222,30 @@ class FsdpEngine(TorchRanks):
                 "where the computing stream came to a module until its parameters were there, or the gradients before "
                 "had left"
             )
-        return CollectiveWaits(
-            gather_s={phase: seconds for (method, phase), seconds in found.items() if method == GATHER},
-            exchange_s={
-                phase: sum(seconds for one, seconds in summed if one == phase)
-                for phase in {one for one, _ in summed} - {"exchange"}
-            },
-            evidence=how,
-        )
+        return CollectiveWaits(gather_s=waited[True], exchange_s=waited[False], evidence=how)
 
     def exchange_result(self) -> ExchangeResult | None:
         if self._place.size == 1:
             return None
-        calls, place = of_gradients(self._watch.last), self._place
-        everyone = self.gather(self._watch.times())
+        watch, place = self._watch, self._place
+        calls, everyone = of_gradients(watch.last), self.gather(watch.times())
         inside, across = 0.0, 0.0
         for one in calls:
-            here, there = ring_bytes(one.num_bytes * one.rounds / 2, ranks=one.ranks, groups=self._groups_of(one))
+            # A replica that shares layers lies on one node, as ranks that share a copy do where nodes have their own.
+            is_inside = one.method == ACTIVATIONS or (self._nodes > 1 and one.method != REDUCE)
+            groups = 1 if is_inside else place.num_nodes
+            here, there = ring_bytes(one.num_bytes * one.rounds / 2, ranks=one.ranks, groups=groups)
             inside, across = inside + here, across + there
         known = [times for times in everyone if times]
+        steps = [(step.backward, of_gradients(step.calls)) for step in watch.steps]
+        alike = [(begin, sent) for begin, sent in steps if layout(sent) == layout(calls)]
+        self._shared = self._shares_text()
+        layers = self._tensor.evidence()[1] if self._tensor is not None else ""
+        how = "exposed is what the computing stream waited, by events; bytes as a ring has them, NCCL chooses by itself"
+        if self._backend == "gloo":
+            how = "each collective ends before its call returns, so all of it is exposed; bytes by Gloo's rings"
+            how += ", of which a reduce-scatter is an all-reduce" if self._modules else ""
+        told = [how, self._shared[1], self._bytes_text()[1] if self._modules else "", layers]
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -260,14 +254,15 @@ class FsdpEngine(TorchRanks):
             wire=self._wire_seen,
             group_size=place.local_size,
             num_groups=place.num_nodes,
-            messages=self._messages(),
+            messages=messages_of(calls, alike, watch.clock),
             bytes_inside=inside,
             bytes_across=across,
             **{key: statistics.fmean(times[key] for times in known) for key in (known[0] if known else ())},
-            window_steps=len(self._watch.steps),
-            evidence="; ".join(filter(None, self._evidence())),
+            window_steps=len(watch.steps),
+            evidence="; ".join(filter(None, told)),
         )
 
+<<<<<<< HEAD
     def _groups_of(self, one: Call) -> int:
         """Nodes of the ranks of a collective; a replica that shares layers lies on one."""
         is_inside = one.of_activations or (self._nodes > 1 and one.method != REDUCE)
@@ -308,6 +303,8 @@ class FsdpEngine(TorchRanks):
             )
         return tuple(found)
 
+=======
+>>>>>>> main
     def _own(self, name: str) -> list[torch.Size]:
         """Shapes of the parameters that a sharded module gathers itself."""
         others = [f"{other}." for other in self._modules if other and other != name]
@@ -364,16 +361,21 @@ class FsdpEngine(TorchRanks):
         return {2: "bf16", 4: "fp32"}.get(scattered // max(1, elements), "unknown")
 
     def settings(self) -> list[Setting]:
-        """What is sharded is in force only if the shares make a whole and the bytes are those that sharding sends."""
+        """What is sharded is in force only if the shares make a whole and the bytes are those that sharding sends;
+        after `exchange_result`.
+        """
         asked, found = self._settings, super().settings()
+        if asked.offload:
+            where = sorted({_local(share).device.type for share in self._shares.values()})
+            how = f"{sum(_local(share).nbytes for share in self._shares.values())} bytes of parameters lie there"
+            found += settings_of(("engine.fsdp.offload", True, where == ["cpu"], f"{', '.join(where)}: {how}"))
         if self._tensor is not None:
             is_shared, how = self._tensor.evidence()
-            found += settings_of(
-                ("engine.fsdp.tensor_ranks", asked.tensor_ranks, asked.tensor_ranks if is_shared else 1, how)
-            )
+            in_force = asked.tensor_ranks if is_shared else 1
+            found += settings_of(("engine.fsdp.tensor_ranks", asked.tensor_ranks, in_force, how))
         if not self._modules or self._place.size == 1:
             return found
-        (is_shared, shares), (is_sent, sent) = self._shares_text(), self._bytes_text()
+        (is_shared, shares), (is_sent, sent) = self._shared, self._bytes_text()
         again = any(one.method == GATHER and one.phase == "backward" for one in self._watch.last)
         shard = "none" if not is_shared else "parameters" if again else "gradients"
         ranks = "node" if self._nodes > 1 else "all"

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from dlbench.node.sync.fsdp.watched_comm import REDUCE, CommWatch
+from dlbench.node.sync.fsdp.watched_comm import ACTIVATIONS, CommWatch
 from dlbench.specs.plan import RunPlan
 
 
@@ -83,10 +83,10 @@ class SharedLayers:
 
     def _sum(self, tensor: Tensor, phase: Literal["forward", "backward"], name: str) -> Tensor:
         """The tensor; over the ranks of the replica it is summed in the forward pass, or its gradient in the other."""
-        group, what = self._mesh.get_group(), {"method": REDUCE, "phase": phase, "module": name, "num_tensors": 1}
+        group, what = self._mesh.get_group(), {"method": ACTIVATIONS, "phase": phase, "module": name, "num_tensors": 1}
 
         def add(part: Tensor) -> None:
-            self._watch.carry(lambda: dist.all_reduce(part, group=group), part, group, **what, of_activations=True)
+            self._watch.carry(lambda: dist.all_reduce(part, group=group), part, group, **what)
 
         found: Tensor = _Sum.apply(tensor, add, phase)  # type: ignore[no-untyped-call]
         return found

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.sync.engine import MessageSpan
-from dlbench.node.sync.timing import clock_for, covered
+from dlbench.node.sync.timing import MessageInFlight, clock_for, covered, spans
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
@@ -34,23 +34,21 @@ except ImportError as error:
     ) from None
 
 Phase = Literal["forward", "backward", "exchange", "optimizer"]
-GATHER, SCATTER, REDUCE = "all-gather", "reduce-scatter", "all-reduce"
+GATHER, SCATTER, REDUCE, ACTIVATIONS = "all-gather", "reduce-scatter", "all-reduce", "all-reduce of activations"
 
 
-@dataclass(kw_only=True, slots=True)
-class Call:
-    """One collective of a step; moments of the clock, None where it was not timed."""
+@dataclass(kw_only=True)
+class Call(MessageInFlight):
+    """One collective of a step, of a whole vector, padding included; moments are None where it was not timed."""
 
-    method: str
     phase: Phase
     module: str  # That the parameters or gradients belong to; empty: of no module.
-    num_bytes: int  # Of the whole vector, padding included.
-    num_tensors: int
     ranks: int
     rounds: int  # Of a ring, in each of which a rank sends all but its share.
-    of_activations: bool = False  # Then the computing stream waits for it where it is ordered.
-    begin: Any
-    end: Any = None
+
+    @property
+    def of_gradients(self) -> bool:
+        return self.method != GATHER and self.phase != "forward"
 
     @property
     def words(self) -> str:
@@ -87,7 +85,7 @@ class CommWatch:
         """`beat`: hears where this rank stands, before and after each collective."""
         self.clock = clock_for(device)
         # Gloo's reduce-scatter is an all-reduce of which a rank keeps its share (ProcessGroupGloo.cpp, torch 2.13).
-        self.rounds = {GATHER: 1, SCATTER: 2 if backend == "gloo" else 1, REDUCE: 2}
+        self.rounds = {GATHER: 1, SCATTER: 2 if backend == "gloo" else 1, REDUCE: 2, ACTIVATIONS: 2}
         self.is_open = self.awaits_release = False
         self.steps: list[WatchedCalls] = []  # Of the window.
         self.last: list[Call] = []  # Of the last whole step, moments or not.
@@ -117,7 +115,7 @@ class CommWatch:
             if self._scatters == self._expected:
                 self._end_backward()
         size, rounds = whole.numel() * whole.element_size(), self.rounds[what["method"]]
-        noted = Call(begin=self._mark(), num_bytes=size, ranks=group.size(), rounds=rounds, **what)
+        noted = Call(handed=self._mark(), num_bytes=size, ranks=group.size(), rounds=rounds, **what)
         if noted.phase == "backward" and self._is_marked:
             noted.phase = "exchange"
         self._now.calls.append(noted)
@@ -129,7 +127,7 @@ class CommWatch:
             found.wait()
             time.sleep(2e-3)
             found = None
-        noted.end = self._mark()
+        noted.done = self._mark()
         self._beat(f"the {which}")
         return found
 
@@ -146,7 +144,7 @@ class CommWatch:
                 "ranks": ranks,
                 "rounds": 2,
             }
-            noted = Call(begin=before.end, end=self._mark(), num_bytes=size, num_tensors=num_tensors, **what)
+            noted = Call(handed=before.done, done=self._mark(), num_bytes=size, num_tensors=num_tensors, **what)
             self._now.calls.append(noted)
 
         return note
@@ -172,9 +170,9 @@ class CommWatch:
         step, self._now = self._now, WatchedCalls()
         self._expected, self._scatters, self._is_marked = self._scatters, 0, False
         self.last = step.calls
-        for of_activations, counter in ((False, self.bytes_of_steps), (True, self.bytes_of_activations)):
-            found = (one.sent_bytes for one in of_gradients(step.calls) if one.of_activations == of_activations)
-            counter[round(sum(found))] += 1
+        for is_of_them, counter in ((False, self.bytes_of_steps), (True, self.bytes_of_activations)):
+            calls = [one for one in of_gradients(step.calls) if (one.method == ACTIVATIONS) == is_of_them]
+            counter[round(sum(one.sent_bytes for one in calls))] += 1
         if self.is_open:
             self.steps.append(step)
             return
@@ -218,13 +216,13 @@ class CommWatch:
         """Seconds of each call that this rank's computing waited for it."""
         between = self.clock.between
         if self.clock.marks_are_free:
-            return [between(one.begin, one.end) for one in step.calls]
+            return [between(one.handed, one.done) for one in step.calls]
         seen: Counter[tuple[str, str]] = Counter()
         found = []
         leaving = [one.module for one in step.calls if one.method == SCATTER][1:]
         for one in step.calls:
-            if one.of_activations or one.phase == "optimizer":  # ordered where the rank computes
-                found.append(between(one.begin, one.end))
+            if one.method == ACTIVATIONS or one.phase == "optimizer":  # ordered where the rank computes
+                found.append(between(one.handed, one.done))
                 continue
             arrivals: list[Any] = []
             if one.method == GATHER:
@@ -235,7 +233,7 @@ class CommWatch:
                 # Gradients of the next module leave while these may still be on their way, of whose memory torch keeps
                 # one at a time: there the computing stream waits. Earlier passes of the step sent none.
                 arrivals = step.arrivals.get((leaving.pop(0), "leave"), [])[-1:]
-            found.append(max(0.0, between(arrivals[0], one.end)) if arrivals else 0.0)
+            found.append(max(0.0, between(arrivals[0], one.done)) if arrivals else 0.0)
         return found
 
     def seconds(self) -> dict[tuple[str, Phase], float]:
@@ -256,8 +254,8 @@ class CommWatch:
             return {}
         between, found = self.clock.between, []
         for step in self.steps:
-            first = step.calls[0].begin if step.calls else None
-            ways = [(between(first, one.begin), between(first, one.end)) for one in step.calls]
+            first = step.calls[0].handed if step.calls else None
+            ways = [(between(first, one.handed), between(first, one.done)) for one in step.calls]
             all_of_it = covered(ways)
             waited = all_of_it if self.clock.marks_are_free else min(all_of_it, sum(self.exposed(step)))
             found.append((all_of_it, waited))
@@ -266,6 +264,7 @@ class CommWatch:
 
     def spans(self) -> list[MessageSpan]:
         """Collectives of a closed window; after `close`."""
+<<<<<<< HEAD
         return [
             MessageSpan(
                 step=number,
@@ -280,6 +279,9 @@ class CommWatch:
             for number, step in enumerate(self.steps)
             for place, one in enumerate(of_gradients(step.calls))
         ]
+=======
+        return spans([of_gradients(step.calls) for step in self.steps], self.clock)
+>>>>>>> main
 
 
 def of_gradients(calls: list[Call]) -> list[Call]:
@@ -310,10 +312,12 @@ def _pass() -> Phase:
     return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
 
 
-class _AllGather(DefaultAllGather):
+class _Watched:
     def __init__(self, watch: CommWatch, module: str, num_tensors: int) -> None:
         self._watch, self._what = watch, {"module": module, "num_tensors": num_tensors}
 
+
+class _AllGather(_Watched, DefaultAllGather):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
@@ -321,10 +325,7 @@ class _AllGather(DefaultAllGather):
         return self._watch.carry(call, output_tensor, group, method=GATHER, phase=_pass(), **self._what)
 
 
-class _ReduceScatter(DefaultReduceScatter):
-    def __init__(self, watch: CommWatch, module: str, num_tensors: int) -> None:
-        self._watch, self._what = watch, {"module": module, "num_tensors": num_tensors}
-
+class _ReduceScatter(_Watched, DefaultReduceScatter):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:

@@ -82,14 +82,10 @@ class HorovodEngine(Engine):
         stall_timeout_s: float = 600.0,
         gpu: RankGpu | None = None,
     ) -> None:
-        """One rank's engine.
-
-        `settings`: as planned. `place`: this rank. `device`: where it computes. `use_mpi`: the launcher is an MPI one;
-        otherwise ranks meet through `address_file` and Gloo. `address_file`: where rank 0 gives its address.
-        `interface`: the network interface; None to find it. `fusion`: auto, none, or the size that messages are fused
-        up to. `wire`: fp32 or fp16. `exchange`: flat, horovod-hierarchical or horovod-torus. `is_watched`: whether
-        Horovod's timeline is used; not where dlbench itself exchanges and counts. `stall_timeout_s`: without progress
-        for so long, the run's watchdog ends this rank. `gpu`: this rank's; None on a CPU.
+        """`use_mpi`: the launcher is an MPI one; otherwise ranks meet through `address_file`, where rank 0 gives its
+        address, and Gloo. `interface`: of the network; None to find it. `fusion`: auto, none, or the size that messages
+        are fused up to. `exchange`: flat, horovod-hierarchical or horovod-torus. `is_watched`: whether Horovod's
+        timeline is used; not where dlbench itself exchanges. `stall_timeout_s`: of the run's watchdog.
         """
         self._stall_timeout_s = stall_timeout_s
         self._gpu = gpu

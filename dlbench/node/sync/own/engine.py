@@ -84,9 +84,9 @@ class OwnExchange(EngineOverLibrary):
         communicators = self._library.communicators()
         communicators.broadcast_parameters(model)
         self._route = RouteBuilder(
-            self._plan,
-            self._place,
-            self._device,
+            plan=self._plan,
+            place=self._place,
+            device=self._device,
             communicators=communicators,
             clock=self._clock,
             gather=self.gather,

@@ -86,59 +86,50 @@ def _exchange(wire: WireFormat, method: Method, world: Group, number: int, vecto
     return ways[-1] if ways else "sparse"
 
 
+@dataclass(kw_only=True)
 class RouteBuilder:
     """Makes the groups, finds the threshold of hybrid and the cost line of own:mgwfbp."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        place: RankPlace,
-        device: torch.device,
-        *,
-        communicators: Communicators,
-        clock: Clock,
-        gather: Callable[[Any], list[Any]],
-        tensor_elements: Sequence[int],
-    ) -> None:
-        """Everything that is known of the run; `gather` is `Engine.gather`, `tensor_elements` of each gradient."""
-        self._plan = plan
-        self._place = place
-        self._device = device
-        self._communicators = communicators
-        self._clock = clock
-        self._gather = gather
-        self._tensor_elements = tensor_elements
-        self._gradient_bytes = ELEMENT_BYTES * sum(tensor_elements)
-        self._who = GroupRanks(size=place.size, group_size=plan.group_size)
-        self._is_grouped = plan.sync.exchange in GROUPED
-        self._multiple = plan.group_size if self._is_grouped else 1
+    plan: RunPlan
+    place: RankPlace
+    device: torch.device
+    communicators: Communicators
+    clock: Clock
+    gather: Callable[[Any], list[Any]]  # `Engine.gather`.
+    tensor_elements: Sequence[int]  # Of each gradient.
+
+    def __post_init__(self) -> None:
+        self._gradient_bytes = ELEMENT_BYTES * sum(self.tensor_elements)
+        self._who = GroupRanks(size=self.place.size, group_size=self.plan.group_size)
+        self._is_grouped = self.plan.sync.exchange in GROUPED
+        self._multiple = self.plan.group_size if self._is_grouped else 1
         self._costs: list[LineCost] = []
 
     def build(self) -> Route:
         """The route; all ranks call it together. Raises `UserError`: `sync.network` does not say what is needed of it;
         `RunError`: ranks that should share memory do not find each other.
         """
-        sync = self._plan.sync
+        sync = self.plan.sync
         shared = self._shared_memory() if sync.inside == "shared-memory" else None
-        carrier = self._communicators.carrier
+        carrier = self.communicators.carrier
         groups: RankGroups | None = None
         if self._is_grouped:
-            groups = make_groups(self._communicators, self._who, shared)
+            groups = make_groups(self.communicators, self._who, shared)
             world = groups.world
             carrier = carrier if shared is None else f"{carrier}, {shared.carrier} intra-group"
         else:
-            world = shared or make_world(self._communicators, self._who)
+            world = shared or make_world(self.communicators, self._who)
             carrier = world.carrier
         self._arena = self._room(shared)
         method = self._method(world, groups, carrier)
-        wire = self._plan.sync.wire
+        wire = self.plan.sync.wire
         return Route(
             world=world,
             method=method,
             wire=self._wire(wire),
             carrier=carrier,
             inside="backend" if shared is None else "shared-memory",
-            group_size=self._plan.group_size,
+            group_size=self.plan.group_size,
             multiple=self._multiple,
             line=self._line(method, wire, world, carrier) if sync.fusion == "own:mgwfbp" else None,
             costs=tuple(self._costs),
@@ -148,35 +139,35 @@ class RouteBuilder:
 
     def _shared_memory(self) -> SharedMemoryGroup:
         """Memory of this rank's group, or of all ranks where the exchange has no groups (they are on one node then)."""
-        rank = self._place.rank
+        rank = self.place.rank
         ranks = next(r for r in self._who.inside if rank in r) if self._is_grouped else self._who.world
         return SharedMemoryGroup(
             ranks,
             ranks.index(rank),
-            name=f"{self._plan.run_id}-{self._place.token}-{ranks[0]}",
+            name=f"{self.plan.run_id}-{self.place.token}-{ranks[0]}",
             capacity_bytes=min(self._gradient_bytes + ELEMENT_BYTES * len(ranks), SLOT_BYTES),
-            timeout_s=min(SHARED_MEMORY_WAIT_S, self._plan.measure.stall_timeout_s),
+            timeout_s=min(SHARED_MEMORY_WAIT_S, self.plan.measure.stall_timeout_s),
         )
 
     def _room(self, shared: SharedMemoryGroup | None) -> torch.Tensor:
         """Where messages lie: in shared memory already, where there is some, so that they need not be copied there."""
         elements = max(
-            arena_elements(self._tensor_elements, self._multiple), sizes_up_to(self._gradient_bytes, self._multiple)[-1]
+            arena_elements(self.tensor_elements, self._multiple), sizes_up_to(self._gradient_bytes, self._multiple)[-1]
         )
         if shared is not None:
             return shared.allocate(elements)
-        return torch.zeros(elements, dtype=torch.float32, device=self._device)
+        return torch.zeros(elements, dtype=torch.float32, device=self.device)
 
     def _wire(self, name: Wire) -> WireFormat:
-        return build_wire(name, density=self._plan.sync.topk_density, world_size=self._place.size)
+        return build_wire(name, density=self.plan.sync.topk_density, world_size=self.place.size)
 
     def _method(self, world: Group, groups: RankGroups | None, carrier: str) -> Method:
-        flat = Flat(world, self._plan.group_size)
+        flat = Flat(world, self.plan.group_size)
         if groups is None:
             return flat
-        sync = self._plan.sync
+        sync = self.plan.sync
         if sync.exchange == "leader":
-            return Leader(groups, reduce_is_sum=self._communicators.reduce_is_sum and sync.inside == "backend")
+            return Leader(groups, reduce_is_sum=self.communicators.reduce_is_sum and sync.inside == "backend")
         hierarchical = Hierarchical(groups)
         if sync.exchange == "hierarchical":
             return hierarchical
@@ -196,7 +187,7 @@ class RouteBuilder:
         """Seconds by bytes of gradients, as `sync.network` says or as timed now."""
         name = f"{carrier} {method.name}" + ("" if wire == "fp32" else f" {wire}")
         counts = sizes_up_to(self._gradient_bytes, self._multiple)
-        if self._plan.sync.network is not None:
+        if self.plan.sync.network is not None:
             line = self._given(name, method, wire, carrier, counts)
         else:
             probe = self._wire(wire)
@@ -206,33 +197,33 @@ class RouteBuilder:
                 lambda number, vector: _exchange(probe, method, world, number, vector),
                 counts,
                 world=world,
-                clock=self._clock,
+                clock=self.clock,
                 arena=self._arena,
                 budget_s=CALIBRATION_S / self._num_lines,
-                gather=self._gather,
+                gather=self.gather,
             )
         self._costs.append(line)
         return line
 
     @property
     def _num_lines(self) -> int:
-        sync = self._plan.sync
+        sync = self.plan.sync
         is_found = sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None
         return max(1, 2 * is_found + (sync.fusion == "own:mgwfbp"))
 
     def _given(self, name: str, method: Method, wire: Wire, carrier: str, counts: list[int]) -> LineCost:
         """The line by `sync.network`, for messages `width` times as long as the gradients in them."""
-        assert self._plan.sync.network is not None
+        assert self.plan.sync.network is not None
         width = self._wire(wire).bytes_per_element / ELEMENT_BYTES
         sizes = [count * ELEMENT_BYTES for count in counts]
         lines = {
             part.name: given_line(
-                self._plan.sync.network, f"{carrier} {part.name}", part.name, self._who, largest_bytes=sizes[-1]
+                self.plan.sync.network, f"{carrier} {part.name}", part.name, self._who, largest_bytes=sizes[-1]
             )
             for part in (method.parts if isinstance(method, Hybrid) else (method,))
         }
         seconds = [lines[method.way(size * width)].time(size * width) for size in sizes]
-        return fit_line(name, self._place.size, sizes, seconds)
+        return fit_line(name, self.place.size, sizes, seconds)
 
 
 Sent = tuple[float, float]  # Bytes that a rank sends inside its group and to other groups, mean over ranks.
