@@ -458,17 +458,9 @@ def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
         return Column("", title * has_least, figure)
 
     columns: tuple[Column[ExchangePoint], ...] = (
-<<<<<<< HEAD
-        Column("", "At", place_of, is_brief=True),
-        time("Messages under way", "communication", is_brief=True),
-        time(hidden, "hidden"),
-        time(exposed, "exposed", is_brief=True),
-        time("Backward pass" * (not is_in_passes), "backward"),
-=======
         Column("", "At", place_of),
-        *(time("Messages under way", "communication"), time("during backward", "hidden")),
-        *(time("after backward", "exposed"), time("Backward pass", "backward")),
->>>>>>> main
+        *(time("Messages under way", "communication"), time(hidden, "hidden"), time(exposed, "exposed")),
+        time("Backward pass" * (not is_in_passes), "backward"),
         *(least("Least after backward", "best_exposed"), least("Efficiency with it", "efficiency")),
         Column("", "Cost of a message" * has_least, lambda point: point.prediction.line if point.prediction else None),
         Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),

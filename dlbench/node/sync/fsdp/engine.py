@@ -262,49 +262,6 @@ class FsdpEngine(TorchRanks):
             evidence="; ".join(filter(None, told)),
         )
 
-<<<<<<< HEAD
-    def _groups_of(self, one: Call) -> int:
-        """Nodes of the ranks of a collective; a replica that shares layers lies on one."""
-        is_inside = one.of_activations or (self._nodes > 1 and one.method != REDUCE)
-        return 1 if is_inside else self._place.num_nodes
-
-    def _evidence(self) -> list[str]:
-        layers = self._tensor.evidence()[1] if self._tensor is not None else ""
-        return [self._carrier_text, self._shares_text()[1], self._bytes_text()[1] if self._modules else "", layers]
-
-    @property
-    def _carrier_text(self) -> str:
-        if self._backend == "gloo":
-            how = "each collective ends before its call returns, so all of it is exposed; bytes by Gloo's rings"
-            return f"{how}, of which a reduce-scatter is an all-reduce" if self._modules else how
-        return (
-            "exposed is what the computing stream waited, by events; bytes as a ring has them, NCCL chooses by itself"
-        )
-
-    def _messages(self) -> tuple[Message, ...]:
-        watch, last = self._watch, of_gradients(self._watch.last)
-        kind = [(one.method, one.module) for one in last]
-        steps = [step for step in watch.steps if [(c.method, c.module) for c in of_gradients(step.calls)] == kind]
-        between, found = watch.clock.between, []
-        for number, one in enumerate(last):
-            ways = [(step.backward, of_gradients(step.calls)[number]) for step in steps]
-            ready = None
-            if ways and one.method != GATHER and one.phase != "forward":
-                ready = max(0.0, statistics.median(between(begin, way.begin) for begin, way in ways))
-            found.append(
-                Message(
-                    num_bytes=one.num_bytes,
-                    num_tensors=one.num_tensors,
-                    method=one.words,
-                    ready_s=ready,
-                    start_s=ready,
-                    exchange_s=statistics.median(between(way.begin, way.end) for _, way in ways) if ways else None,
-                )
-            )
-        return tuple(found)
-
-=======
->>>>>>> main
     def _own(self, name: str) -> list[torch.Size]:
         """Shapes of the parameters that a sharded module gathers itself."""
         others = [f"{other}." for other in self._modules if other and other != name]

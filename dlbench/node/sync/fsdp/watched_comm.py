@@ -51,11 +51,6 @@ class Call(MessageInFlight):
         return self.method != GATHER and self.phase != "forward"
 
     @property
-    def words(self) -> str:
-        """What records and traces call it."""
-        return f"{self.method} of activations" if self.of_activations else self.method
-
-    @property
     def sent_bytes(self) -> float:
         """Bytes that a rank sends, if a ring carries it."""
         return self.rounds * (self.ranks - 1) / self.ranks * self.num_bytes
@@ -264,24 +259,7 @@ class CommWatch:
 
     def spans(self) -> list[MessageSpan]:
         """Collectives of a closed window; after `close`."""
-<<<<<<< HEAD
-        return [
-            MessageSpan(
-                step=number,
-                number=place,
-                ready_ns=self.clock.monotonic_ns(one.begin),
-                start_ns=self.clock.monotonic_ns(one.begin),
-                end_ns=self.clock.monotonic_ns(one.end),
-                num_bytes=one.num_bytes,
-                num_tensors=one.num_tensors,
-                method=one.words,
-            )
-            for number, step in enumerate(self.steps)
-            for place, one in enumerate(of_gradients(step.calls))
-        ]
-=======
         return spans([of_gradients(step.calls) for step in self.steps], self.clock)
->>>>>>> main
 
 
 def of_gradients(calls: list[Call]) -> list[Call]:
