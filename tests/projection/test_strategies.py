@@ -82,7 +82,9 @@ def by_counts(strategy: str, ranks: int) -> float:
         gathered = cost("all-gather", ranks, weights) if strategy == "zero-1" else 0.0
         return summed / 8 if strategy == "local-sgd" else summed + gathered
     if strategy == "fsdp":
-        return sum(2 * cost("all-gather", ranks, one) + cost("reduce-scatter", ranks, one) for one in blocks)
+        own, root = blocks[1:-1], blocks[0] + blocks[-1]  # The root is gathered once.
+        inner = sum(2 * cost("all-gather", ranks, one) + cost("reduce-scatter", ranks, one) for one in own)
+        return inner + cost("all-gather", ranks, root) + cost("reduce-scatter", ranks, root)
     if strategy == "filter":
         wide = [layer for layer in products if layer.filters >= ranks]
         out = sum(cost("all-gather", ranks, BATCH * layer.outputs) for layer in wide if layer is not products[-1])
@@ -319,7 +321,7 @@ def test_gradients_are_hidden_by_the_backward_pass_but_for_the_last_message() ->
     assert row.communication_s == pytest.approx(3 * one)
     assert row.exposed_s == pytest.approx(one)
     (row,) = rows_of(layers, 4, "fsdp", times=times, batch=4, slots=0)  # the first gather, and the last scatter
-    ends = cost("all-gather", 4, 4096 * 4097), cost("reduce-scatter", 4, 4096 * 4097)
+    ends = cost("all-gather", 4, 2 * 4096 * 4097), cost("reduce-scatter", 4, 2 * 4096 * 4097)
     assert row.exposed_s == pytest.approx(sum(ends))
 
 

@@ -112,6 +112,7 @@ class _Model:
     weights: Sequence[float]  # Elements of a rank by layer, whose gradients it exchanges.
     backward: Sequence[float]  # Seconds of each layer's backward pass, behind which that exchange hides.
     phi: float
+    sent_bytes: float = 0.0  # By a rank, within its group, where it is counted.
     notes: tuple[str, ...] = ()
 
 
@@ -221,8 +222,7 @@ class Case:
         compute, held, notes = model.compute_s, model.memory_bytes, model.notes
         # By rings: an all-reduce is a reduce-scatter and an all-gather.
         once = WEIGHT_BYTES * self._weights * (1 - 1 / replicas)
-        fsdp = 2 + (2 if self.scatter == "allreduce" else 1)
-        bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "fsdp": fsdp * once, "serial": 0.0}.get(name)
+        bytes_sent = {"data": 2 * once, "zero-1": 3 * once, "serial": 0.0, "tensor": model.sent_bytes}.get(name)
         update = self.times.update_s * sum(model.weights) / self._weights
         whole = WEIGHT_BYTES * self._weights
         if name == "zero-1":
@@ -230,7 +230,7 @@ class Case:
             sent, exposed, update = sent + gathered, exposed + gathered, update / ranks
             held -= self.slots * whole * (1 - 1 / ranks)
         elif name == "fsdp":
-            sent, exposed, largest = self._gathered(batch, summed)
+            sent, exposed, largest, bytes_sent = self._gathered(batch, summed)
             update /= ranks
             held += 2 * largest - (2 + self.slots) * whole * (1 - 1 / ranks)
         elif name == "local-sgd":
@@ -311,21 +311,26 @@ class Case:
                 sent, free, held = sent + cost, max(free, now) + cost, 0.0
         return sent, max(0.0, free - now)
 
-    def _gathered(self, batch: int, groups: Groups) -> tuple[float, float, float]:
+    def _gathered(self, batch: int, groups: Groups) -> tuple[float, float, float, float]:
         """FSDP: while a pass of a block computes, gradients of the block before are scattered (backward), and weights
-        of the next are gathered. On the wire, exposed, and the bytes of the largest block.
+        of the next are gathered. On the wire, exposed, the bytes of the largest block, and those that a rank sends.
+
+        The first and the last block are the root module: gathered once, before the first pass, and scattered last.
         """
         sizes = [WEIGHT_BYTES * sum(self.layers[n].weights for n in block) for block in self._blocks]
-        gather, scatter = (
-            [groups.seconds(collective, size, WEIGHT_BYTES) for size in sizes]
+        root, own = sum(sizes) - sum(sizes[1:-1]), [0, *sizes[1:-1], 0][: len(sizes)]
+        (first, *gather), (last, *scatter) = (
+            [groups.seconds(collective, size, WEIGHT_BYTES) for size in (root, *own)]
             for collective in ("all-gather", self.scatter)
         )
         forward, backward = self._passes(batch)
         fetched = [*gather, *reversed(gather), 0.0, 0.0]
         freed = [0.0] * (len(sizes) + 1) + scatter[::-1]
         pairs = zip([*forward, *reversed(backward), 0.0], fetched[1:], freed, strict=True)
-        end = fetched[0] + sum(max(computed, after + before) for computed, after, before in pairs)
-        return sum(fetched) + sum(freed), end - sum(forward) - sum(backward), max(sizes)
+        end = first + sum(max(computed, after + before) for computed, after, before in pairs) + last
+        scattered = (2 if self.scatter == "allreduce" else 1) * sum(sizes)
+        sent = (1 - 1 / groups.size) * (root + 2 * sum(own) + scattered)
+        return first + last + sum(fetched) + sum(freed), end - sum(forward) - sum(backward), max(sizes), sent
 
     # --- strategies that share a model
 
@@ -381,6 +386,7 @@ class Case:
         (Shoeybi et al., Megatron-LM (2019), section 3).
         """
         groups, shares, seconds, width = Groups(self.layout, self.network, size), [], 0.0, self.activation_bytes
+        summed = 0.0
         heads = next(layer.heads for layer in self.layers if layer.heads)
         for layer in self.layers:
             parts = {"column": layer.filters, "row": layer.channels, "head": heads, "": 0}[layer.tensor]
@@ -389,7 +395,8 @@ class Case:
             shares.append(_Share(share, inputs, outputs, share))
             if layer.tensor == "row":
                 seconds += 2 * groups.seconds("allreduce", batch * layer.outputs * width, width)
-        return self._divided(batch, shares, seconds, groups)
+                summed += 2 * batch * layer.outputs * width
+        return replace(self._divided(batch, shares, seconds, groups), sent_bytes=2 * (1 - 1 / size) * summed)
 
     def _spatial(self, size: int, batch: int) -> _Model | None:
         """Each rank has a part of the image or volume, and asks its neighbours for what its windows need beyond; on the

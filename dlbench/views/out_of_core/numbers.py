@@ -559,7 +559,12 @@ def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable)
             paces = [{key: float(rates[run.plan.run_id]) for key, run in of_side.items()} for of_side in runs]
             limits = {one.plan.capacity_bytes for of in runs for run in of.values() if (one := _memory(run))} - {None}
             for limit in sorted(filter(None, limits)):
-                fits = [None if peak is None else peak.value <= limit for peak in peaks]
+                fits = [
+                    None
+                    if peak is None or (peak.value > limit and not all(map(_is_counted, of_side.values())))
+                    else peak.value <= limit
+                    for peak, of_side in zip(peaks, runs, strict=True)
+                ]
                 able = [number for number, one in enumerate(fits) if one]
                 best = max(able, key=lambda number: sides[number].point.throughput.value, default=None)
                 for number in sorted(range(len(sides)), key=lambda one: -sides[one].point.throughput.value):
@@ -581,6 +586,11 @@ def _method(group: Group) -> str:
     if plan.strategy in ("data", "serial", "out-of-core"):
         return f"replicas, {_empty(group.sample).label}"
     return plan.engine_title.removeprefix("PyTorch ")
+
+
+def _is_counted(run: Run) -> bool:
+    """Whether tensors were counted: what is resident on a CPU holds pages of freed ones as well."""
+    return run.record is not None and run.record.held_bytes is not None
 
 
 def _held(run: Run) -> float | None:

@@ -83,7 +83,8 @@ def limit_sheet(found: OutOfCore) -> Sheet[AtLimit]:
         columns=(at, *columns_of(AtLimit, "ranks", "nodes"), *columns_of(AtLimit, titles=titles)),
         rows=found.at_limit,
         caption="Limit: train.memory.capacity of the plans. Peak: tensors of the rank that held most; of one that "
-        "swaps on a CPU what was resident for them. Over best: throughput over that of the fastest that fits.",
+        "swaps on a CPU what was resident, pages of freed ones too: above the limit nothing is known. Over best: "
+        "throughput over that of the fastest that fits.",
         in_terminal=True,
     )
 
