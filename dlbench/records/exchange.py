@@ -13,6 +13,13 @@ NOT_OF_GRADIENTS = ("broadcast", "all-gather", "activations", "updates")
 """How methods end whose messages carry parameters or activations; local SGD's are `average every 8 updates`."""
 
 
+def carried(method: str) -> str:
+    """What one tensor of a message of this method is."""
+    if not method.endswith(NOT_OF_GRADIENTS):
+        return "gradient"
+    return "parameter" if method.endswith(("broadcast", "all-gather")) else "tensor"
+
+
 class Message(Spec):
     """One message of a step: a bucket of gradients, a fused buffer of the engine, parameters, or activations."""
 

@@ -61,6 +61,7 @@ def count_cell(count: Estimate) -> Value | Cell:
     return Cell(value_text(count), number=count.value) if count.low == count.high else count
 
 
+OTHERS = "Of parameters or activations"
 _COUNT: Mapping[str, Any] = {"text": count_cell, "missing": NOT_MEASURED}
 
 
@@ -106,6 +107,8 @@ class ExchangePoint:
     ways: tuple[Way, ...]  # One, unless runs of equal settings ran differently.
     num_messages: Estimate | None = field(metadata=column("Messages per step", "messages", **_COUNT))
     """Of a step; None where no message was seen."""
+    num_others: Estimate | None = field(metadata=column(OTHERS, "other_messages", **{**_COUNT, "missing": "none"}))
+    """Gathers and such of a step; None where there are none."""
     message_bytes: Estimate | None = field(metadata=column("Gradients per step", "gradient_bytes", **_COUNT))
     """Gradients of all messages, bytes per step."""
     bytes_inside: Estimate | None = field(metadata=column("Sent per rank, intra-group", **_COUNT))
@@ -117,6 +120,8 @@ class ExchangePoint:
     exposed: Estimate | None = field(metadata=column(name="after_backward_s"))  # Of it after the backward pass.
     hidden: Estimate | None = field(metadata=column(name="during_backward_s"))  # Of it during the backward pass.
     backward: Estimate | None = field(metadata=column(name="backward_s"))
+    is_in_passes: bool
+    """Whether forward and backward pass wait for collectives (FSDP, tensor parallel), so that `exposed` lies there."""
     wire_overflows: int  # Of all runs.
     density: Estimate | None
     dense_switches: int  # Of all runs.
@@ -169,6 +174,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         nodes=point.nodes,
         ways=tuple(dict.fromkeys(_way(run, result) for run, result in recorded)),
         num_messages=over(lambda result: float(len(result.of_gradients)) or None, "messages"),
+        num_others=over(lambda result: float(len(result.messages) - len(result.of_gradients)) or None, "messages"),
         message_bytes=over(
             lambda result: float(sum(m.num_bytes for m in result.of_gradients)) if result.of_gradients else None,
             "bytes",
@@ -179,6 +185,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         exposed=mean("exposed_s"),
         hidden=mean("hidden_s"),
         backward=mean("backward_s"),
+        is_in_passes=in_passes(run),
         wire_overflows=sum(result.wire_overflows for result in results),
         density=over(lambda result: result.density, "fraction"),
         dense_switches=sum(result.dense_switches for result in results),
@@ -193,6 +200,12 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         timeline_backward_s=sample.backward_s,
         run_ids=tuple(run.plan.run_id for run, _ in recorded),
     )
+
+
+def in_passes(run: Run) -> bool:
+    """Whether the passes of a run waited for collectives of their own."""
+    waits = [] if run.record is None else [rank.waits for rank in run.record.ranks if rank.waits is not None]
+    return any({"forward", "backward"} & {*one.gather_s, *one.exchange_s} for one in waits)
 
 
 def _way(run: Run, result: ExchangeResult) -> Way:
@@ -285,7 +298,8 @@ def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], tab
 def _cores(run: Run, result: ExchangeResult) -> str:
     """What communication takes from the ranks' cores, as far as it is known."""
     record, cores = run.record, run.plan.layout.cores_per_rank
-    if record is None or not record.ranks[0].device.startswith("cpu"):
+    # A pass that waits for its collectives computes nothing meanwhile.
+    if record is None or not record.ranks[0].device.startswith("cpu") or in_passes(run):
         return ""
     who = "dlbench's thread of exchange" if result.by == "dlbench" else run.plan.engine.kind.thread
     during = "an unknown time" if result.hidden_s is None else number_text(result.hidden_s, "s")
@@ -366,6 +380,10 @@ TIMES_CAPTION = (
     "Messages under way, by their own clock. After the backward pass the account counts the whole phase of all ranks, "
     "with negotiation, copies and waiting."
 )
+PASSES_CAPTION = (
+    "Collectives of gradients, parameters and activations under way, which lie in forward and backward pass; waited "
+    "for: this rank computed nothing meanwhile."
+)
 LEAST_CAPTION = (
     "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
     "Efficiency: if nothing else were lost."
@@ -385,7 +403,7 @@ class _Row:
 def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
     """For people a line for each way that runs of equal settings went; for programs all figures, a row for a point."""
     is_sparse = any(point.density or point.dense_switches for point in points)
-    overflowed = any(point.wire_overflows for point in points)
+    overflowed, has_others = (any(getattr(one, name) for one in points) for name in ("wire_overflows", "num_others"))
 
     def both(name: str, title: str) -> Column[_Row]:
         """Of each way; programs find all ways of the point."""
@@ -403,7 +421,8 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         *(both("carrier", "Carried by"), both("by", "Grouped by"), both("exchange", "Exchange")),
         *(both("fusion", "Fusion"), both("wire", "Wire")),
         Column("", "Groups", lambda row: row.way.groups),
-        *of_point("num_messages", "message_bytes", "bytes_inside", "bytes_across"),
+        *of_point("num_messages", "num_others", titles={"other_messages": OTHERS * has_others}),
+        *of_point("message_bytes", "bytes_inside", "bytes_across"),
         *of_point("communication", "exposed", "hidden", "backward"),
         *of_point("density", "efficiency", titles={"density": "Density of sums" * is_sparse}),
         *of_model("best_exposed", "num_messages", "as_ran", "efficiency"),
@@ -425,7 +444,9 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
 
 def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
     """Message time per step during and after the backward pass, and the least of it by the model."""
-    has_least = any(point.prediction for point in points)
+    has_least, is_in_passes = (any(getattr(one, name) for one in points) for name in ("prediction", "is_in_passes"))
+    hidden, exposed = ("behind computing", "waited for") if is_in_passes else ("during backward", "after backward")
+    caption = PASSES_CAPTION if is_in_passes else TIMES_CAPTION
 
     def time(title: str, name: str) -> Column[ExchangePoint]:
         return Column("", title, lambda point: getattr(point, name) or NOT_MEASURED)
@@ -438,8 +459,8 @@ def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
 
     columns: tuple[Column[ExchangePoint], ...] = (
         Column("", "At", place_of),
-        *(time("Messages under way", "communication"), time("during backward", "hidden")),
-        *(time("after backward", "exposed"), time("Backward pass", "backward")),
+        *(time("Messages under way", "communication"), time(hidden, "hidden"), time(exposed, "exposed")),
+        time("Backward pass" * (not is_in_passes), "backward"),
         *(least("Least after backward", "best_exposed"), least("Efficiency with it", "efficiency")),
         Column("", "Cost of a message" * has_least, lambda point: point.prediction.line if point.prediction else None),
         Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),
@@ -450,7 +471,7 @@ def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
         title="Messages of a step",
         columns=columns,
         rows=points,
-        caption=f"{TIMES_CAPTION} {LEAST_CAPTION}" if has_least else TIMES_CAPTION,
+        caption=f"{caption} {LEAST_CAPTION}" if has_least else caption,
     )
 
 
@@ -605,4 +626,6 @@ def _headline(point: ExchangePoint) -> str:
     if point.communication is None or point.hidden is None:
         return f"{len(point.run_ids)} runs say what ran, and not how long"
     took, hidden = value_text(point.communication), value_text(point.hidden)
+    if point.is_in_passes and point.exposed is not None:
+        return f"Collectives take {took} per step at {place_of(point)}, {value_text(point.exposed)} of it waited for"
     return f"Messages take {took} per step at {place_of(point)}, {hidden} of it during backward"

@@ -35,7 +35,16 @@ from dlbench.views.exchange import (
 )
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.printed import csv_rows
-from tests.support.run_factory import Story, autotune_result, constant, exchange_result, plans, write_run, write_scaling
+from tests.support.run_factory import (
+    Story,
+    autotune_result,
+    constant,
+    edit_json,
+    exchange_result,
+    plans,
+    write_run,
+    write_scaling,
+)
 
 SIZES = (40_000, 2_000_000, 400_000, 8_000_000, 1_000_000, 100_000)
 GRADIENTS = tuple(zip(SIZES, (0.004, 0.012, 0.018, 0.03, 0.038, 0.045), strict=True))
@@ -435,3 +444,23 @@ def test_the_label_says_who_fuses(tmp_path: Path, overrides: dict[str, str], who
     (group,) = assemble(scan(tmp_path)).groups
     assert f"preset, {who}, weak scaling" in group.label
     assert f"fusion={fusion}" in next(one.value for one in group.conditions if one.name == "exchange")
+
+
+def test_collectives_in_the_passes_are_not_called_exchange_behind_them(tmp_path: Path) -> None:
+    """FSDP: gathers apart from messages of gradients, and what is exposed is waited for, not behind the pass."""
+    ways = ("all-gather", "all-gather", "reduce-scatter")
+    sent = [{"num_bytes": 400, "num_tensors": 2, "method": how} for how in ways]
+    more = {"messages": sent, "gradients": [], "backward_s": None, "hidden_s": 0.0, "exposed_s": 0.05}
+    plan = plans(points=(2,), repeats=1, engine="fsdp")[0]
+    told = {**exchange_result(plan, gradients=GRADIENTS, alpha_s=ALPHA, beta_s_per_byte=BETA), **more}
+    folder = write_run(tmp_path, plan, constant(STEP_MS), Story(exchange={**told, "communication_s": 0.05}))
+    waits = {"gather_s": {"forward": 0.1}, "exchange_s": {"backward": 0.1}, "evidence": "planted"}
+    content = json.loads(folder.record.read_text(encoding="utf-8"))
+    edit_json(folder.record, ranks=[{**rank, "waits": waits} for rank in content["ranks"]])
+    document, group = report_of(tmp_path)
+    (point,) = points_of(group)
+    assert (point.num_messages.value, point.num_others.value, point.is_in_passes) == (1, 2, True)
+    text = " ".join(terminal.to_text(document, full=True).split())
+    assert "Collectives take 50 ms per step at 2 ranks, 50 ms of it waited for" in text
+    assert "during backward" not in text
+    assert "after backward" not in text

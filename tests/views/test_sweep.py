@@ -373,6 +373,9 @@ def test_strategies_of_equal_mathematics_are_told_by_memory_bytes_and_waiting(tm
     assert "relative difference 1e-07" in cell.verdict
     columns = {column.name: column.title for column in settings_sheet(found_in(tmp_path), cell).columns}
     assert (columns["memory_bytes"], columns["gather_s"]) == ("Memory per rank", "Waiting for parameters")
+    brief = terminal.to_text(document_of(assemble(scan(tmp_path))))
+    assert "Memory per rank" in brief
+    assert max(map(len, brief.splitlines())) <= 80
     # Where settings do not differ in them people are not shown them.
     same = swept(tmp_path / "same", single_by(1.1), **SINGLE)
     columns = {column.name: column.title for column in settings_sheet(found_in(tmp_path / "same"), same).columns}

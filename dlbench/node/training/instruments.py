@@ -23,6 +23,7 @@ from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.node.watching.agent import SamplerProcess, window_ranks
 from dlbench.node.watching.core_load import CoreLoad
 from dlbench.node.watching.spans import LayerWatch, ProfileWindow, RankSpans
+from dlbench.records.exchange import carried
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankResult
 from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING, SWAP
@@ -165,10 +166,9 @@ class RankWatch:
         step = self._schedule.watch_from + message.step
         if step not in self._schedule.traced or self._spans is None:
             return
-        gradients = "gradient" if message.num_tensors == 1 else "gradients"
         self._spans.add(
             EXCHANGE,
-            f"{message.method}, {message.num_tensors} {gradients}",
+            f"{message.method}, {message.num_tensors} {carried(message.method)}{'s' * (message.num_tensors != 1)}",
             message.start_ns,
             message.end_ns,
             step=step,

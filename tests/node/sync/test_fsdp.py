@@ -28,6 +28,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.fsdp.engine import FsdpEngine, blocks_of
 from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, Call, CommWatch, WatchedCalls
 from dlbench.node.sync.timing import Clock
+from dlbench.records.exchange import carried
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
@@ -269,3 +270,18 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     assert codes[0] not in (0, 124)
     assert run.state == "failed"
     assert "rank 1" in run.detail
+
+
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [
+        ("all-gather", "parameter"),
+        ("gloo broadcast", "parameter"),
+        ("reduce-scatter", "gradient"),
+        ("all-reduce", "gradient"),
+        ("all-reduce of activations", "tensor"),
+        ("average every 8 updates", "tensor"),
+    ],
+)
+def test_traces_name_what_a_message_carries(method: str, what: str) -> None:
+    assert carried(method) == what
