@@ -130,12 +130,13 @@ class TrainingLoop:
                 # measured steps; what is needed comes back in the steps that are left of the warm-up.
                 torch.cuda.empty_cache()
             self._timer.hold(is_held)
+        if self._state.held is not None:
+            # Before a profile begins: torch ends with a fault where one is open while another ends. And cuDNN's search
+            # and compilers take a GPU's memory in its first step, not in the last one of the warm-up.
+            self._state.held.before_warmup(is_watched=step == max(1, schedule.warmup - 1) * self._context.on_gpu)
         watch.before_warmup(step)
         if self._state.memory is not None:
             self._state.memory.before_warmup(step, schedule)
-        if self._state.held is not None:
-            # cuDNN's search and compilers take a GPU's memory in its first step, not in the last one of the warm-up.
-            self._state.held.before_warmup(is_watched=step == max(1, schedule.warmup - 1) * self._context.on_gpu)
         if is_edge or is_held or step == schedule.watch_from:
             # Ranks take unlike long to put hooks on and off and to collect garbage, which must not count as waiting in
             # an exchange.
