@@ -549,8 +549,8 @@ def test_every_chart_has_its_numbers(sample: TrendsReport) -> None:
 
 
 def test_a_report_shows_a_history_beside_its_runs(sample: TrendsReport) -> None:
-    shown, absent = (SimpleNamespace(of=lambda kind, found=found: found) for found in (sample, None))
     view = HistoryView()
+    shown, absent = (SimpleNamespace(views={view.key: found}) for found in (sample, None))
     (section,) = view.sections(shown)
     assert [sheet.name for sheet in section.sheets] == ["history-changes", "history-series", "history-hosts"]
     assert all(sheet.records() and sheet.to_display().rows for sheet in section.sheets)

@@ -109,7 +109,8 @@ def test_measured_strategies_stand_beside_the_model_and_in_its_ledger(cli: Cli, 
     assert (row["measured_sent_bytes"], row["measured_memory_bytes"]) == (1e6, None)
     # Momentum is averaged as well.
     assert row["sent_bytes"] == pytest.approx(2 * measured["data", 4]["sent_bytes"] / 4)
-    assert measured["fsdp", 4]["sent_bytes"] == pytest.approx(2 * measured["data", 4]["sent_bytes"])  # over Gloo
+    # Over Gloo, but for the root, which is gathered once.
+    assert measured["fsdp", 4]["sent_bytes"] == pytest.approx(2 * measured["data", 4]["sent_bytes"], rel=1e-3)
     words = " ".join(cli(*asked[:-2]).stdout.split())
     assert "local-sgd at 4 ranks:" in words
     assert "bytes sent" in words

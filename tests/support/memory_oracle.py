@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from dlbench.perfmodels.memory.blocks import BlockCost, BlockCosts, cut
 from dlbench.perfmodels.memory.simulator import Pass, Setting, backward, begin, forward
@@ -106,7 +107,7 @@ class _Search:
     def go_on(self, done: Pass, block: int) -> None:
         """Tries all that may follow the forward passes before `block`."""
         if block == len(self._spans):
-            end = done.copy()
+            end = replace(done, outs=list(done.outs))
             backward(end, self._chosen, self._setting, cutoff=self.least)
             if end.peak <= self._setting.budget and end.clock < self.least:
                 self.least = end.clock
@@ -118,7 +119,7 @@ class _Search:
         for pick, cost in enumerate(self._options[block]):
             self._chosen[block] = cost
             self._picks[block] = pick
-            went = done.copy()
+            went = replace(done, outs=list(done.outs))
             forward(went, self._chosen, range(block, block + 1), self._setting)
             if went.peak <= self._setting.budget and self._may_be_best(went, block):
                 self.go_on(went, block + 1)
