@@ -25,7 +25,6 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from dlbench.errors import EnvironmentLacksError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, WholeState, settings_of
 from dlbench.node.sync.groups import TorchGroup
@@ -65,17 +64,12 @@ class DdpEngine(TorchRanks):
         super().__init__(plan, folder, place, device, gpu)
         self._settings = plan.engine.ddp
         self._fusion = plan.sync.library_fusion
-        self._wire = plan.sync.library_wire
         self._powersgd_rank = plan.sync.powersgd_rank
         self._module: nn.parallel.DistributedDataParallel | None = None
         self._watch = BackwardWatch(device)
         self._hook: WatchedHook | None = None
         self._sharded: ShardedUpdate | None = None
         self._state_bytes: list[int] = []  # Of the optimizer, by rank, at the end.
-
-    def start(self) -> None:
-        super().start()
-        require_sum(self._wire, self._backend, self._device, self._place.size)
 
     def prepare(
         self,
@@ -422,23 +416,6 @@ def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]
 
     hook.__annotations__.update(bucket=GradBucket, **{"return": Future})
     return hook
-
-
-def require_sum(wire: str, backend: str, device: torch.device, ranks: int) -> None:
-    """All ranks ask whether the back-end really sums this format. Raises `EnvironmentLacksError`: it does not."""
-    if wire not in ("fp16", "bf16"):
-        return
-    kind = _CASTS[wire][1]
-    ones = torch.full((8,), 1.5, dtype=kind, device=device)
-    try:
-        dist.all_reduce(ones)
-    except (RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise EnvironmentLacksError(
-            f"sync.wire {wire}: {backend} of this torch does not sum it ({reason}); use fp32"
-        ) from None
-    if not torch.equal(ones.float().cpu(), torch.full((8,), 1.5 * ranks)) and ranks <= 64:
-        raise EnvironmentLacksError(f"sync.wire {wire}: {backend} of this torch sums it wrongly; use fp32")
 
 
 @dataclass(frozen=True, kw_only=True)

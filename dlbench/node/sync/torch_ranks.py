@@ -38,6 +38,7 @@ class TorchRanks(Engine):
         self._backend = self._asked
         if self._asked == "auto":
             self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self._wire = plan.sync.library_wire
         self._left: object = None
         self._store: RunStore | None = None
 
@@ -66,6 +67,7 @@ class TorchRanks(Engine):
             # NCCL then starts here and not in the first step, and a hang shows where it is.
             device_id=self._device if by_nccl else None,
         )
+        require_sum(self._wire, self._backend, self._device, self._place.size)
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
         """One all-reduce a tensor; outside of training steps its cost does not matter."""
@@ -97,3 +99,20 @@ class TorchRanks(Engine):
             # reference, the thread would end by waiting for itself, and the process with it (std::system_error).
             self._left = dist.distributed_c10d._get_default_group()
             dist.destroy_process_group()
+
+
+def require_sum(wire: str, backend: str, device: torch.device, ranks: int) -> None:
+    """All ranks ask whether the back-end really sums this format. Raises `EnvironmentLacksError`: it does not."""
+    kind = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(wire)
+    if kind is None:
+        return
+    ones = torch.full((8,), 1.5, dtype=kind, device=device)
+    try:
+        dist.all_reduce(ones)
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise EnvironmentLacksError(
+            f"sync.wire {wire}: {backend} of this torch does not sum it ({reason}); use fp32"
+        ) from None
+    if not torch.equal(ones.float().cpu(), torch.full((8,), 1.5 * ranks)) and ranks <= 64:
+        raise EnvironmentLacksError(f"sync.wire {wire}: {backend} of this torch sums it wrongly; use fp32")

@@ -63,9 +63,8 @@ class TrainState:
     host: HostUpdate | None  # Updates parameters; None where the device does.
     boundary: EpochBoundary | None  # What happens between two epochs, where something does.
     memory: ActivationMemory | None  # How activations are treated; None where they are left to autograd.
-    held: (
-        StepMemory | None
-    )  # What of its memory is what; None where `memory` counts on a GPU, or swaps in threads of its own.
+    held: StepMemory | None
+    """What of the device's memory is what; None where `memory` counts on a GPU, or swaps in threads of its own."""
     compilation: Compilation | None
     graphs: NetworkGraphs | None  # The network's CUDA graphs; None where nothing is captured.
     delivery: Delivery | None  # Brings the batches to the device; None on CPUs, where they stay.

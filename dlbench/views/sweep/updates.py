@@ -33,7 +33,7 @@ class Update:
     """For those that other ranks updated; None where ranks exchange nothing in the update."""
     state_bytes: int | None = field(
         metadata=column(
-            "State per rank, largest", text=format_bytes, missing="not measured: needs a longer warm-up", is_brief=True
+            "State per rank, largest", text=format_bytes, missing="not measured: needs a warm-up step", is_brief=True
         )
     )
     imbalance: float | None = field(metadata=column("Largest over mean", unit="ratio"))

@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.ddp import require_sum
 from dlbench.node.sync.engine import MessageSpan, settings_of
 from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
 from dlbench.node.sync.fsdp.watched_comm import ACTIVATIONS, GATHER, REDUCE, SCATTER, CommWatch, of_gradients
@@ -42,8 +41,7 @@ class FsdpEngine(TorchRanks):
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> None:
         super().__init__(plan, folder, place, device, gpu)
-        self._settings, self._wire = plan.engine.fsdp, plan.sync.library_wire
-        self._plan = plan
+        self._plan, self._settings = plan, plan.engine.fsdp
         self._tensor: SharedLayers | None = None  # Where ranks share each layer's work.
         self._modules: dict[str, nn.Module] = {}
         """Sharded ones by name, blocks in the order of computing, the root (of no name) last; none where ranks share
@@ -59,7 +57,6 @@ class FsdpEngine(TorchRanks):
                 "engine.fsdp.offload: on a CPU parameters lie in the host's memory; leave it out"
             )
         super().start()
-        require_sum(self._wire, self._backend, self._device, self._place.size)
 
     def prepare(
         self,
@@ -119,8 +116,7 @@ class FsdpEngine(TorchRanks):
         return self._settings.shard == "parameters" and (bool(name) or len(self._modules) == 1)
 
     def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
-        shares = dict(model.named_parameters())
-        return [[shares[name] for name in group] for group in self._planned]
+        return [[self._shares[name] for name in group] for group in self._planned]
 
     def _mesh(self) -> DeviceMesh:
         """Ranks by what they share, the innermost dimension that of neighbours; what only one rank would share is left
