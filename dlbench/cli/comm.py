@@ -248,8 +248,14 @@ def measure_options(function: F) -> F:
     """Options that say what to measure; `runs_of` reads them."""
     decorators = [
         value_option(
-            "--collective", "NAME", "allreduce, reduce-scatter, all-gather, broadcast or all-to-all.", "allreduce"
+            "--collective",
+            "NAME",
+            "allreduce, reduce-scatter, all-gather, broadcast, all-to-all, or p2p: pairs of ranks.",
+            "allreduce",
         ),
+        value_option("--pairs", "auto|A:B,..", "p2p: which pairs (default: inside groups, across two).", None),
+        value_option("--victims", "auto|A:B,..", "p2p: pairs measured alone and beside congestors.", None),
+        value_option("--congestors", "auto|A:B,..", "Pairs that send meanwhile (default: all next to victims).", None),
         value_option("--algorithms", "all|A,B|none", "dlbench's own; all: those that the layout permits.", "all"),
         value_option(
             "--backends",
@@ -287,13 +293,19 @@ def measure_options(function: F) -> F:
 
 def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> CommRuns:
     """The options of `measure_options` as plans. Raises `UserError`: anything wrong with them, in one line."""
+    from dlbench.specs.comm import PAIRS
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
 
     _require_counts(options, "iterations", "warmup", "group_size", "shards", "ranks_per_node", "repeats")
     if not 0 < options["timeout"] < float("inf"):
         raise UserError(f"--timeout {options['timeout']:g}: must be a number of seconds above 0")
+    pairs = {name: options[name] for name in ("pairs", "victims", "congestors")}
+    source = click.get_current_context().get_parameter_source("collective")
+    if any(pairs.values()) and source is click.core.ParameterSource.DEFAULT:
+        options["collective"] = PAIRS
     request = CommRequest(
+        **pairs,
         **{name: options[name] for name in ("collective", "algorithms", "backends", "sizes", "dtype", "transport")},
         **{name: options[name] for name in ("iterations", "warmup", "group_size", "shards", "launcher", "series")},
         timeout_s=options["timeout"],

@@ -110,7 +110,7 @@ def _loads(runs: Sequence[CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
 
 def counter_problem(run: CommRun, point: CommPoint) -> str:
     """How what a rank counted differs from what the formulas say; empty where it does not, and for libraries."""
-    if name_of(point).is_library:
+    if name_of(point).is_library or point.pair is not None:
         return ""
     layout, shards = layout_of(run), run.plan.comm.shards
     expected = _expected(point.collective, point.algorithm, layout, point.num_bytes, ELEMENT_BYTES[point.dtype], shards)

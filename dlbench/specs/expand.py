@@ -20,17 +20,22 @@ from dlbench.specs.comm import (
     BACKENDS,
     ELEMENT_BYTES,
     GROUPED_ALGORITHMS,
+    PAIRS,
     CommPlan,
     CommSeries,
     CommSpec,
+    beside,
     group_problem,
+    pairs_of,
+    pairs_problem,
+    ways_of,
 )
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
-from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_sizes
+from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_pairs, parse_sizes
 from dlbench.specs.series import (
     Counts,
     apart_problem,
@@ -296,6 +301,7 @@ def expand_comm(
         if request.shards is not None and request.shards > ranks:
             raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
         chosen, note = _for_layout(request, spec, layout)
+        chosen = {**chosen, **_pairs(request, layout)}
         if note is not None and note not in notes:
             notes.append(note)
         place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
@@ -325,14 +331,21 @@ def _some_of(option: str, text: str, known: tuple[str, ...], what: str) -> tuple
 
 def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
     """The keys of `CommSpec`, algorithms not yet fitted to a layout; and what was chosen for the person."""
-    collective: Any = _one_of("--collective", request.collective, ALGORITHMS)
+    collective: Any = _one_of("--collective", request.collective, (*ALGORITHMS, PAIRS))
     dtype: Any = _one_of("--dtype", request.dtype, ELEMENT_BYTES)
     transport = _one_of("--transport", request.transport, ("torch", "mpi"))
-    known = ALGORITHMS[collective]
+    known = ways_of(collective)
     asked = ",".join(known) if request.algorithms == "all" else request.algorithms
     algorithms = _some_of("--algorithms", asked, known, f"algorithm of {collective}")
     notes: list[str] = []
-    if request.backends == "auto":
+    for option in ("pairs", "victims", "congestors"):
+        if getattr(request, option) is not None and collective != PAIRS:
+            raise UserError(f"--{option}: has no effect on {collective}: only --collective p2p measures pairs of ranks")
+    if collective == PAIRS and (request.backends not in ("auto", "none") or not algorithms):
+        raise UserError("--collective p2p: is measured by ping-pong and window over --transport; no --backends")
+    if collective == PAIRS:
+        backends: tuple[str, ...] = ()
+    elif request.backends == "auto":
         backends, notes = _usual_backends(transport, system, installed)
     else:
         backends = _some_of("--backends", request.backends, BACKENDS, "back-end")
@@ -360,6 +373,31 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
         elif is_wanted:
             notes.append(f"back-end {name} left out: {library} is not known to be installed where the ranks run")
     return tuple(chosen), [f"back-ends as references: {', '.join(chosen) or 'none'}", *notes]
+
+
+def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
+    """Which pairs of ranks are measured beside which, where pairs are measured at all."""
+    if request.collective != PAIRS:
+        return {}
+    ranks, group = layout.ranks, request.group_size or layout.ranks_per_node
+    has_congestors = (request.victims, request.congestors) != (None, None)
+    if has_congestors and request.pairs is not None:
+        raise UserError("--pairs: are measured alone; pairs measured beside congestors are --victims")
+    option, asked = ("--victims", request.victims) if has_congestors else ("--pairs", request.pairs)
+    if asked in (None, "auto"):
+        pairs = tuple(pairs_of(ranks, group, inside=not has_congestors)) or ((0, 1),)
+    else:
+        pairs = parse_pairs(str(asked), option)
+    congestors: tuple[tuple[int, int], ...] = ()
+    if request.congestors not in (None, "auto"):
+        option, congestors = "--congestors", parse_pairs(str(request.congestors), "--congestors")
+    elif has_congestors and not pairs_problem(pairs, (), ranks):
+        congestors = beside(pairs, ranks, group)
+        if not congestors:
+            raise UserError(f"{option}: at {ranks} ranks none next to the victims is free to congest: use more a node")
+    if problem := pairs_problem(pairs, congestors, ranks):
+        raise UserError(f"{option}: {problem}")
+    return {"pairs": pairs, "congestors": congestors}
 
 
 def _for_layout(request: CommRequest, spec: dict[str, Any], layout: LayoutSpec) -> tuple[dict[str, Any], str | None]:
