@@ -265,7 +265,7 @@ def _comparable(run: CommRun) -> dict[str, object]:
 
 def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, str, str]:
     """Own algorithms as `dlbench comm` lists them, then libraries."""
-    known = BACKENDS if name.is_library else ALGORITHMS[collective]
+    known = BACKENDS if name.is_library else ALGORITHMS.get(collective, ())
     place = known.index(name.algorithm) if name.algorithm in known else len(known)
     return name.is_library, place, name.algorithm, name.carrier
 
@@ -284,7 +284,9 @@ def _rejected(runs: Iterable[CommRun]) -> tuple[Rejected, ...]:
 
 def name_of(point: CommPoint) -> SeriesName:
     """The series that a point belongs to."""
-    return SeriesName(carrier=point.carrier, algorithm=point.algorithm)
+    pair = "" if point.pair is None else f" {point.pair[0]}:{point.pair[1]}"
+    meanwhile = " beside congestors" if point.congestors else ""
+    return SeriesName(carrier=point.carrier, algorithm=f"{point.algorithm}{pair}{meanwhile}")
 
 
 def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
@@ -292,7 +294,7 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
     cells: dict[SeriesName, dict[int, list[tuple[RunKey, CommPoint]]]] = {}
     for run in runs:
         for point in run.record.points if run.record else ():
-            if not why_not(point) and point.pair is None:
+            if not why_not(point):
                 sizes = cells.setdefault(name_of(point), {})
                 sizes.setdefault(point.num_bytes, []).append(((run.plan.run_id, 0), point))
     factor = bus_factor(plan.comm.collective, plan.layout.ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -22,10 +21,13 @@ from dlbench.specs.base import (
 )
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
 
-Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all", "p2p"]
+Collective = Literal[
+    "allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "scatter", "gather", "all-to-all", "p2p"
+]
 
 ALGORITHMS: dict[Collective, tuple[str, ...]] = {
     "allreduce": (
+        "naive",
         "ring",
         "binomial-tree",
         "double-binary-tree",
@@ -40,13 +42,18 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
     "reduce-scatter": ("ring", "recursive-halving", "direct"),
     "all-gather": ("ring", "recursive-doubling", "direct"),
     "broadcast": ("binomial-tree", "chain", "scatter-all-gather"),
+    "reduce": ("binomial-tree", "scatter-gather"),
+    "scatter": ("binomial-tree", "linear"),
+    "gather": ("binomial-tree", "linear"),
     "all-to-all": ("pairwise", "direct"),
 }
 """dlbench's own algorithms, executed message by message."""
 
-PAIRS: Collective = "p2p"  # Messages between two ranks: no collective, measured and reported by pairs of ranks.
-PAIR_WAYS = ("ping-pong", "window")
-"""Half of a message there and back, one at a time; and a message of several that are under way at once, one way."""
+ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
+"""From rank 0, or to it: the others, or it, wait for nobody."""
+
+PAIRS: Collective = "p2p"  # No collective: messages between two ranks, by pairs of ranks.
+PAIR_WAYS = ("ping-pong", "window")  # Half of a message there and back; one of several under way at once, one way.
 
 RankPair = tuple[RankNumber, RankNumber]  # Who begins and who answers; of a window, sender and receiver.
 
@@ -82,19 +89,15 @@ class CommSpec(Spec):
     group_size: Ranks | None = Field(None, description="Ranks of a group for grouped algorithms; none: of a node.")
     shards: Ranks | None = Field(None, description="Servers of parameter-server; none: every rank is one.")
     pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks that are measured, one at a time.")
-    congestors: tuple[RankPair, ...] = Field(
-        (), description="p2p: pairs whose first rank sends to the second while the others are measured once more."
-    )
+    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send meanwhile, first to second rank.")
     timeout_s: Positive = Field(60.0, description="Longest time of one iteration before the run is given up, seconds.")
     check: Flag = Field(True, description="Compare every result with the sum computed apart.")
 
     @model_validator(mode="after")
     def _names_and_sizes(self) -> Self:
-        known = ways_of(self.collective)
-        if bool(self.pairs) != (self.collective == PAIRS) or (self.congestors and not self.pairs):
-            raise ValueError("pairs: are those of p2p, which needs some; congestors need pairs to disturb")
-        if self.pairs and (self.backends or not self.algorithms):
-            raise ValueError(f"p2p: is measured by {' and '.join(PAIR_WAYS)}, and libraries have no other way")
+        known = PAIR_WAYS if self.collective == PAIRS else ALGORITHMS[self.collective]
+        if bool(self.pairs) != (self.collective == PAIRS) or (self.pairs and self.backends):
+            raise ValueError("pairs: p2p alone measures pairs of ranks, and by no library's own way (backends)")
         for name in self.algorithms:
             if name not in known:
                 raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(known)}")
@@ -107,53 +110,6 @@ class CommSpec(Spec):
         if list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError("sizes: must ascend, each once")
         return self
-
-
-def ways_of(collective: Collective) -> tuple[str, ...]:
-    """Algorithms of a collective that are dlbench's own; of pairs of ranks, what is measured of them."""
-    return PAIR_WAYS if collective == PAIRS else ALGORITHMS[collective]
-
-
-def pairs_of(ranks: int, group_size: int, *, inside: bool = True) -> Iterator[tuple[int, int]]:
-    """Pairs of ranks worth measuring: the first two of each group, the first of each two groups, and of the outermost.
-
-    `inside`: whether those within a group are among them.
-    """
-    firsts = range(0, ranks, group_size)
-    if inside and group_size > 1:
-        yield from ((first, first + 1) for first in firsts)
-    yield from zip(firsts[::2], firsts[1::2], strict=False)
-    if len(firsts) > 2:
-        yield 0, firsts[-1]
-
-
-def beside(victims: tuple[RankPair, ...], ranks: int, group_size: int) -> tuple[RankPair, ...]:
-    """Congestors on the way of some pairs: all ranks next to those of a pair, group by group, send the same way."""
-    taken = {rank for pair in victims for rank in pair}
-    found: list[RankPair] = []
-    for first, second in victims:
-        here, there = (
-            [rank for rank in range(start, min(start + group_size, ranks)) if rank not in taken]
-            for start in (first - first % group_size, second - second % group_size)
-        )
-        if first // group_size == second // group_size:
-            here, there = here[::2], here[1::2]
-        found += zip(here, there, strict=False)
-        taken |= {rank for pair in found for rank in pair}
-    return tuple(found)
-
-
-def pairs_problem(pairs: tuple[RankPair, ...], congestors: tuple[RankPair, ...], ranks: int) -> str | None:
-    """Why these pairs cannot be measured beside these congestors; None if they can."""
-    for first, second in (*pairs, *congestors):
-        if first == second or max(first, second) >= ranks:
-            return f"{first}:{second} is no pair of two ranks of {ranks}, numbered from 0"
-    if len(set(pairs)) < len(pairs):
-        return "a pair is given twice"
-    busy = [rank for pair in congestors for rank in pair]
-    measured = {rank for pair in pairs for rank in pair}
-    both = next((rank for rank in busy if rank in measured or busy.count(rank) > 1), None)
-    return None if both is None else f"rank {both} of a congestor is in another pair as well, and has its hands full"
 
 
 class CommSeries(Spec):
@@ -211,9 +167,16 @@ class CommPlan(LaunchPlan):
             raise ValueError(
                 f"algorithm {grouped[0]}: {problem}; use more nodes or ranks per node, or set --group-size"
             )
-        unfit = pairs_problem(self.comm.pairs, self.comm.congestors, ranks)
-        if unfit is not None:
-            raise ValueError(f"comm.pairs: {unfit}")
+        pairs, congestors = self.comm.pairs, self.comm.congestors
+        for first, second in (*pairs, *congestors):
+            if first == second or max(first, second) >= ranks or len(set(pairs)) < len(pairs):
+                raise ValueError(
+                    f"comm.pairs: {first}:{second} must be two of {ranks} ranks, from 0, and each pair once"
+                )
+        hands = [*{rank for pair in pairs for rank in pair}, *(rank for pair in congestors for rank in pair)]
+        if len(set(hands)) < len(hands):
+            twice = next(rank for rank in hands if hands.count(rank) > 1)
+            raise ValueError(f"comm.congestors: rank {twice} of one is in another pair as well: it has its hands full")
         if self.comm.shards is not None and self.comm.shards > ranks:
             raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
         by_mpi = self.system.launch.by_mpi

@@ -20,15 +20,12 @@ from dlbench.specs.comm import (
     BACKENDS,
     ELEMENT_BYTES,
     GROUPED_ALGORITHMS,
+    PAIR_WAYS,
     PAIRS,
     CommPlan,
     CommSeries,
     CommSpec,
-    beside,
     group_problem,
-    pairs_of,
-    pairs_problem,
-    ways_of,
 )
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find
@@ -301,7 +298,8 @@ def expand_comm(
         if request.shards is not None and request.shards > ranks:
             raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
         chosen, note = _for_layout(request, spec, layout)
-        chosen = {**chosen, **_pairs(request, layout)}
+        if spec["collective"] == PAIRS:
+            chosen |= _pairs(request, layout)
         if note is not None and note not in notes:
             notes.append(note)
         place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
@@ -334,16 +332,16 @@ def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -
     collective: Any = _one_of("--collective", request.collective, (*ALGORITHMS, PAIRS))
     dtype: Any = _one_of("--dtype", request.dtype, ELEMENT_BYTES)
     transport = _one_of("--transport", request.transport, ("torch", "mpi"))
-    known = ways_of(collective)
+    known = PAIR_WAYS if collective == PAIRS else ALGORITHMS[collective]
     asked = ",".join(known) if request.algorithms == "all" else request.algorithms
     algorithms = _some_of("--algorithms", asked, known, f"algorithm of {collective}")
     notes: list[str] = []
-    for option in ("pairs", "victims", "congestors"):
-        if getattr(request, option) is not None and collective != PAIRS:
-            raise UserError(f"--{option}: has no effect on {collective}: only --collective p2p measures pairs of ranks")
+    for option, text in (("--victims", request.victims), ("--congestors", request.congestors)):
+        if text is not None and collective != PAIRS:
+            raise UserError(f"{option}: has no effect on {collective}: only --collective p2p measures pairs of ranks")
     if collective == PAIRS and (request.backends not in ("auto", "none") or not algorithms):
         raise UserError("--collective p2p: is measured by ping-pong and window over --transport; no --backends")
-    if collective == PAIRS:
+    if request.backends == "auto" and collective == PAIRS:
         backends: tuple[str, ...] = ()
     elif request.backends == "auto":
         backends, notes = _usual_backends(transport, system, installed)
@@ -376,28 +374,27 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
 
 
 def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
-    """Which pairs of ranks are measured beside which, where pairs are measured at all."""
-    if request.collective != PAIRS:
-        return {}
+    """Pairs of ranks: the first two of each group, and the first of each two groups, and of the outermost; only the
+    latter beside congestors, which are all other ranks, one half of them to the other.
+    """
     ranks, group = layout.ranks, request.group_size or layout.ranks_per_node
-    has_congestors = (request.victims, request.congestors) != (None, None)
-    if has_congestors and request.pairs is not None:
-        raise UserError("--pairs: are measured alone; pairs measured beside congestors are --victims")
-    option, asked = ("--victims", request.victims) if has_congestors else ("--pairs", request.pairs)
-    if asked in (None, "auto"):
-        pairs = tuple(pairs_of(ranks, group, inside=not has_congestors)) or ((0, 1),)
+    firsts = range(0, ranks, group)
+    if request.victims not in (None, "auto"):
+        pairs = parse_pairs(str(request.victims), "--victims")
     else:
-        pairs = parse_pairs(str(asked), option)
-    congestors: tuple[tuple[int, int], ...] = ()
-    if request.congestors not in (None, "auto"):
-        option, congestors = "--congestors", parse_pairs(str(request.congestors), "--congestors")
-    elif has_congestors and not pairs_problem(pairs, (), ranks):
-        congestors = beside(pairs, ranks, group)
-        if not congestors:
-            raise UserError(f"{option}: at {ranks} ranks none next to the victims is free to congest: use more a node")
-    if problem := pairs_problem(pairs, congestors, ranks):
-        raise UserError(f"{option}: {problem}")
-    return {"pairs": pairs, "congestors": congestors}
+        inside = () if group == 1 or (request.congestors and len(firsts) > 1) else firsts
+        across = (*zip(firsts[::2], firsts[1::2], strict=False), *([(0, firsts[-1])] if len(firsts) > 2 else []))
+        pairs = (*((first, first + 1) for first in inside), *across)
+    if request.congestors != "auto":
+        given = request.congestors
+        return {"pairs": pairs, "congestors": parse_pairs(given, "--congestors") if given is not None else ()}
+    free = [rank for rank in range(ranks) if not any(rank in pair for pair in pairs)]
+    if len(free) < 2:
+        raise UserError(
+            f"--congestors: the victims leave {len(free)} of {ranks} ranks to congest them; use more a node"
+        )
+    half = len(free) // 2
+    return {"pairs": pairs, "congestors": tuple(zip(free[:half], free[half:], strict=False))}
 
 
 def _for_layout(request: CommRequest, spec: dict[str, Any], layout: LayoutSpec) -> tuple[dict[str, Any], str | None]:

@@ -86,8 +86,7 @@ class CommRequest(SeriesRequest):
     warmup: int = 2
     group_size: int | None = None
     shards: int | None = None
-    pairs: str | None = None
-    victims: str | None = None  # Pairs that are measured beside congestors, too.
+    victims: str | None = None
     congestors: str | None = None
     timeout_s: float = 60.0
 

@@ -93,21 +93,6 @@ class Control:
         except RuntimeError as error:
             raise self._lost(what, error) from None
 
-    def begin_barrier(self, what: str) -> dist.Work:
-        """The same, without waiting: it says by `is_completed` whether all came. Raises `RunError`: as `barrier`."""
-        try:
-            begun: dist.Work = dist.barrier(async_op=True)
-        except RuntimeError as error:
-            raise self._lost(what, error) from None
-        return begun
-
-    def end_barrier(self, begun: dist.Work, what: str) -> None:
-        """Waits for it. Raises `RunError`: as `barrier`."""
-        try:
-            begun.wait()
-        except RuntimeError as error:
-            raise self._lost(what, error) from None
-
     def stop(self) -> None:
         """Leaves all groups; only after success, since ranks that are gone would be waited for."""
         dist.destroy_process_group()
