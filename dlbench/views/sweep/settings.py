@@ -87,6 +87,11 @@ class Setting:
     """Samples per second, geometric mean over runs."""
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """To the baseline's, over the repeats that both have."""
+    gain: Estimate | None = field(metadata=column("Over the step before", text=times_cell, is_brief=True))
+    """Of a ladder: to the last step before it that has figures. The verdict is on this."""
+    efficiency: Estimate | None = field(metadata=column("Efficiency", is_brief=True))
+    """Of a ladder: share of linear scaling from the same step at the smallest rank count."""
+    published: str = field(metadata=column("Published"))  # Of a ladder: what the step gained elsewhere, with source.
     adjusted_p: float | None  # Of that ratio, after Holm over all settings of the cell; None at the baseline.
     verdict: SettingVerdict
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
@@ -167,7 +172,11 @@ def _at_default(plan: RunPlan, key: str) -> bool:
 
 
 def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
-    """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words."""
+    """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words; the name of
+    a ladder's step says it.
+    """
+    if plan.series.step:
+        return ()
     wire = (f"wire {plan.sync.wire}",) if "sync.wire" in acting_keys(plan) and plan.sync.wire != "fp32" else ()
     every = plan.sync.average_every
     apart = (f"average every {every} updates",) if every is not None and plan.layout.ranks > 1 else ()
