@@ -371,6 +371,9 @@ COLLECTIVE_TITLES = {
     "reduce-scatter": "reduce-scatter",
     "all-gather": "all-gather",
     "broadcast": "broadcast",
+    "reduce": "reduce",
+    "scatter": "scatter",
+    "gather": "gather",
     "all-to-all": "all-to-all",
 }
 
@@ -615,11 +618,12 @@ METHODS: tuple[tuple[str, str], ...] = (
         "An iteration is one operation, or several back to back where one is shorter than 2 ms (fewer where sums of "
         "sums would leave the type's range); its time is divided by them. Ranks meet at the carrier's own barrier "
         "first. On one host the time runs from the last rank's start to the last end, otherwise it is the slowest "
-        "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
-        "far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in the stream, and the time is "
-        "the slowest rank's between events before and after the operations; a single call is one alone, by the host's "
-        "clock, until the device is idle. A run's time is the median over its timed iterations. MPI's all-reduce is "
-        "timed in place, and out of place: into a second buffer, as osu_allreduce does; other libraries' in place.",
+        "rank's. On CPUs broadcast, reduce, scatter and gather have a barrier before each operation, outside of the "
+        "timer. The start skew is how far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in "
+        "the stream, and the time is the slowest rank's between events before and after the operations; a single call "
+        "is one alone, by the host's clock, until the device is idle. A run's time is the median over its timed "
+        "iterations. MPI's all-reduce is timed in place, and out of place: into a second buffer, as osu_allreduce "
+        "does; other libraries' in place.",
     ),
     (
         "Medians and intervals",
@@ -631,8 +635,9 @@ METHODS: tuple[tuple[str, str], ...] = (
         "algbw and busbw",
         "By the formulas of nccl-tests, from the time above (there it is the mean over ranks of 20 queued operations): "
         "algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p for reduce-scatter, "
-        "all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each rank's whole buffer: "
-        "for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per second.",
+        "all-gather, scatter, gather and all-to-all, and 1 for broadcast and reduce, with p ranks. Bytes are those of "
+        "each rank's whole buffer: for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes "
+        "per second.",
     ),
     (
         "Counters",

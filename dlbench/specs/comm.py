@@ -9,10 +9,13 @@ from pydantic import Field, model_validator
 from dlbench.specs.base import Count, CountOrZero, Flag, Name, NonNegative, Positive, Precision, Ranks, Repeats, Spec
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
 
-Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"]
+Collective = Literal[
+    "allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "scatter", "gather", "all-to-all"
+]
 
 ALGORITHMS: dict[Collective, tuple[str, ...]] = {
     "allreduce": (
+        "naive",
         "ring",
         "binomial-tree",
         "double-binary-tree",
@@ -27,9 +30,15 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
     "reduce-scatter": ("ring", "recursive-halving", "direct"),
     "all-gather": ("ring", "recursive-doubling", "direct"),
     "broadcast": ("binomial-tree", "chain", "scatter-all-gather"),
+    "reduce": ("binomial-tree", "scatter-gather"),
+    "scatter": ("binomial-tree", "linear"),
+    "gather": ("binomial-tree", "linear"),
     "all-to-all": ("pairwise", "direct"),
 }
 """dlbench's own algorithms, executed message by message."""
+
+ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
+"""From rank 0, or to it: the others, or it, wait for nobody."""
 
 BACKENDS = ("gloo", "mpi", "nccl", "horovod")  # Libraries whose own collectives are timed next to them, as references.
 

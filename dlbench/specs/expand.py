@@ -146,6 +146,8 @@ def _ladder_points(
                     raise
                 why = str(problem_of(RunPlan, error.__cause__))
             else:
+                if plan.measure.until == "quality":
+                    raise UserError("--ladder: compares throughput; leave out measure.until quality")
                 if before is not None and acting_part(plan) == acting_part(before):
                     raise UserError(f"{file.origin(step.name)}: changes nothing: all that it sets is so before it")
                 if before is not None:

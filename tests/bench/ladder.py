@@ -1,4 +1,4 @@
-"""The gains of a ladder's steps against what its last step has over its first: one ladder of short runs of two ranks."""
+"""The gains of the steps of a ladder against what its last step has over its first: one of short runs of two ranks."""
 
 from __future__ import annotations
 

@@ -9,20 +9,9 @@ from dlbench.report.wording import basis_text, percent, place_text, times_text
 from dlbench.specs.plan import Published, RunPlan
 from dlbench.stats.estimates import Estimate, by_definition, paired_logs
 from dlbench.stats.pairing import RunKey, in_all
-from dlbench.views.sweep.settings import MARGIN_TEXT, Setting, SettingVerdict, ratio_of
+from dlbench.views.sweep.settings import STEP_VERDICTS, Setting, ratio_of
 
 Rates = Mapping[RunKey, float]
-
-STEP_VERDICTS: Mapping[SettingVerdict, str] = {
-    "faster": "pays",
-    "equal": f"adds nothing (within {MARGIN_TEXT})",
-    "slower": "costs",
-    "faster per step": "pays per step, quality not compared",
-    "undecided": "not certain",
-    "insufficient": "too few repeats to tell",
-    "no figure": "no figure",
-}
-"""What a step adds to those before it, in the order of the sentence."""
 
 
 def in_common(rates: Sequence[Rates]) -> list[dict[RunKey, float]]:
@@ -49,10 +38,11 @@ def efficiency(plan: RunPlan, rates: Rates, first: Sequence[tuple[Run, Rates]]) 
     """
     order = [step.name for step in plan.series.ladder]
     upto = order[: order.index(plan.series.step) + 1]
-    ranks, base = [(run.plan.layout.ranks, one) for run, one in first if one and run.plan.series.step in upto][-1]
+    ranks = first[0][0].plan.layout.ranks
     if ranks == plan.layout.ranks:
         return by_definition(1.0, len(rates), "fraction")
-    logs = paired_logs(rates, base)
+    base = [one for run, one in first if one and run.plan.series.step in upto]
+    logs = paired_logs(rates, base[-1]) if base else {}
     return ratio_of(logs).scaled(ranks / plan.layout.ranks, "fraction") if logs else None
 
 

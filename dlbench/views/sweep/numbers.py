@@ -15,7 +15,7 @@ from statistics import fmean, variance
 from dlbench.analysis.comparability import run_facts
 from dlbench.analysis.core_load import load_doubts, loads_of
 from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
-from dlbench.analysis.side_by_side import QUALITY_OPEN, alike, losses_text, trains_apart
+from dlbench.analysis.side_by_side import alike, losses_text, trains_apart
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -25,6 +25,7 @@ from dlbench.report.wording import (
     basis_text,
     percent,
     place_text,
+    reached_text,
     repeat_text,
     sentence,
     times_text,
@@ -76,6 +77,7 @@ from dlbench.views.sweep.settings import (
 )
 from dlbench.views.sweep.updates import Update, updates_of
 
+OVER = {False: "the throughput of", True: "as soon at the target as"}  # What decides, with a target and without.
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 MANY_REPEATS = 100
 """Ten hours of runs of a minute for six settings: from here on the scatter is to be mended, not the number of runs."""
@@ -97,6 +99,7 @@ class SweepCell:
     baseline: str
     has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.
     is_ladder: bool  # Whether settings are steps, each on top of those before it.
+    to_target: bool  # Whether runs train to a target, so that the time to it decides, and not throughput.
     settings: tuple[Setting, ...]
     axes: tuple[Axis, ...]
     updates: tuple[Update, ...]  # By setting, where optimizers or their sharding are swept.
@@ -104,7 +107,8 @@ class SweepCell:
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
     where there is none."""
-    best_ratio: Estimate | None  # Throughput over the baseline's, corrected for having been chosen from all settings.
+    best_ratio: Estimate | None
+    """What decides over the baseline's, corrected for having been chosen from all settings."""
     verdict: str
     advice: str
     needed_repeats: int | None  # That show a difference of the margin at the scatter found; None: not known.
@@ -140,9 +144,14 @@ class Draft:
 
     runs: tuple[tuple[Run, ...], ...]  # Of each setting, those without figures too.
     rates: tuple[dict[RunKey, float], ...]  # Throughput of each setting by repeat, samples per second.
+    reached: tuple[int, ...] | None  # Runs of each setting that met their target; None where runs measure speed.
+    speeds: tuple[dict[RunKey, float], ...]
+    """What decides: with a target the reciprocal of the time to it (none where a run missed it), else the rates."""
     base: int
     has_default: bool
-    logs: tuple[dict[RunKey, float], ...]  # Of each setting over the baseline, one for each repeat that both have.
+    rate_logs: tuple[dict[RunKey, float], ...]
+    """Of each setting's rates over the baseline's, one for each repeat that both have."""
+    logs: tuple[dict[RunKey, float], ...]  # The same of the speeds.
     gains: tuple[dict[RunKey, float], ...]  # Of a ladder: each step over the one before it; empty: no ladder.
     first: Sequence[tuple[Run, Rates]]  # Of a ladder: the steps at the smallest rank count.
     levels: Mapping[str, list[AxisValue]]
@@ -157,7 +166,8 @@ class Draft:
     @property
     def comparisons(self) -> list[dict[RunKey, float]]:
         """Log ratios of all that is compared here: settings but the baseline, pairs of values, combinations."""
-        settings = [found for i, found in enumerate(self.judged) if i != self.base]
+        judged = (self.gains,) if self.gains else (self.logs, self.rate_logs)
+        settings = [found[i] for found in judged for i in range(len(found)) if i != self.base]
         return [*settings, *self.contrasts.values(), *self.deviations.values()]
 
 
@@ -254,15 +264,14 @@ def _sweep(
 def _headline(cell: SweepCell) -> tuple[str, str]:
     if cell.is_ladder:
         whole = next((one.ratio for one in reversed(cell.settings) if one.ratio), None)
-        return times_value(
-            whole
-        ) if whole else DASH, f"the baseline with all steps, at {place_text(cell.ranks, cell.nodes)}"
+        big = times_value(whole) if whole else DASH
+        return big, f"the baseline with all steps, at {place_text(cell.ranks, cell.nodes)}"
     name, place = "the default" if cell.has_default else "the first setting", place_text(cell.ranks, cell.nodes)
     if cell.best_ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
     found = times_cell(cell.best_ratio)
     basis = basis_text(cell.best_ratio)
-    return found.text, f"the throughput of {name} {found.interval} by {cell.best}, at {place}; {basis}"
+    return found.text, f"{OVER[cell.to_target]} {name} {found.interval} by {cell.best}, at {place}; {basis}"
 
 
 def _order(run: Run) -> tuple[int, int]:
@@ -292,6 +301,12 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     return {run_key(run, table): float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 
+def _times(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
+    """Seconds to the target by repeat, of the runs that met it."""
+    known = ((run, run.record and run.record.quality) for run in runs if run.plan.run_id in table.runs)
+    return {run_key(run, table): one.time_to_quality_s for run, one in known if one and one.time_to_quality_s}
+
+
 def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rates]] | None) -> Draft:
     """The settings of one rank count from every run of the series there, in the order of the request."""
     groups = _by_setting(runs)
@@ -301,11 +316,20 @@ def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rate
     firsts = groups[0][0].plan.series.axes
     defaults = [i for i, group in enumerate(groups) if rates[i] and not is_ladder and is_default(group[0].plan, firsts)]
     base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
+    speeds, reached = rates, None
+    if groups[0][0].plan.measure.until == "quality":
+        ended = [[run for run in group if run.state in ("valid", "invalid")] for group in groups]
+        times = [_times(group, table) for group in groups]
+        reached = tuple(map(len, times))
+        speeds = [
+            {key: 1 / seconds for key, seconds in found.items()} if len(found) == len(runs) else {}
+            for found, runs in zip(times, ended, strict=True)
+        ]
     measured = [
         Measured(
             values=dict(sorted(group[0].plan.series.axes.items())), acting=acting_keys(group[0].plan), throughput=found
         )
-        for group, found in zip(groups, rates, strict=True)
+        for group, found in zip(groups, speeds, strict=True)
         # What had no effect would make its axis look as if it had none.
         if found and not is_ladder and not _inert(group, table)
     ]
@@ -313,9 +337,12 @@ def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rate
     return Draft(
         runs=tuple(map(tuple, groups)),
         rates=tuple(rates),
+        reached=reached,
+        speeds=tuple(speeds),
         base=base,
         has_default=bool(defaults),
-        logs=tuple(paired_logs(found, rates[base]) for found in rates),
+        rate_logs=tuple(paired_logs(found, rates[base]) for found in rates),
+        logs=tuple(paired_logs(found, speeds[base]) for found in speeds),
         gains=gains_of(rates) if is_ladder else (),
         first=first or [(group[0], found) for group, found in zip(groups, rates, strict=True)],
         levels=levels,
@@ -350,6 +377,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         else choice.baseline.label + baseline * (not draft.gains),
         is_ladder=bool(draft.gains),
         has_default=draft.has_default,
+        to_target=draft.reached is not None,
         settings=choice.settings,
         axes=effects,
         updates=updates_of(draft.runs, table),
@@ -371,11 +399,13 @@ class _Choice:
 
     def __init__(self, draft: Draft, settings: tuple[Setting, ...], family: Family) -> None:
         self.draft, self.settings, self.baseline = draft, settings, settings[draft.base]
-        self.compared = [one for one in settings if one.ratio is not None and not one.is_baseline]
+        known = (one for one in settings if one.decides is not None or one.verdict == "target missed")
+        self.compared = [one for one in known if not one.is_baseline]
+        self.is_missed = draft.reached is not None and self.baseline.decides is None
         sure = [one for one in self.compared if one.verdict == "faster" and not one.inert]
 
         def gain(setting: Setting) -> float:
-            return setting.ratio.value if setting.ratio else 0.0
+            return setting.decides.value if setting.decides else 0.0
 
         # The fastest of those that are faster for certain and are what their name says; of all, and of those that
         # compute what the baseline computes.
@@ -385,7 +415,7 @@ class _Choice:
         self.needed_repeats = self._needed(family)
 
     def _logs(self, setting: Setting, base: Setting) -> dict[RunKey, float]:
-        top, bottom = (self.draft.rates[self.settings.index(one)] for one in (setting, base))
+        top, bottom = (self.draft.speeds[self.settings.index(one)] for one in (setting, base))
         return paired_logs(top, bottom)
 
     def _is_tie(self, setting: Setting) -> bool:
@@ -411,7 +441,7 @@ class _Choice:
             return None
         compared = [i for i in range(len(self.settings)) if i != self.draft.base]
         logs = [means_of(self.draft.logs[i]) if self.draft.logs[i] else [] for i in compared]
-        found, ratio = gain_of_best(logs, compared.index(self.settings.index(best))), best.ratio
+        found, ratio = gain_of_best(logs, compared.index(self.settings.index(best))), best.decides
         return found if ratio is None else replace(found, n=ratio.n, sessions=ratio.sessions)
 
     def words(self, start: str) -> list[str]:
@@ -419,12 +449,16 @@ class _Choice:
         base = self.baseline.label
         name = f"the default ({base})" if self.draft.has_default else base
         best, ratio = self.best, self.gain_of(self.best)
-        if best is None or best.ratio is None or ratio is None:
+        if self.is_missed:
+            met = reached_text(self.baseline.num_reached or 0, self.baseline.num_runs)
+            return [f"{start} {met} of {name} met the target: there is no time to compare others with."]
+        if best is None or best.decides is None or ratio is None:
             return [f"{start} {_no_best(self.compared, name)}"]
         count = len(self.compared)
-        corrected = f", corrected for the choice among {count}; {times_value(best.ratio)} as measured" * (count > 1)
+        corrected = f", corrected for the choice among {count}; {times_value(best.decides)} as measured" * (count > 1)
         parts = [
-            f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} the throughput of {name} "
+            f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} "
+            f"{OVER[self.draft.reached is not None]} {name} "
             f"({basis_text(ratio)}, in pairs{corrected})."
         ]
         if best.changes:
@@ -443,11 +477,13 @@ class _Choice:
     def advice(self) -> str:
         """What to do next, in one sentence."""
         compared, best = self.compared, self.best
+        if self.is_missed:
+            return "Let the baseline meet the target first: quality.max_epochs or max_samples, or quality.target."
         if best is not None and best.changes and self.best_exact in self.ties:
             best = self.best_exact
         if best is not None:
             base = f"Run with {best.options}"
-            if not best.changes:
+            if not best.changes or self.draft.reached is not None:
                 return f"{base}."
             exact = "keep the default" if self.best_exact is None else f"run with {self.best_exact.options}"
             return f"{base} if the changed arithmetic is acceptable; otherwise {exact}."
@@ -458,10 +494,10 @@ class _Choice:
             return (
                 f"Train to a target (--to-accuracy) with {apart[0]} and without: a step of it is not the same training."
             )
-        if all(setting.verdict in ("equal", "slower") for setting in compared):
+        if all(setting.verdict in ("equal", "slower", "target missed") for setting in compared):
             kept = "the default" if self.draft.has_default else self.baseline.options
             return f"Keep {kept}: nothing that was swept is worth setting."
-        fewest = min((one.ratio for one in compared if one.ratio is not None), key=lambda ratio: ratio.units)
+        fewest = min((one.decides for one in compared if one.decides is not None), key=lambda ratio: ratio.units)
         name = "the default" if self.draft.has_default else self.baseline.label
         text = f"no setting is distinguishable from {name} as the better one"
         needed = self.needed_repeats
@@ -478,27 +514,16 @@ class _Choice:
 def _no_best(others: Sequence[Setting], name: str) -> str:
     if not others:
         return f"only {name} has figures: there is nothing to compare."
-    ratios = [setting.ratio for setting in others if setting.ratio is not None]
+    ratios = [setting.decides for setting in others if setting.decides is not None]
     if any(setting.verdict == "insufficient" for setting in others) and ratios:
         ends = dict.fromkeys(times_value(pick(ratios, key=lambda one: one.value)) for pick in (min, max))
         few = units_text(min(ratios, key=lambda one: one.units))
         return f"nothing is decided in {few} ({' to '.join(ends)} of {name})."
-    slower = sum(setting.verdict == "slower" for setting in others)
-    equal = sum(setting.verdict == "equal" for setting in others)
-    inert = sum(setting.verdict == "faster" for setting in others)
-    apart = sum(setting.verdict == "faster per step" for setting in others)
-    counts = [
-        f"{count} {words}"
-        for count, words in (
-            (apart, f"faster per step, {QUALITY_OPEN}"),
-            (slower, "slower"),
-            (equal, f"equal within {MARGIN_TEXT}"),
-            (inert, "faster but not what was asked for"),
-            (len(others) - slower - equal - inert - apart, "undecided"),
-        )
-        if count
-    ]
-    return f"no setting is faster than {name} for certain: of {len(others)} others {', '.join(counts)}."
+    inert = "faster but not what was asked for"
+    said = alike(others, lambda one: inert if one.verdict == "faster" else one.verdict_title.replace(";", ","))
+    counts = ", ".join(f"{len(found)} {title}" for title, found in said.items())
+    goal = " to the target" * (others[0].num_reached is not None)
+    return f"no setting is faster{goal} than {name} for certain: of {len(others)} others {counts}."
 
 
 def strategy_words(setting: Setting, baseline: Setting | None = None) -> str:
@@ -540,16 +565,25 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     rates, base = draft.rates, draft.base
     measured = [[run for run in group if run.plan.run_id in table.runs] for group in draft.runs]
     rate_base = geometric_mean_estimate(rates[base]).value
-    ratios = [ratio_of(logs) if logs else None for logs in draft.logs]
-    ratios[base] = by_definition(1.0, len(rates[base]))
     made = []
     for i, group in enumerate(draft.runs):
-        plan, ratio = group[0].plan, ratios[i]
-        adjusted_p = family.of(draft.judged[i])
+        plan, one = group[0].plan, by_definition(1.0, len(rates[base]))
+        by_rate, by_what_counts = (ratio_of(found[i]) if found[i] else None for found in (draft.rate_logs, draft.logs))
+        ratio = one if i == base else by_rate
+        per_step = _verdict(by_rate, family.of(draft.rate_logs[i]))
         gain = ratio_of(draft.gains[i]) if draft.gains and draft.gains[i] else None
-        verdict: SettingVerdict = "baseline" if i == base else _verdict(gain if draft.gains else ratio, adjusted_p)
+        adjusted_p = family.of(draft.judged[i])
+        counts = gain if draft.gains else by_what_counts
+        verdict: SettingVerdict = "baseline" if i == base else _verdict(counts, adjusted_p)
         step = next((step for step in plan.series.ladder if step.name == plan.series.step), None)
-        if verdict == "faster" and trains_apart(plan) and not _is_sooner(measured[i], measured[base], table):
+        times: dict[RunKey, float] = {}
+        if draft.reached is not None:
+            times = {key: 1 / speed for key, speed in draft.speeds[i].items()}
+            if i != base and not times and any(run.state in ("valid", "invalid") for run in group):
+                verdict = "target missed"
+            elif verdict == "no figure" and times:
+                verdict = "undecided"
+        elif verdict == "faster" and trains_apart(plan):
             verdict = "faster per step"
         missing = [run.plan.run_id for run in group if run.plan.run_id not in table.runs]
         made.append(
@@ -562,15 +596,20 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 gain=gain,
                 efficiency=efficiency(plan, rates[i], draft.first) if step and rates[i] else None,
                 published=published_text(step.published) if step and step.published else "",
-                adjusted_p=None if i == base or ratio is None else adjusted_p,
+                num_reached=None if draft.reached is None else draft.reached[i],
+                time=geometric_mean_estimate(times, "s") if times else None,
+                sooner=(one if i == base else by_what_counts) if times else None,
+                is_faster_per_step=per_step == "faster",
+                adjusted_p=None if i == base or by_what_counts is None else adjusted_p,
                 verdict=verdict,
                 num_runs=len(measured[i]),
                 num_planned=max(len(group), plan.series.repeats),
                 why=without[missing[0]] if missing else "",
                 changes=changed_arithmetic(plan),
                 inert=_inert(group, table),
-                autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=verdict == "faster"),
-                losses=losses(measured[i], measured, table),
+                autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=per_step == "faster"),
+                # Runs that end at a target end after unequal samples.
+                losses=None if draft.reached is not None else losses(measured[i], measured, table),
                 strategy=plan.strategy,
                 redraws_dropout=plan.redraws_dropout,
                 **costs(measured[i], table),
@@ -591,19 +630,6 @@ def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
     if adjusted_p < LEVEL and is_other_than(ratio, 1):
         return "faster" if ratio.value > 1 else "slower"
     return "undecided"
-
-
-def _is_sooner(own: Sequence[Run], base: Sequence[Run], table: RunTable) -> bool:
-    """Whether all runs of both were trained to their target, these in less time for certain."""
-    times = []
-    for runs in (base, own):
-        results = {run_key(run, table): run.record and run.record.quality for run in runs}
-        reached = {key: one.time_to_quality_s for key, one in results.items() if one and one.time_to_quality_s}
-        if not reached or len(reached) < len(results):
-            return False
-        times.append(reached)
-    ratio = ratio_of(paired_logs(*times))
-    return ratio.is_confident and ratio.value > 1 and is_other_than(ratio, 1)
 
 
 def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) -> Iterator[str]:
