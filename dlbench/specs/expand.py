@@ -162,8 +162,8 @@ def _ladder_points(
                 before = plan
         found += [(place.model_copy(update={"ladder": tuple(planned)}), count) for place in kept]
     if len(found) == len(request.points):
-        whys = "; ".join(f"{step.name}: {step.skipped}" for step in found[0][0].ladder if step.skipped)
-        raise UserError(f"--ladder: no step can act here ({whys})")
+        left = "; ".join(f"{step.name}: {step.skipped}" for step in found[0][0].ladder if step.skipped)
+        raise UserError(f"--ladder: no step can act here ({left})")
     return found
 
 

@@ -283,7 +283,7 @@ def _order(run: Run) -> tuple[int, int]:
 def _place(run: Run) -> tuple[int, int, str, str, str]:
     """Ranks, nodes, preset, precision, data: what settings must share to be compared."""
     plan = run.plan
-    precision, data = plan.workload.train.precision, data_source(run)
+    precision, data = str(plan.workload.train.precision), data_source(run)
     if plan.series.step:  # which may set both
         precision, data = "precision by step", plan.workload.data.source
     return (plan.layout.ranks, plan.layout.nodes, plan.workload.preset, precision, data)
