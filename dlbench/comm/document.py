@@ -6,12 +6,13 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dlbench.comm.choice import STAY_WITHIN, Best, Crossover, Ratio
 from dlbench.comm.fits import Errors, Fit
 from dlbench.comm.measurements import Measurement, Rejected, Series
+from dlbench.comm.pairs import LEVEL_TITLES, PairFigure, PairsReport
 from dlbench.comm.predictions import CABLES, PredictedSeries, Prediction, Predictions, Price
 from dlbench.comm.report import (
     TITLE,
@@ -31,7 +32,7 @@ from dlbench.comm.report import (
 )
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
-from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
+from dlbench.report.charts.style import IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import (
     MAX_LISTED,
     Card,
@@ -62,7 +63,6 @@ from dlbench.units import format_bytes
 # In front of every row of a group's, or a fit's, tables.
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
 FIT_COLUMNS = ("system", "carrier", "dtype")
-LEVEL_TITLES = {"inside": "within a group", "across": "between groups", "beyond": "between leaf switches"}
 
 
 class Point(NamedTuple):
@@ -173,6 +173,7 @@ def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
     return Sheet(name="crossovers", title="Where the lead changes", columns=columns, rows=group.crossovers)
 
 
+_PAIRS = columns_of(PairFigure)
 _RATIOS = columns_of(Ratio, "num_bytes", "own", "library", "speed", "runs=speed.n", "interval=speed.kind", "paired")
 
 
@@ -281,6 +282,7 @@ def always() -> tuple[NamedTable, ...]:
     """Tables for programs that every report has, with all columns that any of its sheets may have."""
     return (
         named_table("points", "Measured points", (*_POINTS, *_REJECTED), GROUP_COLUMNS),
+        named_table("pairs", "Pairs of ranks", _PAIRS, ("group",)),
         named_table("ratios", "Ratios to libraries", _RATIOS, GROUP_COLUMNS),
         named_table("fits", "Fitted costs", (*_LINES[:2], *_COSTS), FIT_COLUMNS),
         named_table("runs", "All runs", _RUNS),
@@ -408,7 +410,7 @@ _QUANTITIES = (
 )
 
 
-def group_charts(group: GroupReport) -> list[Chart]:
+def group_charts(group: GroupReport | PairsReport) -> list[Chart]:
     """The charts of a group of two sizes or more; none of predictions where there are none."""
     charts = []
     for quantity in _QUANTITIES:
@@ -444,7 +446,7 @@ def _sheet(quantity: _Quantity, points: list[Point]) -> Sheet[Point]:
     return Sheet(name=quantity.name, title=quantity.axis, columns=(), rows=points, pivot=pivot, order=order)
 
 
-def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
+def _rows(group: GroupReport | PairsReport, quantity: _Quantity, points: list[Point]) -> Rows:
     titles = short_titles(group.series)
     rows: Rows = []
     for series, row in ((point.series, point.at) for point in points):
@@ -466,7 +468,7 @@ def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
     return rows
 
 
-def _layers(alt: Any, group: GroupReport, rows: Rows, quantity: _Quantity) -> list[Any]:
+def _layers(alt: Any, group: GroupReport | PairsReport, rows: Rows, quantity: _Quantity) -> list[Any]:
     drawn = {row["series"] for row in rows}
     # Numbered over all series, so that one keeps its colour and shape in every chart.
     looks = [(index, name) for index, name in enumerate(short_titles(group.series).values()) if name in drawn]
@@ -544,13 +546,14 @@ def _perfect(alt: Any, rows: Rows) -> list[Any]:
 def document_of(report: CollectivesReport) -> Document:
     """The whole report."""
     empty: tuple[str, ...] = ()
-    if not report.groups:
+    if not report.groups and not report.pairs:
         more = "Below, each run with the reason." if report.runs else "There are no runs here."
         empty = (f"No run has figures. {more}",)
     cards = tuple(map(_card, report.groups))
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
+        *map(_pairs, report.pairs),
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
         *methods_section(report.methods),
@@ -579,6 +582,78 @@ def predictions_document(found: Predictions) -> Document:
         data=found,
         command="dlbench comm predict NETWORK --ranks N",
     )
+
+
+def _pairs(found: PairsReport) -> Section:
+    """Pairs of ranks: what was found, who is hit, over size, the numbers, and what a message costs by them."""
+    columns = tuple(replace(one, title=one.title if any(map(one.value, found.figures)) else "") for one in _PAIRS)
+    sources = [("pairs, ping-pong", _Costs(one.level, "", None, None, one.alpha, one.beta)) for one in found.costs]
+    if found.fit is not None:
+        sources += [(f"collectives, {one.messages}", one) for one in costs_sheet(found.fit.network).rows]
+    costs = [one._replace(messages=source) for source, one in sources]
+    return Section(
+        id=f"group-{found.id}",
+        title=found.label,
+        level="answer",
+        facts=tuple((one.title, one.value) for one in found.conditions),
+        marks=tuple(remark(one.severity, one.text, len(one.runs)) for one in found.doubts),
+        words=found.words,
+        charts=lambda: [*_hit_map(found), *group_charts(found)],
+        sheets=(
+            Sheet(name="pairs", title="Pairs of ranks", columns=columns, rows=found.figures),
+            Sheet(
+                name="fits",
+                title="Costs of a message, by pairs and by collectives",
+                columns=tuple(replace(one, name="") for one in (_COSTS[0], _COSTS[1], *_COSTS[3:])),
+                rows=costs,
+                in_terminal=True,
+            ),
+        ),
+        brief=(f"{runs_text(found.num_runs)}.", *found.words),
+        is_group=True,
+        where={"group": found.id},
+    )
+
+
+def _hit_map(found: PairsReport) -> list[Chart]:
+    """A cell for each rank, a row for each host: how much longer its messages take beside the congestors."""
+    hit = {rank: one for one in found.figures if one.factor is not None for rank in one.ranks}  # Largest of each way.
+    if not hit:
+        return []
+    busy = {rank for pair in found.congestors for rank in pair}
+    rows: Rows = []
+    for rank, host in enumerate(found.hosts):
+        factor = hit[rank].factor if rank in hit else None
+        role = "congests" if rank in busy else "waits"
+        rows.append(
+            {
+                "host": host,
+                "place": sum(row["host"] == host for row in rows),
+                "factor": None if factor is None else factor.value,
+                "shown": role if factor is None else f"{figure_text(factor)}x",
+                "text": f"{rank}: {role if factor is None else f'{factor.value:.2f}x'}",
+            }
+        )
+    one = next(iter(hit.values()))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X("place:O", title="rank on its host"), y=alt.Y("host:N", title=None)
+    )
+    scale = alt.Scale(type="log", scheme="oranges", domain=[1, max(2.0, *(row["factor"] or 0 for row in rows))])
+    colour = alt.condition(
+        "datum.factor", alt.Color("factor:Q", title="times as long", scale=scale), alt.value("#d0d7de")
+    )
+    cells = base.mark_rect(stroke="white").encode(color=colour, tooltip=tooltips({"text": "rank", "shown": "factor"}))
+    return [
+        finish(
+            alt.layer(cells, base.mark_text(color=INK).encode(text="text:N")),
+            found,
+            name="hit",
+            title=f"Who is hit: {one.way} of {format_bytes(one.num_bytes)}, mean beside congestors over alone",
+            alt="; ".join(f"rank {row['text']} on {row['host']}" for row in rows),
+            table=[("Rank", "Host"), *((row["text"], row["host"]) for row in rows)],
+            size=(WIDE, max(60, 36 * len(set(found.hosts)))),
+        )
+    ]
 
 
 def _card(group: GroupReport) -> Card:

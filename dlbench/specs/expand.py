@@ -20,6 +20,8 @@ from dlbench.specs.comm import (
     BACKENDS,
     ELEMENT_BYTES,
     GROUPED_ALGORITHMS,
+    PAIR_WAYS,
+    PAIRS,
     CommPlan,
     CommSeries,
     CommSpec,
@@ -30,7 +32,7 @@ from dlbench.specs.files import find
 from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
 from dlbench.specs.plan import AxisValue, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
-from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_sizes
+from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_pairs, parse_sizes
 from dlbench.specs.series import (
     Counts,
     apart_problem,
@@ -296,6 +298,8 @@ def expand_comm(
         if request.shards is not None and request.shards > ranks:
             raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
         chosen, note = _for_layout(request, spec, layout)
+        if spec["collective"] == PAIRS:
+            chosen |= _pairs(request, layout)
         if note is not None and note not in notes:
             notes.append(note)
         place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
@@ -325,14 +329,21 @@ def _some_of(option: str, text: str, known: tuple[str, ...], what: str) -> tuple
 
 def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
     """The keys of `CommSpec`, algorithms not yet fitted to a layout; and what was chosen for the person."""
-    collective: Any = _one_of("--collective", request.collective, ALGORITHMS)
+    collective: Any = _one_of("--collective", request.collective, (*ALGORITHMS, PAIRS))
     dtype: Any = _one_of("--dtype", request.dtype, ELEMENT_BYTES)
     transport = _one_of("--transport", request.transport, ("torch", "mpi"))
-    known = ALGORITHMS[collective]
+    known = PAIR_WAYS if collective == PAIRS else ALGORITHMS[collective]
     asked = ",".join(known) if request.algorithms == "all" else request.algorithms
     algorithms = _some_of("--algorithms", asked, known, f"algorithm of {collective}")
     notes: list[str] = []
-    if request.backends == "auto":
+    for option, text in (("--victims", request.victims), ("--congestors", request.congestors)):
+        if text is not None and collective != PAIRS:
+            raise UserError(f"{option}: has no effect on {collective}: only --collective p2p measures pairs of ranks")
+    if collective == PAIRS and (request.backends not in ("auto", "none") or not algorithms):
+        raise UserError("--collective p2p: is measured by ping-pong and window over --transport; no --backends")
+    if request.backends == "auto" and collective == PAIRS:
+        backends: tuple[str, ...] = ()
+    elif request.backends == "auto":
         backends, notes = _usual_backends(transport, system, installed)
     else:
         backends = _some_of("--backends", request.backends, BACKENDS, "back-end")
@@ -360,6 +371,30 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
         elif is_wanted:
             notes.append(f"back-end {name} left out: {library} is not known to be installed where the ranks run")
     return tuple(chosen), [f"back-ends as references: {', '.join(chosen) or 'none'}", *notes]
+
+
+def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
+    """Pairs of ranks: the first two of each group, and the first of each two groups, and of the outermost; only the
+    latter beside congestors, which are all other ranks, one half of them to the other.
+    """
+    ranks, group = layout.ranks, request.group_size or layout.ranks_per_node
+    firsts = range(0, ranks, group)
+    if request.victims not in (None, "auto"):
+        pairs = parse_pairs(str(request.victims), "--victims")
+    else:
+        inside = () if group == 1 or (request.congestors and len(firsts) > 1) else firsts
+        across = (*zip(firsts[::2], firsts[1::2], strict=False), *([(0, firsts[-1])] if len(firsts) > 2 else []))
+        pairs = (*((first, first + 1) for first in inside), *across)
+    if request.congestors != "auto":
+        given = request.congestors
+        return {"pairs": pairs, "congestors": parse_pairs(given, "--congestors") if given is not None else ()}
+    free = [rank for rank in range(ranks) if not any(rank in pair for pair in pairs)]
+    if len(free) < 2:
+        raise UserError(
+            f"--congestors: the victims leave {len(free)} of {ranks} ranks to congest them; use more a node"
+        )
+    half = len(free) // 2
+    return {"pairs": pairs, "congestors": tuple(zip(free[:half], free[half:], strict=False))}
 
 
 def _for_layout(request: CommRequest, spec: dict[str, Any], layout: LayoutSpec) -> tuple[dict[str, Any], str | None]:

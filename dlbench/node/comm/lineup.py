@@ -61,7 +61,7 @@ class Lineup:
         comm = self._plan.comm
         result: list[Contestant] = []
         if comm.algorithms:
-            transport = self._transport()
+            transport = self.transport()
             result += [OwnAlgorithm(comm, name, transport) for name in comm.algorithms]
         for backend in comm.backends:
             if backend == "horovod":
@@ -120,7 +120,8 @@ class Lineup:
         if self._mpi is not None:
             stop_mpi(self._mpi)
 
-    def _transport(self) -> Transport:
+    def transport(self) -> Transport:
+        """What carries the messages of dlbench's own algorithms. Raises `EnvironmentLacksError`: it cannot be had."""
         comm, plan = self._plan.comm, self._plan
         if comm.transport == "mpi":
             mpi = self._if_possible("mpi", self._start_mpi)
@@ -132,6 +133,7 @@ class Lineup:
         if group is None:
             raise EnvironmentLacksError(self.not_measured[-1])
         if backend == "nccl":
+            _meet(torch.zeros(1, device=self._device), group)  # of pairs the first message would wait for all ranks
             return NcclTransport(group, self._place, plan.group_size)
         return GlooTransport(group, self._place, plan.group_size)
 

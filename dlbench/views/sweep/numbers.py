@@ -15,7 +15,7 @@ from statistics import fmean, variance
 from dlbench.analysis.comparability import run_facts
 from dlbench.analysis.core_load import load_doubts, loads_of
 from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
-from dlbench.analysis.side_by_side import QUALITY_OPEN, alike, losses_text, trains_apart
+from dlbench.analysis.side_by_side import alike, losses_text, trains_apart
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -25,6 +25,7 @@ from dlbench.report.wording import (
     basis_text,
     percent,
     place_text,
+    reached_text,
     repeat_text,
     sentence,
     times_text,
@@ -75,6 +76,7 @@ from dlbench.views.sweep.settings import (
 )
 from dlbench.views.sweep.updates import Update, updates_of
 
+OVER = {False: "the throughput of", True: "as soon at the target as"}  # What decides, with a target and without.
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 MANY_REPEATS = 100
 """Ten hours of runs of a minute for six settings: from here on the scatter is to be mended, not the number of runs."""
@@ -95,6 +97,7 @@ class SweepCell:
     conditions: str
     baseline: str
     has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.
+    to_target: bool  # Whether runs train to a target, so that the time to it decides, and not throughput.
     settings: tuple[Setting, ...]
     axes: tuple[Axis, ...]
     updates: tuple[Update, ...]  # By setting, where optimizers or their sharding are swept.
@@ -102,7 +105,8 @@ class SweepCell:
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
     where there is none."""
-    best_ratio: Estimate | None  # Throughput over the baseline's, corrected for having been chosen from all settings.
+    best_ratio: Estimate | None
+    """What decides over the baseline's, corrected for having been chosen from all settings."""
     verdict: str
     advice: str
     needed_repeats: int | None  # That show a difference of the margin at the scatter found; None: not known.
@@ -138,9 +142,14 @@ class Draft:
 
     runs: tuple[tuple[Run, ...], ...]  # Of each setting, those without figures too.
     rates: tuple[dict[RunKey, float], ...]  # Throughput of each setting by repeat, samples per second.
+    reached: tuple[int, ...] | None  # Runs of each setting that met their target; None where runs measure speed.
+    speeds: tuple[dict[RunKey, float], ...]
+    """What decides: with a target the reciprocal of the time to it (none where a run missed it), else the rates."""
     base: int
     has_default: bool
-    logs: tuple[dict[RunKey, float], ...]  # Of each setting over the baseline, one for each repeat that both have.
+    rate_logs: tuple[dict[RunKey, float], ...]
+    """Of each setting's rates over the baseline's, one for each repeat that both have."""
+    logs: tuple[dict[RunKey, float], ...]  # The same of the speeds.
     levels: Mapping[str, list[AxisValue]]
     contrasts: Mapping[Pair, dict[RunKey, float]]
     deviations: Mapping[tuple[AxisValue, ...], dict[RunKey, float]]
@@ -148,7 +157,7 @@ class Draft:
     @property
     def comparisons(self) -> list[dict[RunKey, float]]:
         """Log ratios of all that is compared here: settings but the baseline, pairs of values, combinations."""
-        settings = [found for i, found in enumerate(self.logs) if i != self.base]
+        settings = [found[i] for found in (self.logs, self.rate_logs) for i in range(len(found)) if i != self.base]
         return [*settings, *self.contrasts.values(), *self.deviations.values()]
 
 
@@ -246,7 +255,7 @@ def _headline(cell: SweepCell) -> tuple[str, str]:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
     found = times_cell(cell.best_ratio)
     basis = basis_text(cell.best_ratio)
-    return found.text, f"the throughput of {name} {found.interval} by {cell.best}, at {place}; {basis}"
+    return found.text, f"{OVER[cell.to_target]} {name} {found.interval} by {cell.best}, at {place}; {basis}"
 
 
 def _order(run: Run) -> tuple[int, int]:
@@ -273,6 +282,12 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     return {run_key(run, table): float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 
+def _times(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
+    """Seconds to the target by repeat, of the runs that met it."""
+    known = ((run, run.record and run.record.quality) for run in runs if run.plan.run_id in table.runs)
+    return {run_key(run, table): one.time_to_quality_s for run, one in known if one and one.time_to_quality_s}
+
+
 def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
     """The settings of one rank count from every run of the series there, in the order of the request."""
     groups = _by_setting(runs)
@@ -280,11 +295,20 @@ def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
     firsts = groups[0][0].plan.series.axes
     defaults = [i for i, group in enumerate(groups) if rates[i] and is_default(group[0].plan, firsts)]
     base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
+    speeds, reached = rates, None
+    if groups[0][0].plan.measure.until == "quality":
+        ended = [[run for run in group if run.state in ("valid", "invalid")] for group in groups]
+        times = [_times(group, table) for group in groups]
+        reached = tuple(map(len, times))
+        speeds = [
+            {key: 1 / seconds for key, seconds in found.items()} if len(found) == len(runs) else {}
+            for found, runs in zip(times, ended, strict=True)
+        ]
     measured = [
         Measured(
             values=dict(sorted(group[0].plan.series.axes.items())), acting=acting_keys(group[0].plan), throughput=found
         )
-        for group, found in zip(groups, rates, strict=True)
+        for group, found in zip(groups, speeds, strict=True)
         # What had no effect would make its axis look as if it had none.
         if found and not _inert(group, table)
     ]
@@ -292,9 +316,12 @@ def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
     return Draft(
         runs=tuple(map(tuple, groups)),
         rates=tuple(rates),
+        reached=reached,
+        speeds=tuple(speeds),
         base=base,
         has_default=bool(defaults),
-        logs=tuple(paired_logs(found, rates[base]) for found in rates),
+        rate_logs=tuple(paired_logs(found, rates[base]) for found in rates),
+        logs=tuple(paired_logs(found, speeds[base]) for found in speeds),
         levels=levels,
         contrasts=contrasts(measured, levels),
         deviations=deviations(measured, levels),
@@ -324,6 +351,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         if draft.has_default
         else f"{choice.baseline.label}, the first setting with figures: the default is not in the sweep, or has none",
         has_default=draft.has_default,
+        to_target=draft.reached is not None,
         settings=choice.settings,
         axes=effects,
         updates=updates_of(draft.runs, table),
@@ -342,11 +370,13 @@ class _Choice:
 
     def __init__(self, draft: Draft, settings: tuple[Setting, ...], family: Family) -> None:
         self.draft, self.settings, self.baseline = draft, settings, settings[draft.base]
-        self.compared = [one for one in settings if one.ratio is not None and not one.is_baseline]
+        known = (one for one in settings if one.decides is not None or one.verdict == "target missed")
+        self.compared = [one for one in known if not one.is_baseline]
+        self.is_missed = draft.reached is not None and self.baseline.decides is None
         sure = [one for one in self.compared if one.verdict == "faster" and not one.inert]
 
         def gain(setting: Setting) -> float:
-            return setting.ratio.value if setting.ratio else 0.0
+            return setting.decides.value if setting.decides else 0.0
 
         # The fastest of those that are faster for certain and are what their name says; of all, and of those that
         # compute what the baseline computes.
@@ -356,7 +386,7 @@ class _Choice:
         self.needed_repeats = self._needed(family)
 
     def _logs(self, setting: Setting, base: Setting) -> dict[RunKey, float]:
-        top, bottom = (self.draft.rates[self.settings.index(one)] for one in (setting, base))
+        top, bottom = (self.draft.speeds[self.settings.index(one)] for one in (setting, base))
         return paired_logs(top, bottom)
 
     def _is_tie(self, setting: Setting) -> bool:
@@ -382,7 +412,7 @@ class _Choice:
             return None
         compared = [i for i in range(len(self.settings)) if i != self.draft.base]
         logs = [means_of(self.draft.logs[i]) if self.draft.logs[i] else [] for i in compared]
-        found, ratio = gain_of_best(logs, compared.index(self.settings.index(best))), best.ratio
+        found, ratio = gain_of_best(logs, compared.index(self.settings.index(best))), best.decides
         return found if ratio is None else replace(found, n=ratio.n, sessions=ratio.sessions)
 
     def words(self, start: str) -> list[str]:
@@ -390,12 +420,16 @@ class _Choice:
         base = self.baseline.label
         name = f"the default ({base})" if self.draft.has_default else base
         best, ratio = self.best, self.gain_of(self.best)
-        if best is None or best.ratio is None or ratio is None:
+        if self.is_missed:
+            met = reached_text(self.baseline.num_reached or 0, self.baseline.num_runs)
+            return [f"{start} {met} of {name} met the target: there is no time to compare others with."]
+        if best is None or best.decides is None or ratio is None:
             return [f"{start} {_no_best(self.compared, name)}"]
         count = len(self.compared)
-        corrected = f", corrected for the choice among {count}; {times_value(best.ratio)} as measured" * (count > 1)
+        corrected = f", corrected for the choice among {count}; {times_value(best.decides)} as measured" * (count > 1)
         parts = [
-            f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} the throughput of {name} "
+            f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} "
+            f"{OVER[self.draft.reached is not None]} {name} "
             f"({basis_text(ratio)}, in pairs{corrected})."
         ]
         if best.changes:
@@ -414,11 +448,13 @@ class _Choice:
     def advice(self) -> str:
         """What to do next, in one sentence."""
         compared, best = self.compared, self.best
+        if self.is_missed:
+            return "Let the baseline meet the target first: quality.max_epochs or max_samples, or quality.target."
         if best is not None and best.changes and self.best_exact in self.ties:
             best = self.best_exact
         if best is not None:
             base = f"Run with {best.options}"
-            if not best.changes:
+            if not best.changes or self.draft.reached is not None:
                 return f"{base}."
             exact = "keep the default" if self.best_exact is None else f"run with {self.best_exact.options}"
             return f"{base} if the changed arithmetic is acceptable; otherwise {exact}."
@@ -429,10 +465,10 @@ class _Choice:
             return (
                 f"Train to a target (--to-accuracy) with {apart[0]} and without: a step of it is not the same training."
             )
-        if all(setting.verdict in ("equal", "slower") for setting in compared):
+        if all(setting.verdict in ("equal", "slower", "target missed") for setting in compared):
             kept = "the default" if self.draft.has_default else self.baseline.options
             return f"Keep {kept}: nothing that was swept is worth setting."
-        fewest = min((one.ratio for one in compared if one.ratio is not None), key=lambda ratio: ratio.units)
+        fewest = min((one.decides for one in compared if one.decides is not None), key=lambda ratio: ratio.units)
         name = "the default" if self.draft.has_default else self.baseline.label
         text = f"no setting is distinguishable from {name} as the better one"
         needed = self.needed_repeats
@@ -449,27 +485,16 @@ class _Choice:
 def _no_best(others: Sequence[Setting], name: str) -> str:
     if not others:
         return f"only {name} has figures: there is nothing to compare."
-    ratios = [setting.ratio for setting in others if setting.ratio is not None]
+    ratios = [setting.decides for setting in others if setting.decides is not None]
     if any(setting.verdict == "insufficient" for setting in others) and ratios:
         ends = dict.fromkeys(times_value(pick(ratios, key=lambda one: one.value)) for pick in (min, max))
         few = units_text(min(ratios, key=lambda one: one.units))
         return f"nothing is decided in {few} ({' to '.join(ends)} of {name})."
-    slower = sum(setting.verdict == "slower" for setting in others)
-    equal = sum(setting.verdict == "equal" for setting in others)
-    inert = sum(setting.verdict == "faster" for setting in others)
-    apart = sum(setting.verdict == "faster per step" for setting in others)
-    counts = [
-        f"{count} {words}"
-        for count, words in (
-            (apart, f"faster per step, {QUALITY_OPEN}"),
-            (slower, "slower"),
-            (equal, f"equal within {MARGIN_TEXT}"),
-            (inert, "faster but not what was asked for"),
-            (len(others) - slower - equal - inert - apart, "undecided"),
-        )
-        if count
-    ]
-    return f"no setting is faster than {name} for certain: of {len(others)} others {', '.join(counts)}."
+    inert = "faster but not what was asked for"
+    said = alike(others, lambda one: inert if one.verdict == "faster" else one.verdict_title.replace(";", ","))
+    counts = ", ".join(f"{len(found)} {title}" for title, found in said.items())
+    goal = " to the target" * (others[0].num_reached is not None)
+    return f"no setting is faster{goal} than {name} for certain: of {len(others)} others {counts}."
 
 
 def strategy_words(setting: Setting, baseline: Setting | None = None) -> str:
@@ -511,14 +536,22 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     rates, base = draft.rates, draft.base
     measured = [[run for run in group if run.plan.run_id in table.runs] for group in draft.runs]
     rate_base = geometric_mean_estimate(rates[base]).value
-    ratios = [ratio_of(logs) if logs else None for logs in draft.logs]
-    ratios[base] = by_definition(1.0, len(rates[base]))
     made = []
     for i, group in enumerate(draft.runs):
-        plan, ratio = group[0].plan, ratios[i]
+        plan, one = group[0].plan, by_definition(1.0, len(rates[base]))
+        by_rate, by_what_counts = (ratio_of(found[i]) if found[i] else None for found in (draft.rate_logs, draft.logs))
+        ratio = one if i == base else by_rate
+        per_step = _verdict(by_rate, family.of(draft.rate_logs[i]))
         adjusted_p = family.of(draft.logs[i])
-        verdict: SettingVerdict = "baseline" if i == base else _verdict(ratio, adjusted_p)
-        if verdict == "faster" and trains_apart(plan) and not _is_sooner(measured[i], measured[base], table):
+        verdict: SettingVerdict = "baseline" if i == base else _verdict(by_what_counts, adjusted_p)
+        times: dict[RunKey, float] = {}
+        if draft.reached is not None:
+            times = {key: 1 / speed for key, speed in draft.speeds[i].items()}
+            if i != base and not times and any(run.state in ("valid", "invalid") for run in group):
+                verdict = "target missed"
+            elif verdict == "no figure" and times:
+                verdict = "undecided"
+        elif verdict == "faster" and trains_apart(plan):
             verdict = "faster per step"
         missing = [run.plan.run_id for run in group if run.plan.run_id not in table.runs]
         made.append(
@@ -528,15 +561,20 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
                 is_baseline=i == base,
                 throughput=geometric_mean_estimate(rates[i], f"{plan.workload.sample_unit}/s") if rates[i] else None,
                 ratio=ratio,
-                adjusted_p=None if i == base or ratio is None else adjusted_p,
+                num_reached=None if draft.reached is None else draft.reached[i],
+                time=geometric_mean_estimate(times, "s") if times else None,
+                sooner=(one if i == base else by_what_counts) if times else None,
+                is_faster_per_step=per_step == "faster",
+                adjusted_p=None if i == base or by_what_counts is None else adjusted_p,
                 verdict=verdict,
                 num_runs=len(measured[i]),
                 num_planned=max(len(group), plan.series.repeats),
                 why=without[missing[0]] if missing else "",
                 changes=changed_arithmetic(plan),
                 inert=_inert(group, table),
-                autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=verdict == "faster"),
-                losses=losses(measured[i], measured, table),
+                autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=per_step == "faster"),
+                # Runs that end at a target end after unequal samples.
+                losses=None if draft.reached is not None else losses(measured[i], measured, table),
                 strategy=plan.strategy,
                 redraws_dropout=plan.redraws_dropout,
                 **costs(measured[i], table),
@@ -557,19 +595,6 @@ def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
     if adjusted_p < LEVEL and is_other_than(ratio, 1):
         return "faster" if ratio.value > 1 else "slower"
     return "undecided"
-
-
-def _is_sooner(own: Sequence[Run], base: Sequence[Run], table: RunTable) -> bool:
-    """Whether all runs of both were trained to their target, these in less time for certain."""
-    times = []
-    for runs in (base, own):
-        results = {run_key(run, table): run.record and run.record.quality for run in runs}
-        reached = {key: one.time_to_quality_s for key, one in results.items() if one and one.time_to_quality_s}
-        if not reached or len(reached) < len(results):
-            return False
-        times.append(reached)
-    ratio = ratio_of(paired_logs(*times))
-    return ratio.is_confident and ratio.value > 1 and is_other_than(ratio, 1)
 
 
 def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) -> Iterator[str]:
