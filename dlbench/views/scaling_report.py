@@ -39,6 +39,7 @@ from dlbench.views.energy import EnergyView
 from dlbench.views.exchange import ExchangeView, LinkRatesView
 from dlbench.views.forecast import ForecastView
 from dlbench.views.history import HistoryView
+from dlbench.views.large_batch import LargeBatchView
 from dlbench.views.layers import LayersView
 from dlbench.views.memory import MemoryView
 from dlbench.views.methods import METHODS, not_shown
@@ -95,6 +96,7 @@ SCALING = Views(
         BreakEvenView(),
         ShufflingView(),
         PrecisionView(),
+        LargeBatchView(),
         OutOfCoreView(),
         DifferencesView(),
         SystemsView(),

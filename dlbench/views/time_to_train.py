@@ -46,7 +46,7 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, placed, r
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
-from dlbench.views.noise import noise_share
+from dlbench.views.noise import model_noise_share, samples_over
 from dlbench.views.quality.numbers import Quality, quality_of
 from dlbench.views.view import FEW, GroupSource, GroupView
 
@@ -285,19 +285,11 @@ def _of_batches(source: GroupSource, firsts: Sequence[Run], lengths: Sequence[Re
         yield f"{grows}, for which the recipe itself has another length."
         return
     yield f"{grows}; larger batches often need more epochs to the same accuracy, which is not in the figures."
-    # Runs that record the noise scale are slower, and of another group.
-    own = source.group.sample.plan.workload
-    records = {
-        source.table.keys[name]: run.record.noise_scale
-        for name, run in source.table.runs.items()
-        if run.record and (run.plan.workload.name, run.plan.workload.model) == (own.name, own.model)
-    }
-    share = noise_share({key: found for key, found in records.items() if found}, 1)
+    share = model_noise_share(source.group.sample.plan.workload, source.table)
     if share is None:
         yield "--set measure.noise_scale=true measures how far the batch may grow."
         return
-    # E = E_min (1 + B / B_n), see `dlbench.views.noise`.
-    more = share.mapped(lambda one: (1 + large * max(0.0, one)) / (1 + small * max(0.0, one)), "ratio")
+    more = samples_over(share, large, small)
     factor = f"{times_text(more)} the samples of {small:,} ({basis_text(more)})"
     yield f"By the gradient noise scale measured here {large:,} need {factor}."
 
