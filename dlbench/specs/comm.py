@@ -11,11 +11,10 @@ from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
 
 Collective = Literal[
     "allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "scatter", "gather", "all-to-all"
-]
+]  # fmt: skip
 
 ALGORITHMS: dict[Collective, tuple[str, ...]] = {
     "allreduce": (
-        "naive",
         "ring",
         "binomial-tree",
         "double-binary-tree",
@@ -23,6 +22,7 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
         "recursive-halving-doubling",
         "shifted-halving-doubling",
         "direct",
+        "naive",
         "parameter-server",
         "hierarchical",
         "leader",
