@@ -129,6 +129,16 @@ def _time_cell(one: Point) -> Cell:
     return dataclasses.replace(cell, text=f"{cell.text}{' *' * one.at.is_best}")
 
 
+def series_sheet(series: Series) -> Sheet[Point]:
+    """Everything known of one series, a line for each size; without columns that no size has."""
+    rows = points_of(series)
+    # Programs find them in the matrix.
+    columns = tuple(
+        dataclasses.replace(one, name="") for one in _POINTS if any(one.value(row) is not None for row in rows)
+    )
+    return Sheet(name="series", title=series.title, columns=columns, rows=rows, is_folded=True)
+
+
 _REJECTED: tuple[Column[Rejected], ...] = (
     Column("algorithm", "Series", lambda one: one.title),
     Column("num_bytes", "Size", lambda one: one.num_bytes, unit="bytes"),
@@ -748,6 +758,18 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
         brief=(),
     )
     yield from _ratios(group)
+    yield Section(
+        id=f"series-{group.id}",
+        title="Every series",
+        level="appendix",
+        headline=f"{len(group.series)} series: rates, skew, messages, bytes, predictions",
+        about=(
+            "Rates in GB/s (1e9 bytes per second). Bytes sent: the most of any rank, counted. Predicted: by a fit "
+            "without the point.",
+        ),
+        sheets=tuple(map(series_sheet, group.series)),
+        brief=(),
+    )
     if group.rejected:
         yield Section(
             id=f"rejected-{group.id}",
