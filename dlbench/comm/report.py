@@ -28,6 +28,7 @@ from dlbench.comm.measurements import (
     tabulate,
     why_not,
 )
+from dlbench.comm.pairs import PairsReport, pairs_report
 from dlbench.comm.predictions import Prediction, Predictions
 from dlbench.lazy import np
 from dlbench.perfmodels.algorithms import counts
@@ -118,7 +119,7 @@ def _loads(runs: Sequence[CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
 
 def counter_problem(run: CommRun, point: CommPoint) -> str:
     """How what a rank counted differs from what the formulas say; empty where it does not, and for libraries."""
-    if name_of(point).is_library:
+    if name_of(point).is_library or point.pair is not None:
         return ""
     layout, shards = layout_of(run), run.plan.comm.shards
     width = ELEMENT_BYTES[point.dtype]
@@ -283,6 +284,7 @@ class CollectivesReport(BaseReport):
     format: str = "dlbench.comm-report"
     title: str = TITLE
     groups: tuple[GroupReport, ...]
+    pairs: tuple[PairsReport, ...] = ()
     fits: tuple[Fit, ...]
     unfitted: tuple[str, ...]
     runs: tuple[RunRow, ...]
@@ -299,17 +301,23 @@ class CollectivesReport(BaseReport):
 def assemble(scan: CommScan) -> CollectivesReport:
     """The report of everything found under one folder; equal folders give equal reports."""
     table = tabulate(scan)
-    measured = [run for group in table.groups for run in group.runs]
+    everything = (*table.groups, *table.pairs)
+    measured = [run for group in everything for run in group.runs]
     fits = fit_all(table)
-    of_run = {id(run): group.id for group in table.groups for run in group.runs}
+    of_run = {id(run): group.id for group in everything for run in group.runs}
     without = {id(one.run): (one.state, one.why) for one in table.without}
-    asked = differing_settings([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
-    groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
+    asked = differing_settings([(comparable_id(group.sample), group.sample.plan) for group in everything])
+    groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=False))
+    pairs = tuple(
+        pairs_report(group, fits, label_of(group), (*conditions_of(group), *apart), group_doubts(group))
+        for group, apart in zip(table.pairs, asked[len(groups) :], strict=True)
+    )
     return CollectivesReport(
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
         groups=tuple(
             dataclasses.replace(group, label=label) for group, label in zip(groups, unique_labels(groups), strict=True)
         ),
+        pairs=tuple(replace(one, label=label) for one, label in zip(pairs, unique_labels(pairs), strict=True)),
         fits=fits.fits,
         unfitted=fits.unfitted,
         runs=tuple(_run(run, of_run.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs),
@@ -380,7 +388,10 @@ def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
 
 MAX_TIED = 3
 
-COLLECTIVE_TITLES: dict[str, str] = {name: name for name in ALGORITHMS} | {"allreduce": "all-reduce"}
+COLLECTIVE_TITLES: dict[str, str] = {name: name for name in ALGORITHMS} | {
+    "allreduce": "all-reduce",
+    "p2p": "pairs of ranks",
+}
 
 
 def about(num_bytes: float) -> str:
