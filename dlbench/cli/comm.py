@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @click.option(
     "--table",
     type=click.Choice(["points", "pairs", "ratios", "costs", "fits", "runs"]),
-    help="Which table CSV holds: measured points (default), pairs of ranks, ratios, costs of algorithms, fits, or runs.",
+    help="Which table CSV holds: measured points (default), pairs of ranks, ratios, costs of algorithms, fits, runs.",
 )
 def report(
     runs: tuple[Path, ...],
