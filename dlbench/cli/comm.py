@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 @report_options
 @click.option(
     "--table",
-    type=click.Choice(["points", "ratios", "fits", "runs"]),
-    help="Which table CSV holds: measured points (default), speed over libraries, fitted costs, or runs.",
+    type=click.Choice(["points", "pairs", "ratios", "fits", "runs"]),
+    help="Which table CSV holds: measured points (default), pairs of ranks, ratios, fitted costs, or runs.",
 )
 def report(
     runs: tuple[Path, ...],
@@ -79,7 +79,7 @@ def report(
     emit(document_of(found), chosen, output, table or "points", full=full)
     note_counts(output, found)
     problem = f"{named(runs)}: no run of the collective benchmark has figures; the report says why"
-    finish(found.damaged, "" if found.groups else problem)
+    finish(found.damaged, "" if found.groups or found.pairs else problem)
 
 
 @click.command()
@@ -248,8 +248,15 @@ def measure_options(function: F) -> F:
     """Options that say what to measure; `runs_of` reads them."""
     decorators = [
         value_option(
-            "--collective", "NAME", "allreduce, reduce-scatter, all-gather, broadcast or all-to-all.", "allreduce"
+            "--collective",
+            "NAME",
+            "allreduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all, or p2p.",
+            "allreduce",
         ),
+        value_option(
+            "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
+        ),
+        value_option("--congestors", "auto|1:3", "p2p: pairs that send meanwhile; auto: all ranks but the victims."),
         value_option("--algorithms", "all|A,B|none", "dlbench's own; all: those that the layout permits.", "all"),
         value_option(
             "--backends",
@@ -287,14 +294,21 @@ def measure_options(function: F) -> F:
 
 def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> CommRuns:
     """The options of `measure_options` as plans. Raises `UserError`: anything wrong with them, in one line."""
+    from dlbench.specs.comm import PAIRS
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
 
     _require_counts(options, "iterations", "warmup", "group_size", "shards", "ranks_per_node", "repeats")
     if not 0 < options["timeout"] < float("inf"):
         raise UserError(f"--timeout {options['timeout']:g}: must be a number of seconds above 0")
+    source = click.get_current_context().get_parameter_source("collective")
+    if (options["victims"] or options["congestors"]) and source is click.core.ParameterSource.DEFAULT:
+        options["collective"] = PAIRS
     request = CommRequest(
-        **{name: options[name] for name in ("collective", "algorithms", "backends", "sizes", "dtype", "transport")},
+        **{
+            name: options[name]
+            for name in ("collective", "victims", "congestors", "algorithms", "backends", "sizes", "dtype", "transport")
+        },
         **{name: options[name] for name in ("iterations", "warmup", "group_size", "shards", "launcher", "series")},
         timeout_s=options["timeout"],
         system=system,

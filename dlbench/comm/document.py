@@ -6,12 +6,13 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dlbench.comm.choice import STAY_WITHIN, Best, Crossover, Ratio
 from dlbench.comm.fits import Errors, Fit
 from dlbench.comm.measurements import Measurement, Rejected, Series
+from dlbench.comm.pairs import LEVEL_TITLES, PairFigure, PairsReport
 from dlbench.comm.predictions import CABLES, PredictedSeries, Prediction, Predictions, Price
 from dlbench.comm.report import (
     TITLE,
@@ -31,7 +32,8 @@ from dlbench.comm.report import (
 )
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
-from dlbench.report.charts.style import IDEAL, MUTED, RANK_COLOURS, WIDE
+from dlbench.report.charts.shapes import Axis, figure_row, intervals
+from dlbench.report.charts.style import IDEAL, MEASURED, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import (
     MAX_LISTED,
     Card,
@@ -62,7 +64,6 @@ from dlbench.units import format_bytes
 # In front of every row of a group's, or a fit's, tables.
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
 FIT_COLUMNS = ("system", "carrier", "dtype")
-LEVEL_TITLES = {"inside": "within a group", "across": "between groups", "beyond": "between leaf switches"}
 
 
 class Point(NamedTuple):
@@ -173,6 +174,7 @@ def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
     return Sheet(name="crossovers", title="Where the lead changes", columns=columns, rows=group.crossovers)
 
 
+_PAIRS = columns_of(PairFigure)
 _RATIOS = columns_of(Ratio, "num_bytes", "own", "library", "speed", "runs=speed.n", "interval=speed.kind", "paired")
 
 
@@ -281,6 +283,7 @@ def always() -> tuple[NamedTable, ...]:
     """Tables for programs that every report has, with all columns that any of its sheets may have."""
     return (
         named_table("points", "Measured points", (*_POINTS, *_REJECTED), GROUP_COLUMNS),
+        named_table("pairs", "Pairs of ranks", _PAIRS, ("group",)),
         named_table("ratios", "Ratios to libraries", _RATIOS, GROUP_COLUMNS),
         named_table("fits", "Fitted costs", (*_LINES[:2], *_COSTS), FIT_COLUMNS),
         named_table("runs", "All runs", _RUNS),
@@ -408,7 +411,7 @@ _QUANTITIES = (
 )
 
 
-def group_charts(group: GroupReport) -> list[Chart]:
+def group_charts(group: GroupReport | PairsReport) -> list[Chart]:
     """The charts of a group of two sizes or more; none of predictions where there are none."""
     charts = []
     for quantity in _QUANTITIES:
@@ -444,7 +447,7 @@ def _sheet(quantity: _Quantity, points: list[Point]) -> Sheet[Point]:
     return Sheet(name=quantity.name, title=quantity.axis, columns=(), rows=points, pivot=pivot, order=order)
 
 
-def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
+def _rows(group: GroupReport | PairsReport, quantity: _Quantity, points: list[Point]) -> Rows:
     titles = short_titles(group.series)
     rows: Rows = []
     for series, row in ((point.series, point.at) for point in points):
@@ -466,7 +469,7 @@ def _rows(group: GroupReport, quantity: _Quantity, points: list[Point]) -> Rows:
     return rows
 
 
-def _layers(alt: Any, group: GroupReport, rows: Rows, quantity: _Quantity) -> list[Any]:
+def _layers(alt: Any, group: GroupReport | PairsReport, rows: Rows, quantity: _Quantity) -> list[Any]:
     drawn = {row["series"] for row in rows}
     # Numbered over all series, so that one keeps its colour and shape in every chart.
     looks = [(index, name) for index, name in enumerate(short_titles(group.series).values()) if name in drawn]
@@ -544,13 +547,14 @@ def _perfect(alt: Any, rows: Rows) -> list[Any]:
 def document_of(report: CollectivesReport) -> Document:
     """The whole report."""
     empty: tuple[str, ...] = ()
-    if not report.groups:
+    if not report.groups and not report.pairs:
         more = "Below, each run with the reason." if report.runs else "There are no runs here."
         empty = (f"No run has figures. {more}",)
-    cards = tuple(map(_card, report.groups))
+    cards = (*map(_card, report.groups), *map(_pairs_card, report.pairs))
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
+        *map(_pairs, report.pairs),
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
         *methods_section(report.methods),
@@ -581,6 +585,66 @@ def predictions_document(found: Predictions) -> Document:
     )
 
 
+def _pairs(found: PairsReport) -> Section:
+    """Pairs of ranks: what was found, who is hit, over size, the numbers, and what a message costs by them."""
+    columns = tuple(replace(one, title=one.title if any(map(one.value, found.figures)) else "") for one in _PAIRS)
+    costs = [_Costs(one.level, "pairs, ping-pong", None, None, one.alpha, one.beta) for one in found.costs]
+    fitted = costs_sheet(found.fit.network).rows if found.fit else ()
+    costs += (one._replace(messages=f"collectives, {one.messages}") for one in fitted)
+    of_costs = tuple(replace(one, name="") for one in (*_COSTS[:2], *_COSTS[3:]))
+    return Section(
+        id=f"group-{found.id}",
+        title=found.label,
+        level="answer",
+        caption=f"Medians over {runs_text(found.num_runs)}; each operation timed by itself. Ping-pong: half of the way "
+        "there and back. Window: one of several messages under way at once, with the answer to all. Congestors send "
+        "1 MiB after the other, first rank to second; factors are of the same runs.",
+        facts=tuple((one.title, one.value) for one in found.conditions),
+        marks=tuple(remark(one.severity, one.text, len(one.runs)) for one in found.doubts),
+        words=found.words,
+        charts=lambda: [*_hit(found), *group_charts(found)],
+        sheets=(
+            Sheet(name="pairs", title="Pairs of ranks", columns=columns, rows=found.figures),
+            Sheet(name="fits", title="Costs of a message", columns=of_costs, rows=costs, in_terminal=True),
+        ),
+        brief=(f"{runs_text(found.num_runs)}.", *found.words),
+        is_group=True,
+        where={"group": found.id},
+    )
+
+
+def _hit(found: PairsReport) -> list[Chart]:
+    """How much longer the largest messages of each rank take beside the congestors, host by host."""
+    figures = {rank: one for one in found.figures if one.factor is not None for rank in one.ranks}
+    rows: Rows = []
+    for rank, host in enumerate(found.hosts):
+        busy = any(rank in pair for pair in found.congestors)
+        shown = {"value": None, "shown": "congests" if busy else "waits"}
+        factor = figures[rank].factor if rank in figures else None
+        at = f"{host}, rank {rank}" + f" ({shown['shown']})" * (factor is None)
+        rows.append({"at": at, **(shown if factor is None else figure_row(factor))})
+    if not figures:
+        return []
+    one = next(iter(figures.values()))
+    return [
+        finish(
+            intervals(
+                rows,
+                Axis("times as long", scale={"domainMin": 0}),
+                MEASURED,
+                {"at": "", "shown": "factor"},
+                reference=1,
+            ),
+            found,
+            name="hit",
+            title=f"Who is hit: {one.way} of {format_bytes(one.num_bytes)} beside congestors",
+            alt="; ".join(f"{row['at']}: {row['shown']}" for row in rows),
+            table=[("Rank", "Times as long"), *((row["at"], row["shown"]) for row in rows)],
+            size=(WIDE, 24 * len(rows)),
+        )
+    ]
+
+
 def _card(group: GroupReport) -> Card:
     last = group.best[-1]
     rate_name = "busbw" if group.ranks > 1 else "algbw"
@@ -595,6 +659,19 @@ def _card(group: GroupReport) -> Card:
         words=(group.verdict,),
         warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
         warnings_link=f"marks-group-{group.id}",
+        is_clear=True,
+    )
+
+
+def _pairs_card(found: PairsReport) -> Card:
+    one = max(found.figures, key=lambda one: (one.level, one.way, one.num_bytes))
+    return Card(
+        title=found.label,
+        link=f"group-{found.id}",
+        big=value_text(one.rate),
+        small=(f"GB/s by {one.way} of {format_bytes(one.num_bytes)}, {LEVEL_TITLES[one.level]}", basis_text(one.rate)),
+        words=found.words,
+        warnings=tuple(doubt.text for doubt in found.doubts if doubt.severity == "serious"),
         is_clear=True,
     )
 

@@ -20,7 +20,7 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.report.table import column
 from dlbench.specs.base import Precision
-from dlbench.specs.comm import ALGORITHMS, BACKENDS, LIBRARY, Collective
+from dlbench.specs.comm import ALGORITHMS, BACKENDS, LIBRARY, PAIRS, Collective
 from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
@@ -162,6 +162,7 @@ class CollectiveTable:
     """All runs of a scan."""
 
     groups: tuple[CollectiveGroup, ...]  # By system, collective, type, ranks, nodes and group size.
+    pairs: tuple[CollectiveGroup, ...] = ()  # Of pairs of ranks, without series: see `dlbench.comm.pairs`.
     without: tuple[WithoutFigures, ...]
     damaged: tuple[str, ...]
 
@@ -200,7 +201,12 @@ def tabulate(scan: CommScan) -> CollectiveTable:
         return plan.system.name, group.collective, group.dtype, *of_plan, group.id
 
     found = sorted((_group(key, runs) for key, runs in groups.items()), key=order)
-    return CollectiveTable(groups=tuple(found), without=tuple(without), damaged=tuple(damaged))
+    return CollectiveTable(
+        groups=tuple(group for group in found if group.collective != PAIRS),
+        pairs=tuple(group for group in found if group.collective == PAIRS),
+        without=tuple(without),
+        damaged=tuple(damaged),
+    )
 
 
 def why_not(point: CommPoint) -> str:
@@ -252,13 +258,14 @@ def _comparable(run: CommRun) -> dict[str, object]:
         "collective": plan.comm.collective,
         "dtype": plan.comm.dtype,
         "device": run.record.device,
+        **({"pairs": plan.comm.pairs, "congestors": plan.comm.congestors} if plan.comm.pairs else {}),
         **({"timing": "in-stream"} if any(point.timing == "in-stream" for point in run.record.points) else {}),
     }
 
 
 def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, str, str]:
     """Own algorithms as `dlbench comm` lists them, then libraries."""
-    known = BACKENDS if name.is_library else ALGORITHMS[collective]
+    known = BACKENDS if name.is_library else ALGORITHMS.get(collective, ())
     place = known.index(name.algorithm) if name.algorithm in known else len(known)
     return name.is_library, place, name.algorithm, name.carrier
 
@@ -277,7 +284,9 @@ def _rejected(runs: Iterable[CommRun]) -> tuple[Rejected, ...]:
 
 def name_of(point: CommPoint) -> SeriesName:
     """The series that a point belongs to."""
-    return SeriesName(carrier=point.carrier, algorithm=point.algorithm)
+    pair = "" if point.pair is None else f" {point.pair[0]}:{point.pair[1]}"
+    meanwhile = " beside congestors" if point.congestors else ""
+    return SeriesName(carrier=point.carrier, algorithm=f"{point.algorithm}{pair}{meanwhile}")
 
 
 def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:

@@ -28,6 +28,7 @@ from dlbench.comm.measurements import (
     tabulate,
     why_not,
 )
+from dlbench.comm.pairs import PairsReport, pairs_report
 from dlbench.comm.predictions import Prediction, Predictions
 from dlbench.lazy import np
 from dlbench.perfmodels.algorithms import RankCounts, counts
@@ -110,7 +111,7 @@ def _loads(runs: Sequence[CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
 
 def counter_problem(run: CommRun, point: CommPoint) -> str:
     """How what a rank counted differs from what the formulas say; empty where it does not, and for libraries."""
-    if name_of(point).is_library:
+    if name_of(point).is_library or point.pair is not None:
         return ""
     layout, shards = layout_of(run), run.plan.comm.shards
     expected = _expected(point.collective, point.algorithm, layout, point.num_bytes, ELEMENT_BYTES[point.dtype], shards)
@@ -279,6 +280,7 @@ class CollectivesReport(BaseReport):
     format: str = "dlbench.comm-report"
     title: str = TITLE
     groups: tuple[GroupReport, ...]
+    pairs: tuple[PairsReport, ...] = ()
     fits: tuple[Fit, ...]
     unfitted: tuple[str, ...]
     runs: tuple[RunRow, ...]
@@ -295,17 +297,23 @@ class CollectivesReport(BaseReport):
 def assemble(scan: CommScan) -> CollectivesReport:
     """The report of everything found under one folder; equal folders give equal reports."""
     table = tabulate(scan)
-    measured = [run for group in table.groups for run in group.runs]
+    everything = (*table.groups, *table.pairs)
+    measured = [run for group in everything for run in group.runs]
     fits = fit_all(table)
-    of_run = {id(run): group.id for group in table.groups for run in group.runs}
+    of_run = {id(run): group.id for group in everything for run in group.runs}
     without = {id(one.run): (one.state, one.why) for one in table.without}
-    asked = differing_settings([(comparable_id(group.sample), group.sample.plan) for group in table.groups])
-    groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=True))
+    asked = differing_settings([(comparable_id(group.sample), group.sample.plan) for group in everything])
+    groups = tuple(_group(group, fits, apart) for group, apart in zip(table.groups, asked, strict=False))
+    pairs = tuple(
+        pairs_report(group, fits, label_of(group), (*conditions_of(group), *apart), group_doubts(group))
+        for group, apart in zip(table.pairs, asked[len(groups) :], strict=True)
+    )
     return CollectivesReport(
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
         groups=tuple(
             dataclasses.replace(group, label=label) for group, label in zip(groups, unique_labels(groups), strict=True)
         ),
+        pairs=tuple(replace(one, label=label) for one, label in zip(pairs, unique_labels(pairs), strict=True)),
         fits=fits.fits,
         unfitted=fits.unfitted,
         runs=tuple(_run(run, of_run.get(id(run), ""), *without.get(id(run), ("valid", ""))) for run in scan.runs),
@@ -371,7 +379,11 @@ COLLECTIVE_TITLES = {
     "reduce-scatter": "reduce-scatter",
     "all-gather": "all-gather",
     "broadcast": "broadcast",
+    "reduce": "reduce",
+    "scatter": "scatter",
+    "gather": "gather",
     "all-to-all": "all-to-all",
+    "p2p": "pairs of ranks",
 }
 
 
@@ -615,11 +627,12 @@ METHODS: tuple[tuple[str, str], ...] = (
         "An iteration is one operation, or several back to back where one is shorter than 2 ms (fewer where sums of "
         "sums would leave the type's range); its time is divided by them. Ranks meet at the carrier's own barrier "
         "first. On one host the time runs from the last rank's start to the last end, otherwise it is the slowest "
-        "rank's. A broadcast on CPUs has a barrier before each operation, outside of the timer. The start skew is how "
-        "far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in the stream, and the time is "
-        "the slowest rank's between events before and after the operations; a single call is one alone, by the host's "
-        "clock, until the device is idle. A run's time is the median over its timed iterations. MPI's all-reduce is "
-        "timed in place, and out of place: into a second buffer, as osu_allreduce does; other libraries' in place.",
+        "rank's. On CPUs broadcast, reduce, scatter and gather have a barrier before each operation, outside of the "
+        "timer. The start skew is how far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in "
+        "the stream, and the time is the slowest rank's between events before and after the operations; a single call "
+        "is one alone, by the host's clock, until the device is idle. A run's time is the median over its timed "
+        "iterations. MPI's all-reduce is timed in place, and out of place: into a second buffer, as osu_allreduce "
+        "does; other libraries' in place.",
     ),
     (
         "Medians and intervals",
@@ -631,8 +644,9 @@ METHODS: tuple[tuple[str, str], ...] = (
         "algbw and busbw",
         "By the formulas of nccl-tests, from the time above (there it is the mean over ranks of 20 queued operations): "
         "algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p for reduce-scatter, "
-        "all-gather and all-to-all, and 1 for broadcast, with p ranks. Bytes are those of each rank's whole buffer: "
-        "for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes per second.",
+        "all-gather, scatter, gather and all-to-all, and 1 for broadcast and reduce, with p ranks. Bytes are those of "
+        "each rank's whole buffer: for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes "
+        "per second.",
     ),
     (
         "Counters",

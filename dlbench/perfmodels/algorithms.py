@@ -174,6 +174,7 @@ def patterns(
         return _ring(teams, n, parts, phases, lumped)
 
     made: dict[str, Callable[[], Iterator[Pattern]]] = {
+        "allreduce naive": lambda: _everything(layout, n, lumped),
         "allreduce ring": lambda: ring("both"),
         "allreduce binomial-tree": lambda: _there_and_back(_binomial_reduce(p, n)),
         "allreduce double-binary-tree": lambda: _there_and_back(_double_tree(p, n, chunks, lumped)),
@@ -200,10 +201,17 @@ def patterns(
         "reduce-scatter direct": lambda: _to_servers(layout, n, p, lumped),
         "all-gather ring": lambda: ring("gather"),
         "all-gather recursive-doubling": lambda: _halved(p, n, gather=True),
-        "all-gather direct": lambda: (one.backwards() for one in _to_servers(layout, n, p, lumped)),
-        "broadcast binomial-tree": lambda: (one.backwards() for one in [*_binomial_reduce(p, n)][::-1]),
+        "all-gather direct": lambda: _back(_to_servers(layout, n, p, lumped)),
+        "broadcast binomial-tree": lambda: _back(_binomial_reduce(p, n)),
         "broadcast chain": lambda: _chain(layout, n, chunks, lumped),
         "broadcast scatter-all-gather": lambda: _chained(_binomial_scatter(p, n), ring("gather")),
+        "reduce binomial-tree": lambda: _binomial_reduce(p, n),
+        # For long vectors (Rabenseifner 2004).
+        "reduce scatter-gather": lambda: _chained(ring("scatter"), _back(_binomial_scatter(p, n))),
+        "scatter binomial-tree": lambda: _binomial_scatter(p, n),
+        "scatter linear": lambda: _from_first(ranks, n),
+        "gather binomial-tree": lambda: _back(_binomial_scatter(p, n)),
+        "gather linear": lambda: _back(_from_first(ranks, n)),
         "all-to-all pairwise": lambda: _pairwise(layout, n, lumped),
         "all-to-all direct": lambda: _all_to_all(layout, n, lumped),
     }
@@ -232,7 +240,12 @@ def _chained(*phases: Iterator[Pattern]) -> Iterator[Pattern]:
 
 def _there_and_back(phase: Iterator[Pattern]) -> Iterator[Pattern]:
     there = list(phase)
-    return iter([*there, *(one.backwards() for one in reversed(there))])
+    return iter([*there, *_back(iter(there))])
+
+
+def _back(phase: Iterator[Pattern]) -> Iterator[Pattern]:
+    """What was sent last comes back first."""
+    return (one.backwards() for one in reversed(list(phase)))
 
 
 def _whole(source: Numbers, target: Numbers, elements: int, *, reduce: bool) -> Pattern:
@@ -366,6 +379,14 @@ def _to_servers(layout: Layout, elements: int, servers: int, lumped: bool) -> It
         return
     source, target = _pairs(layout.ranks, servers)
     yield Pattern(source, target, _begin(elements, servers, target), _cut(elements, servers, target), reduce=True)
+
+
+def _everything(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:
+    """One step: everyone sends all others the whole vector, and adds what comes."""
+    if lumped and (alike := _alike(layout, elements * layout.ranks)):
+        yield replace(alike, reduce=True)
+        return
+    yield _whole(*_pairs(layout.ranks, layout.ranks), elements, reduce=True)
 
 
 def _pairs(p: int, targets: int) -> tuple[Numbers, Numbers]:

@@ -32,7 +32,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
     """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md). Bytes are those of each
     rank's whole buffer: for all-gather the output, for reduce-scatter the input.
     """
-    if collective == "broadcast":
+    if collective in ("broadcast", "reduce", "p2p"):
         return 1.0
     share = (ranks - 1) / ranks
     return 2 * share if collective == "allreduce" else share

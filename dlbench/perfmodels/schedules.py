@@ -10,6 +10,8 @@ same order. Empty runs do not travel, and no rank sends to itself.
 Buffers:
 
 - allreduce and broadcast: the whole vector on each rank; broadcast from rank 0.
+- reduce: the whole vector in; afterwards rank 0 holds the sum, the others are undefined.
+- scatter: the whole vector on rank 0; afterwards each rank holds its block. gather: as all-gather, but on rank 0 alone.
 - reduce-scatter: the whole vector in; afterwards `block(elements, ranks, rank)` holds the sum, the rest is undefined.
 - all-gather: `block(elements, ranks, rank)` in; afterwards the whole vector.
 - all-to-all: an input and an output of `elements` elements each. The piece from rank i to rank j lies as

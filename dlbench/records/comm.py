@@ -31,7 +31,7 @@ from dlbench.records.scan import (
 from dlbench.records.status import read_statuses
 from dlbench.records.watch import NodeLoad
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
-from dlbench.specs.comm import Collective, CommPlan, NetworkModel
+from dlbench.specs.comm import Collective, CommPlan, NetworkModel, RankPair
 from dlbench.units import format_bytes
 
 
@@ -73,6 +73,14 @@ class CommPoint(Spec):
         "before the host had queued all.",
     )
     skew_s: tuple[NonNegative, ...] = Field((), description="How far apart ranks began each timed iteration, seconds.")
+    pair: RankPair | None = Field(
+        None,
+        description="p2p: who begins and who answers; its times are each operation's: half of a ping-pong, or the "
+        "share of a message in a window of `operations`.",
+    )
+    congestors: tuple[NonNegative, ...] = Field(
+        (), description="p2p: bytes per second of each congestor meanwhile, as in the plan; empty: the pair alone."
+    )
     correct: Flag | None = Field(description="Whether all ranks held the right result; null if not checked.")
     max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")
     steps: CountOrZero | None = Field(None, description="Steps per rank, the most, counted; null for libraries.")

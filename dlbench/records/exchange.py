@@ -84,6 +84,14 @@ class ExchangeResult(Spec):
     exposed_s: NonNegative | None = Field(None, description="The part of it after the backward pass.")
     hidden_s: NonNegative | None = Field(None, description="The part of it within the backward pass.")
     backward_s: NonNegative | None = Field(None, description="The backward pass, same steps.")
+    packing_s: NonNegative | None = Field(
+        None,
+        description="The part of communication_s before messages went to the carrier: choosing the largest entries, or "
+        "casting; null: gradients travelled as they are, or a library packed them.",
+    )
+    merging_s: NonNegative | None = Field(
+        None, description="The part behind the carrier: adding what came, or casting back; the rest is the wire's."
+    )
     wire_overflows: CountOrZero = Field(0, description="Messages of the whole run whose fp16 sum was not finite.")
     density: NonNegative | None = Field(None, description="Mean share of entries in the sum of sparse messages.")
     dense_switches: CountOrZero = Field(0, description="Sparse messages of the whole run that were sent dense.")

@@ -6,13 +6,28 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Name, NonNegative, Positive, Precision, Ranks, Repeats, Spec
+from dlbench.specs.base import (
+    Count,
+    CountOrZero,
+    Flag,
+    Name,
+    NonNegative,
+    Positive,
+    Precision,
+    RankNumber,
+    Ranks,
+    Repeats,
+    Spec,
+)
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
 
-Collective = Literal["allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"]
+Collective = Literal[
+    "allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "scatter", "gather", "all-to-all", "p2p"
+]
 
 ALGORITHMS: dict[Collective, tuple[str, ...]] = {
     "allreduce": (
+        "naive",
         "ring",
         "binomial-tree",
         "double-binary-tree",
@@ -27,9 +42,20 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
     "reduce-scatter": ("ring", "recursive-halving", "direct"),
     "all-gather": ("ring", "recursive-doubling", "direct"),
     "broadcast": ("binomial-tree", "chain", "scatter-all-gather"),
+    "reduce": ("binomial-tree", "scatter-gather"),
+    "scatter": ("binomial-tree", "linear"),
+    "gather": ("binomial-tree", "linear"),
     "all-to-all": ("pairwise", "direct"),
 }
 """dlbench's own algorithms, executed message by message."""
+
+ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
+"""From rank 0, or to it: the others, or it, wait for nobody."""
+
+PAIRS: Collective = "p2p"  # No collective: messages between two ranks, by pairs of ranks.
+PAIR_WAYS = ("ping-pong", "window")  # Half of a message there and back; one of several under way at once, one way.
+
+RankPair = tuple[RankNumber, RankNumber]  # Who begins and who answers; of a window, sender and receiver.
 
 BACKENDS = ("gloo", "mpi", "nccl", "horovod")  # Libraries whose own collectives are timed next to them, as references.
 
@@ -62,12 +88,16 @@ class CommSpec(Spec):
     iterations: Count = Field(10, description="Timed iterations of each point.")
     group_size: Ranks | None = Field(None, description="Ranks of a group for grouped algorithms; none: of a node.")
     shards: Ranks | None = Field(None, description="Servers of parameter-server; none: every rank is one.")
+    pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks that are measured, one at a time.")
+    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send meanwhile, first to second rank.")
     timeout_s: Positive = Field(60.0, description="Longest time of one iteration before the run is given up, seconds.")
     check: Flag = Field(True, description="Compare every result with the sum computed apart.")
 
     @model_validator(mode="after")
     def _names_and_sizes(self) -> Self:
-        known = ALGORITHMS[self.collective]
+        known = PAIR_WAYS if self.collective == PAIRS else ALGORITHMS[self.collective]
+        if bool(self.pairs) != (self.collective == PAIRS) or (self.pairs and self.backends):
+            raise ValueError("pairs: p2p alone measures pairs of ranks, and by no library's own way (backends)")
         for name in self.algorithms:
             if name not in known:
                 raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(known)}")
@@ -137,6 +167,16 @@ class CommPlan(LaunchPlan):
             raise ValueError(
                 f"algorithm {grouped[0]}: {problem}; use more nodes or ranks per node, or set --group-size"
             )
+        pairs, congestors = self.comm.pairs, self.comm.congestors
+        for first, second in (*pairs, *congestors):
+            if first == second or max(first, second) >= ranks or len(set(pairs)) < len(pairs):
+                raise ValueError(
+                    f"comm.pairs: {first}:{second} must be two of {ranks} ranks, from 0, and each pair once"
+                )
+        hands = [*{rank for pair in pairs for rank in pair}, *(rank for pair in congestors for rank in pair)]
+        if len(set(hands)) < len(hands):
+            twice = next(rank for rank in hands if hands.count(rank) > 1)
+            raise ValueError(f"comm.congestors: rank {twice} of one is in another pair as well: it has its hands full")
         if self.comm.shards is not None and self.comm.shards > ranks:
             raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
         by_mpi = self.system.launch.by_mpi

@@ -59,6 +59,7 @@ class Request(SeriesRequest):
     tiers: bool = False  # Each run with a cold page cache, also with a warm one, and with synthetic input.
     sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)
     """What each side of a paired comparison sets; empty: no comparison."""
+    ladder: bool = False  # Each step of the workload's ladder, on top of those before it.
     tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -86,6 +87,8 @@ class CommRequest(SeriesRequest):
     warmup: int = 2
     group_size: int | None = None
     shards: int | None = None
+    victims: str | None = None
+    congestors: str | None = None
     timeout_s: float = 60.0
 
 
@@ -203,6 +206,13 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
     if len(set(counts)) != len(counts):
         raise UserError(f"{option} {text!r}: a count is given twice")
     return tuple(sorted(counts))
+
+
+def parse_pairs(text: str, option: str) -> tuple[tuple[int, int], ...]:
+    """``0:1,0:2`` as pairs of ranks. Raises `UserError`: anything else."""
+    if not re.fullmatch(r"[0-9]{1,7}:[0-9]{1,7}(,[0-9]{1,7}:[0-9]{1,7})*", text):
+        raise UserError(f"{option} {text[:80]!r}: must be auto or pairs of ranks separated by commas, e.g. 0:1,0:2")
+    return tuple((int(first), int(second)) for first, second in (pair.split(":") for pair in text.split(",")))
 
 
 def _split(item: str, option: str) -> tuple[str, str]:

@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlbench.analysis.comparability import averaged_id_on_other_links
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Group as Runs
 from dlbench.analysis.scaling import Point
+from dlbench.analysis.side_by_side import Side, at_last_place, compare
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt, np
 from dlbench.perfmodels import overlap
@@ -32,7 +34,8 @@ from dlbench.perfmodels.lines import fit_line
 from dlbench.projection.exchange import last_end
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
+from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
@@ -41,9 +44,9 @@ from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.model import Group
+from dlbench.views.model import Group, Report
 from dlbench.views.next_step import second_rank
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
 MIN_SIZES = 3  # Different sizes of messages that a line needs: two always lie on one.
 MIN_RATIO = 4.0  # Largest over smallest of these sizes: with less, start-up and rate cannot be separated.
@@ -120,6 +123,8 @@ class ExchangePoint:
     exposed: Estimate | None = field(metadata=column(name="after_backward_s"))  # Of it after the backward pass.
     hidden: Estimate | None = field(metadata=column(name="during_backward_s"))  # Of it during the backward pass.
     backward: Estimate | None = field(metadata=column(name="backward_s"))
+    hidden_share: Estimate | None  # Of the mean step of each run (fraction), as the following.
+    exposed_share: Estimate | None
     is_in_passes: bool
     """Whether forward and backward pass wait for collectives (FSDP, tensor parallel), so that `exposed` lies there."""
     wire_overflows: int  # Of all runs.
@@ -143,13 +148,13 @@ Recorded = Sequence[tuple[Run, ExchangeResult]]
 
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
     """The exchange of every point with more than one rank whose runs record it, by rank count."""
-    results = {run.plan.run_id: (run, run.record.exchange) for run in group.runs if run.record is not None}
-    found = []
-    for point in group.points:
-        recorded = [(run, result) for run, result in map(results.__getitem__, point.run_ids) if result is not None]
-        if point.ranks > 1 and recorded:
-            found.append(_point(point, group.baseline, recorded, table))
-    return tuple(found)
+    several = ((point, _recorded(group, point)) for point in group.points if point.ranks > 1)
+    return tuple(_point(point, group.baseline, recorded, table) for point, recorded in several if recorded)
+
+
+def _recorded(group: Runs, point: Point) -> Recorded:
+    own = (run for run in group.runs if run.plan.run_id in point.run_ids)
+    return [(run, run.record.exchange) for run in own if run.record is not None and run.record.exchange is not None]
 
 
 def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -> ExchangePoint:
@@ -186,6 +191,8 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         exposed=mean("exposed_s"),
         hidden=mean("hidden_s"),
         backward=mean("backward_s"),
+        hidden_share=_share("hidden_s", recorded, table),
+        exposed_share=_share("exposed_s", recorded, table),
         is_in_passes=in_passes(run),
         wire_overflows=sum(result.wire_overflows for result in results),
         density=over(lambda result: result.density, "fraction"),
@@ -202,6 +209,14 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         timeline_backward_s=sample.backward_s,
         run_ids=tuple(run.plan.run_id for run, _ in recorded),
     )
+
+
+def _share(name: str, recorded: Recorded, table: RunTable) -> Estimate | None:
+    """A time of the messages over the mean step of its run."""
+    steps = table.parts[list(PARTS)].sum(axis=1)
+    times = ((run.plan.run_id, getattr(result, name)) for run, result in recorded)
+    shares = {table.keys[own]: None if time is None else time / float(steps.loc[own]) for own, time in times}
+    return of_known(mean_estimate, shares, "fraction")
 
 
 def in_passes(run: Run) -> bool:
@@ -393,6 +408,49 @@ LEAST_CAPTION = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinkPoint:
+    """The exchange between nodes, next to runs alike but for the rate of the links between nodes."""
+
+    label: str
+    group: str
+    ranks: int
+    nodes: int
+    gb_per_s: float = field(metadata=column("Link", "link_gb_per_s", text=lambda rate: f"{8 * rate:g} Gbit/s"))
+    """As the system's file declares it (`network.across`), 10^9 bytes per second."""
+    throughput: Estimate = field(metadata=column("Throughput", "throughput_per_s"))
+    hidden_share: Estimate | None = field(metadata=column("Hidden", "hidden_fraction"))  # As of `ExchangePoint`.
+    exposed_share: Estimate | None = field(metadata=column("Exposed", "exposed_fraction"))
+
+
+def _link(group: Runs) -> float:
+    network = group.sample.plan.system.network
+    return network.across.gb_per_s if network is not None and network.across is not None else 0.0
+
+
+def link_rates(groups: Sequence[Runs], table: RunTable) -> tuple[tuple[LinkPoint, ...], ...]:
+    """Sets of runs whose exchange ran on links of two rates or more, by ranks, the slowest link first."""
+
+    def point(side: Side) -> LinkPoint:
+        plan, recorded = side.group.sample.plan, _recorded(side.group, side.point)
+        return LinkPoint(
+            label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}",
+            group=side.group.id,
+            ranks=side.point.ranks,
+            nodes=side.point.nodes,
+            gb_per_s=_link(side.group),
+            throughput=side.point.throughput,
+            hidden_share=_share("hidden_s", recorded, table),
+            exposed_share=_share("exposed_s", recorded, table),
+        )
+
+    sets = compare(
+        filter(_link, groups), differ_in=averaged_id_on_other_links, kind=_link, order=lambda group: (_link(group),)
+    )
+    sides = ([side for (_, nodes), row in one.places.items() if nodes > 1 for side in row] for one in sets)
+    return tuple(tuple(map(point, own)) for own in sides if own)
+
+
 @dataclass(frozen=True)
 class _Row:
     """One way in which the exchange of a point ran."""
@@ -426,7 +484,7 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         Column("", "Groups", lambda row: row.way.groups),
         *of_point("num_messages", "num_others", titles={"other_messages": OTHERS * has_others}),
         *of_point("message_bytes", "bytes_inside", "bytes_across"),
-        *of_point("communication", "exposed", "hidden", "backward"),
+        *of_point("communication", "exposed", "hidden", "backward", "hidden_share", "exposed_share"),
         *of_point("density", "efficiency", titles={"density": "Density of sums" * is_sparse}),
         *of_model("best_exposed", "num_messages", "as_ran", "efficiency"),
         *of_point("wire_overflows", titles={"wire_overflows": "Overflows" * overflowed}),
@@ -519,17 +577,48 @@ _KINDS = {
 }
 
 
+_SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
+
+
+def _share_chart(subject: Subject, rows: Sequence[ExchangePoint | LinkPoint], what: str) -> Chart:
+    """Messages under way as a share of the step, hidden and exposed, over `what`."""
+    rates = (f"{8 * row.gb_per_s:g} Gbit/s, " if isinstance(row, LinkPoint) else "" for row in rows)
+    names = [f"{rate}{place_of(row)}" for rate, row in zip(rates, rows, strict=True)]
+    shares = [
+        {"place": name, "part": part, "order": order, **figure_row(share)}
+        for name, row in zip(names, rows, strict=True)
+        for order, (part, share) in enumerate(zip(_SHARES, (row.exposed_share, row.hidden_share), strict=True))
+        if share is not None
+    ]
+    words = "; ".join(f"{row['place']}: {row['part']} {row['shown']}" for row in shares)
+    tooltip = {"place": "at", "part": "part", "shown": "of the step", "basis": "interval"}
+    x, by = Axis("share of the mean step", format="~%"), Series("part", _SHARES)
+    return finish(
+        stacked(shares, x, by, tooltip, names=names, limit=260),
+        subject,
+        name="share",
+        title=f"Messages under way over {what}",
+        alt=f"Share of the mean step in which messages are under way, over {what}; hidden: during the backward pass, "
+        f"or behind computing. {words}.",
+        table=[("At", "Messages", "Of the step"), *((one["place"], one["part"], one["shown"]) for one in shares)],
+        size=(WIDE, max(90, 34 * len(names))),
+    )
+
+
 def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:
-    """The timeline of the point with most ranks that has one."""
+    """Shares of the step where several points have them; the timeline of the point with most ranks that has one."""
+    shared = [point for point in points if point.exposed_share is not None]
+    over_ranks = [_share_chart(group, shared, "ranks")] if len(shared) > 1 else []
     drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
     if not drawable:
-        return []
+        return over_ranks
     point = drawable[-1]
     numbered = list(enumerate(point.timeline, start=1))[-MAX_MESSAGES:]
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]
     end = alt.Chart(alt.InlineData(values=[{"to": point.timeline_backward_s}]))
     rule = end.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.2).encode(x=alt.X("to:Q"))
     return [
+        *over_ranks,
         finish(
             alt.layer(spans(_bars(point, drawn), _KINDS), rule),
             group,
@@ -538,7 +627,7 @@ def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Cha
             alt=_words(point, len(drawn)),
             table=messages(point),
             size=(WIDE * 3 // 2, min(360, max(90, _ROW * (len(drawn) + 1)))),
-        )
+        ),
     ]
 
 
@@ -631,3 +720,32 @@ def _headline(point: ExchangePoint) -> str:
     if point.is_in_passes and point.exposed is not None:
         return f"Collectives take {took} per step at {place_of(point)}, {value_text(point.exposed)} of it waited for"
     return f"Messages take {took} per step at {place_of(point)}, {hidden} of it during backward"
+
+
+class LinkRatesView(ReportView):
+    """The same exchange on links of several rates."""
+
+    id = "link-rates"
+    title = "Exchange over link rates"
+    key = "link_rates"
+
+    def numbers(self, source: ReportSource) -> tuple[tuple[LinkPoint, ...], ...]:
+        return link_rates(source.results, source.table)
+
+    def shown(self, report: Report, found: tuple[tuple[LinkPoint, ...], ...]) -> Section:
+        picks = ("gb_per_s", "throughput", "hidden_share", "exposed_share")
+        columns = columns_of(LinkPoint, "group", *place_columns(), *picks)
+        timed = [(one.exposed_share, one.gb_per_s) for one in at_last_place(found[0])]
+        shares = [f"{value_text(share)} of a step at {8 * rate:g} Gbit/s" for share, rate in timed if share]
+        ends = shares[:1] + shares[1:][-1:]
+        return Section(
+            headline=f"{place_of(found[0][-1])}: exposed {', then '.join(ends) or 'not known'}",
+            charts=lambda: [
+                _share_chart(ReportSubject(f"links-{number}", points[0].label), points, "link rates")
+                for number, points in enumerate(found, 1)
+            ],
+            sheets=tuple(
+                Sheet(name="link-rates", title=points[0].label, columns=columns, rows=points) for points in found
+            ),
+            caption="Links as the systems declare them (network.across.gb_per_s). Hidden, exposed: of the mean step.",
+        )

@@ -104,6 +104,7 @@ class RunRow(ListedRun):
     step_median_s: float | None
     step_p95_s: float | None
     step_cv: float | None
+    epoch_s: float | None  # An epoch of its data at its throughput, seconds; None for synthetic data.
     goal: str  # `throughput`, or `target` and its value.
     reached: bool | None  # Whether it met its target; None for a run of speed, and for one that does not say.
     time_to_quality_s: float | None

@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.analysis.scaling import Point
+from dlbench.analysis.table import RunTable
 from dlbench.records.record import NoiseScale
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import figure_text, percent, repeat_text, runs_text, times_value
+from dlbench.specs.workload import Workload
 from dlbench.stats.estimates import Estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey
 from dlbench.views.model import Group
@@ -79,6 +81,21 @@ def noise_share(measured: Mapping[RunKey, NoiseScale], batch: int) -> Estimate |
     share = norm2 / trace
     moved = {key: share + (top - share * below) * len(known) / trace for key, (top, below) in known.items()}
     return mean_estimate(moved, "ratio")
+
+
+def model_noise_share(workload: Workload, table: RunTable) -> Estimate | None:
+    """1 over the noise scale of a network, by all runs that recorded it: these are slower, and of other groups."""
+    records = {
+        table.keys[name]: run.record.noise_scale
+        for name, run in table.runs.items()
+        if run.record and (run.plan.workload.name, run.plan.workload.model) == (workload.name, workload.model)
+    }
+    return noise_share({key: found for key, found in records.items() if found}, 1)
+
+
+def samples_over(share: Estimate, large: int, small: int) -> Estimate:
+    """Samples to a quality at one batch over those at another: E = E_min (1 + B / B_n). `share`: 1 / B_n."""
+    return share.mapped(lambda one: (1 + large * max(0.0, one)) / (1 + small * max(0.0, one)), "ratio")
 
 
 def _advice_text(share: Estimate | None, num_runs: int) -> str:

@@ -40,6 +40,7 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
     throughput = Column[RunRow]("throughput_per_s", "Samples/s", lambda run: run.throughput, unit="ratio")
     median = Column[RunRow]("step_median_s", "Step, median", lambda run: run.step_median_s, unit="s")
     p95 = Column[RunRow]("step_p95_s", "Step, p95", lambda run: run.step_p95_s, unit="s")
+    epoch = Column[RunRow]("epoch_s", "Epoch", lambda run: run.epoch_s, unit="s")
     cv = Column[RunRow]("step_cv", "Scatter", lambda run: run.step_cv, unit="fraction")
     warnings = Column[RunRow](
         "warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)
@@ -48,7 +49,7 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
         RunRow,
         *("run_id", "group", "state", "workload", "preset", "engine", "precision", "data", "batch_per_rank", "scaling"),
         *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", throughput, median, p95, cv),
-        *("finished", "failure_reason", warnings),
+        *(epoch, "finished", "failure_reason", warnings),
         Column[RunRow]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
         *("goal", "reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality"),
         titles={

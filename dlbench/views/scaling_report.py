@@ -34,11 +34,12 @@ from dlbench.views import doubts, model
 from dlbench.views.campaign_cost import CampaignCostView
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView, account_sheet
-from dlbench.views.data_path import DataPathView
+from dlbench.views.data_path import DataPathView, epoch_samples
 from dlbench.views.energy import EnergyView
-from dlbench.views.exchange import ExchangeView
+from dlbench.views.exchange import ExchangeView, LinkRatesView
 from dlbench.views.forecast import ForecastView
 from dlbench.views.history import HistoryView
+from dlbench.views.large_batch import LargeBatchView
 from dlbench.views.layers import LayersView
 from dlbench.views.memory import MemoryView
 from dlbench.views.methods import METHODS, not_shown
@@ -91,9 +92,11 @@ SCALING = Views(
         CampaignCostView(),
         SlowNodesView(),
         StallsView(),
+        LinkRatesView(),
         BreakEvenView(),
         ShufflingView(),
         PrecisionView(),
+        LargeBatchView(),
         OutOfCoreView(),
         DifferencesView(),
         SystemsView(),
@@ -282,6 +285,7 @@ def run_rows(scan: Scan, table: RunTable) -> tuple[model.RunRow, ...]:
 def _row(run: Run, state: str, failure_reason: str, figures: dict[Hashable, Any] | None) -> model.RunRow:
     plan = run.plan
     result = run.record.quality if run.record else None
+    samples = None if plan.workload.data.is_synthetic else epoch_samples(run)
 
     def number(name: str) -> float | None:
         return None if figures is None else float(figures[name])
@@ -310,6 +314,7 @@ def _row(run: Run, state: str, failure_reason: str, figures: dict[Hashable, Any]
         step_median_s=number("step_median_s"),
         step_p95_s=number("step_p95_s"),
         step_cv=number("step_cv"),
+        epoch_s=samples / rate if samples and (rate := number("throughput")) else None,
         finished="" if run.record is None else clean(run.record.finished),
         warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
         goal=goal(run),

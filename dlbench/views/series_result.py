@@ -22,9 +22,11 @@ from dlbench.views.quality.numbers import Quality, QualityPoint
 from dlbench.views.quality.view import QualityView
 from dlbench.views.scaling import loss_text
 from dlbench.views.scaling_report import assemble
+from dlbench.views.sweep.numbers import Sweep
+from dlbench.views.sweep.view import SweepView, goal_lines
 from dlbench.views.view import Views
 
-VIEWS = Views(group=(QualityView(), CausesView()))  # What the verdict of a group speaks of.
+VIEWS = Views(opening=(SweepView(),), group=(QualityView(), CausesView()))  # What the verdicts speak of.
 
 MAX_NAMED = 6  # Settings of a sweep whose losses are said in words; one of more has the table alone.
 MAX_WARNINGS = 5
@@ -60,7 +62,11 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
         # What all groups have in common of their labels.
         title=", ".join(part for part in (parts[0] if parts else ()) if all(part in other for other in parts)),
         sheets=(_sheet(rows, groups[0].sample_unit),) if groups else (),
-        brief=(*_words(groups, settings), _counted(len(marks), len(doubts) - len(marks))),
+        brief=(
+            *(line for sweep in report.all_of(Sweep) for cell in sweep.cells for line in goal_lines(cell)),
+            *_words(groups, settings),
+            _counted(len(marks), len(doubts) - len(marks)),
+        ),
         marks=(*marks[:MAX_WARNINGS], *rest),
     )
     document = Document(title="Result", notices=report.notices, sections=(result,) if groups else (), data=report)

@@ -22,6 +22,7 @@ from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_esti
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import METRIC_TITLES
+from dlbench.views.time_to_train import times_over
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
 MAX_EPOCHS = 50  # Epochs of a table, of each rank count.
@@ -161,6 +162,7 @@ class ShuffleRow:
     partition: str = field(metadata=column("First parts", text=lambda found: found or None))
     """Empty under global shuffling."""
     staging: str = field(metadata=column("Staging"))
+    staging_tier: str  # Empty where nothing is staged.
     is_reference: bool
     epoch_s: Estimate | None = field(metadata=column("Epoch"))
     """None where the record names no size of the data set."""
@@ -245,6 +247,7 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
         shuffle=data.shuffle,
         partition=_way(group)[1],
         staging=data.staging,
+        staging_tier="" if data.staging == "none" else data.staging_tier,
         is_reference=is_reference,
         epoch_s=geometric_mean_estimate(own, "s") if own else None,
         factor=factor,
@@ -410,6 +413,13 @@ def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
     )
 
 
+def _epochs(found: ShuffleComparison) -> list[Chart]:
+    """Epochs of each way of shuffling and each tier, over nodes."""
+    ways = (f"{row.way}, {row.staging} to {row.staging_tier}" if row.staging_tier else row.way for row in found.rows)
+    epochs = [(way, row, row.epoch_s) for way, row in zip(ways, found.rows, strict=True)]
+    return times_over("nodes", found, "Epoch", epochs, compared_sheet(found))
+
+
 WORTH_SAYING = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
 
 
@@ -463,7 +473,7 @@ class ShufflingView(ReportView):
                 for one in found
                 if not any(row.is_reference for row in at_last_place(one.rows))
             ),
-            charts=lambda: learning_charts(found),
+            charts=lambda: [*learning_charts(found), *(chart for one in found[:MAX_CHARTS] for chart in _epochs(one))],
             sheets=tuple(map(compared_sheet, found)),
         )
 

@@ -8,10 +8,11 @@ over the baseline's. Times are geometric means over runs, as throughput is, so t
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.training_time import (
@@ -23,6 +24,9 @@ from dlbench.perfmodels.training_time import (
     training_samples,
 )
 from dlbench.records.scan import Run
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish
+from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
+from dlbench.report.charts.style import HEIGHT, MEASURED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
@@ -42,9 +46,9 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, placed, r
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
-from dlbench.views.noise import noise_share
+from dlbench.views.noise import model_noise_share, samples_over
 from dlbench.views.quality.numbers import Quality, quality_of
-from dlbench.views.view import GroupSource, GroupView
+from dlbench.views.view import FEW, GroupSource, GroupView
 
 Held = Literal["GPU", "node", "core", "rank"]  # What is held while a training runs, and billed by the hour.
 Wanted = Literal["cheapest", "fastest"]  # cheapest: of fewest hours of what is held.
@@ -281,19 +285,11 @@ def _of_batches(source: GroupSource, firsts: Sequence[Run], lengths: Sequence[Re
         yield f"{grows}, for which the recipe itself has another length."
         return
     yield f"{grows}; larger batches often need more epochs to the same accuracy, which is not in the figures."
-    # Runs that record the noise scale are slower, and of another group.
-    own = source.group.sample.plan.workload
-    records = {
-        source.table.keys[name]: run.record.noise_scale
-        for name, run in source.table.runs.items()
-        if run.record and (run.plan.workload.name, run.plan.workload.model) == (own.name, own.model)
-    }
-    share = noise_share({key: found for key, found in records.items() if found}, 1)
+    share = model_noise_share(source.group.sample.plan.workload, source.table)
     if share is None:
         yield "--set measure.noise_scale=true measures how far the batch may grow."
         return
-    # E = E_min (1 + B / B_n), see `dlbench.views.noise`.
-    more = share.mapped(lambda one: (1 + large * max(0.0, one)) / (1 + small * max(0.0, one)), "ratio")
+    more = samples_over(share, large, small)
     factor = f"{times_text(more)} the samples of {small:,} ({basis_text(more)})"
     yield f"By the gradient noise scale measured here {large:,} need {factor}."
 
@@ -415,15 +411,62 @@ class TimeToTrainView(GroupView):
 
     def shown(self, group: Group, found: TimeToTrain) -> Section:
         title = f"How many {'GPU' if found.held == 'GPU' else 'rank'}s?"
+        times = [("", point, point.time) for point in found.points]
+        sheet = _sheet(found, group.sample_unit)
         words = [text for one in found.answers for text in (f"{one.text}.", *one.remarks)]
         return Section(
             title=title,
             about=(found.amount,),
             words=tuple(dict.fromkeys(words)),
-            sheets=(_sheet(found, group.sample_unit),),
+            charts=lambda: times_over("ranks", group, "Time to train", times, sheet) if len(times) > FEW else [],
+            sheets=(sheet,),
             notes=found.notes,
             brief=(f"{title} {'; '.join(one.text for one in found.answers)}.",) if len(found.points) > 1 else (),
         )
+
+
+def times_over(
+    x: str, subject: Subject, what: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
+) -> list[Chart]:
+    """Seconds of `what` over `nodes` (or `ranks`, where these do not follow from the nodes); none at a single count.
+
+    `times`: of a line at a row with ranks and nodes. Dashed: the first one, as many times less as there are more ranks.
+    """
+    known = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
+    places = {(ranks, nodes) for _, ranks, nodes in known}
+    if len(places) < 2:
+        return []
+    x = x if len({nodes for _, nodes in places}) == len(places) else "ranks"
+    (name, first, at), base = next(iter(known.items()))
+    size, unit = unit_of(max(time.value for time in known.values()))
+    rows: Rows = [
+        {
+            "ranks": ranks,
+            "nodes": nodes,
+            "line": line,
+            "place": place_text(ranks, nodes),
+            "ideal": base.value / size * first / ranks if line == name else None,
+            **figure_row(time.scaled(1 / size, unit)),
+        }
+        for (line, ranks, nodes), time in known.items()
+    ]
+    colours = dict(zip(dict.fromkeys(line for line, *_ in known), itertools.cycle(RANK_COLOURS), strict=False))
+    by = Series("line", colours) if len(colours) > 1 else MEASURED
+    y = Axis(unit, scale={"type": "log", "base": 2})
+    tooltip = {"line": what, "place": "at", "shown": unit, "basis": "interval"}
+    words = "; ".join(", ".join(filter(None, (row["line"], f"{row['place']}: {row['shown']}"))) for row in rows)
+    return [
+        finish(
+            lines(rows, y, by, tooltip, x=x, title=x, ideal="ideal"),
+            subject,
+            name="times",
+            title=f"{what} over {x} (dashed: ideal)",
+            alt=f"{what} over {x}, {unit}; dashed: as {place_text(first, at)}, by the ranks. {words}.",
+            table=table,
+            size=(WIDE, HEIGHT),
+            axes="xy",
+        )
+    ]
 
 
 def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:

@@ -63,6 +63,9 @@ def place_columns() -> tuple[Column[Any], ...]:
     )
 
 
+FEW = 2  # Rank counts of which a table says as much as a chart over them.
+
+
 class View:
     """A subject of the report."""
 

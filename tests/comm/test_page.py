@@ -296,7 +296,7 @@ def test_a_folder_without_figures_gives_a_report_that_says_so(tmp_path: Path, na
         (["predict", "NET", "--ranks", "0"], "--ranks '0': must be 1 or more"),
         (["predict", "NET", "--ranks", "8", "--sizes", "0"], "a message of 0 bytes"),
         (["predict", "NET", "--ranks", "8", "--dtype", "fp64"], "--dtype: unknown name 'fp64'"),
-        (["predict", "NET", "--ranks", "8", "--collective", "reduce"], "did you mean reduce-scatter"),
+        (["predict", "NET", "--ranks", "8", "--collective", "reduce-sca"], "did you mean reduce-scatter"),
         (["predict", "NET", "--ranks", "8", "--group-size", "0"], "--group-size 0: must be 1 or more"),
         (["predict", "NET", "--ranks", "8", "--workload-bytes", "much"], "--workload-bytes: 'much' is not a number"),
         (["predict", "NET", "--ranks", "8", "--workload-bytes", "0"], "must be above zero"),

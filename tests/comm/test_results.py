@@ -32,7 +32,7 @@ from dlbench.report.wording import optional
 from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, NetworkModel, Piece, SizeBias
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
-from tests.support.closed_forms import ring_doubling_crossover
+from tests.support.crossing import ring_doubling_crossover
 from tests.support.run_factory import edit_json
 
 RING = "ring over torch-gloo"

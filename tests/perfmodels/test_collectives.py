@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
+from dlbench.perfmodels.closed_forms import FORMS, closed_form, ideal
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
 from dlbench.perfmodels.patterns import Sharing
 from dlbench.perfmodels.predictions import bus_factor, crossovers, features, predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, Level, NetworkModel, Piece
-from tests.support.closed_forms import closed_form, closed_form_bytes, closed_form_steps, ring_doubling_crossover
+from tests.support.crossing import ring_doubling_crossover
 
 ALLREDUCE = ALGORITHMS["allreduce"]
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
+FORMED = [name for name in NAMES if " ".join(name) in FORMS]
 KIB, MIB = 2**10, 2**20
 
 
@@ -45,31 +47,45 @@ SHAPED = network(level((None, 2e-5, 3e-10)), level((None, 1e-4, 4e-8)))
 # --- counts and closed forms -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ALLREDUCE)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24])
-def test_counters_equal_the_closed_forms(algorithm: str, ranks: int) -> None:
+@pytest.mark.parametrize("name", FORMED)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24])
+def test_counters_equal_the_closed_forms(name: tuple[Collective, str], ranks: int) -> None:
+    """Steps and bytes, exactly."""
     elements = 2 * ranks * 2 ** (ranks.bit_length() - 1)  # every algorithm's parts are whole
     for group_size in [g for g in range(1, ranks + 1) if ranks % g == 0]:
         layout = Layout(ranks=ranks, group_size=group_size)
-        counted = counts("allreduce", algorithm, layout, elements, 4)
-        assert {c.steps for c in counted} == {closed_form_steps(algorithm, layout)}
-        assert max(c.bytes_sent for c in counted) == closed_form_bytes(algorithm, layout, 4 * elements)
+        form, counted = closed_form(*name, layout), counts(*name, layout, elements, 4)
+        assert form is not None
+        assert {c.steps for c in counted} == {form.steps()}
+        assert max(c.bytes_sent for c in counted) == form.sent(n=4 * elements)
 
 
 @pytest.mark.parametrize(("ranks", "shards"), [(p, k) for p in (2, 5, 8) for k in range(1, p + 1)])
 def test_counters_of_a_parameter_server(ranks: int, shards: int) -> None:
     layout = Layout(ranks=ranks, group_size=1)
     counted = counts("allreduce", "parameter-server", layout, 840, 4, shards=shards)
-    sent = closed_form_bytes("parameter-server", layout, 840 * 4, shards=shards)
-    assert max(c.bytes_sent for c in counted) == sent
+    form = closed_form("allreduce", "parameter-server", layout, shards=shards)
+    assert form is not None
+    assert max(c.bytes_sent for c in counted) == form.sent(n=840 * 4)
     assert {c.steps for c in counted} == {2}
+
+
+def test_forms_read_as_the_literature_writes_them() -> None:
+    """Only where the ranks are no power of two is anything folded."""
+    said = {p: closed_form("allreduce", "recursive-halving-doubling", Layout(ranks=p, group_size=p)) for p in (8, 6)}
+    assert [str(form.seconds) for form in said.values() if form] == [
+        "2 log2 p α + 2 (p - 1)/p n β + (p - 1)/p n γ",
+        "2 L α + 2 (q - 1)/q n β + (q - 1)/q n γ + 2 α + 2 n β + n γ",
+    ]
+    assert str(ideal("allreduce", 6)) == "D α + 2 (p - 1)/p n β + (p - 1)/p n γ"
 
 
 def test_the_figures_of_the_literature_for_eight_ranks() -> None:
     """Steps, and bytes of the busiest rank over n, as the formulas say by hand."""
     eight = Layout(ranks=8, group_size=4)
-    figures = {name: (closed_form_steps(name, eight), int(closed_form_bytes(name, eight, 64))) for name in ALLREDUCE}
-    assert figures == {
+    forms = {name: closed_form("allreduce", name, eight) for name in ALLREDUCE}
+    assert {name: (form.steps(), form.sent(n=64)) for name, form in forms.items() if form} == {
+        "naive": (1, 448),
         "ring": (14, 112),
         "binomial-tree": (6, 192),
         "double-binary-tree": (6, 128),
@@ -111,40 +127,51 @@ def test_what_is_sent_across_is_part_of_what_is_sent(
 # --- predictions -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ALLREDUCE)
+UNITS = dict.fromkeys("αβγABn", 0)
+
+
+@pytest.mark.parametrize("name", FORMED)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 13, 16])
 @pytest.mark.parametrize("shared_link", [True, False])
-def test_predictions_are_the_closed_forms(algorithm: str, ranks: int, shared_link: bool) -> None:
+def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: int, shared_link: bool) -> None:
     """Start-ups, bytes and bytes added, each priced alone, on one level and, for grouped ones, on both."""
     num_bytes = 64 * MIB
-    chunks = pipeline_chunks("allreduce", algorithm, ranks, num_bytes // 4)
+    chunks = pipeline_chunks(*name, ranks, num_bytes // 4)
     for group_size in [g for g in range(1, ranks + 1) if ranks % g == 0]:
-        if algorithm not in GROUPED_ALGORITHMS and group_size != ranks:
+        if name[1] not in GROUPED_ALGORITHMS and group_size != ranks:
             continue
         layout = Layout(ranks=ranks, group_size=group_size)
-        form = closed_form(algorithm, layout, chunks=chunks, shared_link=shared_link)
+        form = closed_form(*name, layout, chunks=chunks, shared_link=shared_link)
+        assert form is not None
+        free = level((None, 0.0, 0.0))
         seconds = {
-            "alpha": network(level((None, 1.0, 0.0)), level((None, 0.0, 0.0))),
-            "beta": network(level((None, 0.0, 1.0)), level((None, 0.0, 0.0))),
-            "alpha_across": network(level((None, 0.0, 0.0)), level((None, 1.0, 0.0)), shared_link=shared_link),
-            "beta_across": network(level((None, 0.0, 0.0)), level((None, 0.0, 1.0)), shared_link=shared_link),
-            "gamma": network(level((None, 0.0, 0.0)), level((None, 0.0, 0.0)), gamma=1.0),
+            "α": network(level((None, 1.0, 0.0)), free),
+            "β": network(level((None, 0.0, 1.0)), free),
+            "A": network(free, level((None, 1.0, 0.0)), shared_link=shared_link),
+            "B": network(free, level((None, 0.0, 1.0)), shared_link=shared_link),
+            "γ": network(free, free, gamma=1.0),
         }
         for term, priced in seconds.items():
-            size = 1 if term.startswith("alpha") else num_bytes
-            expected = float(getattr(form, term) * size)
-            assert predict("allreduce", algorithm, num_bytes, layout, priced) == pytest.approx(expected), term
+            expected = float(form.seconds(**UNITS | {term: 1, "n": num_bytes}))
+            assert predict(*name, num_bytes, layout, priced) == pytest.approx(expected), term
+
+
+@given(name=st.sampled_from(NAMES), ranks=st.integers(2, 40), num_bytes=st.sampled_from([4 * 27720, 4 * 720720]))
+def test_nothing_is_faster_than_the_ideal(name: tuple[Collective, str], ranks: int, num_bytes: int) -> None:
+    if name[1] not in GROUPED_ALGORITHMS:
+        seconds = predict(*name, num_bytes, Layout(ranks=ranks, group_size=ranks), SHAPED)
+        assert seconds >= 0.99 * ideal(name[0], ranks)(n=num_bytes, α=2e-5, β=3e-10, γ=0.0)
 
 
 def test_one_server_is_a_bottleneck_by_its_closed_form() -> None:
     layout = Layout(ranks=6, group_size=6)
     for shards in range(1, 7):
-        form = closed_form("parameter-server", layout, shards=shards)
-        assert form.beta == Fraction(2 * 5, shards)
+        form = closed_form("allreduce", "parameter-server", layout, shards=shards)
+        assert form is not None
+        assert form.seconds(**UNITS | {"β": 1, "n": 1}) == Fraction(2 * 5, shards)
         priced = network(level((None, 1e-5, 1e-9)), None, gamma=1e-10)
-        expected = form.alpha * 1e-5 + float(form.beta) * MIB * 60e-9 + float(form.gamma) * MIB * 60e-10
         got = predict("allreduce", "parameter-server", 60 * MIB, layout, priced, shards=shards)
-        assert got == pytest.approx(expected)
+        assert got == pytest.approx(form.seconds(n=60 * MIB, α=1e-5, β=1e-9, γ=1e-10))
 
 
 def test_shared_memory_adds_up_what_a_group_sends() -> None:
@@ -230,7 +257,7 @@ def test_what_was_never_measured_is_not_predicted() -> None:
 
 
 def test_bus_factors_of_nccl_tests() -> None:
-    assert [bus_factor(c, 8) for c in ALGORITHMS] == [1.75, 0.875, 0.875, 1.0, 0.875]
+    assert [bus_factor(c, 8) for c in ALGORITHMS] == [1.75, 0.875, 0.875, 1.0, 1.0, 0.875, 0.875, 0.875]
 
 
 @pytest.mark.parametrize("ranks", [4, 8, 16, 32])

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.perfmodels.algorithms import patterns
+from dlbench.perfmodels.closed_forms import closed_form
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
 from dlbench.perfmodels.patterns import Sharing, loads_of
 from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Level, NetworkModel, Piece
-from tests.support.closed_forms import closed_form
 from tests.support.schedule_walk import walked
 
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
@@ -58,11 +58,12 @@ def test_patterns_load_a_network_as_the_schedules_do(
 def test_thousands_of_ranks_have_their_closed_forms(algorithm: str, leaf: int | None) -> None:
     """Where all levels cost the same and ranks have ports of their own, it does not matter where they are."""
     # A rank's messages of one step inside its group and across do not wait for each other: here all are across.
-    group, size = 1 if algorithm in ("direct", "parameter-server") else 8, 2**28
+    group, size = 1 if algorithm in ("naive", "direct", "parameter-server") else 8, 2**28
     layout = Layout(ranks=4096, group_size=group, leaf_size=leaf)
     chunks = pipeline_chunks("allreduce", algorithm, 4096, size // 4)
-    form = closed_form(algorithm, layout, chunks=chunks, shared_link=False)
-    expected = (form.alpha + form.alpha_across) * 1e-5 + float(form.beta + form.beta_across) * size * 1e-9
+    form = closed_form("allreduce", algorithm, layout, chunks=chunks, shared_link=False)
+    assert form is not None
+    expected = form.seconds(n=size, α=1e-5, β=1e-9, γ=0, A=1e-5, B=1e-9)
     same = level(1e-5, 1e-9)
     assert predict("allreduce", algorithm, size, layout, network(same, same, same)) == pytest.approx(expected)
 

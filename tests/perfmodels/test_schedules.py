@@ -52,11 +52,11 @@ def check(collective: Collective, algorithm: str, ranks: int, elements: int, **o
     nothing = [np.full(elements, np.nan) for _ in range(ranks)]
     blocks = [slice(first, first + count) for first, count in (block(elements, ranks, r) for r in range(ranks))]
     buffers = [vector.copy() for vector in inputs]
-    if collective == "all-gather":
+    if collective in ("all-gather", "gather"):
         buffers = nothing
         for r in range(ranks):
             buffers[r][blocks[r]] = inputs[r][blocks[r]]
-    elif collective == "broadcast":
+    elif collective in ("broadcast", "scatter"):
         buffers = [inputs[0].copy(), *nothing[1:]]
     elif collective == "all-to-all":
         buffers = nothing
@@ -65,14 +65,18 @@ def check(collective: Collective, algorithm: str, ranks: int, elements: int, **o
             buffers[r][into : into + count] = inputs[r][out : out + count]
     execute(schedules, inputs, buffers)
     for r in range(ranks):
-        if collective == "allreduce":
+        if collective in ("gather", "reduce") and r > 0:
+            continue
+        if collective in ("allreduce", "reduce"):
             assert np.array_equal(buffers[r], total)
         elif collective == "reduce-scatter":
             assert np.array_equal(buffers[r][blocks[r]], total[blocks[r]])
-        elif collective == "all-gather":
+        elif collective in ("all-gather", "gather"):
             assert np.array_equal(buffers[r], np.concatenate([inputs[i][blocks[i]] for i in range(ranks)]))
         elif collective == "broadcast":
             assert np.array_equal(buffers[r], inputs[0])
+        elif collective == "scatter":
+            assert np.array_equal(buffers[r][blocks[r]], inputs[0][blocks[r]])
         else:
             parts = [all_to_all_block(elements, ranks, i, r) for i in range(ranks)]
             expected = [inputs[i][out : out + count] for i, (out, _, count) in enumerate(parts)]

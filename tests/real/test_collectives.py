@@ -290,7 +290,7 @@ def test_what_must_come_out_is_what_all_inputs_give(
     for inputs in everyone:
         assert inputs.tolerance == 0
         places = [i for part in inputs.expected() for i in range(part.at, part.at + part.count)]
-        if collective in ("allreduce", "reduce-scatter"):
+        if inputs.is_sum:
             result = total.clone()
             assert not check(inputs, result).problem
             if ranks > 1 and places:  # with fewer elements than ranks, some have none to be wrong
@@ -480,7 +480,7 @@ def test_every_collective_beside_gloo_and_mpi(over_mpi: dict[str, Ended], collec
     assert record.not_measured == ()
     for point in record.points:
         if point.problem:
-            assert collective == "all-gather"
+            assert collective in ("all-gather", "scatter", "gather")
             assert point.carrier == "torch-gloo"
             assert "3 ranks do not divide" in point.problem
             assert point.times_s == ()
@@ -502,7 +502,7 @@ def test_mpi_sums_no_half_precision_and_says_so(over_mpi: dict[str, Ended]) -> N
 # Horovod does not begin again in a process that has ended it: each run is a launch of its own.
 @pytest.mark.slow
 @pytest.mark.horovod
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c not in ("reduce", "scatter", "gather")])
 def test_horovod_beside_the_others(tmp_path: Path, collective: Collective, horovod_installed: None) -> None:
     plan = plan_for(
         2, collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo", "horovod"), sizes=(20, 4096)
@@ -729,3 +729,19 @@ def test_a_run_of_nothing_that_can_be_had_is_an_error(tmp_path: Path) -> None:
     ended = start(tmp_path, plan_for(2, backends=("nccl",)))
     assert ended.codes == [5, 5], ended.errors
     assert "nothing that was asked for can be measured here: nccl: " in ended.errors[0]
+
+
+def test_pairs_beside_congestors(tmp_path: Path) -> None:
+    """A pair and its congestors, and nobody waits for ever; the last rank only waits."""
+    asked = {"collective": "p2p", "algorithms": ("ping-pong", "window"), "pairs": ((0, 2),), "sizes": (4, 65536)}
+    plan = plan_for(5, congestors=((1, 3),), iterations=2, **asked)
+    record = start_all(tmp_path, {"pairs": Task(plan)})["pairs"].check().record
+    assert len(record.points) == 2 * 2 * 2
+    for point in record.points:
+        assert (point.pair, point.correct, point.problem) == ((0, 2), True, "")
+        assert 2 <= len(point.times_s) <= 20
+        assert min(point.times_s) > 0
+        assert point.operations == (1 if point.algorithm == "ping-pong" else 64)
+    # In turns: alone, and beside a congestor that did send.
+    assert [len(point.congestors) for point in record.points] == [0, 1] * 4
+    assert all(rate > 0 for point in record.points for rate in point.congestors)

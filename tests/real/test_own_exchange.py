@@ -190,6 +190,11 @@ def test_times_and_bytes_of_the_exchange(trained: Told) -> None:
         assert result["window_steps"] == 3
         assert result["communication_s"] == pytest.approx(result["exposed_s"] + result["hidden_s"], rel=1e-6)
         assert 0 <= result["exposed_s"] <= result["communication_s"]
+        packed = [result["packing_s"], result["merging_s"]]
+        if SCENARIOS[name].get("sync.wire"):
+            assert 0 < min(packed) <= max(packed) < result["communication_s"]
+        else:
+            assert packed == [None, None]
         # Medians of later messages need not be those of one step.
         first = result["messages"][0]
         assert first["start_s"] >= first["ready_s"]

@@ -118,7 +118,7 @@ def _points(plan: CommPlan, story: Story) -> list[dict[str, Any]]:
         ways = (IN_PLACE, OUT_OF_PLACE) if (name, plan.comm.collective) == ("mpi", "allreduce") else (LIBRARY,)
         series += [(LIBRARY_CARRIERS[name], way) for way in ways]
     made = []
-    for size in plan.comm.sizes:
+    for size in () if plan.comm.pairs else plan.comm.sizes:
         for carrier, algorithm in series:
             seconds = planted_seconds(plan, story, algorithm, size) * (1 + story.drift * plan.series.repeat)
             point: dict[str, Any] = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dlbench.analysis.causes import INPUT_PARTS
 from dlbench.records.scan import scan
 from dlbench.report.document import Document, Section
+from dlbench.report.wording import figure_text, place_text
 from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.model import Group, Report
@@ -30,6 +31,7 @@ from tests.support.data_path_factory import (
     staging_result,
 )
 from tests.support.run_factory import Story, Training, constant, plans, quality_plans, write_run, write_scaling
+from tests.views.causes.test_page import drawn_rows
 
 
 def write(out: Path, wait_ms: float, record: dict[str, Any], **request: Any) -> None:
@@ -232,6 +234,40 @@ def test_how_runs_learn_under_each_way_of_shuffling_is_drawn(tmp_path: Path) -> 
     assert "local, shuffled parts: 40.0 %" in chart.alt
 
 
+def test_epochs_of_each_way_and_tier_are_drawn_over_nodes_next_to_the_ideal(tmp_path: Path) -> None:
+    """2 and 4 ranks on 1 and 2 nodes; a step of 4 ranks is no longer, so that epochs halve, but for the staged ones."""
+    cluster: dict[str, Any] = {"system": "box", "points": (2, 4), "ranks_per_node": 2, "repeats": 2}
+    shard = {"data.staging": "shard", "data.staging_tier": "memory"}
+    ways = {
+        "global": ({}, 10.0),
+        "copied": ({"data.staging": "replicate"}, 5.0),
+        "local": ({"data.shuffle": "local", **shard}, 0.0),
+    }
+    for series, (overrides, wait_ms) in ways.items():
+        told = {"staging": staging_result(overrides["data.staging"])} if overrides else {}
+        write(tmp_path, wait_ms, told, **cluster, series=series, overrides=overrides)
+    report, document = page(tmp_path)
+    drawn = {one.id: list(one.charts()) for one in document.sections if one.id in ("shuffling", "break-even")}
+    (by_shuffling,), (by_tier,) = drawn["shuffling"], drawn["break-even"]
+    assert by_shuffling.title == by_tier.title == "Epoch over nodes (dashed: ideal)"
+    (found,) = report.all_of(ShuffleComparison)
+    for row in found.rows:
+        way = {"none": "global", "replicate": "global, replicate to local", "shard": f"{row.way}, shard to memory"}
+        figure = row.epoch_s.scaled(1, "seconds")
+        assert f"{way[row.staging]}, {place_text(row.ranks, row.nodes)}: {figure_text(figure)}" in by_shuffling.alt
+    ideal = [(one["nodes"], one["value"], one["ideal"]) for one in drawn_rows(by_tier.spec) if one.get("ideal")]
+    assert {nodes for nodes, _, _ in ideal} == {1, 2}
+    for _, value, best in ideal:
+        assert best == pytest.approx(value)
+    assert "in place, 2 ranks: " in by_tier.alt
+    assert "replicate to local, 4 ranks on 2 nodes: " in by_tier.alt
+    # Every run with real data says what an epoch takes: 4,096 samples, 4 a rank and step.
+    for run in report.runs:
+        assert run.epoch_s == pytest.approx(4096 / run.throughput)
+    (runs,) = [sheet for one in document.sections if one.id == "runs" for sheet in one.sheets]
+    assert "Epoch" in runs.to_display().header
+
+
 def test_input_is_split_as_readers_spent_their_time(shown: tuple[Report, Document]) -> None:
     (point,) = group(shown[0]).of(LostPercent).diagnosed.points
     cause = point.cause("input")
@@ -265,6 +301,7 @@ def test_synthetic_runs_show_nothing_of_it(tmp_path: Path) -> None:
     names = {section.id.split("-")[0] for section, _ in document.walk()}
     assert not names & {"staging", "reading", "shuffle", "shuffling", "stalls", "break"}
     assert not report.all_of(BreakEven)
+    assert {run.epoch_s for run in report.runs} == {None}
 
 
 def test_an_interval_without_a_lower_gain_has_no_upper_end() -> None:

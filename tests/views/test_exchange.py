@@ -34,6 +34,7 @@ from dlbench.views.exchange import (
     what_ran,
 )
 from dlbench.views.scaling_report import assemble, document_of
+from tests.bench.shaped_cluster import SYSTEM
 from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     Story,
@@ -45,6 +46,7 @@ from tests.support.run_factory import (
     write_run,
     write_scaling,
 )
+from tests.views.causes.test_page import drawn_rows
 
 SIZES = (40_000, 2_000_000, 400_000, 8_000_000, 1_000_000, 100_000)
 GRADIENTS = tuple(zip(SIZES, (0.004, 0.012, 0.018, 0.03, 0.038, 0.045), strict=True))
@@ -135,6 +137,55 @@ def all_mergings() -> list[list[int]]:
                 sizes[-1] += 1
         found.append(sizes)
     return found
+
+
+def test_shares_of_the_step_are_means_of_the_runs_shares(tmp_path: Path) -> None:
+    """Repeat k of 2 and 4 ranks is exposed k ms longer, in a step of 110 ms."""
+
+    def more(plan: RunPlan) -> dict[str, Any]:
+        return {"hidden_s": 0.02, "exposed_s": 0.01 + plan.series.repeat / 1000, "communication_s": None}
+
+    write_exchange(tmp_path, more, points=(1, 2, 4))
+    _, group = report_of(tmp_path)
+    for point in points_of(group):
+        assert point.hidden_share.value == pytest.approx(0.02 / 0.11)
+        assert point.exposed_share.value == pytest.approx(0.012 / 0.11)
+        assert point.exposed_share.low < 0.012 / 0.11 < point.exposed_share.high
+    chart, _ = exchange_charts(group, points_of(group))
+    assert chart.title == "Messages under way over ranks"
+    assert "4 ranks: exposed 10.9 % [" in chart.alt
+    assert {row["place"] for row in drawn_rows(chart.spec)} == {"2 ranks", "4 ranks"}
+
+
+def test_the_same_exchange_on_links_of_several_rates(tmp_path: Path) -> None:
+    """Alike but for the name of the system and its links; other settings are compared with neither."""
+    rates = {"slow": 0.0125, "fast": 0.025, "unlike": 0.05}
+    for name, rate in rates.items():
+        across = f"alpha_s: 1.0e-4\n    gb_per_s: {rate}\n    source: limited by tc"
+        system = f"{SYSTEM.replace('name: shaped-box', f'name: {name}')}network:\n  across:\n    {across}\n"
+        (tmp_path / f"{name}.yaml").write_text(system)
+        write_exchange(
+            tmp_path / "runs",
+            lambda plan, rate=rate: {"exposed_s": 0.001 / rate},
+            points=(2, 4),
+            ranks_per_node=2,
+            system=str(tmp_path / f"{name}.yaml"),
+            series=name,
+            overrides={"train.batch_per_rank": 8} if name == "unlike" else {},
+        )
+    report = assemble(scan(tmp_path / "runs"))
+    (found,) = report.views["link_rates"]
+    # Links between nodes act on two nodes or more.
+    assert [(one.gb_per_s, one.ranks, one.nodes) for one in found] == [(0.0125, 4, 2), (0.025, 4, 2)]
+    assert [one.exposed_share.value for one in found] == pytest.approx([0.08 / 0.11, 0.04 / 0.11])
+    (section,) = [one for one in document_of(report).sections if one.id == "link-rates"]
+    assert section.headline == (
+        "4 ranks on 2 nodes: exposed 72.7 % of a step at 0.1 Gbit/s, then 36.4 % of a step at 0.2 Gbit/s"
+    )
+    (chart,) = section.charts()
+    assert chart.title == "Messages under way over link rates"
+    assert "0.2 Gbit/s, 4 ranks on 2 nodes: exposed 36.4 %" in chart.alt
+    assert [row["link_gb_per_s"] for row in csv_rows(document_of(report), "link-rates")] == ["0.0125", "0.025"]
 
 
 def test_least_exposed_is_the_best_of_all_mergings(runs: Path) -> None:

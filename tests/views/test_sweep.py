@@ -27,7 +27,7 @@ from dlbench.views import model
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import MANY_REPEATS, Sweep, SweepCell, sweeps
 from dlbench.views.sweep.settings import Measured, Setting, deviations, interaction, levels_of
-from dlbench.views.sweep.view import settings_chart, settings_sheet
+from dlbench.views.sweep.view import settings_charts, settings_sheet
 from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     Story,
@@ -328,23 +328,97 @@ def test_ranks_that_train_apart_are_never_the_best(tmp_path: Path) -> None:
     assert "faster per step; quality not compared" in markdown.to_markdown(document)
 
 
-@pytest.mark.parametrize(("speed", "verdict"), [(1.5, "faster"), (0.9, "faster per step")])
-def test_faster_is_said_of_ranks_apart_where_they_reach_the_target_sooner(
-    tmp_path: Path, speed: float, verdict: str
+TOPK: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.wire": ("fp32", "topk")}}
+MISSED, DIVERGED = (0.1, 0.2), (0.1, None)
+
+
+def trained_to_target(
+    out: Path, values: Callable[[RunPlan], tuple[float | None, ...]], speed: float = 1.5, **request: Any
+) -> SweepCell:
+    """The second setting's steps are `speed` times as fast; runs end as their values say."""
+    for plan in quality_plans(**{"points": (2,), **TOPK, **request}):
+        is_second = plan.sync.wire == "topk" or plan.sync.average_every is not None
+        factor = (1 + 0.02 * plan.series.repeat) / (speed if is_second else 1.0)
+        found = values(plan) if is_second or plan.series.repeat == 3 else (0.1, 0.3, 0.9)
+        packed = {"packing_s": 0.004, "merging_s": 0.001, "communication_s": 0.02} if plan.sync.wire == "topk" else {}
+        exchange = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=1e-9) | packed
+        state = "invalid" if None in found else "valid"
+        story = Story(training=Training(values=found, eval_s=0.0), exchange=exchange, state=state)
+        write_run(out, plan, constant([part * factor for part in (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)]), story)
+    (cell,) = found_in(out).cells
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "speed", "verdict", "advice"),
+    [
+        (3, 1.5, "faster to the target", "Run with --set sync.wire=topk."),
+        (6, 1.5, "faster per step, slower to the target", "Keep the default: nothing that was swept is worth setting."),
+        (4, 4 / 3, "not told apart", "Keep the default: nothing that was swept is worth setting."),
+        (4, 0.8, "slower to the target", "Keep the default: nothing that was swept is worth setting."),
+    ],
+)
+def test_a_sweep_to_a_target_is_decided_by_the_time_to_it(
+    tmp_path: Path, evaluations: int, speed: float, verdict: str, advice: str
 ) -> None:
-    """Their steps are 1.5 times as fast, and they need one evaluation more where they are not sooner."""
+    def values(plan: RunPlan) -> tuple[float, ...]:
+        return (0.1, 0.3, 0.9) if plan.sync.wire == "fp32" else (*(0.1 for _ in range(evaluations - 1)), 0.9)
 
-    def story(plan: RunPlan) -> Story:
-        late = speed < 1 and plan.sync.average_every
-        return local(plan, training=Training(values=[0.1, 0.9] if not late else [0.1, 0.1, 0.1, 0.1, 0.9], eval_s=0.1))
+    cell = trained_to_target(tmp_path, values, speed)
+    sparse, plain = setting(cell, wire="topk"), setting(cell, wire="fp32")
+    assert sparse.verdict_title == verdict
+    # Whatever the drift of a repeat, which both have.
+    assert sparse.sooner.value == pytest.approx(3 / evaluations * speed)
+    assert plain.time.value / sparse.time.value == pytest.approx(sparse.sooner.value)
+    assert sparse.ratio.value == pytest.approx(speed)
+    assert (sparse.packing_s, sparse.merging_s, sparse.carried_s) == (0.004, 0.001, pytest.approx(0.015))
+    assert (plain.packing_s, plain.merging_s) == (None, None)
+    assert cell.advice == advice
+    assert (cell.best == "topk") == (verdict == "faster to the target")
+    document = document_of(assemble(scan(tmp_path)))
+    for text in (terminal.to_text(document), markdown.to_markdown(document)):
+        assert verdict in " ".join(text.split())
+    charts = settings_charts(found_in(tmp_path), cell)
+    assert [chart.title.split(" over")[0] for chart in charts] == ["Speed to the target", "Throughput"]
 
-    runs = quality_plans(points=(2,), **LOCAL)
-    for plan in runs:
-        factor = (1 + 0.02 * plan.series.repeat) / (1.5 if plan.sync.average_every else 1.0)
-        write_run(tmp_path, plan, constant([part * factor for part in (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)]), story(plan))
-    (cell,) = found_in(tmp_path).cells
-    assert setting(cell, average_every="8").verdict == verdict
-    assert (cell.best == "8") == (verdict == "faster")
+
+@pytest.mark.parametrize("ending", [MISSED, DIVERGED])
+def test_a_setting_of_which_a_run_missed_the_target_is_never_faster(
+    tmp_path: Path, ending: tuple[float | None, ...]
+) -> None:
+    def values(plan: RunPlan) -> tuple[float | None, ...]:
+        return ending if plan.series.repeat == 1 and plan.sync.wire == "topk" else (0.1, 0.3, 0.9)
+
+    cell = trained_to_target(tmp_path, values)
+    sparse = setting(cell, wire="topk")
+    assert (sparse.num_reached, sparse.time, sparse.sooner) == (4, None, None)
+    assert sparse.verdict_title == "faster per step, " * (ending is MISSED) + "target missed"
+    assert (cell.best, "target missed" in cell.verdict) == ("", True)
+
+
+def test_without_a_baseline_at_the_target_nothing_is_compared(tmp_path: Path) -> None:
+    cell = trained_to_target(tmp_path, lambda plan: MISSED if plan.sync.wire == "fp32" else (0.1, 0.9))
+    assert "4 of 5 runs of the default (fp32) met the target: there is no time to compare others with" in cell.verdict
+    assert setting(cell, wire="topk").verdict_title == "not told apart"
+    assert cell.best == ""
+
+
+def test_few_runs_to_a_target_decide_nothing(tmp_path: Path) -> None:
+    cell = trained_to_target(tmp_path, lambda plan: (0.9,), repeats=3)
+    assert setting(cell, wire="topk").verdict_title == "not told apart"
+    assert cell.advice.startswith("Repeat with --repeats 5")
+
+
+@pytest.mark.parametrize(
+    ("late", "verdict"), [(1, "faster to the target"), (5, "faster per step, slower to the target")]
+)
+def test_faster_is_said_of_ranks_apart_where_they_reach_the_target_sooner(
+    tmp_path: Path, late: int, verdict: str
+) -> None:
+    """Their steps are 1.5 times as fast, and they need two evaluations more where they are not sooner."""
+    cell = trained_to_target(tmp_path, lambda plan: (*[0.1] * (late if plan.sync.average_every else 2), 0.9), **LOCAL)
+    assert setting(cell, average_every="8").verdict_title == verdict
+    assert (cell.best == "8") == (verdict == "faster to the target")
 
 
 def sharded(plan: RunPlan) -> Story:
@@ -469,7 +543,7 @@ def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> No
 def test_chart_holds_ratios_with_their_intervals(planted_report: model.Report) -> None:
     (sweep,) = planted_report.all_of(Sweep)
     (cell,) = sweep.cells
-    (chart,) = settings_chart(sweep, cell)
+    (chart,) = settings_charts(sweep, cell)
     rows = {row["setting"]: row for rows in chart.spec["datasets"].values() for row in rows if "setting" in row}
     assert len(rows) == 8
     for one in cell.settings:

@@ -23,7 +23,7 @@ from dlbench.report.formats.markdown import to_markdown
 from dlbench.stats.estimates import by_definition, geometric_mean_estimate
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.time_to_train import Answer, Asked, TimeToTrain, TrainingPoint, answers, held_by
+from dlbench.views.time_to_train import Answer, Asked, TimeToTrain, TimeToTrainView, TrainingPoint, answers, held_by
 from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     QUALITY_WORKLOAD,
@@ -35,6 +35,7 @@ from tests.support.run_factory import (
     write_run,
     write_scaling,
 )
+from tests.views.causes.test_page import drawn_rows
 
 START_S = 3.5
 """What the factory's ranks take from the start of the process to the first step."""
@@ -82,6 +83,23 @@ def test_times_are_samples_over_throughput_and_the_start_and_hours_are_of_all_ra
     assert {row["hours_of"] for row in rows} == {"rank"}
     text = to_markdown(document_of(report)).replace("\\", "")
     assert "4 ranks: 6.631 seconds [6.625, 6.637] for 0.007368 rank-hours [0.007361, 0.007375]: fastest." in text
+
+
+def test_time_to_train_is_drawn_over_ranks_next_to_the_ideal(runs: Path, tmp_path: Path) -> None:
+    (group,) = assemble(scan(runs)).groups
+    found = group.of(TimeToTrain)
+    (chart,) = TimeToTrainView().section(group).charts()
+    drawn = [row for row in drawn_rows(chart.spec) if "ideal" in row]
+    for one in found.points:
+        (row,) = {tuple(sorted(row.items())) for row in drawn if row["ranks"] == one.ranks}
+        shown = dict(row)
+        assert (shown["value"], shown["low"], shown["high"]) == (one.time.value, one.time.low, one.time.high)
+        assert shown["ideal"] == pytest.approx(found.points[0].time.value / one.ranks)
+        assert f"{one.ranks} rank" in chart.alt
+    # Of two rank counts the table says as much.
+    write_scaling(tmp_path, points=(1, 2))
+    (group,) = assemble(scan(tmp_path)).groups
+    assert TimeToTrainView().section(group).charts() == []
 
 
 def test_without_a_length_figures_are_of_a_million_samples_and_their_interval_is_the_throughputs(

@@ -71,13 +71,13 @@ class OwnAlgorithm(Contestant):
         self.algorithm = algorithm
         self.carrier = transport.carrier
         self.counters = transport.counters
-        self.is_in_place = comm.collective in ("allreduce", "reduce-scatter")
+        self.is_in_place = comm.collective in ("allreduce", "reduce-scatter", "reduce")
         self._comm = comm
-        self._transport = transport
+        self.transport = transport
         self._execution: Execution | None = None
 
     def bind(self, vectors: Vectors) -> str:
-        comm, transport = self._comm, self._transport
+        comm, transport = self._comm, self.transport
         steps = schedule(
             comm.collective,
             self.algorithm,
@@ -92,7 +92,7 @@ class OwnAlgorithm(Contestant):
         return ""
 
     def line_up(self) -> None:
-        self._transport.line_up()
+        self.transport.line_up()
 
     def run(self, times: int) -> None:
         assert self._execution is not None
@@ -152,6 +152,7 @@ class TorchReference(Reference):
 
     def __init__(self, collective: Collective, place: RankPlace, group: dist.ProcessGroup, backend: str) -> None:
         super().__init__(collective, place, f"torch-{backend}")
+        self.is_in_place = collective in ("allreduce", "reduce")
         self._group = group
         self._backend = backend
 
@@ -161,17 +162,21 @@ class TorchReference(Reference):
 
     def _problem(self, vectors: Vectors) -> str:
         elements, size = len(vectors.data), self._place.size
-        if self._collective == "all-gather" and self._backend == "gloo" and elements % size:
+        of_equal = ("scatter", "gather", *(("all-gather",) if self._backend == "gloo" else ()))
+        if self._collective in of_equal and elements % size:
             return (
-                f"torch.distributed gathers equal parts over gloo, and {size} ranks do not divide {elements} elements"
+                f"torch.distributed's {self._collective} over {self._backend} takes equal parts, and {size} ranks do "
+                f"not divide {elements} elements"
             )
         return ""
 
     def _call(self, vectors: Vectors) -> Callable[[], object]:
         data, given, group = vectors.data, vectors.given, self._group
-        size = self._place.size
+        size, is_root = self._place.size, self._place.rank == 0
         if self._collective == "allreduce":
             return lambda: dist.all_reduce(data, group=group)
+        if self._collective == "reduce":
+            return lambda: dist.reduce(data, 0, group=group)
         if self._collective == "broadcast":
             return lambda: dist.broadcast(data, 0, group=group)
         if self._collective == "all-to-all":
@@ -179,9 +184,14 @@ class TorchReference(Reference):
             if len(data) % size:
                 return lambda: dist.all_to_all_single(data, given, received, sent, group=group)
             return lambda: dist.all_to_all_single(data, given, group=group)
-        own_data, own_given = self._own(data), self._own(given)
+        own_data, own_given, counts = self._own(data), self._own(given), self._counts(len(data))
+        if self._collective == "scatter":
+            pieces = list(torch.split(given, counts)) if is_root else None
+            return lambda: dist.scatter(own_data, pieces, 0, group=group)
+        if self._collective == "gather":
+            pieces = list(torch.split(data, counts)) if is_root else None
+            return lambda: dist.gather(own_given, pieces, 0, group=group)
         if len(data) % size:
-            counts = self._counts(len(data))
             if self._collective == "all-gather":
                 places = list(torch.split(data, counts))
                 return lambda: dist.all_gather(places, own_given, group=group)
@@ -209,7 +219,7 @@ class MpiReference(Reference):
         mpi_barrier(self._world)
 
     def _problem(self, vectors: Vectors) -> str:
-        if self._collective in ("allreduce", "reduce-scatter") and vectors.data.dtype != torch.float32:
+        if self._collective in ("allreduce", "reduce-scatter", "reduce") and vectors.data.dtype != torch.float32:
             return "MPI has no 16-bit floating type to sum"
         return ""
 
@@ -223,6 +233,8 @@ class MpiReference(Reference):
             return lambda: world.Allreduce(source, [data, kind], op=mpi.SUM)
         if self._collective == "broadcast":
             return lambda: world.Bcast([data, kind], root=0)
+        if self._collective == "reduce":
+            return lambda: world.Reduce([given, kind], [data, kind], op=mpi.SUM, root=0)
         if self._collective == "all-to-all":
             sent, received = self._sent_and_received(elements)
             if elements % size:
@@ -234,6 +246,14 @@ class MpiReference(Reference):
             if elements % size:
                 return lambda: world.Allgatherv([own_given, kind], [data, counts, kind])
             return lambda: world.Allgather([own_given, kind], [data, kind])
+        if self._collective == "scatter":
+            if elements % size:
+                return lambda: world.Scatterv([given, counts, kind], [own_data, kind])
+            return lambda: world.Scatter([given, kind], [own_data, kind])
+        if self._collective == "gather":
+            if elements % size:
+                return lambda: world.Gatherv([own_given, kind], [data, counts, kind])
+            return lambda: world.Gather([own_given, kind], [data, kind])
         if elements % size:
             return lambda: world.Reduce_scatter([given, kind], [own_data, kind], counts, op=mpi.SUM)
         return lambda: world.Reduce_scatter_block([given, kind], [own_data, kind], op=mpi.SUM)
@@ -262,6 +282,8 @@ class HorovodReference(Reference):
             raise passed_on(f"{self.carrier}'s barrier failed: {first_line(error)}", error) from None
 
     def _problem(self, vectors: Vectors) -> str:
+        if self._collective in ("reduce", "scatter", "gather"):
+            return f"Horovod has no {self._collective}"
         return "Horovod has no bfloat16" if vectors.data.dtype == torch.bfloat16 else ""
 
     def _call(self, vectors: Vectors) -> Callable[[], object]:

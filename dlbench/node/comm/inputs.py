@@ -68,7 +68,7 @@ class Inputs:
 
     @property
     def is_sum(self) -> bool:
-        return self.collective in ("allreduce", "reduce-scatter")
+        return self.collective in ("allreduce", "reduce-scatter", "reduce")
 
     @property
     def tolerance(self) -> float:
@@ -113,27 +113,30 @@ class Inputs:
 
     def reset(self, data: torch.Tensor, given: torch.Tensor) -> None:
         """Makes `data` what the collective starts from; elements that it must fill are not numbers."""
-        if self.is_sum or (self.collective == "broadcast" and self.rank == 0):
+        if self.is_sum or (self.collective in ("broadcast", "scatter") and self.rank == 0):
             data.copy_(given)
             return
         data.fill_(float("nan"))
-        if self.collective == "all-gather":
+        if self.collective in ("all-gather", "gather"):
             first, count = block(self.elements, self.ranks, self.rank)
             data[first : first + count] = given[first : first + count]
 
     def expected(self, chained: int = 1) -> list[Expected]:
         """What must be where in the end: after this many operations, each on the result of the one before."""
         n, p, r = self.elements, self.ranks, self.rank
-        if self.collective == "broadcast":
-            return [Expected(0, 0, n, self.table(0))]
-        if self.collective == "all-gather":
+        if self.collective in ("gather", "reduce") and r > 0:
+            return []  # The result is on rank 0.
+        if self.collective in ("broadcast", "scatter"):
+            first, count = (0, n) if self.collective == "broadcast" else block(n, p, r)
+            return [Expected(first, first, count, self.table(0))]
+        if self.collective in ("all-gather", "gather"):
             parts = [block(n, p, i) for i in range(p)]
             return [Expected(first, first, count, self.table(i)) for i, (first, count) in enumerate(parts)]
         if self.collective == "all-to-all":
             pieces = [all_to_all_block(n, p, i, r) for i in range(p)]
             return [Expected(into, first, count, self.table(i)) for i, (first, into, count) in enumerate(pieces)]
         total = torch.stack([self.table(i) for i in range(p)]).sum(dim=0) * float(p) ** (chained - 1)
-        first, count = (0, n) if self.collective == "allreduce" else block(n, p, r)
+        first, count = block(n, p, r) if self.collective == "reduce-scatter" else (0, n)
         return [Expected(first, first, count, total)]
 
     def tolerance_of(self, chained: int) -> float:

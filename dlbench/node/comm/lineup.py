@@ -132,6 +132,7 @@ class Lineup:
         if group is None:
             raise EnvironmentLacksError(self.not_measured[-1])
         if backend == "nccl":
+            _meet(torch.zeros(1, device=self._device), group)  # of pairs the first message would wait for all ranks
             return NcclTransport(group, self._place, plan.group_size)
         return GlooTransport(group, self._place, plan.group_size)
 

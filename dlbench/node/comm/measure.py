@@ -17,7 +17,7 @@ from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, Timed, enough_operations, over_ranks
 from dlbench.records.comm import CommPoint
-from dlbench.specs.comm import ELEMENT_BYTES, CommSpec
+from dlbench.specs.comm import ELEMENT_BYTES, ROOTED, CommSpec
 from dlbench.units import format_bytes
 
 _TRIALS = 3  # Samples of each number of operations that is tried.
@@ -188,10 +188,10 @@ class Measurement:
     def _is_apart(self) -> bool:
         """Whether each operation of a sample begins with a barrier of its own, outside of the timer, as OSU's do.
 
-        A broadcast's root waits for nobody: back to back, one would begin while others are under way. On a GPU the host
-        would have to wait for each, and nccl-tests has no barrier either.
+        Where a root waits for nobody, or nobody for it, back to back one would begin while others are under way. On a
+        GPU the host would have to wait for each, and nccl-tests has no barrier either.
         """
-        return self._comm.collective == "broadcast" and self._device.type == "cpu"
+        return self._comm.collective in ROOTED and self._device.type == "cpu"
 
     def _conclude(self, contestant: Contestant, size: _Size, taken: _Taken, what: str) -> None:
         """Verdict and counters of the last sample; and of one operation more, where that one held several."""
@@ -213,10 +213,10 @@ class Measurement:
             taken.problem = taken.problem or verdict.problem
 
     def _problem_of_many(self, contestant: Contestant, size: _Size, operations: int) -> str:
-        """What is wrong with the result of a sample; of a reduce-scatter in place it cannot be said. What that leaves
-        outside of a rank's own block, which the next one sums up, is the algorithm's affair.
+        """What is wrong with the result of a sample; of a reduce-scatter or reduce in place it cannot be said. What
+        that leaves outside of the result, which the next one sums up, is the algorithm's affair.
         """
-        if not self._comm.check or (contestant.is_in_place and self._comm.collective == "reduce-scatter"):
+        if not self._comm.check or (contestant.is_in_place and self._comm.collective in ("reduce-scatter", "reduce")):
             return ""
         verdict = check(size.inputs, size.vectors.data, operations if contestant.is_in_place else 1)
         return f"after {operations} operations: {verdict.problem}" if verdict.problem else ""

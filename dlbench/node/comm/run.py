@@ -16,6 +16,7 @@ from dlbench.node.comm.contestants import Contestant
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.lineup import Lineup
 from dlbench.node.comm.measure import Measurement
+from dlbench.node.comm.pairs import PairMeasurement
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.devices import NcclLog, rank_gpu, require_own_gpu, together
 from dlbench.node.ranks import RankPlace
@@ -79,7 +80,8 @@ class CommRun:
         self._deadline.start()
         lineup = Lineup(plan, self._folder, self._place, self._device, control)
         clock = lineup.stream_clock()
-        measurement = Measurement(comm, self._place, self._device, control, self._deadline, self._beat, clock=clock)
+        about = comm, self._place, self._device, control, self._deadline, self._beat
+        measurement = (PairMeasurement if comm.pairs else Measurement)(*about, clock=clock)
         contestants = lineup.in_turns(self._deadline)
         load = CoreLoad(sees_node=self._place.local_rank == 0)
         load.measuring(True)

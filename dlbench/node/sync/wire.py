@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class WireFormat:
 
     name = "fp32"  # As in `sync.wire`.
     dense_switches = 0  # Sparse messages of the whole run that were sent dense because that took fewer bytes.
+    carrying: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Held while a message is the carrier's: what comes before is packing (choosing, casting), behind it merging."""
 
     @property
     def bytes_per_element(self) -> float:
@@ -84,7 +87,8 @@ class NarrowWire(WireFormat):
         narrow = self._narrow(vector)
         slot = self._overflow.begin(vector) if self._dtype == torch.float16 else None
         narrow.copy_(vector)
-        dense(narrow)
+        with self.carrying():
+            dense(narrow)
         if self._dtype == torch.float16:
             self._overflow.end(slot, narrow, lambda: [vector])
             self._overflow.settle_step()
@@ -207,7 +211,8 @@ class TopkWire(WireFormat):
         vector.zero_()
         if is_dense_cheaper(elements, entries, self._world_size):
             vector[indices] = values
-            dense(vector)
+            with self.carrying():
+                dense(vector)
             self.dense_switches += 1
             self._wire_bytes += VALUE_BYTES * elements
         else:
@@ -220,7 +225,9 @@ class TopkWire(WireFormat):
     def _gather(self, indices: torch.Tensor, values: torch.Tensor, vector: torch.Tensor, world: Group) -> None:
         """Adds the entries of all ranks to `vector`; indices and values travel as one message, for one start-up."""
         message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
-        for other in world.gather_all(message, equal=True):
+        with self.carrying():
+            gathered = world.gather_all(message, equal=True)
+        for other in gathered:
             places, numbers = other.chunk(2)
             vector.index_add_(0, places, numbers.view(torch.float32))
 

@@ -39,7 +39,7 @@ from dlbench.views.causes.numbers import (
     lost_percent,
 )
 from dlbench.views.model import Group
-from dlbench.views.view import GroupSource, GroupView, place_of
+from dlbench.views.view import FEW, GroupSource, GroupView, place_of
 
 MAX_PLANTED = 8  # Ranks with an injected fault that are named.
 
@@ -319,7 +319,8 @@ def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
         return []
     if len(found) == 1:
         return [_waterfall(group, found[0], width=_ALONE)]
-    return [_waterfall(group, found[-1], width=WIDE), _lost_by_point(group, found)]
+    stacks = _by_point(group, points, is_lost=False), _by_point(group, found, is_lost=True)
+    return [_waterfall(group, found[-1], width=WIDE), *stacks]
 
 
 def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
@@ -407,40 +408,48 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
     return layers
 
 
-def _lost_by_point(group: Group, found: tuple[CausePoint, ...]) -> Chart:
+def _by_point(group: Group, points: Sequence[CausePoint], *, is_lost: bool) -> Chart:
+    """Parts of each rank count, stacked: points of efficiency lost, or seconds of the step, on the computing."""
+    name, title, field, tick = "seconds", "Mean step by part (tick: ideal)", "seconds", "ideal, s"
+    x = Axis("per step", field, unit="s")
+    about = "Seconds of the mean step by part and rank count; ticks: a step that loses nothing."
+    words = "; ".join(f"{place_of(point)}: {figure_text(point.whole.seconds)}" for point in points)
+    if is_lost:
+        name, title, field, tick = "causes", "Points lost by part (tick: net)", "points", "net, points"
+        x = Axis("points of efficiency lost; gained left of 0", field)
+        about = "Points of efficiency lost to each part by rank count; what was gained stands left of 0."
+        words = "; ".join(f"{place_of(point)}: {lost_text(point.whole.lost)} lost" for point in points)
     rows: Rows = [
         {
             "place": place_of(point),
             "part": CAUSE_TITLES[share.name],
             "order": order,
-            "points": short(share.lost.value * 100),
-            "shown": lost_text(share.lost),
+            field: short(share.lost.value * 100 if is_lost else share.seconds.value),
+            "shown": lost_text(share.lost) if is_lost else figure_text(share.seconds),
         }
-        for point in found
-        for order, share in enumerate(point.causes)
-        if share.is_measured and share.lost.value != 0
+        for point in points
+        for order, share in enumerate(sorted(point.causes, key=lambda one: not is_lost and one.name != "compute"))
+        if share.is_measured and (share.lost if is_lost else share.seconds).value != 0
     ]
-    places = [place_of(point) for point in found]
-    series = Series("part", {title: CAUSE_COLOURS[name] for name, title in CAUSE_TITLES.items()})
-    x = Axis("points of efficiency lost; gained left of 0", "points")
-    bars = stacked(rows, x, series, {"place": "at", "part": "part", "shown": "lost"}, names=places)
-    sums: Rows = [{"place": place_of(point), "points": short(point.whole.lost.value * 100)} for point in found]
-    tick = alt.Chart(alt.InlineData(values=sums)).mark_tick(color=INK, thickness=2, size=34)
-    zero = alt.Chart(alt.InlineData(values=[{"points": 0}])).mark_rule(color=MUTED)
-    net = {"x": alt.X("points:Q"), "tooltip": [alt.Tooltip("points:Q", title="net, points")]}
-    words = "; ".join(f"{place_of(point)}: {lost_text(point.whole.lost)} lost" for point in found)
+    places = [place_of(point) for point in points]
+    series = Series("part", {one: CAUSE_COLOURS[cause] for cause, one in CAUSE_TITLES.items()})
+    bars = stacked(rows, x, series, {"place": "at", "part": "part", "shown": field}, names=places)
+    ends = (one.whole.lost.value * 100 if is_lost else one.whole.ideal_seconds for one in points)
+    marks: Rows = [{"place": place, field: short(end)} for place, end in zip(places, ends, strict=True)]
+    ticks = alt.Chart(alt.InlineData(values=marks)).mark_tick(color=INK, thickness=2, size=34)
+    zero = alt.Chart(alt.InlineData(values=[{field: 0}])).mark_rule(color=MUTED)
+    at = alt.X(f"{field}:Q")
+    ticks = ticks.encode(x=at, y=alt.Y("place:N", sort=places), tooltip=[alt.Tooltip(f"{field}:Q", title=tick)])
     return finish(
-        alt.layer(*bars.layer, zero.encode(x=alt.X("points:Q")), tick.encode(y=alt.Y("place:N", sort=places), **net)),
+        alt.layer(*bars.layer, zero.encode(x=at), ticks),
         group,
-        name="causes",
-        title="Points lost by part (tick: net)",
-        alt=f"Points of efficiency lost to each part by rank count; what was gained stands left of 0. {words}.",
-        table=lost_sheet(found),
-        size=(WIDE, max(90, 44 * len(found))),
+        name=name,
+        title=title,
+        alt=f"{about} {words}.",
+        table=lost_sheet(points) if is_lost else account_sheet(points),
+        size=(WIDE, max(90, 44 * len(points))),
     )
 
-
-MOST_ALONE = 2  # Rank counts up to which the waterfall is the only chart.
 
 VARIANT = (  # Why a group has no causes.
     "not shown: in these runs something was taken away on purpose; the plain runs next to them have this view, and "
@@ -475,7 +484,7 @@ class CausesView(GroupView):
             caption=f"{group.parts_caption}.",
             words=tuple(findings(found.diagnosed, group.next_step)),
             charts=lambda: account_charts(group, points),
-            charts_per_row=2 if len(points) > MOST_ALONE else 1,
+            charts_per_row=2 if len(points) > FEW else 1,
             sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),
             notes=tuple(remarks(found.diagnosed)),
             where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},

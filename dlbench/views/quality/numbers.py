@@ -170,21 +170,6 @@ class QualityPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchPoint:
-    """What a global batch needs to reach the quality, whatever the machine: statistical efficiency."""
-
-    global_batch: int = field(metadata=column("Global batch", unit="samples"))
-    num_runs: int
-    num_reached: int
-    epochs: Estimate | None = field(metadata=column("Epochs to accuracy", "epochs_to_quality"))
-    samples: Estimate | None = field(metadata=column("Samples to accuracy", "samples_to_quality"))
-    against_smallest: float | None = field(
-        metadata=column("Samples, against the smallest", text=lambda ratio: f"{ratio:.2f}x")
-    )
-    """Median samples to quality over those of the smallest batch (ratio); None unless all runs of both reached it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """One evaluation of the quality; times in seconds since the start of training."""
 
@@ -222,7 +207,6 @@ class Quality:
     predictor_value: float
     headline: tuple[str, str]  # The card's number and what it means.
     points: tuple[QualityPoint, ...]
-    batches: tuple[BatchPoint, ...]
     curves: tuple[Curve, ...]
 
 
@@ -253,7 +237,6 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
             f"{title} of {'at least' if result.higher_is_better else 'at most'} {number_text(result.target, unit)}",
         ),
         points=tuple(points),
-        batches=_batches(list(cells.values()), table.keys),
         curves=_curves(group),
     )
 
@@ -404,30 +387,3 @@ def _by_run(cell: _Cell, keys: Keys, rates: Mapping[str, float]) -> dict[str, di
         for name, value in {"time": time, "rate": rate, "samples": samples, "rest": time * rate / samples}.items():
             found[name][keys[run.plan.run_id]] = value
     return found
-
-
-def _batches(cells: Sequence[_Cell], keys: Keys) -> tuple[BatchPoint, ...]:
-    """Points of equal global batch together, ascending: they do equal work, however many ranks share it."""
-    by_batch: dict[int, list[_Cell]] = {}
-    for cell in cells:
-        by_batch.setdefault((*cell.valid, *cell.invalid)[0].plan.global_batch, []).append(cell)
-    made: list[BatchPoint] = []
-    smallest: Estimate | None = None
-    for batch, own in sorted(by_batch.items()):
-        reached = {keys[run.plan.run_id]: quality_of(run) for cell in own for run in cell.reached}
-        count = sum(cell.num_runs for cell in own)
-        samples = _typical({key: result.samples_to_quality for key, result in reached.items()}, "samples")
-        complete = samples if len(reached) == count else None
-        if not made:
-            smallest = complete
-        made.append(
-            BatchPoint(
-                global_batch=batch,
-                num_runs=count,
-                num_reached=len(reached),
-                epochs=_typical({key: result.epochs_to_quality for key, result in reached.items()}, "epochs"),
-                samples=samples,
-                against_smallest=complete.value / smallest.value if complete and smallest else None,
-            )
-        )
-    return tuple(made)

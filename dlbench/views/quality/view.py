@@ -25,7 +25,7 @@ from dlbench.report.wording import (
 )
 from dlbench.stats.estimates import Estimate, placed
 from dlbench.views.model import Group
-from dlbench.views.quality.numbers import BatchPoint, Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
+from dlbench.views.quality.numbers import Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
@@ -250,7 +250,6 @@ class QualityView(GroupView):
             _factors_sheet(found),
             _account_sheet(found),
             _trained_sheet(group, found),
-            *([_batches_sheet(found.batches)] if len(found.batches) > 1 else []),
             _evaluations_sheet(found),
         )
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
@@ -381,17 +380,6 @@ def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
     return Sheet(
         name="quality-trained", title="Throughput, epochs and time", columns=columns, rows=found.points, is_folded=True
     )
-
-
-def _batches_sheet(batches: tuple[BatchPoint, ...]) -> Sheet[BatchPoint]:
-    reached: Column[BatchPoint] = Column(
-        "reached",
-        "Reached",
-        lambda batch: batch.num_reached,
-        lambda batch: Cell(reached_text(batch.num_reached, batch.num_runs), number=batch.num_reached),
-    )
-    columns = columns_of(BatchPoint, "global_batch", "runs=num_runs", reached, "epochs", "samples", "against_smallest")
-    return Sheet(name="quality-batches", title="What each global batch needs", columns=columns, rows=batches)
 
 
 def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:

@@ -15,7 +15,7 @@ from statistics import fmean, variance
 from dlbench.analysis.comparability import run_facts
 from dlbench.analysis.core_load import load_doubts, loads_of
 from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
-from dlbench.analysis.side_by_side import QUALITY_OPEN, alike, losses_text, trains_apart
+from dlbench.analysis.side_by_side import alike, losses_text, trains_apart
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -25,6 +25,7 @@ from dlbench.report.wording import (
     basis_text,
     percent,
     place_text,
+    reached_text,
     repeat_text,
     sentence,
     times_text,
@@ -46,6 +47,7 @@ from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, re
 from dlbench.stats.pairing import RunKey
 from dlbench.views.doubts import run_doubts
 from dlbench.views.next_step import remedy_of
+from dlbench.views.sweep.ladder import Rates, efficiency, gains_of, in_common, published_text, step_words
 from dlbench.views.sweep.settings import (
     MARGIN,
     MARGIN_TEXT,
@@ -75,6 +77,7 @@ from dlbench.views.sweep.settings import (
 )
 from dlbench.views.sweep.updates import Update, updates_of
 
+OVER = {False: "the throughput of", True: "as soon at the target as"}  # What decides, with a target and without.
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 MANY_REPEATS = 100
 """Ten hours of runs of a minute for six settings: from here on the scatter is to be mended, not the number of runs."""
@@ -95,6 +98,8 @@ class SweepCell:
     conditions: str
     baseline: str
     has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.
+    is_ladder: bool  # Whether settings are steps, each on top of those before it.
+    to_target: bool  # Whether runs train to a target, so that the time to it decides, and not throughput.
     settings: tuple[Setting, ...]
     axes: tuple[Axis, ...]
     updates: tuple[Update, ...]  # By setting, where optimizers or their sharding are swept.
@@ -102,7 +107,8 @@ class SweepCell:
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
     where there is none."""
-    best_ratio: Estimate | None  # Throughput over the baseline's, corrected for having been chosen from all settings.
+    best_ratio: Estimate | None
+    """What decides over the baseline's, corrected for having been chosen from all settings."""
     verdict: str
     advice: str
     needed_repeats: int | None  # That show a difference of the margin at the scatter found; None: not known.
@@ -138,17 +144,30 @@ class Draft:
 
     runs: tuple[tuple[Run, ...], ...]  # Of each setting, those without figures too.
     rates: tuple[dict[RunKey, float], ...]  # Throughput of each setting by repeat, samples per second.
+    reached: tuple[int, ...] | None  # Runs of each setting that met their target; None where runs measure speed.
+    speeds: tuple[dict[RunKey, float], ...]
+    """What decides: with a target the reciprocal of the time to it (none where a run missed it), else the rates."""
     base: int
     has_default: bool
-    logs: tuple[dict[RunKey, float], ...]  # Of each setting over the baseline, one for each repeat that both have.
+    rate_logs: tuple[dict[RunKey, float], ...]
+    """Of each setting's rates over the baseline's, one for each repeat that both have."""
+    logs: tuple[dict[RunKey, float], ...]  # The same of the speeds.
+    gains: tuple[dict[RunKey, float], ...]  # Of a ladder: each step over the one before it; empty: no ladder.
+    first: Sequence[tuple[Run, Rates]]  # Of a ladder: the steps at the smallest rank count.
     levels: Mapping[str, list[AxisValue]]
     contrasts: Mapping[Pair, dict[RunKey, float]]
     deviations: Mapping[tuple[AxisValue, ...], dict[RunKey, float]]
 
     @property
+    def judged(self) -> tuple[dict[RunKey, float], ...]:
+        """By what each setting has its verdict."""
+        return self.gains or self.logs
+
+    @property
     def comparisons(self) -> list[dict[RunKey, float]]:
         """Log ratios of all that is compared here: settings but the baseline, pairs of values, combinations."""
-        settings = [found for i, found in enumerate(self.logs) if i != self.base]
+        judged = (self.gains,) if self.gains else (self.logs, self.rate_logs)
+        settings = [found[i] for found in judged for i in range(len(found)) if i != self.base]
         return [*settings, *self.contrasts.values(), *self.deviations.values()]
 
 
@@ -183,7 +202,7 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     """All series with swept keys that hold figures, in the order of their creation."""
     table = without_resumed(table)
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
-    swept = (run for run in planned if run.plan.series.axes)
+    swept = (run for run in planned if run.plan.series.named)
     series = alike(swept, lambda run: (run.plan.created, run.plan.series.id))
     found = [(runs, *_drafts(runs, table)) for _, runs in sorted(series.items())]
     family = family_of([draft for _, drafts, _ in found for draft in drafts])
@@ -203,7 +222,7 @@ def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str
         if len(_by_setting(group)) < 2 or not figures:
             continue
         if any(acting_keys(run.plan) for run in group):
-            drafts.append(_draft(group, table))
+            drafts.append(_draft(group, table, drafts[0].first if drafts else None))
         else:
             rates = [geometric_mean_estimate(_rates(found, table)).value for found in _by_setting(figures)]
             idle.append(
@@ -217,15 +236,17 @@ def _sweep(
     runs: Sequence[Run], cells: Sequence[SweepCell], idle: Sequence[str], table: RunTable, sweep_id: str
 ) -> Sweep:
     plan = next((run for run in runs if run.plan.run_id in table.runs), runs[0]).plan
-    keys = tuple(sorted({key for run in runs for key in run.plan.series.axes}))
+    keys = tuple(sorted({key for run in runs for key in run.plan.series.named}))
     unit = plan.workload.sample_unit
     batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
     if plan.series.scaling == "strong":
         batch = f"{plan.global_batch} {unit} global batch"
+    if plan.series.step:
+        batch = "each step on top of those before it"
     last = cells[-1] if cells else None
     return Sweep(
         id=sweep_id,
-        label=f"{plan.workload.name}: {' x '.join(keys)} (series {plan.series.id})",
+        label=f"{plan.workload.name}: {'ladder' if plan.series.step else ' x '.join(keys)} (series {plan.series.id})",
         series=plan.series.id,
         keys=keys,
         sample_unit=unit,
@@ -241,12 +262,16 @@ def _sweep(
 
 
 def _headline(cell: SweepCell) -> tuple[str, str]:
+    if cell.is_ladder:
+        whole = next((one.ratio for one in reversed(cell.settings) if one.ratio), None)
+        big = times_value(whole) if whole else DASH
+        return big, f"the baseline with all steps, at {place_text(cell.ranks, cell.nodes)}"
     name, place = "the default" if cell.has_default else "the first setting", place_text(cell.ranks, cell.nodes)
     if cell.best_ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
     found = times_cell(cell.best_ratio)
     basis = basis_text(cell.best_ratio)
-    return found.text, f"the throughput of {name} {found.interval} by {cell.best}, at {place}; {basis}"
+    return found.text, f"{OVER[cell.to_target]} {name} {found.interval} by {cell.best}, at {place}; {basis}"
 
 
 def _order(run: Run) -> tuple[int, int]:
@@ -258,12 +283,15 @@ def _order(run: Run) -> tuple[int, int]:
 def _place(run: Run) -> tuple[int, int, str, str, str]:
     """Ranks, nodes, preset, precision, data: what settings must share to be compared."""
     plan = run.plan
-    return (plan.layout.ranks, plan.layout.nodes, plan.workload.preset, plan.workload.train.precision, data_source(run))
+    precision, data = str(plan.workload.train.precision), data_source(run)
+    if plan.series.step:  # which may set both
+        precision, data = "precision by step", plan.workload.data.source
+    return (plan.layout.ranks, plan.layout.nodes, plan.workload.preset, precision, data)
 
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs of equal swept values together, in the order given."""
-    found = alike(runs, lambda run: tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.axes.items())))
+    found = alike(runs, lambda run: tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items())))
     return list(found.values())
 
 
@@ -273,28 +301,50 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     return {run_key(run, table): float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 
-def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
+def _times(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
+    """Seconds to the target by repeat, of the runs that met it."""
+    known = ((run, run.record and run.record.quality) for run in runs if run.plan.run_id in table.runs)
+    return {run_key(run, table): one.time_to_quality_s for run, one in known if one and one.time_to_quality_s}
+
+
+def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rates]] | None) -> Draft:
     """The settings of one rank count from every run of the series there, in the order of the request."""
     groups = _by_setting(runs)
     rates = [_rates(group, table) for group in groups]
+    if is_ladder := bool(runs[0].plan.series.step):
+        rates = in_common(rates)
     firsts = groups[0][0].plan.series.axes
-    defaults = [i for i, group in enumerate(groups) if rates[i] and is_default(group[0].plan, firsts)]
+    defaults = [i for i, group in enumerate(groups) if rates[i] and not is_ladder and is_default(group[0].plan, firsts)]
     base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
+    speeds, reached = rates, None
+    if groups[0][0].plan.measure.until == "quality":
+        ended = [[run for run in group if run.state in ("valid", "invalid")] for group in groups]
+        times = [_times(group, table) for group in groups]
+        reached = tuple(map(len, times))
+        speeds = [
+            {key: 1 / seconds for key, seconds in found.items()} if len(found) == len(runs) else {}
+            for found, runs in zip(times, ended, strict=True)
+        ]
     measured = [
         Measured(
             values=dict(sorted(group[0].plan.series.axes.items())), acting=acting_keys(group[0].plan), throughput=found
         )
-        for group, found in zip(groups, rates, strict=True)
+        for group, found in zip(groups, speeds, strict=True)
         # What had no effect would make its axis look as if it had none.
-        if found and not _inert(group, table)
+        if found and not is_ladder and not _inert(group, table)
     ]
     levels = levels_of(measured, dict(sorted(groups[base][0].plan.series.axes.items())))
     return Draft(
         runs=tuple(map(tuple, groups)),
         rates=tuple(rates),
+        reached=reached,
+        speeds=tuple(speeds),
         base=base,
         has_default=bool(defaults),
-        logs=tuple(paired_logs(found, rates[base]) for found in rates),
+        rate_logs=tuple(paired_logs(found, rates[base]) for found in rates),
+        logs=tuple(paired_logs(found, speeds[base]) for found in speeds),
+        gains=gains_of(rates) if is_ladder else (),
+        first=first or [(group[0], found) for group, found in zip(groups, rates, strict=True)],
         levels=levels,
         contrasts=contrasts(measured, levels),
         deviations=deviations(measured, levels),
@@ -316,24 +366,31 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     runs = [run for group in draft.runs for run in group]
     ranks, nodes, preset, precision, data = _place(runs[0])
     found = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
+    words = [*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]
+    plan, baseline = runs[0].plan, ", the first setting with figures: the default is not in the sweep, or has none"
     return SweepCell(
         ranks=ranks,
         nodes=nodes,
         conditions=f"{preset} preset, {precision}, {'synthetic data' if data == 'synthetic' else data}",
         baseline=f"the default ({choice.baseline.label})"
         if draft.has_default
-        else f"{choice.baseline.label}, the first setting with figures: the default is not in the sweep, or has none",
+        else choice.baseline.label + baseline * (not draft.gains),
+        is_ladder=bool(draft.gains),
         has_default=draft.has_default,
+        to_target=draft.reached is not None,
         settings=choice.settings,
         axes=effects,
         updates=updates_of(draft.runs, table),
         interaction=additivity.words if additivity else "",
         best=choice.best.label if choice.best else "",
         best_ratio=choice.gain_of(choice.best),
-        verdict=" ".join([*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]),
+        verdict=step_words(plan, choice.settings) if draft.gains else " ".join(words),
         advice=remedy_of(found) or choice.advice(),
         needed_repeats=choice.needed_repeats,
-        notes=tuple(_notes(runs, choice.settings, table)),
+        notes=(
+            *_notes(runs, choice.settings, table),
+            *(f"{step.name} is left out: {step.skipped}." for step in plan.series.ladder if step.skipped),
+        ),
     )
 
 
@@ -342,11 +399,13 @@ class _Choice:
 
     def __init__(self, draft: Draft, settings: tuple[Setting, ...], family: Family) -> None:
         self.draft, self.settings, self.baseline = draft, settings, settings[draft.base]
-        self.compared = [one for one in settings if one.ratio is not None and not one.is_baseline]
+        known = (one for one in settings if one.decides is not None or one.verdict == "target missed")
+        self.compared = [one for one in known if not one.is_baseline]
+        self.is_missed = draft.reached is not None and self.baseline.decides is None
         sure = [one for one in self.compared if one.verdict == "faster" and not one.inert]
 
         def gain(setting: Setting) -> float:
-            return setting.ratio.value if setting.ratio else 0.0
+            return setting.decides.value if setting.decides else 0.0
 
         # The fastest of those that are faster for certain and are what their name says; of all, and of those that
         # compute what the baseline computes.
@@ -356,7 +415,7 @@ class _Choice:
         self.needed_repeats = self._needed(family)
 
     def _logs(self, setting: Setting, base: Setting) -> dict[RunKey, float]:
-        top, bottom = (self.draft.rates[self.settings.index(one)] for one in (setting, base))
+        top, bottom = (self.draft.speeds[self.settings.index(one)] for one in (setting, base))
         return paired_logs(top, bottom)
 
     def _is_tie(self, setting: Setting) -> bool:
@@ -367,7 +426,7 @@ class _Choice:
 
     def _needed(self, family: Family) -> int | None:
         """Repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to know it."""
-        pairs = zip(self.settings, self.draft.logs, strict=True)
+        pairs = zip(self.settings, self.draft.judged, strict=True)
         undecided = [logs for one, logs in pairs if one.verdict in ("undecided", "insufficient") and logs]
         known = [means for logs in undecided if len(means := means_of(logs)) >= MIN_RUNS]
         if not known:
@@ -382,7 +441,7 @@ class _Choice:
             return None
         compared = [i for i in range(len(self.settings)) if i != self.draft.base]
         logs = [means_of(self.draft.logs[i]) if self.draft.logs[i] else [] for i in compared]
-        found, ratio = gain_of_best(logs, compared.index(self.settings.index(best))), best.ratio
+        found, ratio = gain_of_best(logs, compared.index(self.settings.index(best))), best.decides
         return found if ratio is None else replace(found, n=ratio.n, sessions=ratio.sessions)
 
     def words(self, start: str) -> list[str]:
@@ -390,12 +449,16 @@ class _Choice:
         base = self.baseline.label
         name = f"the default ({base})" if self.draft.has_default else base
         best, ratio = self.best, self.gain_of(self.best)
-        if best is None or best.ratio is None or ratio is None:
+        if self.is_missed:
+            met = reached_text(self.baseline.num_reached or 0, self.baseline.num_runs)
+            return [f"{start} {met} of {name} met the target: there is no time to compare others with."]
+        if best is None or best.decides is None or ratio is None:
             return [f"{start} {_no_best(self.compared, name)}"]
         count = len(self.compared)
-        corrected = f", corrected for the choice among {count}; {times_value(best.ratio)} as measured" * (count > 1)
+        corrected = f", corrected for the choice among {count}; {times_value(best.decides)} as measured" * (count > 1)
         parts = [
-            f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} the throughput of {name} "
+            f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} "
+            f"{OVER[self.draft.reached is not None]} {name} "
             f"({basis_text(ratio)}, in pairs{corrected})."
         ]
         if best.changes:
@@ -414,11 +477,13 @@ class _Choice:
     def advice(self) -> str:
         """What to do next, in one sentence."""
         compared, best = self.compared, self.best
+        if self.is_missed:
+            return "Let the baseline meet the target first: quality.max_epochs or max_samples, or quality.target."
         if best is not None and best.changes and self.best_exact in self.ties:
             best = self.best_exact
         if best is not None:
             base = f"Run with {best.options}"
-            if not best.changes:
+            if not best.changes or self.draft.reached is not None:
                 return f"{base}."
             exact = "keep the default" if self.best_exact is None else f"run with {self.best_exact.options}"
             return f"{base} if the changed arithmetic is acceptable; otherwise {exact}."
@@ -429,10 +494,10 @@ class _Choice:
             return (
                 f"Train to a target (--to-accuracy) with {apart[0]} and without: a step of it is not the same training."
             )
-        if all(setting.verdict in ("equal", "slower") for setting in compared):
+        if all(setting.verdict in ("equal", "slower", "target missed") for setting in compared):
             kept = "the default" if self.draft.has_default else self.baseline.options
             return f"Keep {kept}: nothing that was swept is worth setting."
-        fewest = min((one.ratio for one in compared if one.ratio is not None), key=lambda ratio: ratio.units)
+        fewest = min((one.decides for one in compared if one.decides is not None), key=lambda ratio: ratio.units)
         name = "the default" if self.draft.has_default else self.baseline.label
         text = f"no setting is distinguishable from {name} as the better one"
         needed = self.needed_repeats
@@ -449,27 +514,16 @@ class _Choice:
 def _no_best(others: Sequence[Setting], name: str) -> str:
     if not others:
         return f"only {name} has figures: there is nothing to compare."
-    ratios = [setting.ratio for setting in others if setting.ratio is not None]
+    ratios = [setting.decides for setting in others if setting.decides is not None]
     if any(setting.verdict == "insufficient" for setting in others) and ratios:
         ends = dict.fromkeys(times_value(pick(ratios, key=lambda one: one.value)) for pick in (min, max))
         few = units_text(min(ratios, key=lambda one: one.units))
         return f"nothing is decided in {few} ({' to '.join(ends)} of {name})."
-    slower = sum(setting.verdict == "slower" for setting in others)
-    equal = sum(setting.verdict == "equal" for setting in others)
-    inert = sum(setting.verdict == "faster" for setting in others)
-    apart = sum(setting.verdict == "faster per step" for setting in others)
-    counts = [
-        f"{count} {words}"
-        for count, words in (
-            (apart, f"faster per step, {QUALITY_OPEN}"),
-            (slower, "slower"),
-            (equal, f"equal within {MARGIN_TEXT}"),
-            (inert, "faster but not what was asked for"),
-            (len(others) - slower - equal - inert - apart, "undecided"),
-        )
-        if count
-    ]
-    return f"no setting is faster than {name} for certain: of {len(others)} others {', '.join(counts)}."
+    inert = "faster but not what was asked for"
+    said = alike(others, lambda one: inert if one.verdict == "faster" else one.verdict_title.replace(";", ","))
+    counts = ", ".join(f"{len(found)} {title}" for title, found in said.items())
+    goal = " to the target" * (others[0].num_reached is not None)
+    return f"no setting is faster{goal} than {name} for certain: of {len(others)} others {counts}."
 
 
 def strategy_words(setting: Setting, baseline: Setting | None = None) -> str:
@@ -511,32 +565,51 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
     rates, base = draft.rates, draft.base
     measured = [[run for run in group if run.plan.run_id in table.runs] for group in draft.runs]
     rate_base = geometric_mean_estimate(rates[base]).value
-    ratios = [ratio_of(logs) if logs else None for logs in draft.logs]
-    ratios[base] = by_definition(1.0, len(rates[base]))
     made = []
     for i, group in enumerate(draft.runs):
-        plan, ratio = group[0].plan, ratios[i]
-        adjusted_p = family.of(draft.logs[i])
-        verdict: SettingVerdict = "baseline" if i == base else _verdict(ratio, adjusted_p)
-        if verdict == "faster" and trains_apart(plan) and not _is_sooner(measured[i], measured[base], table):
+        plan, one = group[0].plan, by_definition(1.0, len(rates[base]))
+        by_rate, by_what_counts = (ratio_of(found[i]) if found[i] else None for found in (draft.rate_logs, draft.logs))
+        ratio = one if i == base else by_rate
+        per_step = _verdict(by_rate, family.of(draft.rate_logs[i]))
+        gain = ratio_of(draft.gains[i]) if draft.gains and draft.gains[i] else None
+        adjusted_p = family.of(draft.judged[i])
+        counts = gain if draft.gains else by_what_counts
+        verdict: SettingVerdict = "baseline" if i == base else _verdict(counts, adjusted_p)
+        step = next((step for step in plan.series.ladder if step.name == plan.series.step), None)
+        times: dict[RunKey, float] = {}
+        if draft.reached is not None:
+            times = {key: 1 / speed for key, speed in draft.speeds[i].items()}
+            if i != base and not times and any(run.state in ("valid", "invalid") for run in group):
+                verdict = "target missed"
+            elif verdict == "no figure" and times:
+                verdict = "undecided"
+        elif verdict == "faster" and trains_apart(plan):
             verdict = "faster per step"
         missing = [run.plan.run_id for run in group if run.plan.run_id not in table.runs]
         made.append(
             Setting(
-                values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.axes.items())),
-                label=label(plan.series.axes),
+                values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.named.items())),
+                label=label(plan.series.named),
                 is_baseline=i == base,
                 throughput=geometric_mean_estimate(rates[i], f"{plan.workload.sample_unit}/s") if rates[i] else None,
                 ratio=ratio,
-                adjusted_p=None if i == base or ratio is None else adjusted_p,
+                gain=gain,
+                efficiency=efficiency(plan, rates[i], draft.first) if step and rates[i] else None,
+                published=published_text(step.published) if step and step.published else "",
+                num_reached=None if draft.reached is None else draft.reached[i],
+                time=geometric_mean_estimate(times, "s") if times else None,
+                sooner=(one if i == base else by_what_counts) if times else None,
+                is_faster_per_step=per_step == "faster",
+                adjusted_p=None if i == base or by_what_counts is None else adjusted_p,
                 verdict=verdict,
                 num_runs=len(measured[i]),
                 num_planned=max(len(group), plan.series.repeats),
                 why=without[missing[0]] if missing else "",
                 changes=changed_arithmetic(plan),
                 inert=_inert(group, table),
-                autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=verdict == "faster"),
-                losses=losses(measured[i], measured, table),
+                autotune=autotuned(measured[i], table, ratio, rate_base, is_faster=per_step == "faster"),
+                # Runs that end at a target end after unequal samples.
+                losses=None if draft.reached is not None else losses(measured[i], measured, table),
                 strategy=plan.strategy,
                 redraws_dropout=plan.redraws_dropout,
                 **costs(measured[i], table),
@@ -559,19 +632,6 @@ def _verdict(ratio: Estimate | None, adjusted_p: float) -> SettingVerdict:
     return "undecided"
 
 
-def _is_sooner(own: Sequence[Run], base: Sequence[Run], table: RunTable) -> bool:
-    """Whether all runs of both were trained to their target, these in less time for certain."""
-    times = []
-    for runs in (base, own):
-        results = {run_key(run, table): run.record and run.record.quality for run in runs}
-        reached = {key: one.time_to_quality_s for key, one in results.items() if one and one.time_to_quality_s}
-        if not reached or len(reached) < len(results):
-            return False
-        times.append(reached)
-    ratio = ratio_of(paired_logs(*times))
-    return ratio.is_confident and ratio.value > 1 and is_other_than(ratio, 1)
-
-
 def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) -> Iterator[str]:
     """What is left out, and differences that no swept key explains: the ratios hold them too."""
     inert = sum(bool(setting.inert) for setting in settings)
@@ -585,7 +645,7 @@ def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) ->
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
     facts = {
-        label(found[0].plan.series.axes): {run.plan.run_id: run_facts(run) for run in found}
+        label(found[0].plan.series.named): {run.plan.run_id: run_facts(run) for run in found}
         for found in _by_setting(measured)
     }
     if averaged := averaged_unlike(facts):

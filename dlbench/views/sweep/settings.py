@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from dlbench.analysis.side_by_side import last_loss, trains_apart
+from dlbench.analysis.side_by_side import QUALITY_OPEN, last_loss, trains_apart
 from dlbench.analysis.table import RunTable
 from dlbench.records.exchange import AutotuneResult
 from dlbench.records.scan import Run
@@ -40,10 +40,34 @@ _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic a
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
 """Of them those that change where activations and state lie meanwhile, and no number that is computed."""
 SettingVerdict = Literal[
-    "baseline", "faster", "faster per step", "slower", "equal", "undecided", "insufficient", "no figure"
+    "baseline",
+    "faster",
+    "faster per step",
+    "slower",
+    "equal",
+    "undecided",
+    "insufficient",
+    "target missed",
+    "no figure",
 ]
-"""Against the baseline. equal: within the margin, interval and all. undecided: neither that nor a difference. faster
-per step: of ranks that train apart, whose updates are not those of the baseline."""
+"""Against the baseline, in time to the target where runs train to one, else in throughput. equal: within the margin,
+interval and all. undecided: neither that nor a difference. faster per step: of ranks that train apart, whose updates
+are not those of the baseline."""
+
+
+MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
+MARGIN_TEXT = f"{MARGIN * 100:g} %"
+
+STEP_VERDICTS: Mapping[SettingVerdict, str] = {
+    "faster": "pays",
+    "equal": f"adds nothing (within {MARGIN_TEXT})",
+    "slower": "costs",
+    "faster per step": "pays per step, quality not compared",
+    "undecided": "not certain",
+    "insufficient": "too few repeats to tell",
+    "no figure": "no figure",
+}
+"""What a step adds to those before it, in the order of the sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +100,9 @@ class Losses:
     why: str  # Why there is nothing to compare with; empty where there is.
 
 
+_SECONDS: Mapping[str, Any] = {"text": lambda seconds: format_seconds(seconds) if seconds else "0 s"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One combination of the swept keys at one rank count."""
@@ -87,7 +114,19 @@ class Setting:
     """Samples per second, geometric mean over runs."""
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """To the baseline's, over the repeats that both have."""
-    adjusted_p: float | None  # Of that ratio, after Holm over all settings of the cell; None at the baseline.
+    gain: Estimate | None = field(metadata=column("Over the step before", text=times_cell, is_brief=True))
+    """Of a ladder: to the last step before it that has figures. The verdict is on this."""
+    efficiency: Estimate | None = field(metadata=column("Efficiency", is_brief=True))
+    """Of a ladder: share of linear scaling from the same step at the smallest rank count."""
+    published: str = field(metadata=column("Published"))  # Of a ladder: what the step gained elsewhere, with source.
+    num_reached: int | None  # Runs that met their target; None where runs measure speed, as the following three.
+    time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
+    """Seconds to the target, geometric mean over runs; None unless every run that ended met it."""
+    sooner: Estimate | None = field(metadata=column("Sooner by", "time_speedup", text=times_cell, is_brief=True))
+    """The baseline's time over this one's, over the repeats that both have."""
+    is_faster_per_step: bool  # For certain.
+    adjusted_p: float | None
+    """Of the ratio that decides, after Holm over all comparisons of the report; None at the baseline."""
     verdict: SettingVerdict
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
     num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
@@ -102,11 +141,33 @@ class Setting:
     memory_bytes: float | None = field(metadata=column("Memory per rank", text=format_bytes, is_brief=True))
     """Of the rank that held most: tensors at the peak of a step, else what its GPU's allocator held."""
     step_bytes: float | None = field(metadata=column("Sent per rank and step", text=format_bytes))
-    gather_s: float | None = field(
-        metadata=column("Waiting for parameters", text=lambda one: format_seconds(one) if one else "0 s")
-    )  # Per step.
+    packing_s: float | None = field(metadata=column("Selecting or casting", **_SECONDS))
+    """Of a step's messages: before the carrier had them, while it had them, and after that."""
+    carried_s: float | None = field(metadata=column("On the wire", **_SECONDS))
+    merging_s: float | None = field(metadata=column("Merging", **_SECONDS))
+    gather_s: float | None = field(metadata=column("Waiting for parameters", **_SECONDS))  # Per step.
     options: str  # The options of `dlbench run` that ask for it; keys that act in no run of it are left out.
     run_ids: tuple[str, ...]
+
+    @property
+    def decides(self) -> Estimate | None:
+        """The ratio to the baseline that the verdict is of."""
+        return self.ratio if self.num_reached is None else self.sooner
+
+    @property
+    def verdict_title(self) -> str:
+        """`equal` names its margin, `faster per step` what it leaves open, and with a target what was faster; of a
+        ladder's step what it adds.
+        """
+        if self.gain is not None:
+            return STEP_VERDICTS[self.verdict]
+        if self.num_reached is None:
+            more = {"equal": f" within {MARGIN_TEXT}", "faster per step": f"; {QUALITY_OPEN}"}
+            return self.verdict + more.get(self.verdict, "")
+        found = {"faster": "faster to the target", "slower": "slower to the target"}
+        apart = dict.fromkeys(("equal", "undecided", "insufficient"), "not told apart")
+        first = "faster per step, " * (self.is_faster_per_step and self.verdict in ("slower", "target missed"))
+        return first + (found | apart).get(self.verdict, self.verdict)
 
 
 def value_text(key: str, value: AxisValue) -> str:
@@ -167,7 +228,11 @@ def _at_default(plan: RunPlan, key: str) -> bool:
 
 
 def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
-    """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words."""
+    """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words; the name of
+    a ladder's step says it.
+    """
+    if plan.series.step:
+        return ()
     wire = (f"wire {plan.sync.wire}",) if "sync.wire" in acting_keys(plan) and plan.sync.wire != "fp32" else ()
     every = plan.sync.average_every
     apart = (f"average every {every} updates",) if every is not None and plan.layout.ranks > 1 else ()
@@ -175,14 +240,22 @@ def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
     return (*wire, *apart, *sorted(trained))
 
 
+COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")
+
+
 def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
     """What strategies differ in besides time, medians over the runs with figures: the fields of `Setting`."""
-    found: dict[str, list[float]] = {"memory_bytes": [], "step_bytes": [], "gather_s": []}
+    found: dict[str, list[float]] = {name: [] for name in COSTS}
     for run in runs:
         record, causes = run.record, table.causes.get(run.plan.run_id)
         assert record is not None
-        sent = None if record.exchange is None else record.exchange.sent_bytes
-        for name, value in (("memory_bytes", record.held_bytes), ("step_bytes", sent)):
+        known: dict[str, float | None] = {"memory_bytes": record.held_bytes}
+        if (one := record.exchange) is not None:
+            packing, merging = one.packing_s, one.merging_s
+            known |= {"step_bytes": one.sent_bytes, "packing_s": packing, "merging_s": merging}
+            if one.communication_s is not None and one.by == "dlbench":
+                known["carried_s"] = max(0.0, one.communication_s - (packing or 0.0) - (merging or 0.0))
+        for name, value in known.items():
             found[name] += [] if value is None else [value]
         if causes is not None and "gather" not in causes.not_measured:
             found["gather_s"].append(causes.seconds["gather"])
@@ -307,9 +380,6 @@ def _autotune_words(found: Autotune, *, is_faster: bool) -> str:
         [*parts, f"paid back after {format_number(found.break_even_steps, 3)} steps ({gain} per step{sure})"]
     )
 
-
-MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
-MARGIN_TEXT = f"{MARGIN * 100:g} %"
 
 Pair = tuple[str, AxisValue, AxisValue]  # An axis and two of its values: the second over the first.
 

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from dlbench.analysis.side_by_side import QUALITY_OPEN, alike
+from collections.abc import Callable
+
+from dlbench.analysis.side_by_side import alike
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.shapes import Axis as ChartAxis
 from dlbench.report.charts.shapes import Series, figure_row, intervals
 from dlbench.report.charts.style import IDEAL, INK, MEASURED, WIDE
 from dlbench.report.document import Card, Mark, Section
 from dlbench.report.table import Column, Sheet, columns_of, times_cell
-from dlbench.report.wording import place_text, times_text, times_value
+from dlbench.report.wording import basis_text, place_text, sentence, times_text, times_value, value_text
 from dlbench.stats.estimates import Estimate
+from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell, loss_text, short_keys, strategy_words, sweeps
+<<<<<<< HEAD
 from dlbench.views.sweep.overlap import overlap_charts
 from dlbench.views.sweep.settings import MARGIN, MARGIN_TEXT, Axis, Level, Losses, Setting
+=======
+from dlbench.views.sweep.settings import COSTS, MARGIN, Axis, Level, Losses, Setting
+>>>>>>> main
 from dlbench.views.sweep.updates import updates_sheet
 from dlbench.views.view import ReportSource, ReportView
 
 MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
-
-
-def verdict_title(setting: Setting) -> str:
-    """`equal` names its margin, `faster per step` what it leaves open; the others are words as they are."""
-    more = {"equal": f" within {MARGIN_TEXT}", "faster per step": f"; {QUALITY_OPEN}"}
-    return setting.verdict + more.get(setting.verdict, "")
 
 
 def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
@@ -34,21 +35,36 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
         return Column("", title, lambda one: one.values[place][1], is_brief=True, limit=80)
 
     def verdict(one: Setting) -> str:
-        return verdict_title(one) + (", best" if one.label == cell.best else "")
+        return one.verdict_title + (", best" if one.label == cell.best else "")
 
     title = "Remarks" if any(map(_remarks, cell.settings)) else ""
     # Where settings do not differ in these, the columns are for programs alone.
-    told = {name: [getattr(one, name) for one in cell.settings] for name in ("memory_bytes", "step_bytes", "gather_s")}
+    told = {name: [getattr(one, name) for one in cell.settings] for name in COSTS}
     same = {name: "" for name, values in told.items() if len({f"{one or 0.0:.3g}" for one in values}) < 2}
+
+    def of_steps(*names: str) -> list[str]:
+        return [name for name in names if any(getattr(one, name) for one in cell.settings)]
+
     columns = columns_of(
         Setting,
         "label",
         *(value_column(place, key) for place, key in enumerate(short_keys(sweep.keys))),
-        *("options", "is_baseline", "throughput", "ratio", *told),
-        Column("verdict", "Verdict", lambda one: one.verdict, verdict, is_brief=True),
-        *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why"),
+        *("options", "is_baseline", "throughput", "ratio", *of_steps("gain", "efficiency")),
+        Column(
+            "reached",
+            "Reached" * cell.to_target,
+            lambda one: one.num_reached,
+            lambda one: f"{one.num_reached} of {one.num_planned}",
+        ),
+        *("time", "sooner", *told),
+        Column("verdict", "Verdict", lambda one: one.verdict, verdict, is_brief=not cell.to_target),
+        *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why", *of_steps("published")),
         Column("", title, lambda one: "; ".join(_remarks(one))),
-        titles={"throughput_per_s": f"Throughput, {sweep.sample_unit}/s", **same},
+        titles={
+            "throughput_per_s": f"Throughput, {sweep.sample_unit}/s",
+            **({} if cell.to_target else {"time_to_quality_s": "", "time_speedup": ""}),
+            **same,
+        },
     )
     return Sheet(name="sweep", title="Settings", columns=columns, rows=cell.settings, in_terminal=True)
 
@@ -79,6 +95,23 @@ def remark_lines(cell: SweepCell) -> list[str]:
     return lines
 
 
+def goal_lines(cell: SweepCell) -> list[str]:
+    """With a target the verdict on each setting in a line, for terminals; its time is in the table."""
+    told = [one for one in cell.settings if cell.to_target and (not one.is_baseline or one.packing_s is not None)]
+    return [f"{one.label}: {one.verdict_title}{_why(one)}." for one in told]
+
+
+def _why(one: Setting) -> str:
+    found = ""
+    if one.sooner is not None and one.ratio is not None and not one.is_baseline:
+        basis = basis_text(one.sooner)
+        found = f" ({times_text(one.sooner)} as soon, {times_text(one.ratio)} the throughput; {basis})"
+    if one.packing_s is None:
+        return found
+    parts = (format_seconds(seconds or 0.0) for seconds in (one.packing_s, one.carried_s, one.merging_s))
+    return "{}; messages of a step: {} selecting or casting, {} on the wire, {} merging".format(found, *parts)
+
+
 AxisRow = tuple[Axis, Level, bool]  # A value of an axis, and whether the others are measured against it.
 
 AXIS_COLUMNS: tuple[Column[AxisRow], ...] = (
@@ -99,7 +132,7 @@ def axes_sheet(cell: SweepCell) -> Sheet[AxisRow]:
     """The effect of every value of every axis, and the verdict."""
     return Sheet(
         name="sweep-axes",
-        title="Which axes matter",
+        title="Which axes matter" + " for the time to the target (not throughput)" * cell.to_target,
         columns=AXIS_COLUMNS,
         rows=[(axis, level, number == 0) for axis in cell.axes for number, level in enumerate(axis.levels)],
         caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
@@ -132,22 +165,29 @@ MARKS = "* changes the arithmetic; ! a requested value had no effect; shaded: wi
 _COLOURS = {"faster": "#009e73", "slower": "#d55e00", "baseline": INK, "": IDEAL}
 
 
-def settings_chart(sweep: Sweep, cell: SweepCell) -> list[Chart]:
-    """The chart of a rank count; none with fewer than two settings."""
+def settings_charts(sweep: Sweep, cell: SweepCell) -> list[Chart]:
+    """The charts of a rank count: with a target of the time to it, and of throughput; none of one setting alone."""
+    throughput = _chart(sweep, cell, "throughput", lambda one: one.ratio)
+    return (_chart(sweep, cell, "speed to the target", lambda one: one.sooner) if cell.to_target else []) + throughput
+
+
+def _chart(sweep: Sweep, cell: SweepCell, what: str, figure: Callable[[Setting], Estimate | None]) -> list[Chart]:
     import altair as alt
 
     rows: Rows = [
         {
             "setting": setting.label + (" *" if setting.changes else "") + (" !" if setting.inert else ""),
-            **figure_row(setting.ratio),
-            "shown": times_text(setting.ratio),
-            "verdict": verdict_title(setting),
+            **figure_row(ratio),
+            "shown": times_text(ratio),
+            "verdict": setting.verdict_title,
+            **({"text": _step_text(setting, sweep.sample_unit)} if cell.is_ladder else {}),
             "colour": setting.verdict if setting.verdict in _COLOURS and not setting.inert else "",
         }
         for setting in cell.settings
-        if setting.ratio is not None
+        if (ratio := figure(setting)) is not None
     ]
-    rows = sorted(rows, key=lambda row: -row["value"])[:MAX_SETTINGS]
+    if not cell.is_ladder:
+        rows = sorted(rows, key=lambda row: -row["value"])[:MAX_SETTINGS]
     if len(rows) < 2:
         return []
     ends = [row[name] for row in rows for name in ("value", "low", "high") if row[name] is not None]
@@ -155,26 +195,42 @@ def settings_chart(sweep: Sweep, cell: SweepCell) -> list[Chart]:
     room = (high - low) * 0.06
     # A ratio's natural origin is 1, not zero.
     scale = {"domain": [low - room, high + room], "nice": False, "zero": False}
-    x = ChartAxis("throughput over the baseline", format=".2~f", scale=scale, axis={"tickCount": 6})
+    x = ChartAxis(f"{what} over the baseline", format=".2~f", scale=scale, axis={"tickCount": 6})
     tooltip = {"setting": "setting", "shown": "over the baseline", "verdict": "verdict"}
     colours = Series("colour", _COLOURS, columns=0)
     keys = {"title": " / ".join(short_keys(sweep.keys)), "titleAnchor": "end", "titleAngle": 0, "titleAlign": "left"}
     names = {**keys, "titleX": -220, "titleY": -8}
     drawn = intervals(rows, x, colours, tooltip, y="setting", mark="dot", limit=220, names=names, reference=1.0)
     band = alt.Chart(alt.InlineData(values=[{"low": 1 - MARGIN, "high": 1 + MARGIN}]))
-    shade = band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q")
+    layers = [band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q"), *drawn.layer]
+    width = WIDE
+    if cell.is_ladder:  # Beside each step what it reaches and adds.
+        width = WIDE - 170
+        words = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
+        place = alt.Y("setting:N", sort=[row["setting"] for row in rows])
+        layers.append(words.encode(x=alt.value(width + 10), y=place, text="text:N"))
     words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])
+    order = "each step on top of those before it" if cell.is_ladder else "fastest first"
     return [
         finish(
-            alt.layer(shade, *drawn.layer),
+            alt.layer(*layers),
             sweep,
-            name=f"{sweep.cells.index(cell) + 1}-n{cell.ranks}",
-            title=f"Throughput over the baseline at {place_text(cell.ranks, cell.nodes)}",
-            alt=f"Ratios of throughput to the baseline ({cell.baseline}) with their intervals, fastest first. {words}.",
+            name=f"{sweep.cells.index(cell) + 1}-n{cell.ranks}" + "-target" * (what != "throughput"),
+            title=f"{sentence(what)[:-1]} over the baseline at {place_text(cell.ranks, cell.nodes)}",
+            alt=f"Ratios of {what} to the baseline ({cell.baseline}) with their intervals, {order}. {words}.",
             table=settings_sheet(sweep, cell),
-            size=(WIDE, max(70, 24 * len(rows))),
+            size=(width, max(70, 24 * len(rows))),
         )
     ]
+
+
+def _step_text(one: Setting, unit: str) -> str:
+    """What a step reaches, adds and keeps when scaled, and what it did elsewhere; numbers without their intervals."""
+    found = [f"{value_text(one.throughput)} {unit}/s"] if one.throughput else []
+    found += [f"{times_value(one.gain)} {one.verdict_title}"] if one.gain else []
+    found += [f"{value_text(one.efficiency)} efficient"] if one.efficiency and one.efficiency.low else []
+    found += [f"published {one.published.partition(':')[0]}"] if one.published else []
+    return "; ".join(found)
 
 
 class SweepView(ReportView):
@@ -219,10 +275,13 @@ def _headline(sweep: Sweep) -> str:
         return "no figures"
     last = sweep.cells[-1]
     place = place_text(last.ranks, last.nodes)
+    if last.is_ladder:
+        return " ".join(sweep.headline)
     best = last.best_setting
-    if best is None or best.ratio is None:
-        return f"no setting is faster than the baseline for certain, at {place}"
-    return f"fastest at {place}: {best.label[:50]}, {times_value(best.ratio)} the baseline"
+    goal = " to the target" * last.to_target
+    if best is None or best.decides is None:
+        return f"no setting is faster{goal} than the baseline for certain, at {place}"
+    return f"fastest{goal} at {place}: {best.label[:50]}, {times_value(best.decides)} the baseline"
 
 
 def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
@@ -235,10 +294,14 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}.",
         # The card of the series says it of the largest rank count.
         words=(cell.verdict, follows) if cell is not sweep.cells[-1] else (),
+<<<<<<< HEAD
         charts=lambda: [*settings_chart(sweep, cell), *overlap_charts(sweep, cell, report)],
+=======
+        charts=lambda: settings_charts(sweep, cell),
+>>>>>>> main
         charts_per_row=1,
         sheets=tuple(sheet for sheet in found if sheet.rows),
         notes=(cell.interaction, MARKS),
-        brief=(f"Baseline: {cell.baseline}.", *said, *remark_lines(cell), follows),
+        brief=(f"Baseline: {cell.baseline}.", *said, *goal_lines(cell), *remark_lines(cell), follows),
         where={"ranks": cell.ranks, "nodes": cell.nodes},
     )

@@ -274,6 +274,11 @@ def test_exposed_is_what_comes_after_the_backward_pass() -> None:
     moments.add(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
     sums = moments.sums()
     assert sums == {"communication_s": 11, "exposed_s": 4, "hidden_s": 7, "backward_s": 10}
+    packed = step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10)
+    apart = Moments(clock=Clock())
+    apart.add(packed)
+    packed.carried = [(out * SECOND, back * SECOND) for out, back in ((3, 5), (8, 11), (13, 14))]
+    assert apart.sums() == {**sums, "packing_s": 3, "merging_s": 2}
     moments.add(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
     moments.add(step([3, 5, 9], [(9, 20), (20, 30), (30, 40)], backward=10))
     assert moments.sums() == sums  # medians

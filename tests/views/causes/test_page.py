@@ -135,7 +135,7 @@ def drawn_rows(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: model.Group) -> None:
-    waterfall, over_ranks = charts(group, "causes")
+    waterfall, _, over_ranks = charts(group, "causes")
     point = lost(group).diagnosed.points[-1]
     bars = list({row["name"]: row for row in drawn_rows(waterfall.spec) if "name" in row}.values())
     drawn = [share for share in point.causes if share.is_measured and round(100 * share.lost.value, 1)]
@@ -161,6 +161,18 @@ def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: mod
         "4 ranks on 2 nodes",
         "8 ranks on 4 nodes",
     }
+
+
+def test_the_stacked_seconds_sum_to_the_mean_step_of_each_rank_count(group: model.Group) -> None:
+    _, seconds, _ = charts(group, "causes")
+    rows = [row for row in drawn_rows(seconds.spec) if "place" in row]
+    for point in lost(group).diagnosed.points:
+        place = wording.place_text(point.ranks, point.nodes)
+        stacked = [row["seconds"] for row in rows if row["place"] == place and "part" in row]
+        assert math.fsum(stacked) == pytest.approx(point.whole.seconds.value, rel=1e-3)
+        (ideal,) = {row["seconds"] for row in rows if row["place"] == place and "part" not in row}
+        assert ideal == pytest.approx(point.whole.ideal_seconds, rel=1e-3)
+        assert f"{place}: {wording.figure_text(point.whole.seconds)}" in seconds.alt
 
 
 def test_a_planted_straggler_is_the_largest_loss_everywhere(group: model.Group) -> None:

@@ -92,6 +92,8 @@ class OwnExchange(EngineOverLibrary):
             gather=self.gather,
             tensor_elements=[parameter.numel() for _, parameter in named],
         ).build()
+        if self._route.wire.name != "fp32":
+            self._route.wire.carrying = self._carrying
         order = range(len(named) - 1, -1, -1)
         self._arrange(order, self._counts(order))
         self._thread = ExchangeThread(self._clock.enter_thread, self._exchange, self._describe)
@@ -193,6 +195,13 @@ class OwnExchange(EngineOverLibrary):
             self._ways[message][way] += 1
             now.ways[message] = way
             now.end[message] = self._clock.mark()
+
+    @contextmanager
+    def _carrying(self) -> Iterator[None]:
+        assert self._now is not None
+        out = self._clock.mark()
+        yield
+        self._now.carried.append((out, self._clock.mark()))
 
     def _describe(self, message: int) -> str:
         names = [self._named[n][0] for n in self._messages[message]]

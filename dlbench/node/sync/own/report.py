@@ -23,6 +23,8 @@ class StepMoments:
     start: list[Any]
     end: list[Any]
     ways: list[str] = field(default_factory=list)  # How each message went.
+    carried: list[tuple[Any, Any]] = field(default_factory=list)
+    """When each message went to the carrier and came back; empty where gradients travel as they are."""
     backward_end: Any = None  # Last gradient of all.
 
     @property
@@ -32,6 +34,7 @@ class StepMoments:
     def marks(self) -> list[Any]:
         """All moments, each once: the last gradient's is also that of its message and of the backward pass."""
         found = (self.begin, *self.gradients, *self.ready, *self.start, *self.end, self.backward_end)
+        found = (*found, *(mark for pair in self.carried for mark in pair))
         return list({id(mark): mark for mark in found if mark is not None}.values())
 
 
@@ -74,15 +77,17 @@ class Moments:
 
     def sums(self) -> dict[str, float]:
         """Medians over steps, fields of `ExchangeResult`, seconds: communication, its parts after the backward pass
-        (exposed) and within (hidden), and the backward pass.
+        (exposed) and within (hidden), and the backward pass; of it packing and merging, where messages are packed.
         """
-        total, exposed, backward = map(statistics.median, zip(*map(self._step, self.steps), strict=True))
+        total, exposed, backward, *apart = map(statistics.median, zip(*map(self._step, self.steps), strict=True))
         # Of medians, not the median of differences: so that the two parts make the whole.
         found = {"communication_s": total, "exposed_s": exposed, "hidden_s": total - exposed}
-        return {**found, "backward_s": backward}
+        return {**found, "backward_s": backward, **dict(zip(("packing_s", "merging_s"), apart, strict=False))}
 
-    def _step(self, step: StepMoments) -> tuple[float, float, float]:
-        """Communication, exposed part, backward pass. One thread exchanges, so messages do not overlap each other."""
+    def _step(self, step: StepMoments) -> tuple[float, ...]:
+        """Communication, exposed part, backward pass, and where there are any packing and merging. One thread
+        exchanges, so messages do not overlap each other.
+        """
         between = self.clock.between
         backward = between(step.begin, step.backward_end)
         total = exposed = 0.0
@@ -90,4 +95,8 @@ class Moments:
             first, last = between(step.begin, start), between(step.begin, end)
             total += last - first
             exposed += max(0.0, last - max(first, backward))
-        return total, exposed, backward
+        if not step.carried:
+            return total, exposed, backward
+        packing = sum(between(start, out) for start, (out, _) in zip(step.start, step.carried, strict=True))
+        merging = sum(between(back, end) for end, (_, back) in zip(step.end, step.carried, strict=True))
+        return total, exposed, backward, packing, merging
