@@ -575,9 +575,7 @@ _KINDS = {
     "ready, waits": "#9aa0a6",
     "under way": PART_COLOURS["exchange"],
 }
-
-
-_SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
+SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
 def _share_chart(subject: Subject, rows: Sequence[ExchangePoint | LinkPoint], what: str) -> Chart:
@@ -587,12 +585,12 @@ def _share_chart(subject: Subject, rows: Sequence[ExchangePoint | LinkPoint], wh
     shares = [
         {"place": name, "part": part, "order": order, **figure_row(share)}
         for name, row in zip(names, rows, strict=True)
-        for order, (part, share) in enumerate(zip(_SHARES, (row.exposed_share, row.hidden_share), strict=True))
+        for order, (part, share) in enumerate(zip(SHARES, (row.exposed_share, row.hidden_share), strict=True))
         if share is not None
     ]
     words = "; ".join(f"{row['place']}: {row['part']} {row['shown']}" for row in shares)
     tooltip = {"place": "at", "part": "part", "shown": "of the step", "basis": "interval"}
-    x, by = Axis("share of the mean step", format="~%"), Series("part", _SHARES)
+    x, by = Axis("share of the mean step", format="~%"), Series("part", SHARES)
     return finish(
         stacked(shares, x, by, tooltip, names=names, limit=260),
         subject,

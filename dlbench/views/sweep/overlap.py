@@ -13,7 +13,7 @@ from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
 from dlbench.report.table import Column
 from dlbench.report.wording import figure_text, value_text
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.exchange import ExchangePoint, span, spans, times
+from dlbench.views.exchange import SHARES, ExchangePoint, span, spans, times
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell
 from dlbench.views.view import place_of
@@ -21,8 +21,8 @@ from dlbench.views.view import place_of
 _LEAST = "least possible end"
 _KINDS = {
     "backward pass": PART_COLOURS["backward"],
-    "message, hidden": "#f0a875",
-    "message, exposed": PART_COLOURS["exchange"],
+    "message, hidden": SHARES["hidden"],
+    "message, exposed": SHARES["exposed"],
     _LEAST: INK,
 }
 _WAYS = ("no overlap", "wait-free", "merged")

@@ -16,12 +16,8 @@ from dlbench.stats.estimates import Estimate
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell, loss_text, short_keys, strategy_words, sweeps
-<<<<<<< HEAD
 from dlbench.views.sweep.overlap import overlap_charts
-from dlbench.views.sweep.settings import MARGIN, MARGIN_TEXT, Axis, Level, Losses, Setting
-=======
 from dlbench.views.sweep.settings import COSTS, MARGIN, Axis, Level, Losses, Setting
->>>>>>> main
 from dlbench.views.sweep.updates import updates_sheet
 from dlbench.views.view import ReportSource, ReportView
 
@@ -294,11 +290,7 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}.",
         # The card of the series says it of the largest rank count.
         words=(cell.verdict, follows) if cell is not sweep.cells[-1] else (),
-<<<<<<< HEAD
-        charts=lambda: [*settings_chart(sweep, cell), *overlap_charts(sweep, cell, report)],
-=======
-        charts=lambda: settings_charts(sweep, cell),
->>>>>>> main
+        charts=lambda: [*settings_charts(sweep, cell), *overlap_charts(sweep, cell, report)],
         charts_per_row=1,
         sheets=tuple(sheet for sheet in found if sheet.rows),
         notes=(cell.interaction, MARKS),
