@@ -250,8 +250,10 @@ def averaged_id_on_other_links(run: Run) -> str:
 
 
 def chosen_settings(run: Run) -> dict[str, str]:
-    """What a person changed for this run, `--set`, swept values and those of its side, as ``--set`` takes them."""
+    """What a person changed for this run, `--set`, swept values and those of its side, as ``--set`` takes them; of a
+    ladder's run the step.
+    """
     series = run.plan.series
     of_side = series.sides.get(series.side, {}) if series.side else {}
-    changed = {**run.plan.overrides, **series.axes, **of_side}
+    changed = {**run.plan.overrides, **series.named, **of_side}
     return {key: value_text(key, value) for key, value in sorted(changed.items())}

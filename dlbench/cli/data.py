@@ -170,6 +170,7 @@ def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
 def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     """Makes a data set and says so: its path on standard output, what is in it on standard error."""
     from dlbench.datasets.making.production import produce
+    from dlbench.datasets.recognition import LISTED, MANIFEST_KINDS, keep_indexes
 
     most = available_cores() if build.most_workers is None else build.most_workers
     with meter(resumes=True) as report:
@@ -184,6 +185,9 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
+    for split, num in manifest.counts.items():
+        if num and MANIFEST_KINDS[manifest.kind] in LISTED:
+            keep_indexes(folder / split)
     click.echo(folder)
     click.echo(_described(manifest, build.unit), err=True)
 
@@ -254,6 +258,25 @@ def summary(verdict: Verdict) -> list[str]:
 def _require(source: Path) -> None:
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
+
+
+@click.command()
+@click.argument("source", type=FILE)
+def index(source: Path) -> None:
+    """Keep the names of a data set's files in its folders, so that runs need not list them.
+
+    SOURCE is a tree of images or a folder of volumes, with train and validation if it holds both; `dlbench data make`
+    does the same. An index is passed over as soon as a file comes or goes: then make it anew.
+
+    \b
+    Example:
+      dlbench data index /scratch/imagenet
+    """
+    from dlbench.datasets.recognition import keep_indexes
+
+    _require(source)
+    keep_indexes(source)
+    click.echo(source)
 
 
 @click.command()
@@ -332,8 +355,8 @@ def samples(source: Path, folder: Path, workers: int | None, **choices: Any) -> 
 
 @click.group(cls=InOrder)
 def data() -> None:
-    """Prepare data sets: make, convert, verify."""
+    """Prepare data sets: make, convert, index, verify."""
 
 
-for command in (demo, make, pack, vocab, samples, verify):
+for command in (demo, make, pack, vocab, samples, index, verify):
     data.add_command(command)

@@ -35,13 +35,13 @@ def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int)
     Raises `UserError`: no preset was chosen, and the default is for GPUs that are not here, or a preset for GPUs was.
     `EnvironmentLacksError`: a plan's precision is not this CPU's.
     """
-    from dlbench.jobs.local import has_gpu, require_precision
+    from dlbench.jobs.local import has_gpu, precision_problem
 
     here = [plan for plan in plans if plan.system.scheduler == "none"]
     if any(plan.workload.model.computes for plan in here) and not has_gpu():
         _require_preset_for_cpus(request, here, cores)
-    for plan in here:
-        require_precision(plan)
+    for problem in filter(None, map(precision_problem, here)):
+        raise EnvironmentLacksError(problem)
 
 
 def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
@@ -182,7 +182,7 @@ INSTALL_NODE = "pip install 'dlbench[node]'"
 
 OPTION_GROUPS = {
     "What is trained": "preset engine data to_accuracy resume overrides",
-    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ab decompose watch_cost",
+    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose watch_cost",
     "Where": "system launcher fail_fast",
     "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs follow every cancelled",
     "Output": "out series tags dry_run all_scripts write_only no_progress help",
@@ -235,6 +235,11 @@ def plan_options(function: F) -> F:
             multiple=True,
             metavar="KEY=A,B",
             help="Run every point with each value of a key; of lists: [16,32],[32,64].",
+        ),
+        click.option(
+            "--ladder",
+            is_flag=True,
+            help="Run every point step by step: each optimisation of the workload's ladder on top of those before it.",
         ),
         click.option(
             "--ab",
@@ -372,6 +377,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         decompose=options.get("decompose", False),
         watch_cost=options.get("watch_cost", False),
         sides=parse_sides(options["ab"]),
+        ladder=options.get("ladder", False),
         tags=_tags(options["tags"]),
     )
 
@@ -412,11 +418,12 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     Raises `UserError`: anything wrong with the request, in one line. `EnvironmentLacksError`: this machine, where the
     runs are to be, lacks something.
     """
+    from dlbench.jobs.local import precision_problem
     from dlbench.records.layer_profile import with_layers
     from dlbench.specs.expand import expand
 
     cores = len(os.sched_getaffinity(0))
-    found = [with_layers(plan) for plan in expand(request, machine_cores=cores)]
+    found = [with_layers(plan) for plan in expand(request, machine_cores=cores, lacking=precision_problem)]
     plans = [plan for plan, _ in found]
     for profile in dict.fromkeys(said for _, said in found if said):
         click.echo(f"note: {profile}", err=True)
@@ -529,7 +536,7 @@ def describe_plan(plan: LaunchPlan) -> str:
         return f"{plan.title}, {size}, {_repeat(plan)}"
     assert isinstance(plan, RunPlan)
     # On one line, because `run --dry-run` prints it in a comment.
-    values = {key: " ".join(value_text(key, value).splitlines()) for key, value in plan.series.axes.items()}
+    values = {key: " ".join(value_text(key, value).splitlines()) for key, value in plan.series.named.items()}
     axes = "".join(f", {key}={value}" for key, value in values.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""

@@ -57,6 +57,7 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
       dlbench run cosmoflow --preset ci --data data/demo/density --to-accuracy
       dlbench run cosmoflow --preset ci --ranks 2 --repeats 5 --decompose
       dlbench run resnet50 --preset ci --repeats 10 --ab plain engine.name=ddp
+      dlbench run resnet50 --preset ci --ranks 2 --repeats 5 --ladder
     """
     from dlbench.specs.requests import parse_counts
     from dlbench.specs.series import left_out
@@ -131,7 +132,8 @@ def _tell_comparison(request: Request, found: Scan) -> None:
     if request.sides:
         lines = [clean(line) for line in paired_lines(found)]
     else:
-        said = _decomposition(found) if request.decompose else _watch_cost(found) if request.watch_cost else []
+        chosen = {_decomposition: request.decompose, _watch_cost: request.watch_cost, _ladder: request.ladder}
+        said = [line for words, is_asked in chosen.items() if is_asked for line in words(found)]
         lines = [part for line in said for part in _wrapped(clean(line), WIDTH)]
     for line in lines:
         click.echo(line)
@@ -165,6 +167,14 @@ def _decomposition(found: Scan) -> list[str]:
     from dlbench.views.decomposition import decomposition_lines, decompositions
 
     return decomposition_lines(decompositions(found.runs))
+
+
+def _ladder(found: Scan) -> list[str]:
+    from dlbench.analysis.table import tabulate
+    from dlbench.views.sweep.numbers import sweeps
+
+    cells = [cell for sweep in sweeps(tabulate(found, with_causes=True)) for cell in sweep.cells]
+    return [line for cell in cells for line in (cell.verdict, f"Next: {cell.advice}")]
 
 
 def _watch_cost(found: Scan) -> list[str]:

@@ -54,6 +54,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
       dlbench submit --resume nightly --max-jobs 10 --follow
     """
     from dlbench.specs.requests import parse_counts
+    from dlbench.specs.series import left_out
 
     if options["workload"] is None and options["resume"] is not None:
         _resume({**options, "all_scripts": all_scripts})
@@ -76,6 +77,8 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     campaign = campaign_from(plans, options)  # what it refuses is said alone
     shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
+    for line in left_out(request, plans):
+        click.echo(line, err=True)
     shared.require_ranks_needs(plans, is_dry=options["dry_run"])
     if options["dry_run"]:
         print_scripts(campaign, options["out"], all_scripts=all_scripts)

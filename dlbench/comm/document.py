@@ -32,7 +32,8 @@ from dlbench.comm.report import (
 )
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
-from dlbench.report.charts.style import IDEAL, INK, MUTED, RANK_COLOURS, WIDE
+from dlbench.report.charts.shapes import Axis, figure_row, intervals
+from dlbench.report.charts.style import IDEAL, MEASURED, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import (
     MAX_LISTED,
     Card,
@@ -549,7 +550,7 @@ def document_of(report: CollectivesReport) -> Document:
     if not report.groups and not report.pairs:
         more = "Below, each run with the reason." if report.runs else "There are no runs here."
         empty = (f"No run has figures. {more}",)
-    cards = tuple(map(_card, report.groups))
+    cards = (*map(_card, report.groups), *map(_pairs_card, report.pairs))
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
@@ -587,27 +588,24 @@ def predictions_document(found: Predictions) -> Document:
 def _pairs(found: PairsReport) -> Section:
     """Pairs of ranks: what was found, who is hit, over size, the numbers, and what a message costs by them."""
     columns = tuple(replace(one, title=one.title if any(map(one.value, found.figures)) else "") for one in _PAIRS)
-    sources = [("pairs, ping-pong", _Costs(one.level, "", None, None, one.alpha, one.beta)) for one in found.costs]
-    if found.fit is not None:
-        sources += [(f"collectives, {one.messages}", one) for one in costs_sheet(found.fit.network).rows]
-    costs = [one._replace(messages=source) for source, one in sources]
+    costs = [_Costs(one.level, "pairs, ping-pong", None, None, one.alpha, one.beta) for one in found.costs]
+    fitted = costs_sheet(found.fit.network).rows if found.fit else ()
+    costs += (one._replace(messages=f"collectives, {one.messages}") for one in fitted)
+    of_costs = tuple(replace(one, name="") for one in (*_COSTS[:2], *_COSTS[3:]))
     return Section(
         id=f"group-{found.id}",
         title=found.label,
         level="answer",
+        caption=f"Medians over {runs_text(found.num_runs)}; each operation timed by itself. Ping-pong: half of the way "
+        "there and back. Window: one of several messages under way at once, with the answer to all. Congestors send "
+        "1 MiB after the other, first rank to second; factors are of the same runs.",
         facts=tuple((one.title, one.value) for one in found.conditions),
         marks=tuple(remark(one.severity, one.text, len(one.runs)) for one in found.doubts),
         words=found.words,
-        charts=lambda: [*_hit_map(found), *group_charts(found)],
+        charts=lambda: [*_hit(found), *group_charts(found)],
         sheets=(
             Sheet(name="pairs", title="Pairs of ranks", columns=columns, rows=found.figures),
-            Sheet(
-                name="fits",
-                title="Costs of a message, by pairs and by collectives",
-                columns=tuple(replace(one, name="") for one in (_COSTS[0], _COSTS[1], *_COSTS[3:])),
-                rows=costs,
-                in_terminal=True,
-            ),
+            Sheet(name="fits", title="Costs of a message", columns=of_costs, rows=costs, in_terminal=True),
         ),
         brief=(f"{runs_text(found.num_runs)}.", *found.words),
         is_group=True,
@@ -615,43 +613,34 @@ def _pairs(found: PairsReport) -> Section:
     )
 
 
-def _hit_map(found: PairsReport) -> list[Chart]:
-    """A cell for each rank, a row for each host: how much longer its messages take beside the congestors."""
-    hit = {rank: one for one in found.figures if one.factor is not None for rank in one.ranks}  # Largest of each way.
-    if not hit:
-        return []
-    busy = {rank for pair in found.congestors for rank in pair}
+def _hit(found: PairsReport) -> list[Chart]:
+    """How much longer the largest messages of each rank take beside the congestors, host by host."""
+    figures = {rank: one for one in found.figures if one.factor is not None for rank in one.ranks}
     rows: Rows = []
     for rank, host in enumerate(found.hosts):
-        factor = hit[rank].factor if rank in hit else None
-        role = "congests" if rank in busy else "waits"
-        rows.append(
-            {
-                "host": host,
-                "place": sum(row["host"] == host for row in rows),
-                "factor": None if factor is None else factor.value,
-                "shown": role if factor is None else f"{figure_text(factor)}x",
-                "text": f"{rank}: {role if factor is None else f'{factor.value:.2f}x'}",
-            }
-        )
-    one = next(iter(hit.values()))
-    base = alt.Chart(alt.InlineData(values=rows)).encode(
-        x=alt.X("place:O", title="rank on its host"), y=alt.Y("host:N", title=None)
-    )
-    scale = alt.Scale(type="log", scheme="oranges", domain=[1, max(2.0, *(row["factor"] or 0 for row in rows))])
-    colour = alt.condition(
-        "datum.factor", alt.Color("factor:Q", title="times as long", scale=scale), alt.value("#d0d7de")
-    )
-    cells = base.mark_rect(stroke="white").encode(color=colour, tooltip=tooltips({"text": "rank", "shown": "factor"}))
+        busy = any(rank in pair for pair in found.congestors)
+        shown = {"value": None, "shown": "congests" if busy else "waits"}
+        factor = figures[rank].factor if rank in figures else None
+        at = f"{host}, rank {rank}" + f" ({shown['shown']})" * (factor is None)
+        rows.append({"at": at, **(shown if factor is None else figure_row(factor))})
+    if not figures:
+        return []
+    one = next(iter(figures.values()))
     return [
         finish(
-            alt.layer(cells, base.mark_text(color=INK).encode(text="text:N")),
+            intervals(
+                rows,
+                Axis("times as long", scale={"domainMin": 0}),
+                MEASURED,
+                {"at": "", "shown": "factor"},
+                reference=1,
+            ),
             found,
             name="hit",
-            title=f"Who is hit: {one.way} of {format_bytes(one.num_bytes)}, mean beside congestors over alone",
-            alt="; ".join(f"rank {row['text']} on {row['host']}" for row in rows),
-            table=[("Rank", "Host"), *((row["text"], row["host"]) for row in rows)],
-            size=(WIDE, max(60, 36 * len(set(found.hosts)))),
+            title=f"Who is hit: {one.way} of {format_bytes(one.num_bytes)} beside congestors",
+            alt="; ".join(f"{row['at']}: {row['shown']}" for row in rows),
+            table=[("Rank", "Times as long"), *((row["at"], row["shown"]) for row in rows)],
+            size=(WIDE, 24 * len(rows)),
         )
     ]
 
@@ -670,6 +659,19 @@ def _card(group: GroupReport) -> Card:
         words=(group.verdict,),
         warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
         warnings_link=f"marks-group-{group.id}",
+        is_clear=True,
+    )
+
+
+def _pairs_card(found: PairsReport) -> Card:
+    one = max(found.figures, key=lambda one: (one.level, one.way, one.num_bytes))
+    return Card(
+        title=found.label,
+        link=f"group-{found.id}",
+        big=value_text(one.rate),
+        small=(f"GB/s by {one.way} of {format_bytes(one.num_bytes)}, {LEVEL_TITLES[one.level]}", basis_text(one.rate)),
+        words=found.words,
+        warnings=tuple(doubt.text for doubt in found.doubts if doubt.severity == "serious"),
         is_clear=True,
     )
 

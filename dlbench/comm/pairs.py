@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,39 +165,27 @@ def _costs(group: CollectiveGroup) -> list[LevelCosts]:
     return found
 
 
-def _times(factor: Estimate | None) -> str:
-    return str(times_cell(factor))
-
-
-def _words(figures: Sequence[PairFigure], congestors: int, runs: int) -> list[str]:
+def _words(figures: Sequence[PairFigure], congestors: int, runs: int) -> Iterator[str]:
     """Of each level the slowest pair, by the smallest ping-pong and the largest window; then who is hit most."""
-    ends = {"ping-pong": min, "window": max}
-    shown = [
-        one
-        for one in figures
-        if one.num_bytes == ends[one.way](other.num_bytes for other in figures if other.way == one.way)
-    ]
-    words = []
+    shown: dict[str, list[PairFigure]] = {}
+    for way, end in (("ping-pong", min), ("window", max)):
+        sizes = [one.num_bytes for one in figures if one.way == way]
+        shown[way] = [one for one in figures if one.way == way and one.num_bytes == end(sizes)]
     for level in LEVELS:
         parts = []
-        for way in ends:
-            here = [one for one in shown if (one.level, one.way) == (level, way)]
-            if here:
-                slowest = max(here, key=lambda one: one.time.value)
-                figure = slowest.time if way == "ping-pong" else slowest.rate
-                unit = " GB/s" * (way == "window")
-                parts.append(f"{figure_text(figure)}{unit} at {format_bytes(slowest.num_bytes)} ({slowest.pair})")
+        for way, found in shown.items():
+            for one in sorted((one for one in found if one.level == level), key=lambda one: one.time.value)[-1:]:
+                figure = figure_text(one.time) if way == "ping-pong" else f"{figure_text(one.rate)} GB/s"
+                parts.append(f"{figure} at {format_bytes(one.num_bytes)} ({one.pair})")
         if parts:
-            words.append(f"{LEVEL_TITLES[level].capitalize()}, slowest pair: {', '.join(parts)}.")
-    for way in ends:
-        hit = [one for one in shown if one.way == way and one.factor is not None]
-        if hit:
-            most = max(hit, key=lambda one: one.factor.value if one.factor else 0)
-            certain = sum(one.factor is not None and is_other_than(one.factor, 1.0) for one in hit)
+            yield f"{LEVEL_TITLES[level].capitalize()}, slowest pair: {', '.join(parts)}."
+    for way, found in shown.items():
+        hit = sorted(((one.factor.value, one) for one in found if one.factor is not None), key=lambda pair: pair[0])
+        for _, one in hit[-1:]:
+            certain = sum(one.factor is not None and is_other_than(one.factor, 1.0) for _, one in hit)
             sure = f"{certain} of {len(hit)} victims for certain" if runs >= MIN_RUNS else f"{runs} runs are no verdict"
-            words.append(
-                f"Beside {congestors} congestor{'s' * (congestors > 1)}, a {way} of {format_bytes(most.num_bytes)} "
-                f"takes {_times(most.factor)} as long on average and {_times(most.factor_p99)} at the 99th "
-                f"percentile for {most.pair}, hit most; {sure}."
+            yield (
+                f"Beside {congestors} congestor{'s' * (congestors > 1)}, a {way} of {format_bytes(one.num_bytes)} "
+                f"takes {times_cell(one.factor)} as long on average and {times_cell(one.factor_p99)} at the 99th "
+                f"percentile for {one.pair}, hit most; {sure}."
             )
-    return words

@@ -11,19 +11,21 @@ import codecs
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dlbench.datasets import volumes
 from dlbench.datasets.arrays import open_hdf5
+from dlbench.datasets.file_index import load_index, save_index
 from dlbench.datasets.images import image_set
 from dlbench.datasets.images.shards import INDEX, index_size, shards_among
 from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.splits import Split, is_split_name, require_no_splits, train_folder, validation_folder
 from dlbench.datasets.text import corpus, pretraining_hdf5
 from dlbench.datasets.tfrecord import example_views, read_records
-from dlbench.datasets.volumes import SUFFIXES, FileShape, container_of, file_shape, first_shape, index_density
+from dlbench.datasets.volumes import DensityIndex, FileShape, container_of, file_shape, first_shape, index_density
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import open_file, require_file, why_unreadable
 from dlbench.specs.workload import CosmoFlowModel, ImageData, ResNetModel, TextData, Workload
@@ -113,6 +115,21 @@ def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
             return None
         return "samples" if path.name.startswith("samples-") else "density"
 
+
+def keep_indexes(source: Path) -> None:
+    """Keeps an index in each split of a data set, so that no run lists its files.
+
+    Raises UserError: the files are of a kind that needs none, or damaged, or their folder cannot be written to.
+    """
+    kind = detect(source)
+    if kind not in LISTED:
+        raise UserError(f"{str(source)!r} holds {TITLES[kind]}, which need no index: {' and '.join(LISTED)} do")
+    for folder in filter(None, (train_folder(source), validation_folder(source))):
+        save_index(folder, LISTED[kind])
+
+
+LISTED: dict[str, Callable[[Path], Any]] = {"images": image_set.index_jpeg_tree, "density": index_density}
+"""Kinds that may have as many files as samples, and how they are listed."""
 
 LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning
 MAX_NAMES = 10_000  # names in a folder that are looked at, at most
@@ -241,6 +258,9 @@ def _images(folder: Path, model: ResNetModel, key: str, needed: int) -> int | No
         return num
     if not folder.is_dir():
         raise _NoneThereError("is a file")
+    if (kept := load_index(folder, image_set.JpegTree)[0]) is not None:
+        _require_classes(folder, len(kept.classes), model, key)
+        return kept.num_samples
     names, whole = _names(folder)
     if shards_among(names):
         if _kind(folder) == "density":
@@ -333,13 +353,14 @@ def _require_text(path: Path) -> None:
 def _volumes(folder: Path, model: CosmoFlowModel, key: str) -> int | None:
     if not folder.is_dir():
         raise _NoneThereError("is a file")
-    found, whole = _volume_files(folder)
+    kept = load_index(folder, DensityIndex)[0]
+    found, whole = _volume_files(folder) if kept is None else (list(kept.files), False)
     if not found:
         if whole or _holds_image_folders(folder):
-            raise _NoneThereError(f"holds no file that ends in {', '.join(SUFFIXES)}")
+            raise _NoneThereError(f"holds no file that ends in {', '.join(volumes.SUFFIXES)}")
         return None
     try:
-        shape = _first_shape(folder / min(found))
+        shape = kept or _first_shape(folder / min(found))
     except UserError:
         if _kind(folder) not in (None, "density"):
             raise _NoneThereError("holds no such data") from None
@@ -354,7 +375,7 @@ def _volumes(folder: Path, model: CosmoFlowModel, key: str) -> int | None:
         if stored != getattr(model, name):
             raise UserError(f"{key} {str(folder)!r} has {name} {stored}, model.{name} is {getattr(model, name)}")
     few = whole and len(found) <= _OPENED and container_of(min(found)) != "tfrecord"
-    return index_density(folder).num_samples if few else None
+    return kept.num_samples if kept else index_density(folder).num_samples if few else None
 
 
 def _holds_image_folders(folder: Path) -> bool:

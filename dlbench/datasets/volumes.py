@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from dlbench import pool
 from dlbench.datasets import tfrecord
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
+from dlbench.datasets.file_index import Files
 from dlbench.datasets.splits import is_split_name
 from dlbench.errors import UserError
 from dlbench.lazy import np
@@ -300,14 +301,15 @@ class DensityIndex:
     num_targets: int
     sha256: str  # digest of file names and sample counts; contents are not read
     chunks_span_samples: bool  # whether in some file one read decompresses several samples
+    names_from: str | None = None  # See `load_index`.
 
     @property
     def num_samples(self) -> int:
         return int(self.offsets[-1])
 
-    def paths(self) -> list[Path]:
+    def paths(self) -> Sequence[Path]:
         """The files that samples are read from; of .npy also those of targets."""
-        names = [self.root / name for name in self.files]
+        names = Files(len(self.files), lambda number: self.root / self.files[number])
         return [*names, *map(targets_path, names)] if self.container == "npy" else names
 
     def place(self, index: int) -> tuple[Path, int, int]:

@@ -162,7 +162,7 @@ def _came_to(result: QualityResult) -> str:
     return f"did NOT reach {target} within {last.samples:,} samples; the last evaluation is {value}"
 
 
-__all__ = ["has_gpu", "hidden_gpus", "product_rate", "require_precision"]
+__all__ = ["has_gpu", "hidden_gpus", "precision_problem", "product_rate"]
 
 # The best of five: others may compute at the same time. 1,024 is large enough for a library's best kernel.
 _PRODUCT = """
@@ -177,19 +177,19 @@ print(json.dumps(2 * 1024**3 / min(seconds() for _ in range(5))))
 _ANSWER_S = 20  # A machine that has not multiplied two matrices after so long is busy with other things.
 
 
-def require_precision(plan: RunPlan) -> None:
-    """Proves that the ranks of a plan compute in its precision, if they run here.
-
-    Raises `EnvironmentLacksError`: the CPU has no arithmetic of that precision, and emulation was not asked for.
+def precision_problem(plan: RunPlan) -> str:
+    """Why the ranks of a plan do not compute in its precision, if they run here: the CPU has no arithmetic of that
+    precision, and emulation was not asked for. Empty where they do.
     """
     train = plan.workload.train
-    lack = lacking_arithmetic(train.precision)
+    lack = lacking_arithmetic(train.precision) if plan.system.scheduler == "none" else ""
     if lack and train.precision == "tf32":
-        raise EnvironmentLacksError(f"train.precision tf32: {lack}, and there is none here; use fp32")
+        return f"train.precision tf32: {lack}, and there is none here; use fp32"
     if lack and not train.allow_emulation:
-        raise EnvironmentLacksError(
+        return (
             f"train.precision {train.precision}: {lack}; use fp32, or train.allow_emulation=true to test its numerics"
         )
+    return ""
 
 
 def product_rate() -> float | None:

@@ -62,7 +62,7 @@ def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
     """
     generator = random.Random(seed)
     library = ctypes.CDLL(None)
-    chosen = list(files) if len(files) <= _LOOKED_AT else generator.sample(list(files), _LOOKED_AT)
+    chosen = list(files) if len(files) <= _LOOKED_AT else generator.sample(files, _LOOKED_AT)
     cached = looked = 0
     ways: dict[str, None] = {}
     refused = ""

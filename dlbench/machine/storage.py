@@ -1,4 +1,4 @@
-"""What kind of file system a folder lies on; how many bytes the kernel fetched from storage for one thread.
+"""What kind of file system a folder lies on, how fast it opens, and what the kernel fetched from storage for a thread.
 
 The kernel counts a read in read_bytes of /proc/thread-self/io where it is handed to a block device, for the thread that
 asked for it: read-ahead counts, what the page cache had does not (proc(5); tried on ext4, tmpfs and a loop device,
@@ -9,10 +9,14 @@ File systems without a block device of their own may or may not count (the kerne
 from __future__ import annotations
 
 import os
+import random
 import re
 import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
 
 from dlbench.machine.sources import ReadingFailedError, read_text
 
@@ -110,3 +114,37 @@ def counts_reads(path: Path, root: Path = Path("/")) -> bool:
         return next((mount.kind in _COUNTING for mount in mounts(root) if mount.device == device), False)
     except (OSError, ReadingFailedError):
         return False
+
+
+_ASKED = 1 << 16  # files of a data set, and names of one of its folders, at most
+
+
+def call_rates(files: Sequence[Path], seconds: float, seed: int) -> dict[str, float]:
+    """Calls per second of one process: files opened (and closed), looked up by stat(2), and names listed of folders.
+
+    `files`: of which some are drawn; those that are opened are not those that are looked up, where there are two.
+    `seconds`: of each of the three, at most. Nothing is asked twice. Raises OSError: a file has gone.
+    """
+    drawn = [str(files[n]) for n in random.Random(seed).sample(range(len(files)), min(len(files), _ASKED))]
+    half = len(drawn) // 2
+
+    def listed(path: str) -> int:
+        with os.scandir(path) as entries:
+            return sum(1 for _ in islice(entries, _ASKED))
+
+    def rate(call: Callable[[str], Any], paths: Iterable[str]) -> float:
+        done, spent = 0, 0.0
+        for path in paths:
+            begun = perf_counter()
+            found = call(path)
+            spent += perf_counter() - begun
+            done += found if isinstance(found, int) else 1
+            if spent >= seconds:
+                break
+        return done / spent
+
+    return {
+        "opens_per_s": rate(lambda path: os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK)), drawn[half:]),
+        "stats_per_s": rate(os.stat, drawn[:half] or drawn),
+        "names_per_s": rate(listed, dict.fromkeys(map(os.path.dirname, drawn))),
+    }

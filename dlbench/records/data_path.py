@@ -162,6 +162,9 @@ class ReadRate(_Told):
     prepare_s: NonNegative = Field(description="Time in decoding and augmenting, all readers together.")
     passes: NonNegative = Field(description="Times that the data set was read.")
     is_short: Flag = Field(description="Whether a cold pass ended before the seconds asked for.")
+    opens_per_s: NonNegative | None = Field(None, description="Files opened and closed unread; null: there are none.")
+    stats_per_s: NonNegative | None = Field(None, description="Files whose attributes were asked for.")
+    names_per_s: NonNegative | None = Field(None, description="Names listed.")
 
 
 class RateRepeat(_Told):
@@ -178,6 +181,9 @@ class ReadingRate(_Told):
     format: Literal["dlbench.reading-rate"]
     kind: str = Field(description="Kind of the data set.")
     num_samples: Count = Field(description="Samples in it.")
+    num_files: CountOrZero = Field(0, description="Files in it.")
+    names_from: str | None = Field(None, description="Where their names are from; null: of a kind of few files.")
+    open_s: NonNegative = Field(0.0, description="Until they were known, seconds.")
     processes: Count = Field(description="Processes that read, as ranks of a node do.")
     cores_per_process: Count = Field(description="Cores of each.")
     loader_workers: CountOrZero = Field(description="Reader processes of each.")

@@ -15,7 +15,7 @@ from dlbench.specs.container import with_digest, with_image
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find, read_yaml
 from dlbench.specs.merge import Layers, validate
-from dlbench.specs.plan import AxisValue, CheckpointSpec
+from dlbench.specs.plan import AxisValue, CheckpointSpec, LadderStep
 from dlbench.specs.problems import keys_of, tags_of
 from dlbench.specs.sync import SyncSpec, read_fusion
 from dlbench.specs.system import SystemSpec
@@ -31,7 +31,7 @@ _PATHS = (
 )
 DEFAULT = "default"  # Origin of what no file and no option says.
 GPU_PRESET = "gpu"  # Where none is asked for and nodes have GPUs: a workload's default is strict fp32.
-FILE_KEYS = ("format", "version", "presets", "default_preset")
+FILE_KEYS = ("format", "version", "presets", "default_preset", "ladder")
 
 
 class LayoutChoice(Spec):
@@ -66,6 +66,12 @@ class Choices(Spec):
         return Workload.model_validate(self.model_dump(exclude=_NOT_TRAINED))
 
 
+class Ladder(Spec):
+    """Optimisations one after the other; the first step is the baseline."""
+
+    ladder: tuple[LadderStep, ...] = Field(min_length=2, description="The steps, each on top of those before it.")
+
+
 class WorkloadFile:
     """A workload YAML as read: its base settings and its presets, not yet validated as a whole."""
 
@@ -80,10 +86,12 @@ class WorkloadFile:
                 f"{path}: presets: must hold one or more, e.g. `presets: {{full: {{}}}}`, which changes nothing"
             )
         self.presets: dict[str, Mapping[str, Any]] = {}
+        self._ladders: dict[str, object] = {}
         for name, preset in presets.items():
             if preset is not None and not isinstance(preset, Mapping):
                 raise UserError(f"{path}: presets.{name}: must be keys and values, or nothing, got {preset!r}")
-            self.presets[str(name)] = preset or {}
+            self.presets[str(name)] = {key: value for key, value in (preset or {}).items() if key != "ladder"}
+            self._ladders[str(name)] = (preset or {}).get("ladder", content.get("ladder"))
             for key in ("name", "preset"):
                 if key in self.presets[str(name)]:
                     raise UserError(f"{path}: presets.{name}.{key}: a preset cannot rename what it belongs to")
@@ -93,6 +101,22 @@ class WorkloadFile:
     def preset_on(self, system: SystemSpec) -> str:
         """The preset where none is asked for, by what the system file says of its nodes."""
         return GPU_PRESET if system.node.gpus and GPU_PRESET in self.presets else self.default_preset
+
+    def ladder(self, preset: str) -> tuple[LadderStep, ...]:
+        """The steps of a preset, its own or the file's. Raises `UserError`: there are none, or one is wrong."""
+        found = self._ladders.get(preset)
+        if found is None:
+            raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and what it sets")
+        layers = Layers(str(self.path))
+        layers.add({"ladder": found}, f"{self.path} (preset {preset})")
+        steps = validate(Ladder, layers).ladder
+        if len({step.name for step in steps}) < len(steps):
+            raise UserError(f"{self.path}: ladder: two steps have the same name")
+        return tuple(step.model_copy(update={"set": read_sizes(step.set, self.origin(step.name))}) for step in steps)
+
+    def origin(self, step: str) -> str:
+        """Who says what a step sets."""
+        return f"{self.path} (ladder, step {step})"
 
     def is_meant_for_gpus(self, preset: str) -> bool:
         """Whether a preset says that it is made for GPUs."""

@@ -29,12 +29,13 @@ from dlbench.specs.comm import (
 )
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find
-from dlbench.specs.inert import refuse_absent_ranks, refuse_inert
-from dlbench.specs.plan import AxisValue, LayoutSpec, RunPlan, SeriesSpec
+from dlbench.specs.inert import refuse_absent_ranks, refuse_inert, why_inert
+from dlbench.specs.plan import AxisValue, LadderStep, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_pairs, parse_sizes
 from dlbench.specs.series import (
     Counts,
+    acting_part,
     apart_problem,
     arranged,
     in_order,
@@ -51,10 +52,17 @@ from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
 
 
-def expand(request: Request, *, machine_cores: int, now: datetime | None = None) -> list[RunPlan]:
+def expand(
+    request: Request,
+    *,
+    machine_cores: int,
+    now: datetime | None = None,
+    lacking: Callable[[RunPlan], str] = lambda _plan: "",
+) -> list[RunPlan]:
     """All runs of a request, in the order in which they should run. `machine_cores`: cores of this machine, used where
     the system YAML leaves a node's cores open and no scheduler is involved. `now`: time stamp of the plans (default:
-    now). Raises `UserError`: anything wrong with the request, in one line.
+    now). `lacking`: why this machine cannot do a plan, for steps of a ladder; empty where it can. Raises `UserError`:
+    anything wrong with the request, in one line.
     """
     option_of(request)
     refuse_other_options(request)
@@ -66,21 +74,23 @@ def expand(request: Request, *, machine_cores: int, now: datetime | None = None)
     refuse_too_many(swept, "--sweep")
     refuse_too_many(swept * request.repeats * (len(request.sides) or 1), f"--repeats {shown_count(request.repeats)}")
     combinations = list(_combinations(request))
-    points = [(axes, count) for axes in combinations for count in request.points]
     chosen = _Chosen(request, file)
+    base = SeriesSpec(
+        id=series, scaling=request.scaling, repeat=0, repeats=request.repeats, position=0, sides=request.sides
+    )
+    places = [base.model_copy(update={"axes": axes}) for axes in combinations]
+    points = [(place, count) for place in places for count in request.points]
+    if request.ladder:
+
+        def tried(place: SeriesSpec, count: int) -> RunPlan:
+            return _plan(request, chosen, place, (0, count), machine_cores, moment)
+
+        points = _ladder_points(request, file, base, tried, lacking)
+        refuse_too_many(len(points) * request.repeats, f"--repeats {shown_count(request.repeats)}")
     plans: list[RunPlan] = []
-    for repeat, index, (axes, count) in interleaved(points, request.repeats):
+    for repeat, index, (point, count) in interleaved(points, request.repeats):
         for side in in_order(request, repeat):
-            place = SeriesSpec(
-                id=series,
-                scaling=request.scaling,
-                repeat=repeat,
-                repeats=request.repeats,
-                position=len(plans),
-                axes=axes,
-                side=side,
-                sides=request.sides,
-            )
+            place = point.model_copy(update={"repeat": repeat, "position": len(plans), "side": side})
             plans.append(_plan(request, chosen, place, (index, count), machine_cores, moment))
     _refuse(request, plans)
     return arranged(request, plans)
@@ -111,6 +121,52 @@ def _combinations(request: Request) -> Iterator[dict[str, AxisValue]]:
         yield dict(zip(keys, values, strict=True))
 
 
+Tried = Callable[[SeriesSpec, int], RunPlan]
+
+
+def _ladder_points(
+    request: Request, file: WorkloadFile, base: SeriesSpec, tried: Tried, lacking: Callable[[RunPlan], str]
+) -> list[tuple[SeriesSpec, int]]:
+    """Each step on top of those before it at each count, the steps of a count next to each other.
+
+    Raises `UserError`: a step changes nothing, or none but the baseline can act anywhere.
+    """
+    found: list[tuple[SeriesSpec, int]] = []
+    steps = file.ladder(request.preset or file.preset_on(choose_system(request.system, {})))
+    for count in request.points:
+        kept: list[SeriesSpec] = []
+        planned: list[LadderStep] = []
+        before: RunPlan | None = None
+        for step in steps:
+            axes = {**(kept[-1].axes if kept else {}), **step.set}
+            place = base.model_copy(update={"step": step.name, "axes": axes})
+            why = ""
+            try:
+                plan = tried(place, count)
+            except UserError as error:
+                if before is None or not isinstance(error.__cause__, ValidationError):
+                    raise
+                why = str(problem_of(RunPlan, error.__cause__))
+            else:
+                if plan.measure.until == "quality":
+                    raise UserError("--ladder: compares throughput; leave out measure.until quality")
+                if before is not None and acting_part(plan) == acting_part(before):
+                    raise UserError(f"{file.origin(step.name)}: changes nothing: all that it sets is so before it")
+                if before is not None:
+                    # A step acts whole, or is not what its name says; of the baseline nothing need act.
+                    whys = [lacking(plan), *(why_inert(key, plan) for key in step.set)]
+                    why = next(filter(None, whys), "")
+            planned.append(step.model_copy(update={"skipped": why}))
+            if not why:
+                kept.append(place)
+                before = plan
+        found += [(place.model_copy(update={"ladder": tuple(planned)}), count) for place in kept]
+    if len(found) == len(request.points):
+        left = "; ".join(f"{step.name}: {step.skipped}" for step in found[0][0].ladder if step.skipped)
+        raise UserError(f"--ladder: no step can act here ({left})")
+    return found
+
+
 def _refuse(request: Request, plans: list[RunPlan]) -> None:
     """A setting that acts in no run of the series is a mistake, not a wish."""
     _counts(request).refuse_without_effect(plans[0].system)
@@ -136,7 +192,7 @@ class _Chosen:
 
     def of(self, place: SeriesSpec) -> tuple[Choices, SystemSpec]:
         """Raises UserError: a wrong key or value."""
-        settings, of_system = _split_overrides(self._request, place)
+        settings, of_system = _split_overrides(self._request, place, self.file.origin(place.step))
         system = self._systems.get(repr(of_system))
         if system is None:
             system = self._systems[repr(of_system)] = choose_system(self._request.system, of_system)
@@ -174,7 +230,7 @@ def _plan(
     except ValidationError as error:
         side = f" (side {place.side} of --ab)" if place.side else ""
         problem = problem_of(RunPlan, error)
-        raise UserError(f"{chosen.file.path.name} on {system.name}{side}: {problem}") from None
+        raise UserError(f"{chosen.file.path.name} on {system.name}{side}: {problem}") from error
 
 
 def _common(
@@ -193,20 +249,22 @@ def _common(
 
 
 def _split_overrides(
-    request: Request, place: SeriesSpec
+    request: Request, place: SeriesSpec, step: str
 ) -> tuple[dict[str, tuple[AxisValue, str]], dict[str, tuple[AxisValue, str]]]:
-    """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart."""
+    """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart. `step`:
+    who says what a step of a ladder sets.
+    """
     given = {key: (getattr(request, field), f"--{field}") for field, key in KEY_OF.items()}
     given["measure.until"] = ("quality" if request.to_accuracy else None, "--to-accuracy")
     given["data.cache"] = ("cold" if request.tiers else None, "--tiers")
     merged: dict[str, tuple[AxisValue, str]] = {key: one for key, one in given.items() if one[0] is not None}
-    layers = [("--set", request.overrides), ("--sweep", place.axes)]
+    layers = [("--set", request.overrides), (step if place.step else "--sweep", place.axes)]
     if place.side:
         layers.append((f"--ab (side {place.side})", request.sides[place.side]))
     for option, values in layers:
         for key, value in values.items():
-            if option != "--set" and key in request.overrides:
-                raise UserError(f"{option} {key}: also given to --set")
+            if option != "--set" and (key in request.overrides or (place.step and key in merged)):
+                raise UserError(f"{option} {key}: also given to {merged[key][1]}")
             if key in ("preset", "name"):
                 raise UserError(f"{option} {key}: is chosen by its own option or argument, not here")
             merged[key] = (value, option)

@@ -282,6 +282,11 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
                 raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")
 
 
+def why_inert(key: str, plan: RunPlan) -> str:
+    """Why a key acts not in a run; empty where it does."""
+    return next((why for prefix, acts, why in INERT if key.startswith(prefix) and not acts(plan)), "")
+
+
 def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
     """Refuses an injected fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
     for fault in [plan.fault for plan in plans if plan.fault is not None]:

@@ -150,6 +150,26 @@ class CheckpointSpec(Spec):
         return self
 
 
+class Published(Spec):
+    """What somebody published of a step; nothing is stored here that is not in the source."""
+
+    value: Positive = Field(description="The figure, in its unit.")
+    unit: Literal["gain", "efficiency"] = Field(
+        description="gain: throughput over the step before; efficiency: share of linear scaling."
+    )
+    what: str = Field(description="Of what, in words: network, machine, batch.")
+    source: str = Field(description="Where it is published.")
+
+
+class LadderStep(Spec):
+    """One optimisation on top of those before it."""
+
+    name: str = Field(min_length=1, max_length=32, description="What it is called.")
+    set: dict[str, AxisValue] = Field(description="Keys that it sets, as --set takes them.")
+    published: Published | None = Field(None, description="What it gained elsewhere; null: no source says it.")
+    skipped: str = Field("", description="In plans: why it cannot act at this rank count; empty: it runs.")
+
+
 class SeriesSpec(Spec):
     """Where the run stands in its series."""
 
@@ -158,7 +178,11 @@ class SeriesSpec(Spec):
     repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
     repeats: Repeats = Field(description="How often each point is run.")
     position: CountOrZero = Field(description="Order in the series; repeats are interleaved over points.")
-    axes: dict[str, AxisValue] = Field(default_factory=dict, description="Values of the swept keys.")
+    axes: dict[str, AxisValue] = Field(
+        default_factory=dict, description="Values of the swept keys; of a ladder those of its steps so far."
+    )
+    step: str = Field("", description="Name of the ladder's step (run --ladder); empty: no ladder.")
+    ladder: tuple[LadderStep, ...] = Field((), description="All steps of the ladder, in order.")
     variant: Variant = Field(
         "plain",
         description="plain: as asked for. synthetic-input, no-exchange: the same with one thing taken away (run "
@@ -172,6 +196,11 @@ class SeriesSpec(Spec):
         default_factory=dict,
         description="What each side of a paired comparison sets, key by key; empty: no comparison.",
     )
+
+    @property
+    def named(self) -> dict[str, AxisValue]:
+        """What tells the run from others of its series: the swept values, or the name of its step."""
+        return {"step": self.step} if self.step else self.axes
 
 
 class LaunchPlan(Spec):
@@ -253,7 +282,7 @@ class RunPlan(LaunchPlan):
     def job_name(self) -> str:
         """Workload, nodes, ranks, swept values and repeat; `ab` for a paired comparison, whose runs share a job."""
         last = "ab" if self.series.side else f"r{self.series.repeat + 1}"
-        return job_label(self.word, self.layout, self.series.axes, last)
+        return job_label(self.word, self.layout, self.series.named, last)
 
     @property
     def engine_words(self) -> str:

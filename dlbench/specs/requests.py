@@ -59,6 +59,7 @@ class Request(SeriesRequest):
     tiers: bool = False  # Each run with a cold page cache, also with a warm one, and with synthetic input.
     sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)
     """What each side of a paired comparison sets; empty: no comparison."""
+    ladder: bool = False  # Each step of the workload's ladder, on top of those before it.
     tags: dict[str, str] = field(default_factory=dict)
 
 

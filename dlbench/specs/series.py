@@ -127,22 +127,24 @@ def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:
 
 
 def refuse_other_options(request: Request) -> None:
-    """Options that make other kinds of runs do not go with sides, nor those that both sides replace.
+    """Options that make other kinds of runs do not go with sides or a ladder, nor those that both sides replace.
 
     Raises `UserError`: one of them is given.
     """
-    if not request.sides:
+    if not request.sides and not request.ladder:
         return
+    option = "--ab" if request.sides else "--ladder"
     given = {
-        "--sweep": (bool(request.sweep), "compares two settings; sweep in a series of its own"),
+        "--ladder": (request.ladder and option == "--ab", "run one after the other"),
+        "--sweep": (bool(request.sweep), "compares settings of its own; sweep in a series of its own"),
         "--decompose": (request.decompose, "run one after the other"),
         "--watch-cost": (request.watch_cost, "run one after the other"),
         "--to-accuracy": (request.to_accuracy, "compares throughput; leave it out"),
     }
-    for option, (is_given, why) in given.items():
+    for other, (is_given, why) in given.items():
         if is_given:
-            raise UserError(f"--ab: does not go with {option}: {why}")
-    for field, key in KEY_OF.items():
+            raise UserError(f"{option}: does not go with {other}: {why}")
+    for field, key in KEY_OF.items() if request.sides else ():
         if getattr(request, field) is not None and all(key in settings for settings in request.sides.values()):
             raise UserError(f"--{field}: has no effect: both sides of --ab set {key}")
 
@@ -272,10 +274,11 @@ def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
 
 
 def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
-    """Which variants of `--decompose` a series does not have, and why, in sentences; empty for other series."""
+    """Which variants of `--decompose` or steps of a ladder a series does not have, and why, in sentences."""
+    steps = {(plan.layout.ranks, step.name): step.skipped for plan in plans for step in plan.series.ladder}
+    found = [f"--ladder: {step} is left out at {ranks} ranks: {why}" for (ranks, step), why in steps.items() if why]
     if not request.decompose:
-        return []
-    found = []
+        return found
     if all(plan.workload.data.is_synthetic for plan in plans):
         found.append("--decompose: data is synthetic already: no runs with synthetic input; give --data for them")
     if any(plan.layout.ranks == 1 for plan in plans):

@@ -480,6 +480,10 @@ class _Data(Spec):
             return float(self.shuffle.removeprefix("partial:"))
         return 1.0 if self.shuffle == "global" else 0.0
 
+    def keeps_counts(self, *, on_gpu: bool) -> bool:
+        """Whether volumes travel to the network as they are stored, on ranks that compute on GPUs, or on CPUs."""
+        return on_gpu
+
     @model_validator(mode="after")
     def _reader_and_shuffling_fit(self) -> Self:
         if self.reader == "nvimagecodec" and (self.is_synthetic or not isinstance(self, ImageData)):
@@ -532,6 +536,14 @@ class DensityData(_Data):
     format: Literal["density", "hdf5-density"] = Field(
         description="Chooses this kind of data; hdf5-density: its old name."
     )
+    volumes: Literal["auto", "float32", "int16"] = Field(
+        "auto",
+        description="What travels to the network: float32, the logarithm of the counts; int16, the counts, whose "
+        "logarithm is taken where it computes; auto: int16 to GPUs.",
+    )
+
+    def keeps_counts(self, *, on_gpu: bool) -> bool:
+        return on_gpu if self.volumes == "auto" else self.volumes == "int16"
 
 
 class NoData(_Data):

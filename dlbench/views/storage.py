@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 import dlbench
 from dlbench.perfmodels.storage_demand import Demand
@@ -20,7 +20,7 @@ from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, percent, ranks_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate, median_estimate
-from dlbench.units import format_number
+from dlbench.units import format_number, format_seconds
 from dlbench.views.readers import complement
 
 FORMAT = "dlbench.io"
@@ -68,6 +68,12 @@ class Supply:
     storage_share: float | None  # Bytes from devices or the network over bytes of samples; None: not counted.
     fetch_samples_per_s: Estimate | None  # What fetching alone would give to as many readers.
     limit: Limit | None
+    opens_per_s: Estimate | None = field(metadata=column("Opens/s", is_brief=True))
+    stats_per_s: Estimate | None = field(metadata=column("Stats/s", is_brief=True))
+    names_per_s: Estimate | None = field(metadata=column("Names listed/s", is_brief=True))
+    num_files: int
+    names_from: str | None  # Where the names of files were from; none: of a kind of few files.
+    open_s: float  # Until they were known.
     warnings: tuple[str, ...]
 
 
@@ -137,6 +143,12 @@ def supply_of(answer: ReadingRate) -> Supply:
         storage_share=sum(storage for storage, _ in counted) / raw if raw else None,
         fetch_samples_per_s=_median(fetching, "samples/s"),
         limit=None if share is None else "fetch" if share.value >= 0.5 else "prepare",
+        opens_per_s=_median([one.opens_per_s for one in together if one.opens_per_s], "opens/s"),
+        stats_per_s=_median([one.stats_per_s for one in together if one.stats_per_s], "stats/s"),
+        names_per_s=_median([one.names_per_s for one in together if one.names_per_s], "names/s"),
+        num_files=answer.num_files,
+        names_from=answer.names_from,
+        open_s=answer.open_s,
         warnings=answer.warnings,
     )
 
@@ -166,46 +178,9 @@ def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
     return Need(demand=demand, bytes_per_s=demand.samples_per_s * sizes[0] if sizes else None, fed=fed)
 
 
-GIVES_CAPTION = (
-    "Reading and preparing without training, all ranks together. Fetching: getting the stored bytes; preparing: "
-    "decoding and augmenting."
-)
-FED_CAPTION = "By fetching alone: if preparing took no time."
-
-FedRow = tuple[Need, Fed]
-
-
 def io_document(found: Io) -> Document:
     """The answer for every format; its data is `found`."""
-    has_figures = any(one.samples_per_s is not None for one in found.supplies)
-    sections = [
-        Section(
-            id="gives",
-            title="What the readers give",
-            words=tuple(_gives(found)),
-            brief=tuple(_gives(found)),
-            sheets=(_gives_sheet(found.supplies),),
-        )
-    ]
-    if found.needs:
-        sections.append(
-            Section(
-                id="needs",
-                title="What an accelerator needs",
-                words=tuple(_needs(found)),
-                brief=tuple(_needs(found)),
-                sheets=(_needs_sheet(found.needs), *((_fed_sheet(found.needs),) if has_figures else ())),
-            )
-        )
-    return Document(
-        title=f"dlbench io: {found.workload} ({found.preset}), {found.kind}, {found.num_samples:,} samples",
-        dlbench_version=dlbench.__version__,
-        sections=tuple(sections),
-        data=found,
-    )
 
-
-def _gives_sheet(supplies: Sequence[Supply]) -> Sheet[Supply]:
     def storage(one: Supply) -> Cell | None:
         if one.samples_per_s is None:
             return None
@@ -213,19 +188,40 @@ def _gives_sheet(supplies: Sequence[Supply]) -> Sheet[Supply]:
             return Cell("not counted")
         return Cell(percent(min(1.0, one.storage_share), 0), number=one.storage_share)
 
-    columns = columns_of(
+    gives = columns_of(
         Supply,
         *("cache", "ranks", "samples_per_s", "bytes_per_s", "fetch_share", "prepare_share"),
         Column("storage_share", "From storage", lambda one: one.storage_share, storage, is_brief=True),
         *("loader_workers", "prefetch_batches", "limit", "told"),
     )
-    return Sheet(
-        name="io-gives",
-        title="What the readers give",
-        columns=columns,
-        rows=supplies,
-        caption=GIVES_CAPTION,
-        in_terminal=True,
+    sheets: list[Sheet[Any]] = [
+        Sheet(
+            name="io-gives",
+            title="What the readers give",
+            columns=gives,
+            rows=found.supplies,
+            caption="Reading and preparing without training, all ranks together. Fetching: getting the stored bytes; "
+            "preparing: decoding and augmenting.",
+            in_terminal=True,
+        )
+    ]
+    if called := [one for one in found.supplies if one.names_per_s is not None]:
+        columns = columns_of(Supply, "cache", "ranks", "opens_per_s", "stats_per_s", "names_per_s")
+        sheets.append(Sheet(name="io-calls", title="Opening files", columns=columns, rows=called, in_terminal=True))
+    words = tuple(_gives(found))
+    sections = [Section(id="gives", title=sheets[0].title, words=words, brief=words, sheets=tuple(sheets))]
+    if found.needs:
+        words = tuple(_needs(found))
+        sections.append(
+            Section(
+                id="needs", title="What an accelerator needs", words=words, brief=words, sheets=_needs_sheets(found)
+            )
+        )
+    return Document(
+        title=f"dlbench io: {found.workload} ({found.preset}), {found.kind}, {found.num_samples:,} samples",
+        dlbench_version=dlbench.__version__,
+        sections=tuple(sections),
+        data=found,
     )
 
 
@@ -247,10 +243,18 @@ def _gives(found: Io) -> Iterator[str]:
             f"Each rank {workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
             f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."
         )
+        if last.names_from is not None and last.names_per_s is not None:
+            listing_s = last.num_files * last.ranks / last.names_per_s.value
+            yield (
+                f"The names of {last.num_files:,} files were from {last.names_from} in {format_seconds(last.open_s)}; "
+                f"at the rate of one rank listing them takes {format_seconds(listing_s)}."
+            )
     yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for one in known for text in one.warnings))
 
 
-def _needs_sheet(needs: Sequence[Need]) -> Sheet[Need]:
+def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
+    """What one accelerator needs and, where the readers have figures, how many of them can be fed."""
+
     def rate(name: str, title: str, value: Callable[[Need], float | None]) -> Column[Need]:
         """Bytes per second as MB/s."""
 
@@ -271,40 +275,38 @@ def _needs_sheet(needs: Sequence[Need]) -> Sheet[Need]:
         rate("mb_per_s", "MB/s, this set", lambda need: need.bytes_per_s),
         Column("source", "Source", lambda need: need.demand.source),
     )
-    return Sheet(name="io-needs", title="What one accelerator needs", columns=columns, rows=needs, in_terminal=True)
-
-
-def _fed_sheet(needs: Sequence[Need]) -> Sheet[FedRow]:
-    accelerator: Column[FedRow] = Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True)
-    fed = columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1))
-    return Sheet(
+    title = "What one accelerator needs"
+    needs = Sheet(name="io-needs", title=title, columns=columns, rows=found.needs, in_terminal=True)
+    if all(one.samples_per_s is None for one in found.supplies):
+        return (needs,)
+    accelerator: Column[Any] = Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True)
+    fed = Sheet(
         name="io-feeds",
         title="How many accelerators can be fed",
-        columns=(accelerator, *fed),
-        rows=[(need, one) for need in needs for one in need.fed],
-        caption=FED_CAPTION,
+        columns=(
+            accelerator,
+            *columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1)),
+        ),
+        rows=[(need, one) for need in found.needs for one in need.fed],
+        caption="By fetching alone: if preparing took no time.",
         in_terminal=True,
     )
+    return needs, fed
 
 
 def _needs(found: Io) -> Iterator[str]:
     """What the tables do not say of the figures of accelerators."""
     for need in found.needs:
         yield f"{need.demand.accelerator}: {need.demand.source}."
-    yield from _sizes(found)
-    if found.preset != "full" and any(need.demand.sample_bytes is not None for need in found.needs):
-        yield (
-            f"The published figures are of the full workload; preset {found.preset} trains something smaller: its own "
-            "rate is that of a run with --data synthetic (--like RUN)."
-        )
-
-
-def _sizes(found: Io) -> Iterator[str]:
-    """That samples here are of another size than those of the published figures."""
     here = next((one.sample_bytes for one in found.supplies if one.sample_bytes is not None), None)
     there = next((need.demand.sample_bytes for need in found.needs if need.demand.sample_bytes is not None), None)
     if here is not None and there is not None and not 1 / MAX_SIZE_FACTOR <= here / there <= MAX_SIZE_FACTOR:
         yield (
             f"Samples here are {format_number(here / there, 2)} times as large as those of the published figures: the "
             "counts hold for this data set alone."
+        )
+    if found.preset != "full" and any(need.demand.sample_bytes is not None for need in found.needs):
+        yield (
+            f"The published figures are of the full workload; preset {found.preset} trains something smaller: its own "
+            "rate is that of a run with --data synthetic (--like RUN)."
         )

@@ -96,6 +96,22 @@ def test_counts_are_rates_over_demands(answering: Answering, data: Path) -> None
     assert fed["cold"]["by_fetching"]["value"] == pytest.approx(340 / (400 / 0.224))
 
 
+def test_opens_stats_and_listings_and_how_long_a_listing_takes(answering: Answering, data: Path) -> None:
+    calls = '"opens_per_s": 1000.0 * order["processes"], "stats_per_s": 4000.0, "names_per_s": 2e5 * order["processes"]'
+    known = '"num_files": 1000000, "names_from": ".dlbench-index", "open_s": 0.25'
+    program = ANSWER.replace('"is_short": False', f'"is_short": False, {calls}').replace('"set_bytes": 1', known)
+    answering(f"IN_FORCE = True\n{program}")
+    result = io("resnet50", "--data", data, "--ranks", "1,4", "--repeats", 5)
+    assert result.exit_code == 0, result.exception
+    text = " ".join(result.stdout.split())
+    assert "Opening files Page cache Ranks Opens/s Stats/s Names listed/s cold 1 1,000 4,000 200,000" in text
+    assert "warm 4 4,000 4,000 800,000" in text
+    assert "The names of 1,000,000 files were from .dlbench-index in 250 ms; " in text
+    assert "at the rate of one rank listing them takes 5 s." in text
+    found = json.loads(io("resnet50", "--data", data, "--repeats", 5, "--json").stdout)["supplies"][0]
+    assert (found["opens_per_s"]["value"], found["num_files"], found["open_s"]) == (1000, 1000000, 0.25)
+
+
 def test_published_demands_are_those_of_mlperf_storage() -> None:
     found = {(family, one.accelerator): one.bytes_per_s for family, demands in PUBLISHED.items() for one in demands}
     expected = {

@@ -116,7 +116,8 @@ def test_factors_are_of_the_same_run(tmp_path: Path) -> None:
     assert "hit most; 1 of 1 victims for certain." in " ".join(text.split())
     charts = [chart for section in page.sections if section.id == f"group-{found.id}" for chart in section.charts()]
     (drawn,) = [chart for chart in charts if chart.id.endswith("-hit")]
-    assert drawn.alt.startswith("rank 0: 2.00x on n0; rank 1: congests on n0; rank 2: 2.00x on n0")
+    assert drawn.alt.startswith("n0, rank 0: 2.00")
+    assert "n0, rank 1 (congests): congests; n0, rank 2: 2.00" in drawn.alt
 
 
 def test_two_runs_give_no_verdict(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlbench.datasets.file_index import Files, load_index
 from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, holds_shards, open_image_shards
 from dlbench.datasets.splits import Split, require_no_splits
 from dlbench.errors import UserError
@@ -28,17 +30,20 @@ IMAGENET_CLASSES = 1000
 
 
 def open_image_set(folder: Path) -> ImageSet:
-    """Opens a folder of class folders, or a folder of shards.
+    """Opens a folder of class folders, by its index if it has one, or a folder of shards.
 
     Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
+    kept, told = load_index(folder, JpegTree)
+    if kept is not None:
+        return replace(kept, root=folder, names_from=told)
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
     if train.is_dir() and (
         holds_shards(train) or any(path.is_dir() and not path.name.startswith(".") for path in train.iterdir())
     ):
         raise UserError(f"{str(folder)!r} holds splits, not classes; give {str(train)!r} or the other one")
-    return open_image_shards(folder) if holds_shards(folder) else index_jpeg_tree(folder)
+    return open_image_shards(folder) if holds_shards(folder) else replace(index_jpeg_tree(folder), names_from=told)
 
 
 def completeness(image_set: ImageSet, split: Split) -> str | None:
@@ -70,6 +75,7 @@ class JpegTree(ImageSet):
     sha256: str  # digest of class and file names, in order; contents are not read
     remarks: tuple[str, ...] = ()  # which files were passed over, one line if there are any
     kind: str = "jpeg-tree"
+    names_from: str | None = None
 
     def path(self, index: int) -> Path:
         name = self.names[int(self.offsets[index]) : int(self.offsets[index + 1])]
@@ -87,8 +93,8 @@ class JpegTree(ImageSet):
     def filename(self, index: int) -> str:
         return self.path(index).relative_to(self.root).as_posix()
 
-    def files(self) -> list[Path]:
-        return [self.path(index) for index in range(self.num_samples)]
+    def files(self) -> Sequence[Path]:
+        return Files(self.num_samples, self.path)
 
     def close(self) -> None:
         """Files are open only while they are read."""

@@ -292,6 +292,7 @@ class ImageSet:
     labels: NDArray[np.int32]  # (num_samples,) the label of each sample
     sha256: str  # digest of the index (names or sizes, and labels), hexadecimal; image contents are not read
     remarks: tuple[str, ...]  # How the set was understood, one line each: what was passed over, ...
+    names_from: str | None = None  # Of a tree: where its files' names are from, see `load_index`.
 
     @property
     def num_samples(self) -> int:
@@ -322,7 +323,7 @@ class ImageSet:
         """The place of one sample relative to the folder; equal wherever the folder lies."""
         raise NotImplementedError
 
-    def files(self) -> list[Path]:
+    def files(self) -> Sequence[Path]:
         """The files that samples are read from."""
         raise NotImplementedError
 

@@ -373,7 +373,7 @@ def _what(job: Job) -> str:
 def _swept(job: Job) -> str:
     values: dict[str, list[str]] = {}
     for plan in job.plans:
-        for key, value in plan.series.axes.items() if isinstance(plan, RunPlan) else ():
+        for key, value in plan.series.named.items() if isinstance(plan, RunPlan) else ():
             values.setdefault(key, []).append(value_text(key, value))
     return ", ".join(f"{key}={','.join(dict.fromkeys(found))}" for key, found in values.items())
 

@@ -73,11 +73,11 @@ class OwnAlgorithm(Contestant):
         self.counters = transport.counters
         self.is_in_place = comm.collective in ("allreduce", "reduce-scatter", "reduce")
         self._comm = comm
-        self._transport = transport
+        self.transport = transport
         self._execution: Execution | None = None
 
     def bind(self, vectors: Vectors) -> str:
-        comm, transport = self._comm, self._transport
+        comm, transport = self._comm, self.transport
         steps = schedule(
             comm.collective,
             self.algorithm,
@@ -92,7 +92,7 @@ class OwnAlgorithm(Contestant):
         return ""
 
     def line_up(self) -> None:
-        self._transport.line_up()
+        self.transport.line_up()
 
     def run(self, times: int) -> None:
         assert self._execution is not None

@@ -61,7 +61,7 @@ class Lineup:
         comm = self._plan.comm
         result: list[Contestant] = []
         if comm.algorithms:
-            transport = self.transport()
+            transport = self._transport()
             result += [OwnAlgorithm(comm, name, transport) for name in comm.algorithms]
         for backend in comm.backends:
             if backend == "horovod":
@@ -120,8 +120,7 @@ class Lineup:
         if self._mpi is not None:
             stop_mpi(self._mpi)
 
-    def transport(self) -> Transport:
-        """What carries the messages of dlbench's own algorithms. Raises `EnvironmentLacksError`: it cannot be had."""
+    def _transport(self) -> Transport:
         comm, plan = self._plan.comm, self._plan
         if comm.transport == "mpi":
             mpi = self._if_possible("mpi", self._start_mpi)

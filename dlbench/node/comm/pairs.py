@@ -8,21 +8,22 @@ learn that the pair is done from a barrier that they look at between two message
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dlbench.errors import RunError
-from dlbench.node.comm.control import Control, Deadline
+from dlbench.node.comm.contestants import Contestant, OwnAlgorithm
 from dlbench.node.comm.inputs import DTYPES
-from dlbench.node.comm.transport import Part, Transport
+from dlbench.node.comm.measure import Measurement
+from dlbench.node.comm.transport import Part
 from dlbench.node.garbage import HeldGarbage
-from dlbench.node.ranks import RankPlace
 from dlbench.records.comm import CommPoint
-from dlbench.specs.comm import CommSpec, RankPair
+from dlbench.specs.comm import RankPair
 from dlbench.units import format_bytes
 
 OF_AN_ITERATION = 10  # Operations, each timed by itself, so that the slowest hundredth of them is known.
@@ -34,34 +35,24 @@ _REPEATS_AFTER = 251  # Entries of a message: exact in every type of element.
 Kind = tuple[RankPair, str, bool]  # Pair, way, and whether beside the congestors.
 
 
-class PairMeasurement:
+class PairMeasurement(Measurement):
     """All pairs of a run, one size after the other."""
 
-    def __init__(
-        self,
-        comm: CommSpec,
-        place: RankPlace,
-        device: torch.device,
-        control: Control,
-        deadline: Deadline,
-        beat: Callable[[str], None],
-        transport: Transport,
-    ) -> None:
-        """As `Measurement`; `transport` carries the messages."""
-        self._comm, self._rank, self._device = comm, place.rank, device
-        self._control, self._deadline, self._beat, self._transport = control, deadline, beat, transport
-
-    def points(self, pairs: Sequence[RankPair], num_bytes: int) -> list[CommPoint]:
-        """Of each pair and way one point, and one beside the congestors; the same on every rank. Raises `RunError`:
-        ranks differ in what to do, or a message failed; no other can follow.
+    def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
+        """Of each pair and way one point, and one beside the congestors; the same on every rank. `contestants`: have
+        the transport. Raises `RunError`: ranks differ in what to do, or a message failed; no other can follow.
         """
+        assert isinstance(contestants[0], OwnAlgorithm)
+        self._transport, self._rank = contestants[0].transport, self._place.rank
         comm, dtype = self._comm, DTYPES[self._comm.dtype]
         self._control.agree("next point", comm.model_dump(mode="json") | {"of": num_bytes})
         message = (torch.arange(num_bytes // dtype.itemsize, device=self._device) % _REPEATS_AFTER).to(dtype)
         window = max(2, min(WINDOW, WINDOW_BYTES // num_bytes))
-        kinds: list[Kind] = list(itertools.product(pairs, comm.algorithms, (False, True)[: 1 + bool(comm.congestors)]))
+        kinds: list[Kind] = list(
+            itertools.product(comm.pairs, comm.algorithms, (False, True)[: 1 + bool(comm.congestors)])
+        )
         counts = dict.fromkeys(kinds, OF_AN_ITERATION)
-        taken: dict[Kind, list[tuple[list[float], float, float, bool]]] = {kind: [] for kind in kinds}
+        taken: dict[Kind, list[tuple[list[float], float, bool]]] = {kind: [] for kind in kinds}
         garbage = HeldGarbage()
         garbage.hold()
         try:
@@ -79,25 +70,24 @@ class PairMeasurement:
                     taken[kind].append(found)
         finally:
             garbage.release()
-        return [self._point(kind, num_bytes, window, taken[kind]) for kind in kinds]
+        return [self._pair_point(kind, num_bytes, window, taken[kind]) for kind in kinds]
 
     def _block(
         self, kind: Kind, message: torch.Tensor, many: int, operations: int, what: str
-    ) -> tuple[list[float], float, float, bool]:
-        """Some operations of one pair. On this rank: seconds of each that it began, bytes that it sent as a congestor,
-        in how many seconds, and whether what came is wrong.
+    ) -> tuple[list[float], float, bool]:
+        """Some operations of one pair. On this rank: seconds of each that it began, bytes per second that it sent as a
+        congestor, and whether what came is wrong.
         """
         pair, way, is_beside = kind
         rank, control, landed = self._rank, self._control, torch.zeros_like(message)
         congestor = next((one for one in self._comm.congestors if rank in one), None) if is_beside else None
-        times: list[float] = []
-        sent = seconds = 0.0
+        times, rate = list[float](), 0.0
         self._beat(what)
         control.barrier(what)
         self._deadline.begin(what)
         try:
             if congestor is not None:
-                sent, seconds = self._congest(congestor)
+                rate = self._congest(congestor)
             elif is_beside:
                 control.barrier(f"{what}: congestors are under way")
             if rank in pair:
@@ -117,11 +107,11 @@ class PairMeasurement:
         except RunError as error:
             raise type(error)(f"rank {rank}, {what}: {error}") from None
         self._deadline.end()
-        return times, sent, seconds, rank == pair[1] and not torch.equal(landed, message)
+        return times, rate, rank == pair[1] and not torch.equal(landed, message)
 
-    def _congest(self, pair: RankPair) -> tuple[float, float]:
-        """Sends, or receives, until the pair is done: how many bytes, and in how many seconds. The first element of a
-        message says whether the next is the last: that one is posted by then.
+    def _congest(self, pair: RankPair) -> float:
+        """Sends, or receives, until the pair is done: how many bytes per second. The first element of a message says
+        whether the next is the last: that one is posted by then.
         """
         sends, peer = self._rank == pair[0], pair[self._rank == pair[0]]
         buffers = [torch.zeros(CONGESTING_BYTES // 4, device=self._device) for _ in range(2)]
@@ -148,7 +138,7 @@ class PairMeasurement:
                 _, done = (dist.barrier(async_op=True) for _ in range(2))
         for one in pending:
             self._finish(one, parts[0], "to")
-        return float(count * CONGESTING_BYTES), time.monotonic() - begun
+        return count * CONGESTING_BYTES / (time.monotonic() - begun)
 
     def _part(self, run: torch.Tensor, peer: int, tag: int) -> Part:
         handle, size = self._transport.wrap(run), run.numel() * run.element_size()
@@ -164,13 +154,13 @@ class PairMeasurement:
         if self._device.type == "cuda":  # There waiting orders the stream, and not the host.
             torch.cuda.synchronize(self._device)
 
-    def _point(
-        self, kind: Kind, num_bytes: int, window: int, taken: Sequence[tuple[list[float], float, float, bool]]
+    def _pair_point(
+        self, kind: Kind, num_bytes: int, window: int, taken: Sequence[tuple[list[float], float, bool]]
     ) -> CommPoint:
         pair, way, is_beside = kind
         everyone = self._control.gather("results of a pair", taken)
-        wrong = self._comm.check and any(one[3] for one in everyone[pair[1]])
-        flows = [[sum(one[at] for one in everyone[sender]) for at in (1, 2)] for sender, _ in self._comm.congestors]
+        wrong = self._comm.check and any(one[2] for one in everyone[pair[1]])
+        rates = (statistics.fmean(one[1] for one in everyone[sender]) for sender, _ in self._comm.congestors)
         return CommPoint(
             collective=self._comm.collective,
             algorithm=way,
@@ -180,7 +170,7 @@ class PairMeasurement:
             times_s=tuple(seconds for one in everyone[pair[0]] for seconds in one[0]),
             operations=window if way == "window" else 1,
             pair=pair,
-            congestors=tuple(sent / seconds if seconds else 0.0 for sent, seconds in flows if is_beside),
+            congestors=tuple(rates) if is_beside else (),
             correct=not wrong if self._comm.check else None,
             max_error=None,
             problem="what arrived is not what was sent" if wrong else "",

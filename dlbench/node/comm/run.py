@@ -12,6 +12,7 @@ import torch
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
 from dlbench.node import rendezvous
+from dlbench.node.comm.contestants import Contestant
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.lineup import Lineup
 from dlbench.node.comm.measure import Measurement
@@ -78,20 +79,18 @@ class CommRun:
         require_own_gpu(gpu, self._place, lambda found: control.gather("GPUs", found), by_nccl=gpu is not None)
         self._deadline.start()
         lineup = Lineup(plan, self._folder, self._place, self._device, control)
+        clock = lineup.stream_clock()
         about = comm, self._place, self._device, control, self._deadline, self._beat
-        pairs = PairMeasurement(*about, lineup.transport()) if comm.pairs else None
-        measurement = Measurement(*about, clock=None if comm.pairs else lineup.stream_clock())
-        contestants = lineup.in_turns(self._deadline) if pairs is None else []
+        measurement = (PairMeasurement if comm.pairs else Measurement)(*about, clock=clock)
+        contestants = lineup.in_turns(self._deadline)
         load = CoreLoad(sees_node=self._place.local_rank == 0)
         load.measuring(True)
-        total = len(comm.sizes) * (len(comm.pairs) + len(contestants) + ("horovod" in comm.backends))
-        points = self._all_sizes(measurement.points, contestants, total)
-        if pairs is not None:
-            points = self._all_sizes(pairs.points, comm.pairs, total)
+        total = len(comm.sizes) * (len(contestants) + ("horovod" in comm.backends))
+        points = self._all_sizes(measurement, contestants, total)
         warnings = []
         apart = lineup.horovod(self._deadline)
         if apart:
-            points += self._all_sizes(measurement.points, apart, total)
+            points += self._all_sizes(measurement, apart, total)
             if contestants:
                 warnings.append(
                     "Horovod was timed last, not interleaved with the others: its background thread keeps polling"
@@ -117,14 +116,12 @@ class CommRun:
             return None
         return self._record(points, seats, switches, loads, logs, lineup.not_measured, warnings)
 
-    def _all_sizes(
-        self, measure: Callable[[Any, int], list[CommPoint]], contestants: Sequence[Any], total: int
-    ) -> list[CommPoint]:
+    def _all_sizes(self, measurement: Measurement, contestants: Sequence[Contestant], total: int) -> list[CommPoint]:
         points: list[CommPoint] = []
         if contestants:
             for num_bytes in self._plan.comm.sizes:
                 self._on_point(self._done, total, f"{self._plan.comm.collective} of {format_bytes(num_bytes)}")
-                points += measure(contestants, num_bytes)
+                points += measurement.points(contestants, num_bytes)
                 self._done += len(contestants)
         return points
 

@@ -6,11 +6,14 @@ Counts of two bytes are half of what their logarithms are: on their way to a GPU
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlbench.datasets.file_index import load_index
 from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import DensityIndex, DensityReader, index_density
 from dlbench.errors import UserError
@@ -98,7 +101,7 @@ class VolumeReader(SampleReader):
     def _bad(self, index: int, reason: str) -> BadSampleError:
         return BadSampleError(f"{self.name(index)}: {reason}")
 
-    def files(self) -> list[Path]:
+    def files(self) -> Sequence[Path]:
         return self._index.paths()
 
     def describe(self) -> dict[str, object]:
@@ -109,6 +112,7 @@ class VolumeReader(SampleReader):
             "files": len(index.files),
             "shape": [index.size, index.size, index.size, index.channels],
             "index_sha256": index.sha256,
+            "names_from": index.names_from,
             "chunks_span_samples": index.chunks_span_samples,
             "logarithm": "device" if self._counts else "reader",
         }
@@ -128,7 +132,12 @@ def open_density(
     Raises UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
     """
     del seed, training
-    index = lister.index(lambda: index_density(source), (DensityIndex,))
+
+    def opened() -> DensityIndex:
+        kept, told = load_index(source, DensityIndex)
+        return replace(index_density(source) if kept is None else kept, root=source, names_from=told)
+
+    index = lister.index(opened, (DensityIndex,))
     for key, stored in (
         ("input_size", index.size),
         ("input_channels", index.channels),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,7 @@ class JpegReader(SampleReader):
     def name(self, index: int) -> str:
         return self._images.name(index)
 
-    def files(self) -> list[Path]:
+    def files(self) -> Sequence[Path]:
         return self._images.files()
 
     def describe(self) -> dict[str, object]:
@@ -220,6 +220,7 @@ class JpegReader(SampleReader):
             "path": path_text(self._images.root),
             "classes": len(self._images.classes),
             "index_sha256": self._images.sha256,
+            "names_from": self._images.names_from,
             "remarks": [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in self._images.remarks],
             "decoder": decoder(),
             "decode": "region" if is_region else "full",

@@ -162,6 +162,7 @@ class RankReading:
         self._cache: NodeCache | None = None
         self._states: dict[int, CacheState] = {}  # by epoch
         self._batches_per_epoch = 0
+        self._names_from = ""
         self._decode: object = None  # what of a JPEG is decoded; None where the samples are none
         self.readers = Readers(0, 0)  # what reads; from `settle` on
 
@@ -183,7 +184,8 @@ class RankReading:
             if data.cache == "cold":
                 state = cache.settle()  # what the trials read is cached now
         self._states[first] = state
-        self._decode = reader.describe().get("decode")
+        described = reader.describe()
+        self._decode, self._names_from = described.get("decode"), str(described.get("names_from"))
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
 
@@ -262,6 +264,8 @@ class RankReading:
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:
             warnings.append(f"data.cache {self._data.cache}: whether it was in force is not known: {unknown.summary}")
+        if ": " in self._names_from:
+            warnings.append(f"names of files are from {self._names_from}; `dlbench data index` makes it anew")
         workers, left = self.readers.loader_workers, self._training_cores
         if workers and left is not None and self._kept is not None and left < self._kept:
             lower = "" if self._data.loader_workers == "auto" else ", or lower data.loader_workers"

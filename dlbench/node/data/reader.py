@@ -7,7 +7,7 @@ what staging and shuffling move about. `prepare` makes tensors of them: what dec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
@@ -93,7 +93,7 @@ class SampleReader(Protocol):
     def name(self, index: int) -> str:
         """File, and place in it, of one sample, for messages; never fails."""
 
-    def files(self) -> list[Path]:
+    def files(self) -> Sequence[Path]:
         """The files that `fetch` reads, from the index; none where it reads none. Those of a store, if it reads one."""
 
     def describe(self) -> dict[str, object]:
@@ -123,7 +123,7 @@ class WrappedReader(SampleReader):
     def name(self, index: int) -> str:
         return self._reader.name(index)
 
-    def files(self) -> list[Path]:
+    def files(self) -> Sequence[Path]:
         return self._reader.files()
 
     def describe(self) -> dict[str, object]:

@@ -3,7 +3,7 @@
 One JSON object on stdin, a `RateOrder`. One JSON line on stdout, when all is done: a `ReadingRate` of
 `dlbench.records.data_path`, with `set_bytes` of the set's files, the trials of readers, and in each repeat also
 `processes`, the rate of each. In `together` samples, bytes, rates and seconds of fetching and preparing are sums over
-the processes, `seconds` and `passes` are means.
+the processes, `seconds` and `passes` are means. Files are opened, looked up and listed before each repeat.
 
 staging, shuffle and partition of the data are not acted upon: what is read is `source`, shuffled. What the queues of
 readers held when the clock started is not counted. With cache `cold` the data set is evicted before each repeat, and a
@@ -24,6 +24,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from pydantic import Field, ValidationError
 from dlbench.datasets.splits import train_folder
 from dlbench.errors import DlbenchError, ExitCode, RunError, UserError
 from dlbench.machine.page_cache import files_bytes
-from dlbench.machine.storage import counts_reads
+from dlbench.machine.storage import call_rates, counts_reads
 from dlbench.node.data.rank_reading import CacheState, NodeCache
 from dlbench.node.data.reader_trials import Choice, Readers, Throughput, TrialContext, choose, reading, throughput
 from dlbench.node.data.sharding import Key, ShardedOrder
@@ -43,6 +44,7 @@ from dlbench.specs.problems import problem_of
 from dlbench.specs.workload import DataSpec, ModelSpec
 
 _MAX_ORDER = 1 << 20
+_CALLING = 0.05  # of a repeat's seconds, for each of opens, stats and listings
 
 
 class RateOrder(Spec):
@@ -145,7 +147,9 @@ class _Share:
         self._order, self._peers = order, peers
         torch.set_num_threads(1)
         data = order.data
+        begun = monotonic()
         self._reader = open_reader(train_folder(Path(data.source)), order.model, data, order.seed, training=True)
+        self._open_s = monotonic() - begun
         self._sharded = ShardedOrder(
             self._reader.num_samples,
             batch_size=order.batch,
@@ -167,7 +171,10 @@ class _Share:
             if number or choice.trials:
                 state = self._cache.settle()
             states.append(state)
-            own = self._repeat(number, readers)
+            self._peers.barrier()
+            seed = number * order.processes + self._peers.place
+            calls = call_rates(self._files, _CALLING * order.seconds, seed) if self._files else {}
+            own = self._repeat(number, readers) | calls
             everyone = self._peers.gather(own)
             repeats.append(
                 {
@@ -184,6 +191,9 @@ class _Share:
             "format": "dlbench.reading-rate",
             "kind": described["kind"],
             "num_samples": self._reader.num_samples,
+            "num_files": len(self._files),
+            "names_from": described.get("names_from"),
+            "open_s": self._open_s,
             "set_bytes": files_bytes(self._files),
             "processes": order.processes,
             "cores_per_process": len(os.sched_getaffinity(0)),
@@ -269,6 +279,7 @@ def _together(rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     is_counted = all(rate["storage_bytes"] is not None for rate in rates)
     return {
         **{key: total(key) for key in ("samples", "samples_per_s", "raw_bytes", "bytes_per_s", "fetch_s", "prepare_s")},
+        **{key: total(key) for key in rates[0] if key in ("opens_per_s", "stats_per_s", "names_per_s")},
         **{key: total(key) / len(rates) for key in ("seconds", "passes")},
         "tier_bytes": tiers,
         "storage_bytes": total("storage_bytes") if is_counted else None,

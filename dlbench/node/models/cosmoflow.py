@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dlbench.node.models.build import Batch, Criterion, Meter, Network, Outputs
+from dlbench.node.models.build import Batch, Criterion, Loss, Meter, Network, Outputs
+from dlbench.records.record import Setting
+from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import CosmoFlowModel, DataSpec
 
 if TYPE_CHECKING:
@@ -160,6 +162,20 @@ class CosmoFlowNetwork(Network[CosmoFlowModel]):
             "volume": volume if counts else network_volume(volume, channels_last=False),
             "target": torch.rand(num, spec.num_targets, generator=generator) * 2 - 1,
         }
+
+    def observed(self, loss: Loss, plan: RunPlan, device: torch.device) -> tuple[Loss, Callable[[], list[Setting]]]:
+        asked, seen = getattr(plan.workload.data, "volumes", "auto"), dict[str, None]()
+        if asked == "auto":
+            return loss, list
+
+        def watched(model: nn.Module, batch: Batch) -> Tensor:
+            seen[str(batch["volume"].dtype).removeprefix("torch.")] = None
+            return loss(model, batch)
+
+        evidence = "type of the volumes that the network was given"
+        return watched, lambda: [
+            Setting(key="data.volumes", requested=asked, effective=found, evidence=evidence) for found in seen
+        ]
 
     def one_sample(self, spec: CosmoFlowModel, data: DataSpec) -> tuple[Tensor, ...]:
         return (torch.empty(1, spec.input_channels, *[spec.input_size] * 3),)

@@ -61,7 +61,8 @@ def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch
 
     def batch_of(samples: int) -> Batch:
         generator, workload = torch.Generator().manual_seed(0), plan.workload
-        made = synthetic_batch(workload.model, workload.data, samples, generator, counts=device.type == "cuda")
+        counts = workload.data.keeps_counts(on_gpu=device.type == "cuda")
+        made = synthetic_batch(workload.model, workload.data, samples, generator, counts=counts)
         if workload.data.is_synthetic:
             made = arranged(made, workload.model)
         return {name: tensor.to(device) for name, tensor in made.items()}

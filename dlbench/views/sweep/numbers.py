@@ -47,6 +47,7 @@ from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, re
 from dlbench.stats.pairing import RunKey
 from dlbench.views.doubts import run_doubts
 from dlbench.views.next_step import remedy_of
+from dlbench.views.sweep.ladder import Rates, efficiency, gains_of, in_common, published_text, step_words
 from dlbench.views.sweep.settings import (
     MARGIN,
     MARGIN_TEXT,
@@ -97,6 +98,7 @@ class SweepCell:
     conditions: str
     baseline: str
     has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.
+    is_ladder: bool  # Whether settings are steps, each on top of those before it.
     to_target: bool  # Whether runs train to a target, so that the time to it decides, and not throughput.
     settings: tuple[Setting, ...]
     axes: tuple[Axis, ...]
@@ -150,14 +152,22 @@ class Draft:
     rate_logs: tuple[dict[RunKey, float], ...]
     """Of each setting's rates over the baseline's, one for each repeat that both have."""
     logs: tuple[dict[RunKey, float], ...]  # The same of the speeds.
+    gains: tuple[dict[RunKey, float], ...]  # Of a ladder: each step over the one before it; empty: no ladder.
+    first: Sequence[tuple[Run, Rates]]  # Of a ladder: the steps at the smallest rank count.
     levels: Mapping[str, list[AxisValue]]
     contrasts: Mapping[Pair, dict[RunKey, float]]
     deviations: Mapping[tuple[AxisValue, ...], dict[RunKey, float]]
 
     @property
+    def judged(self) -> tuple[dict[RunKey, float], ...]:
+        """By what each setting has its verdict."""
+        return self.gains or self.logs
+
+    @property
     def comparisons(self) -> list[dict[RunKey, float]]:
         """Log ratios of all that is compared here: settings but the baseline, pairs of values, combinations."""
-        settings = [found[i] for found in (self.logs, self.rate_logs) for i in range(len(found)) if i != self.base]
+        judged = (self.gains,) if self.gains else (self.logs, self.rate_logs)
+        settings = [found[i] for found in judged for i in range(len(found)) if i != self.base]
         return [*settings, *self.contrasts.values(), *self.deviations.values()]
 
 
@@ -192,7 +202,7 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
     """All series with swept keys that hold figures, in the order of their creation."""
     table = without_resumed(table)
     planned = [*table.runs.values(), *(item.run for item in table.without if item.run.plan.run_id not in table.runs)]
-    swept = (run for run in planned if run.plan.series.axes)
+    swept = (run for run in planned if run.plan.series.named)
     series = alike(swept, lambda run: (run.plan.created, run.plan.series.id))
     found = [(runs, *_drafts(runs, table)) for _, runs in sorted(series.items())]
     family = family_of([draft for _, drafts, _ in found for draft in drafts])
@@ -212,7 +222,7 @@ def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str
         if len(_by_setting(group)) < 2 or not figures:
             continue
         if any(acting_keys(run.plan) for run in group):
-            drafts.append(_draft(group, table))
+            drafts.append(_draft(group, table, drafts[0].first if drafts else None))
         else:
             rates = [geometric_mean_estimate(_rates(found, table)).value for found in _by_setting(figures)]
             idle.append(
@@ -226,15 +236,17 @@ def _sweep(
     runs: Sequence[Run], cells: Sequence[SweepCell], idle: Sequence[str], table: RunTable, sweep_id: str
 ) -> Sweep:
     plan = next((run for run in runs if run.plan.run_id in table.runs), runs[0]).plan
-    keys = tuple(sorted({key for run in runs for key in run.plan.series.axes}))
+    keys = tuple(sorted({key for run in runs for key in run.plan.series.named}))
     unit = plan.workload.sample_unit
     batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
     if plan.series.scaling == "strong":
         batch = f"{plan.global_batch} {unit} global batch"
+    if plan.series.step:
+        batch = "each step on top of those before it"
     last = cells[-1] if cells else None
     return Sweep(
         id=sweep_id,
-        label=f"{plan.workload.name}: {' x '.join(keys)} (series {plan.series.id})",
+        label=f"{plan.workload.name}: {'ladder' if plan.series.step else ' x '.join(keys)} (series {plan.series.id})",
         series=plan.series.id,
         keys=keys,
         sample_unit=unit,
@@ -250,6 +262,10 @@ def _sweep(
 
 
 def _headline(cell: SweepCell) -> tuple[str, str]:
+    if cell.is_ladder:
+        whole = next((one.ratio for one in reversed(cell.settings) if one.ratio), None)
+        big = times_value(whole) if whole else DASH
+        return big, f"the baseline with all steps, at {place_text(cell.ranks, cell.nodes)}"
     name, place = "the default" if cell.has_default else "the first setting", place_text(cell.ranks, cell.nodes)
     if cell.best_ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
@@ -267,12 +283,15 @@ def _order(run: Run) -> tuple[int, int]:
 def _place(run: Run) -> tuple[int, int, str, str, str]:
     """Ranks, nodes, preset, precision, data: what settings must share to be compared."""
     plan = run.plan
-    return (plan.layout.ranks, plan.layout.nodes, plan.workload.preset, plan.workload.train.precision, data_source(run))
+    precision, data = str(plan.workload.train.precision), data_source(run)
+    if plan.series.step:  # which may set both
+        precision, data = "precision by step", plan.workload.data.source
+    return (plan.layout.ranks, plan.layout.nodes, plan.workload.preset, precision, data)
 
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs of equal swept values together, in the order given."""
-    found = alike(runs, lambda run: tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.axes.items())))
+    found = alike(runs, lambda run: tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items())))
     return list(found.values())
 
 
@@ -288,17 +307,23 @@ def _times(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     return {run_key(run, table): one.time_to_quality_s for run, one in known if one and one.time_to_quality_s}
 
 
+<<<<<<< HEAD
 def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
     """Runs that were trained to the end of their limit, or to the target; of others nobody knows."""
     return sum(run.plan.run_id in table.runs or run.state == "invalid" for run in runs)
 
 
 def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
+=======
+def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rates]] | None) -> Draft:
+>>>>>>> main
     """The settings of one rank count from every run of the series there, in the order of the request."""
     groups = _by_setting(runs)
     rates = [_rates(group, table) for group in groups]
+    if is_ladder := bool(runs[0].plan.series.step):
+        rates = in_common(rates)
     firsts = groups[0][0].plan.series.axes
-    defaults = [i for i, group in enumerate(groups) if rates[i] and is_default(group[0].plan, firsts)]
+    defaults = [i for i, group in enumerate(groups) if rates[i] and not is_ladder and is_default(group[0].plan, firsts)]
     base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
     speeds, reached = rates, None
     if groups[0][0].plan.measure.until == "quality":
@@ -315,7 +340,7 @@ def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
         )
         for group, found in zip(groups, speeds, strict=True)
         # What had no effect would make its axis look as if it had none.
-        if found and not _inert(group, table)
+        if found and not is_ladder and not _inert(group, table)
     ]
     levels = levels_of(measured, dict(sorted(groups[base][0].plan.series.axes.items())))
     return Draft(
@@ -327,6 +352,8 @@ def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
         has_default=bool(defaults),
         rate_logs=tuple(paired_logs(found, rates[base]) for found in rates),
         logs=tuple(paired_logs(found, speeds[base]) for found in speeds),
+        gains=gains_of(rates) if is_ladder else (),
+        first=first or [(group[0], found) for group, found in zip(groups, rates, strict=True)],
         levels=levels,
         contrasts=contrasts(measured, levels),
         deviations=deviations(measured, levels),
@@ -348,13 +375,16 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     runs = [run for group in draft.runs for run in group]
     ranks, nodes, preset, precision, data = _place(runs[0])
     found = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
+    words = [*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]
+    plan, baseline = runs[0].plan, ", the first setting with figures: the default is not in the sweep, or has none"
     return SweepCell(
         ranks=ranks,
         nodes=nodes,
         conditions=f"{preset} preset, {precision}, {'synthetic data' if data == 'synthetic' else data}",
         baseline=f"the default ({choice.baseline.label})"
         if draft.has_default
-        else f"{choice.baseline.label}, the first setting with figures: the default is not in the sweep, or has none",
+        else choice.baseline.label + baseline * (not draft.gains),
+        is_ladder=bool(draft.gains),
         has_default=draft.has_default,
         to_target=draft.reached is not None,
         settings=choice.settings,
@@ -363,10 +393,13 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         interaction=additivity.words if additivity else "",
         best=choice.best.label if choice.best else "",
         best_ratio=choice.gain_of(choice.best),
-        verdict=" ".join([*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]),
+        verdict=step_words(plan, choice.settings) if draft.gains else " ".join(words),
         advice=remedy_of(found) or choice.advice(),
         needed_repeats=choice.needed_repeats,
-        notes=tuple(_notes(runs, choice.settings, table)),
+        notes=(
+            *_notes(runs, choice.settings, table),
+            *(f"{step.name} is left out: {step.skipped}." for step in plan.series.ladder if step.skipped),
+        ),
     )
 
 
@@ -402,7 +435,7 @@ class _Choice:
 
     def _needed(self, family: Family) -> int | None:
         """Repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to know it."""
-        pairs = zip(self.settings, self.draft.logs, strict=True)
+        pairs = zip(self.settings, self.draft.judged, strict=True)
         undecided = [logs for one, logs in pairs if one.verdict in ("undecided", "insufficient") and logs]
         known = [means for logs in undecided if len(means := means_of(logs)) >= MIN_RUNS]
         if not known:
@@ -547,8 +580,11 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
         by_rate, by_what_counts = (ratio_of(found[i]) if found[i] else None for found in (draft.rate_logs, draft.logs))
         ratio = one if i == base else by_rate
         per_step = _verdict(by_rate, family.of(draft.rate_logs[i]))
-        adjusted_p = family.of(draft.logs[i])
-        verdict: SettingVerdict = "baseline" if i == base else _verdict(by_what_counts, adjusted_p)
+        gain = ratio_of(draft.gains[i]) if draft.gains and draft.gains[i] else None
+        adjusted_p = family.of(draft.judged[i])
+        counts = gain if draft.gains else by_what_counts
+        verdict: SettingVerdict = "baseline" if i == base else _verdict(counts, adjusted_p)
+        step = next((step for step in plan.series.ladder if step.name == plan.series.step), None)
         times: dict[RunKey, float] = {}
         if draft.reached is not None:
             times = {key: 1 / speed for key, speed in draft.speeds[i].items()}
@@ -561,11 +597,14 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
         missing = [run.plan.run_id for run in group if run.plan.run_id not in table.runs]
         made.append(
             Setting(
-                values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.axes.items())),
-                label=label(plan.series.axes),
+                values=tuple((key, value_text(key, value)) for key, value in sorted(plan.series.named.items())),
+                label=label(plan.series.named),
                 is_baseline=i == base,
                 throughput=geometric_mean_estimate(rates[i], f"{plan.workload.sample_unit}/s") if rates[i] else None,
                 ratio=ratio,
+                gain=gain,
+                efficiency=efficiency(plan, rates[i], draft.first) if step and rates[i] else None,
+                published=published_text(step.published) if step and step.published else "",
                 num_reached=None if draft.reached is None else draft.reached[i],
                 time=geometric_mean_estimate(times, "s") if times else None,
                 sooner=(one if i == base else by_what_counts) if times else None,
@@ -615,7 +654,7 @@ def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) ->
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
     facts = {
-        label(found[0].plan.series.axes): {run.plan.run_id: run_facts(run) for run in found}
+        label(found[0].plan.series.named): {run.plan.run_id: run_facts(run) for run in found}
         for found in _by_setting(measured)
     }
     if averaged := averaged_unlike(facts):

@@ -58,6 +58,17 @@ are not those of the baseline."""
 MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
 MARGIN_TEXT = f"{MARGIN * 100:g} %"
 
+STEP_VERDICTS: Mapping[SettingVerdict, str] = {
+    "faster": "pays",
+    "equal": f"adds nothing (within {MARGIN_TEXT})",
+    "slower": "costs",
+    "faster per step": "pays per step, quality not compared",
+    "undecided": "not certain",
+    "insufficient": "too few repeats to tell",
+    "no figure": "no figure",
+}
+"""What a step adds to those before it, in the order of the sentence."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Autotune:
@@ -103,6 +114,11 @@ class Setting:
     """Samples per second, geometric mean over runs."""
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """To the baseline's, over the repeats that both have."""
+    gain: Estimate | None = field(metadata=column("Over the step before", text=times_cell, is_brief=True))
+    """Of a ladder: to the last step before it that has figures. The verdict is on this."""
+    efficiency: Estimate | None = field(metadata=column("Efficiency", is_brief=True))
+    """Of a ladder: share of linear scaling from the same step at the smallest rank count."""
+    published: str = field(metadata=column("Published"))  # Of a ladder: what the step gained elsewhere, with source.
     num_reached: int | None  # Runs that met their target; None where runs measure speed, as the following three.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to the target, geometric mean over runs; None unless every run that ended met it."""
@@ -140,7 +156,11 @@ class Setting:
 
     @property
     def verdict_title(self) -> str:
-        """`equal` names its margin, `faster per step` what it leaves open, and with a target what was faster."""
+        """`equal` names its margin, `faster per step` what it leaves open, and with a target what was faster; of a
+        ladder's step what it adds.
+        """
+        if self.gain is not None:
+            return STEP_VERDICTS[self.verdict]
         if self.num_reached is None:
             more = {"equal": f" within {MARGIN_TEXT}", "faster per step": f"; {QUALITY_OPEN}"}
             return self.verdict + more.get(self.verdict, "")
@@ -208,7 +228,11 @@ def _at_default(plan: RunPlan, key: str) -> bool:
 
 
 def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
-    """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words."""
+    """What this setting computes otherwise than plain fp32 exchange of the workload as it stands, in words; the name of
+    a ladder's step says it.
+    """
+    if plan.series.step:
+        return ()
     wire = (f"wire {plan.sync.wire}",) if "sync.wire" in acting_keys(plan) and plan.sync.wire != "fp32" else ()
     every = plan.sync.average_every
     apart = (f"average every {every} updates",) if every is not None and plan.layout.ranks > 1 else ()

@@ -59,7 +59,7 @@ def _update(runs: Sequence[Run], table: RunTable) -> Update:
             waited[run_key(run, table)] = sum(seconds) / len(ranks) / int(steps[run.plan.run_id])
         held = held or [one.held.optimizer for one in ranks if one.held is not None]
     return Update(
-        setting=label(plan.series.axes),
+        setting=label(plan.series.named),
         optimizer=plan.workload.train.optimizer.name,
         state=_state(runs[0], plan),
         update=mean_estimate({key: one["optimizer"] for key, one in parts.items()}, "s"),

@@ -11,7 +11,7 @@ from dlbench.report.charts.shapes import Series, figure_row, intervals
 from dlbench.report.charts.style import IDEAL, INK, MEASURED, WIDE
 from dlbench.report.document import Card, Mark, Section
 from dlbench.report.table import Column, Sheet, columns_of, times_cell
-from dlbench.report.wording import basis_text, place_text, sentence, times_text, times_value
+from dlbench.report.wording import basis_text, place_text, sentence, times_text, times_value, value_text
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
@@ -36,11 +36,15 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
     # Where settings do not differ in these, the columns are for programs alone.
     told = {name: [getattr(one, name) for one in cell.settings] for name in COSTS}
     same = {name: "" for name, values in told.items() if len({f"{one or 0.0:.3g}" for one in values}) < 2}
+
+    def of_steps(*names: str) -> list[str]:
+        return [name for name in names if any(getattr(one, name) for one in cell.settings)]
+
     columns = columns_of(
         Setting,
         "label",
         *(value_column(place, key) for place, key in enumerate(short_keys(sweep.keys))),
-        *("options", "is_baseline", "throughput", "ratio"),
+        *("options", "is_baseline", "throughput", "ratio", *of_steps("gain", "efficiency")),
         Column(
             "reached",
             "Reached" * cell.to_target,
@@ -49,7 +53,7 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
         ),
         *("time", "sooner", *told),
         Column("verdict", "Verdict", lambda one: one.verdict, verdict, is_brief=not cell.to_target),
-        *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why"),
+        *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why", *of_steps("published")),
         Column("", title, lambda one: "; ".join(_remarks(one))),
         titles={
             "throughput_per_s": f"Throughput, {sweep.sample_unit}/s",
@@ -171,12 +175,14 @@ def _chart(sweep: Sweep, cell: SweepCell, what: str, figure: Callable[[Setting],
             **figure_row(ratio),
             "shown": times_text(ratio),
             "verdict": setting.verdict_title,
+            **({"text": _step_text(setting, sweep.sample_unit)} if cell.is_ladder else {}),
             "colour": setting.verdict if setting.verdict in _COLOURS and not setting.inert else "",
         }
         for setting in cell.settings
         if (ratio := figure(setting)) is not None
     ]
-    rows = sorted(rows, key=lambda row: -row["value"])[:MAX_SETTINGS]
+    if not cell.is_ladder:
+        rows = sorted(rows, key=lambda row: -row["value"])[:MAX_SETTINGS]
     if len(rows) < 2:
         return []
     ends = [row[name] for row in rows for name in ("value", "low", "high") if row[name] is not None]
@@ -191,19 +197,35 @@ def _chart(sweep: Sweep, cell: SweepCell, what: str, figure: Callable[[Setting],
     names = {**keys, "titleX": -220, "titleY": -8}
     drawn = intervals(rows, x, colours, tooltip, y="setting", mark="dot", limit=220, names=names, reference=1.0)
     band = alt.Chart(alt.InlineData(values=[{"low": 1 - MARGIN, "high": 1 + MARGIN}]))
-    shade = band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q")
+    layers = [band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q"), *drawn.layer]
+    width = WIDE
+    if cell.is_ladder:  # Beside each step what it reaches and adds.
+        width = WIDE - 170
+        words = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
+        place = alt.Y("setting:N", sort=[row["setting"] for row in rows])
+        layers.append(words.encode(x=alt.value(width + 10), y=place, text="text:N"))
     words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])
+    order = "each step on top of those before it" if cell.is_ladder else "fastest first"
     return [
         finish(
-            alt.layer(shade, *drawn.layer),
+            alt.layer(*layers),
             sweep,
             name=f"{sweep.cells.index(cell) + 1}-n{cell.ranks}" + "-target" * (what != "throughput"),
             title=f"{sentence(what)[:-1]} over the baseline at {place_text(cell.ranks, cell.nodes)}",
-            alt=f"Ratios of {what} to the baseline ({cell.baseline}) with their intervals, fastest first. {words}.",
+            alt=f"Ratios of {what} to the baseline ({cell.baseline}) with their intervals, {order}. {words}.",
             table=settings_sheet(sweep, cell),
-            size=(WIDE, max(70, 24 * len(rows))),
+            size=(width, max(70, 24 * len(rows))),
         )
     ]
+
+
+def _step_text(one: Setting, unit: str) -> str:
+    """What a step reaches, adds and keeps when scaled, and what it did elsewhere; numbers without their intervals."""
+    found = [f"{value_text(one.throughput)} {unit}/s"] if one.throughput else []
+    found += [f"{times_value(one.gain)} {one.verdict_title}"] if one.gain else []
+    found += [f"{value_text(one.efficiency)} efficient"] if one.efficiency and one.efficiency.low else []
+    found += [f"published {one.published.partition(':')[0]}"] if one.published else []
+    return "; ".join(found)
 
 
 class SweepView(ReportView):
@@ -248,6 +270,8 @@ def _headline(sweep: Sweep) -> str:
         return "no figures"
     last = sweep.cells[-1]
     place = place_text(last.ranks, last.nodes)
+    if last.is_ladder:
+        return " ".join(sweep.headline)
     best = last.best_setting
     goal = " to the target" * last.to_target
     if best is None or best.decides is None:

@@ -24,12 +24,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from dlbench.datasets.file_index import packed, unpacked
 from dlbench.datasets.images.image_set import JpegTree, index_jpeg_tree
 from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.errors import EnvironmentLacksError, ExitCode, PeerLostError, UserError
 from dlbench.node.data import one_lister
-from dlbench.node.data.one_lister import Lister, packed, unpacked
+from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.failures import failure_of
 from dlbench.node.local_sockets import socket_address

@@ -396,9 +396,11 @@ def test_rates_of_two_processes_add_up(tmp_path: Path) -> None:
     assert (answer["kind"], answer["num_samples"], answer["loader_workers"]) == ("hdf5-density", 16, 0)
     assert answer["cache_in_force"] or answer["repeats"][0]["cached_share"] is None
     assert len(answer["repeats"]) == 2
+    assert (answer["num_files"], answer["names_from"]) == (1, "its folders")
     for repeat in answer["repeats"]:
         together, one, two = repeat["together"], *repeat["processes"]
-        for key in ("samples", "raw_bytes", "samples_per_s", "bytes_per_s", "fetch_s"):
+        calls = ("opens_per_s", "stats_per_s", "names_per_s")
+        for key in ("samples", "raw_bytes", "samples_per_s", "bytes_per_s", "fetch_s", *calls):
             assert together[key] == pytest.approx(one[key] + two[key])
         for each in (one, two):
             assert each["samples"] >= 2
