@@ -572,8 +572,6 @@ _ROW = 16
 _WAIT = "#9aa0a6"
 _KINDS = ("backward pass", "ready, waits", "under way")
 _COLOURS = (PART_COLOURS["backward"], _WAIT, PART_COLOURS["exchange"])
-
-
 _SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 

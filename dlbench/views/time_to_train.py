@@ -48,7 +48,7 @@ from dlbench.units import format_seconds
 from dlbench.views.model import Group
 from dlbench.views.noise import model_noise_share, samples_over
 from dlbench.views.quality.numbers import Quality, quality_of
-from dlbench.views.view import FEW, GroupSource, GroupView
+from dlbench.views.view import GroupSource, GroupView
 
 Held = Literal["GPU", "node", "core", "rank"]  # What is held while a training runs, and billed by the hour.
 Wanted = Literal["cheapest", "fastest"]  # cheapest: of fewest hours of what is held.
@@ -411,14 +411,13 @@ class TimeToTrainView(GroupView):
 
     def shown(self, group: Group, found: TimeToTrain) -> Section:
         title = f"How many {'GPU' if found.held == 'GPU' else 'rank'}s?"
-        times = [("", point, point.time) for point in found.points]
         sheet = _sheet(found, group.sample_unit)
         words = [text for one in found.answers for text in (f"{one.text}.", *one.remarks)]
         return Section(
             title=title,
             about=(found.amount,),
             words=tuple(dict.fromkeys(words)),
-            charts=lambda: times_over("ranks", group, "Time to train", times, sheet) if len(times) > FEW else [],
+            charts=lambda: times_over("ranks", group, "Time to train", (("", p, p.time) for p in found.points), sheet),
             sheets=(sheet,),
             notes=found.notes,
             brief=(f"{title} {'; '.join(one.text for one in found.answers)}.",) if len(found.points) > 1 else (),
@@ -428,13 +427,15 @@ class TimeToTrainView(GroupView):
 def times_over(
     x: str, subject: Subject, what: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
 ) -> list[Chart]:
-    """Seconds of `what` over `nodes` (or `ranks`, where these do not follow from the nodes); none at a single count.
+    """Seconds of `what` over `nodes` (or `ranks`, where these do not follow from the nodes).
 
     `times`: of a line at a row with ranks and nodes. Dashed: the first one, as many times less as there are more ranks.
+    None at a single count, and of one line at two: a table says as much.
     """
     known = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in known}
-    if len(places) < 2:
+    colours = dict(zip(dict.fromkeys(line for line, *_ in known), itertools.cycle(RANK_COLOURS), strict=False))
+    if len(places) < 2 + (len(colours) == 1):
         return []
     x = x if len({nodes for _, nodes in places}) == len(places) else "ranks"
     (name, first, at), base = next(iter(known.items()))
@@ -450,7 +451,6 @@ def times_over(
         }
         for (line, ranks, nodes), time in known.items()
     ]
-    colours = dict(zip(dict.fromkeys(line for line, *_ in known), itertools.cycle(RANK_COLOURS), strict=False))
     by = Series("line", colours) if len(colours) > 1 else MEASURED
     y = Axis(unit, scale={"type": "log", "base": 2})
     tooltip = {"line": what, "place": "at", "shown": unit, "basis": "interval"}

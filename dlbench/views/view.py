@@ -63,9 +63,6 @@ def place_columns() -> tuple[Column[Any], ...]:
     )
 
 
-FEW = 2  # Rank counts of which a table says as much as a chart over them.
-
-
 class View:
     """A subject of the report."""
 

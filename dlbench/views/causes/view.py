@@ -39,7 +39,7 @@ from dlbench.views.causes.numbers import (
     lost_percent,
 )
 from dlbench.views.model import Group
-from dlbench.views.view import FEW, GroupSource, GroupView, place_of
+from dlbench.views.view import GroupSource, GroupView, place_of
 
 MAX_PLANTED = 8  # Ranks with an injected fault that are named.
 
@@ -451,6 +451,8 @@ def _by_point(group: Group, points: Sequence[CausePoint], *, is_lost: bool) -> C
     )
 
 
+MOST_ALONE = 2  # Rank counts up to which the waterfall is the only chart.
+
 VARIANT = (  # Why a group has no causes.
     "not shown: in these runs something was taken away on purpose; the plain runs next to them have this view, and "
     "dlbench diagnose says what the difference is."
@@ -484,7 +486,7 @@ class CausesView(GroupView):
             caption=f"{group.parts_caption}.",
             words=tuple(findings(found.diagnosed, group.next_step)),
             charts=lambda: account_charts(group, points),
-            charts_per_row=2 if len(points) > FEW else 1,
+            charts_per_row=2 if len(points) > MOST_ALONE else 1,
             sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),
             notes=tuple(remarks(found.diagnosed)),
             where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
