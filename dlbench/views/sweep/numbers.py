@@ -307,16 +307,12 @@ def _times(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     return {run_key(run, table): one.time_to_quality_s for run, one in known if one and one.time_to_quality_s}
 
 
-<<<<<<< HEAD
 def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
     """Runs that were trained to the end of their limit, or to the target; of others nobody knows."""
     return sum(run.plan.run_id in table.runs or run.state == "invalid" for run in runs)
 
 
-def _draft(runs: Sequence[Run], table: RunTable) -> Draft:
-=======
 def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rates]] | None) -> Draft:
->>>>>>> main
     """The settings of one rank count from every run of the series there, in the order of the request."""
     groups = _by_setting(runs)
     rates = [_rates(group, table) for group in groups]
