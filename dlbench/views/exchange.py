@@ -580,8 +580,8 @@ SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 def _share_chart(subject: Subject, rows: Sequence[ExchangePoint | LinkPoint], what: str) -> Chart:
     """Messages under way as a share of the step, hidden and exposed, over `what`."""
-    rates = (f"{8 * row.gb_per_s:g} Gbit/s, " if isinstance(row, LinkPoint) else "" for row in rows)
-    names = [f"{rate}{place_of(row)}" for rate, row in zip(rates, rows, strict=True)]
+    links = [f"{8 * row.gb_per_s:g} Gbit/s, " if isinstance(row, LinkPoint) else "" for row in rows]
+    names = [link + place_of(row) for link, row in zip(links, rows, strict=True)]
     shares = [
         {"place": name, "part": part, "order": order, **figure_row(share)}
         for name, row in zip(names, rows, strict=True)
