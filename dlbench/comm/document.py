@@ -385,6 +385,7 @@ def _predicted_cell(row: _Predicted) -> Cell:
 
 
 HEIGHT = 260
+MOST_DRAWN = 32  # Series of pairs in one chart, or ranks: those that are hit most.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 """As many as can be distinguished; one more than there are colours, so that pairs repeat late."""
 TOLERANCE = 0.1  # Half the width of the band around a perfect prediction (fraction).
@@ -694,9 +695,9 @@ def _pairs(found: PairsReport) -> Section:
         facts=tuple((one.title, one.value) for one in found.conditions),
         marks=tuple(remark(one.severity, one.text, len(one.runs)) for one in found.doubts),
         words=found.words,
-        charts=lambda: [*_hit(found), *group_charts(found)],
+        charts=lambda: [*_hit(found), *(group_charts(found) if len(found.series) <= MOST_DRAWN else ())],
         sheets=(
-            Sheet(name="pairs", title="Pairs of ranks", columns=columns, rows=found.figures),
+            Sheet(name="pairs", title="Pairs of ranks", columns=columns, rows=found.figures, max_rows=MAX_LISTED),
             Sheet(name="fits", title="Costs of a message", columns=of_costs, rows=costs, in_terminal=True),
         ),
         brief=(f"{runs_text(found.num_runs)}.", *found.words),
@@ -707,7 +708,11 @@ def _pairs(found: PairsReport) -> Section:
 
 def _hit(found: PairsReport) -> list[Chart]:
     """How much longer the largest messages of each rank take beside the congestors, host by host."""
-    figures = {rank: one for one in found.figures if one.factor is not None for rank in one.ranks}
+    most = sorted(
+        ((one.way, one.num_bytes, one.factor.value, one) for one in found.figures if one.factor is not None),
+        key=lambda one: one[:3],
+    )
+    figures = {rank: one for *_, one in most for rank in one.ranks}
     rows: Rows = []
     for rank, host in enumerate(found.hosts):
         busy = any(rank in pair for pair in found.congestors)
@@ -717,7 +722,8 @@ def _hit(found: PairsReport) -> list[Chart]:
         rows.append({"at": at, **(shown if factor is None else figure_row(factor))})
     if not figures:
         return []
-    one = next(iter(figures.values()))
+    one = most[-1][-1]
+    drawn = sorted(rows, key=lambda row: -(row["value"] or 0))[:MOST_DRAWN] if len(rows) > MOST_DRAWN else rows
     return [
         finish(
             intervals(
@@ -732,7 +738,7 @@ def _hit(found: PairsReport) -> list[Chart]:
             title=f"Who is hit: {one.way} of {format_bytes(one.num_bytes)} beside congestors",
             alt="; ".join(f"{row['at']}: {row['shown']}" for row in rows),
             table=[("Rank", "Times as long"), *((row["at"], row["shown"]) for row in rows)],
-            size=(WIDE, 24 * len(rows)),
+            size=(WIDE, 24 * len(drawn)),
         )
     ]
 

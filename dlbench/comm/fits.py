@@ -136,6 +136,8 @@ def fit_one(
     Raises `UserError`: several systems, carriers or types, and none chosen; or one that was not measured.
     `IncompleteDataError`: no run has figures, or too few of them for a fit.
     """
+    if table.pairs and not table.groups:
+        raise IncompleteDataError(f"{where}: holds pairs of ranks alone, and costs are fitted to collectives")
     if not table.groups:
         reasons = [f"{one.run.plan.run_id}: {one.state}: {one.why}" for one in table.without] or list(table.damaged)
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
