@@ -37,11 +37,12 @@ from dlbench.cli.report import (
     report_options,
     require_modules,
 )
-from dlbench.errors import ExitCode, UserError, nearest
+from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.comm.fits import Fit
     from dlbench.specs.base import Precision
+    from dlbench.specs.comm import Collective
     from dlbench.specs.expand import CommRuns
 
 
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 @report_options
 @click.option(
     "--table",
-    type=click.Choice(["points", "pairs", "ratios", "fits", "runs"]),
-    help="Which table CSV holds: measured points (default), pairs of ranks, ratios, fitted costs, or runs.",
+    type=click.Choice(["points", "pairs", "ratios", "costs", "fits", "runs"]),
+    help="Which table CSV holds: measured points (default), pairs of ranks, ratios, costs of algorithms, fits, runs.",
 )
 def report(
     runs: tuple[Path, ...],
@@ -175,6 +176,57 @@ def _require_counts(options: Mapping[str, Any], *names: str) -> None:
         value, least = options[name], 0 if name == "warmup" else 1
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+
+
+@click.command("table")
+@click.argument("sources", metavar="[RUNS|NETWORK]", nargs=-1, type=FILE)
+@click.option("--ranks", metavar="8,64", help="Rank counts (default: 8, or those of RUNS).")
+@click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
+@click.option("--size", metavar="BYTES", callback=size_in_bytes, help="A rank's buffer (default: 64MiB, or largest).")
+@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
+@click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: 1, or those of RUNS).")
+def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layout: Any) -> None:
+    """Print what each algorithm costs: steps, volume, closed form, predicted, over the ideal, measured.
+
+    Predicted by file NETWORK of fitted costs; from folders RUNS beside what was measured there, as it was measured;
+    without either the closed forms alone.
+
+    \b
+    Examples:
+      dlbench comm table --ranks 8 --shards 2
+      dlbench comm table box.network.json --ranks 8,64 --group-size 4 --size 100MB
+      dlbench comm table runs
+    """
+    require_modules("comm table", "numpy", "scipy")
+    from dlbench.comm.costs import cost
+    from dlbench.comm.document import costs_document
+    from dlbench.comm.predictions import Wanted, layout_asked, permitted
+    from dlbench.comm.report import COLLECTIVE_TITLES, assemble
+    from dlbench.records.comm import read_network
+    from dlbench.specs.comm import ALGORITHMS
+    from dlbench.specs.requests import parse_counts
+
+    _require_known("--collective", collective, ALGORITHMS)
+    _require_counts(layout, "group_size", "shards")
+    if sources and not sources[0].is_file():
+        if given := [name for name, value in layout.items() if value is not None]:
+            raise UserError(f"--{given[0].replace('_', '-')}: has no effect: {named(sources)} say what they ran with")
+        found = [one for one in assemble(read_comm_runs(sources)).groups if one.collective == collective]
+        tables = {one.label: one.costs for one in found if any(size in (None, row.num_bytes) for row in one.costs)}
+        if not tables:
+            raise IncompleteDataError(f"{named(sources)}: no algorithm of {collective} has figures at this --size")
+    else:
+        network, size = read_network(sources[0]) if sources else None, size or 64 * 2**20
+        wanted = Wanted(collective=cast("Collective", collective), sizes=(size,), group_size=layout["group_size"])
+        layouts = [layout_asked(count, wanted) for count in parse_counts(layout["ranks"] or "8", "--ranks")]
+        tables = {
+            f"{one.ranks} ranks" + f" in {one.num_groups} groups of {one.group_size}" * (one.num_groups > 1): tuple(
+                cost(wanted.collective, name, one, size, "fp32", network, layout["shards"] or 1)
+                for name in permitted(wanted, one)
+            )
+            for one in layouts
+        }
+    emit(costs_document(f"Cost of {COLLECTIVE_TITLES[collective]}", tables, size), "text", None)
 
 
 @click.command()
@@ -395,5 +447,5 @@ def _print_notes(made: CommRuns) -> None:
 
 
 # In the order of work.
-for command in (run, submit, report, fit, import_, predict):
+for command in (run, submit, report, table_, fit, import_, predict):
     comm.add_command(command)

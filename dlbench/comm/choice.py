@@ -39,6 +39,7 @@ class Best(Standing):
     """The fastest series of a size, and the one after it, as measured."""
 
     time: Estimate
+    minimum_s: float  # The fastest iteration of all.
     rate: Estimate  # busbw, GB/s; algbw for one rank.
     second: str
     lead: Estimate | None
@@ -104,6 +105,7 @@ def _best(group: CollectiveGroup, size: int) -> Best:
         num_bytes=size,
         title=title,
         time=first.time,
+        minimum_s=first.minimum_s,
         rate=first.busbw or first.algbw,
         second=leads[0][0] if leads else "",
         lead=leads[0][1] if leads else None,

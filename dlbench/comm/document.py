@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from dlbench.comm.choice import STAY_WITHIN, Best, Crossover, Ratio
+from dlbench.comm.costs import COST_WORDS, COSTS, Cost, sheet_of
 from dlbench.comm.fits import Errors, Fit
 from dlbench.comm.measurements import Measurement, Rejected, Series
 from dlbench.comm.pairs import LEVEL_TITLES, PairFigure, PairsReport
 from dlbench.comm.predictions import CABLES, PredictedSeries, Prediction, Predictions, Price
 from dlbench.comm.report import (
+    COLLECTIVE_TITLES,
     TITLE,
     CollectivesReport,
     GroupReport,
@@ -31,10 +34,10 @@ from dlbench.comm.report import (
     same_text,
 )
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
-from dlbench.report.charts.shapes import Axis, figure_row, intervals
-from dlbench.report.charts.shapes import Series as ByColour
-from dlbench.report.charts.style import IDEAL, MEASURED, MUTED, RANK_COLOURS, WIDE
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
+from dlbench.report.charts.shapes import Axis, figure_row, intervals, lines
+from dlbench.report.charts.shapes import Series as Lines
+from dlbench.report.charts.style import IDEAL, MEASURED, MUTED, NARROW, RANK_COLOURS, WIDE
 from dlbench.report.document import (
     MAX_LISTED,
     Card,
@@ -83,7 +86,7 @@ _POINTS: tuple[Column[Point], ...] = (
     *columns_of(Series, "carrier", "algorithm", of=lambda one: one.series),
     *columns_of(
         Measurement,
-        *("num_bytes", "time", "algbw", "busbw", "runs=time.n"),
+        *("num_bytes", "time", "minimum_s", "algbw", "busbw", "runs=time.n"),
         Column("interval", "Interval", lambda row: row.time.kind, lambda row: basis_text(row.time)),
         *("iterations", "operations", "timing", "single_call_s", "skew_s"),
         *("steps", "messages", "bytes_sent", "bytes_across"),
@@ -152,6 +155,7 @@ def best_sheet(group: GroupReport) -> Sheet[Best]:
         Column("", "Size", lambda one: one.num_bytes, unit="bytes", is_brief=True),
         Column("", "Fastest", lambda one: one.title.removesuffix(carrier), is_brief=True),
         Column("", "Time, median", lambda one: one.time, is_brief=True),
+        Column("", "Minimum", lambda one: one.minimum_s, unit="s", is_brief=True),
         Column("", "Next", lambda one: one.second.removesuffix(carrier) or None),
         Column("", "Lead", lambda one: one.lead, lambda one: times_cell(one.lead), is_brief=True),
         Column("", "Clear", lambda one: one.is_clear if one.lead else None, is_brief=True),
@@ -286,6 +290,7 @@ def always() -> tuple[NamedTable, ...]:
         named_table("points", "Measured points", (*_POINTS, *_REJECTED), GROUP_COLUMNS),
         named_table("pairs", "Pairs of ranks", _PAIRS, ("group",)),
         named_table("ratios", "Ratios to libraries", _RATIOS, GROUP_COLUMNS),
+        named_table("costs", "Cost of each algorithm", COSTS, GROUP_COLUMNS),
         named_table("fits", "Fitted costs", (*_LINES[:2], *_COSTS), FIT_COLUMNS),
         named_table("runs", "All runs", _RUNS),
     )
@@ -549,6 +554,69 @@ def _perfect(alt: Any, rows: Rows) -> list[Any]:
     ]
 
 
+def _over_ranks(report: CollectivesReport) -> Iterator[Section]:
+    """Time over ranks where a collective was measured at several counts; of layouts of one count that of most nodes."""
+    found: dict[tuple[str, str, str], dict[int, GroupReport]] = {}
+    for group in sorted(report.groups, key=lambda one: (one.ranks, one.nodes)):
+        found.setdefault((group.system, group.collective, group.dtype), {})[group.ranks] = group
+    for number, by_ranks in enumerate(found.values()):
+        groups = tuple(by_ranks.values())
+        sizes = set.intersection(*({row.num_bytes for one in group.series for row in one.rows} for group in groups))
+        if len(groups) > 1 and sizes:
+            ends = sorted({*sorted(sizes)[:: max(1, len(sizes) // 2)][:2], max(sizes)})
+            one = groups[-1]
+            label = f"{one.system}: {COLLECTIVE_TITLES[one.collective]} {one.dtype}"
+            yield Section(
+                id=f"ranks-{number}",
+                title=f"{label}, over ranks",
+                caption=f"The {len(RANK_COLOURS)} fastest at {one.ranks} ranks. Dotted: predicted without the point.",
+                charts=partial(_ranks_charts, groups, ends, ReportSubject(f"ranks-{number}", label)),
+                brief=(),
+            )
+
+
+def _ranks_charts(groups: Sequence[GroupReport], sizes: Sequence[int], about: ReportSubject) -> list[Chart]:
+    charts = []
+    for size in sizes:
+        rows: Rows = [
+            {
+                "ranks": group.ranks,
+                "series": short_titles(group.series)[series.title],
+                **figure_row(row.time),
+                "predicted": row.predicted_s,
+                "expected": optional(row.predicted_s, "s"),
+            }
+            for group in groups
+            for series in group.series
+            if (row := series.at(size)) is not None
+        ]
+        last = {row["series"]: row["value"] for row in rows if row["ranks"] == groups[-1].ranks}
+        colours = dict(zip(sorted(last, key=last.__getitem__), RANK_COLOURS, strict=False))
+        rows = [row for row in rows if row["series"] in colours]
+        by, tooltip = Lines("series", colours), {"series": "series", "shown": "measured", "expected": "predicted"}
+        y = Axis("time", unit="s", scale={"type": "log"})
+        layers = [*lines(rows, y, by, tooltip).layer]
+        if foretold := [row | {"low": None} for row in rows if row["predicted"] is not None]:
+            layers += lines(foretold, y._replace(field="predicted"), by, tooltip, is_forecast=True).layer
+        said = "; ".join(f"{row['series']} at {row['ranks']} ranks: {row['shown']}" for row in rows)
+        title = f"Time over ranks, {format_bytes(size)}"
+        charts.append(
+            finish(
+                alt.layer(*layers),
+                about,
+                name=f"time-{size}",
+                title=title,
+                alt=f"{title}. {said}.",
+                table=[
+                    ("Ranks", "Series", "Measured", "Predicted"),
+                    *([str(row[name]) for name in ("ranks", "series", "shown", "expected")] for row in rows),
+                ],
+                size=(NARROW, HEIGHT),
+            )
+        )
+    return charts
+
+
 def document_of(report: CollectivesReport) -> Document:
     """The whole report."""
     empty: tuple[str, ...] = ()
@@ -559,6 +627,7 @@ def document_of(report: CollectivesReport) -> Document:
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
+        *_over_ranks(report),
         *map(_pairs, report.pairs),
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
@@ -573,6 +642,28 @@ def document_of(report: CollectivesReport) -> Document:
 def fit_document(fit: Fit) -> Document:
     """One fit alone."""
     return Document(title=TITLE, sections=(_fit(fit, 0),), data=fit)
+
+
+def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: int | None) -> Document:
+    """The cost of each algorithm, by layout, at one size; None: the largest."""
+    return Document(
+        title=title,
+        sections=tuple(
+            Section(
+                id=f"costs-{number}",
+                title=where,
+                level="answer",
+                sheets=(sheet_of(rows, num_bytes or max(one.num_bytes for one in rows)),),
+                brief=(
+                    *dict.fromkeys(f"{one.algorithm}: {one.form}" for one in rows if one.form),
+                    *[COST_WORDS] * (number == len(tables)),
+                ),
+            )
+            for number, (where, rows) in enumerate(tables.items(), 1)
+        ),
+        data=tuple(tables.items()),
+        command="dlbench comm table",
+    )
 
 
 def predictions_document(found: Predictions) -> Document:
@@ -641,7 +732,7 @@ def _hit(found: PairsReport) -> list[Chart]:
         return []
     names = list(dict.fromkeys(row["at"] for row in sorted(rows, key=lambda row: -(row["value"] or 0))))[:MOST_DRAWN]
     drawn = [row for row in rows if row["at"] in names]
-    by = ByColour("way", {"ping-pong": RANK_COLOURS[0], "window": MEASURED})
+    by = Lines("way", {"ping-pong": RANK_COLOURS[0], "window": MEASURED})
     tooltip = {"at": "", "way": "measured by", "size": "size", "shown": "factor"}
     axis = Axis("times as long, mean", scale={"domainMin": 0})
     return [
@@ -753,7 +844,7 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
         title="Times",
         headline=f"{last.title}: {value_text(last.time)} at {format_bytes(last.num_bytes)}",
         caption=f"Intervals: {', '.join(kinds)}.",
-        sheets=(matrix_sheet(group),),
+        sheets=(matrix_sheet(group), *((sheet_of(group.costs, last.num_bytes),) if group.costs else ())),
         brief=(),
     )
     yield from _ratios(group)

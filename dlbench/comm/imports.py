@@ -30,27 +30,15 @@ MAX_BYTES = 1 << 24  # Of a file at most: these tables have some hundred lines.
 WRONG = "the result was wrong; measure again on a machine that computes rightly"
 ROUNDED = 0.02  # Share by which rates may be off of what time and ranks give: they are printed with three digits.
 
-KINDS = {
-    "allreduce": "allreduce",
-    "allgather": "all-gather",
-    "alltoall": "all-to-all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "scatter": "scatter",
-    "gather": "gather",
+KINDS = {name.replace("-", ""): name for name in ALGORITHMS} | {
     "alltoallpersonalizedexchange": "all-to-all",
-    "reducescatter": "reduce-scatter",
     "reducescatterblock": "reduce-scatter",
     "latency": "latency",
     "bandwidth": "bandwidth",
 }
 """What is measured, by the letters of a program of nccl-tests or of a title of OSU's."""
-PER_RANK = (
-    "all-gather",
-    "scatter",
-    "gather",
-    "all-to-all",
-)  # Sizes that OSU gives are of what a rank sends another, not of its buffer.
+PER_RANK = ("all-gather", "scatter", "gather", "all-to-all")
+"""Sizes that OSU gives are of what a rank sends another, not of its buffer."""
 WIDTHS = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "int8": 1, "uint8": 1, "char": 1}
 """Bytes of an element by the names of nccl-tests; all others have 4."""
 LAYOUTS: dict[LevelName, Layout] = {

@@ -57,6 +57,7 @@ class Measurement:
     time: Estimate = field(metadata=column("Time, median", "time_s", is_brief=True))
     """Seconds: the median over runs of each run's median over iterations. For a single run the interval is the middle
     half of its iterations (`within-run`)."""
+    minimum_s: float = field(metadata=column("Minimum", unit="s"))  # The fastest iteration of all.
     algbw: Estimate = field(metadata=column("algbw, GB/s", "algbw_gb_per_s"))  # 1e9 bytes per second.
     busbw: Estimate | None = field(metadata=column("busbw, GB/s", "busbw_gb_per_s", is_brief=True))
     """GB/s; None for one rank, where nothing crosses a bus."""
@@ -346,6 +347,7 @@ def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> M
     return Measurement(
         num_bytes=one.num_bytes,
         time=time,
+        minimum_s=min(map(min, times.values())),
         algbw=rate(time, one.num_bytes),
         busbw=rate(time, one.num_bytes * factor) if factor > 0 else None,
         iterations=min(map(len, times.values())),

@@ -165,7 +165,7 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
         dtype=wanted.dtype,
         sizes=wanted.sizes,
         workload_bytes=wanted.workload_bytes,
-        predictions=tuple(_predict(_Case(network, wanted, _layout(count, wanted))) for count in ranks),
+        predictions=tuple(_predict(_Case(network, wanted, layout_asked(count, wanted))) for count in ranks),
         network=network,
     )
 
@@ -173,7 +173,7 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
 def _predict(case: _Case) -> Prediction:
     network, wanted, layout = case.network, case.wanted, case.layout
     has_levels = bool(network.levels) or wanted.topology is not None
-    algorithms = _algorithms(wanted, layout) if has_levels or wanted.algorithms else ()
+    algorithms = permitted(wanted, layout) if has_levels or wanted.algorithms else ()
     sizes = (*wanted.sizes, *filter(None, [wanted.workload_bytes]))
     doublings = doublings_beyond(network, layout.ranks) if algorithms else 0.0
     series = [_modelled(case, name) for name in algorithms]
@@ -253,7 +253,8 @@ def _sizes_beyond(sizes: Sequence[int], fitted: tuple[int, int]) -> tuple[str, .
     return (f"{where}, fitted from {format_bytes(fitted[0])} to {format_bytes(fitted[1])}",)
 
 
-def _layout(ranks: int, wanted: Wanted) -> Layout:
+def layout_asked(ranks: int, wanted: Wanted) -> Layout:
+    """A rank count in the groups that are asked for. Raises `UserError`: they do not divide it."""
     group = wanted.group_size or ranks
     if ranks < 2:
         raise UserError(f"--ranks {ranks}: a collective needs two ranks or more")
@@ -265,7 +266,8 @@ def _layout(ranks: int, wanted: Wanted) -> Layout:
     return Layout(ranks=ranks, group_size=group, leaf_size=leaf)
 
 
-def _algorithms(wanted: Wanted, layout: Layout) -> tuple[str, ...]:
+def permitted(wanted: Wanted, layout: Layout) -> tuple[str, ...]:
+    """The algorithms that are asked for, or all that a layout permits."""
     is_grouped = 1 < layout.group_size < layout.ranks
     if wanted.algorithms:
         grouped = [name for name in wanted.algorithms if name in GROUPED_ALGORITHMS]

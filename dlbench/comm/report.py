@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from dlbench.analysis.comparability import Condition, differing_settings, unique_labels
 from dlbench.analysis.core_load import LOAD_CODES, load_doubts
@@ -15,6 +14,7 @@ from dlbench.analysis.environments import environment_doubts, network_doubts, si
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.comm import choice
 from dlbench.comm.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Recommended
+from dlbench.comm.costs import Cost, cost
 from dlbench.comm.fits import Fit, Fits, fit_all
 from dlbench.comm.measurements import (
     CollectiveGroup,
@@ -31,16 +31,24 @@ from dlbench.comm.measurements import (
 from dlbench.comm.pairs import PairsReport, pairs_report
 from dlbench.comm.predictions import Prediction, Predictions
 from dlbench.lazy import np
-from dlbench.perfmodels.algorithms import RankCounts, counts
+from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.extrapolation import PRIOR_SCALE
 from dlbench.perfmodels.predictions import bus_factor
-from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
 from dlbench.report.wording import INTERVALS, figure_text, optional, percent, place_text, runs_text
 from dlbench.specs.base import Precision
-from dlbench.specs.comm import ELEMENT_BYTES, POOR_MEDIAN, POOR_WORST, Collective, LargestHeldOut, Level, NetworkModel
+from dlbench.specs.comm import (
+    ALGORITHMS,
+    ELEMENT_BYTES,
+    POOR_MEDIAN,
+    POOR_WORST,
+    Collective,
+    LargestHeldOut,
+    Level,
+    NetworkModel,
+)
 from dlbench.stats.estimates import MIN_RUNS, median_estimate
 from dlbench.units import format_bytes, format_number, whole_seconds
 
@@ -114,7 +122,8 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
     if name_of(point).is_library or point.pair is not None:
         return ""
     layout, shards = layout_of(run), run.plan.comm.shards
-    expected = _expected(point.collective, point.algorithm, layout, point.num_bytes, ELEMENT_BYTES[point.dtype], shards)
+    width = ELEMENT_BYTES[point.dtype]
+    expected = counts(point.collective, point.algorithm, layout, point.num_bytes // width, width, shards=shards)
     found = []
     steps = max(rank.steps for rank in expected)
     if point.steps != steps:
@@ -132,13 +141,6 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
         rank = next(rank for rank, pair in enumerate(zip(counted, wanted, strict=True)) if pair[0] != pair[1])
         found.append(f"{name} of rank {rank}: {counted[rank]:,} counted, {wanted[rank]:,} by the formula")
     return f"counters differ from the formulas: {'; '.join(found)}" if found else ""
-
-
-@lru_cache(maxsize=4096)
-def _expected(
-    collective: Collective, algorithm: str, layout: Layout, num_bytes: int, element_bytes: int, shards: int | None
-) -> tuple[RankCounts, ...]:
-    return counts(collective, algorithm, layout, num_bytes // element_bytes, element_bytes, shards=shards)
 
 
 def _of_layout(group: CollectiveGroup) -> Iterator[Doubt]:
@@ -228,6 +230,7 @@ def _row(group: CollectiveGroup, rows: Sequence[Measurement]) -> Measurement:
     return replace(
         first,
         time=time,
+        minimum_s=min(row.minimum_s for row in rows),
         algbw=rate(time, first.num_bytes),
         busbw=rate(time, first.num_bytes * factor) if factor > 0 else None,
         by_run=by_run,
@@ -254,6 +257,7 @@ class GroupReport:
     caption: str
     num_runs: int
     series: tuple[Series, ...]
+    costs: tuple[Cost, ...]  # Of its algorithms, by size.
     best: tuple[choice.Best, ...]
     crossovers: tuple[choice.Crossover, ...]
     recommended: tuple[choice.Recommended, ...]
@@ -326,6 +330,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
 def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> GroupReport:
     plan = group.sample.plan
     among = dataclasses.replace(group, series=contenders(group))
+    predicted = fits.with_predictions(group).series
     label, best, ranges = label_of(group), choice.best(among), choice.recommended(among)
     return GroupReport(
         id=group.id,
@@ -342,7 +347,8 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         conditions=(*conditions_of(group), *apart),
         caption=f"{label}; medians over {runs_text(len(group.runs))}",
         num_runs=len(group.runs),
-        series=fits.with_predictions(group).series,
+        series=predicted,
+        costs=tuple(_costs(group, predicted, fits)),
         best=best,
         crossovers=(*choice.crossovers(among), *choice.model_crossovers(among, fits)),
         recommended=ranges,
@@ -352,6 +358,14 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         not_measured=tuple(dict.fromkeys(text for run in group.runs if run.record for text in run.record.not_measured)),
         doubts=tuple(group_doubts(group)),
     )
+
+
+def _costs(group: CollectiveGroup, predicted: Sequence[Series], fits: Fits) -> Iterator[Cost]:
+    for series in predicted:
+        fit, shards = fits.of(group, series.carrier), group.sample.plan.comm.shards
+        for row in () if series.is_library else series.rows:
+            asked = group.collective, series.algorithm, group.layout, row.num_bytes, group.dtype
+            yield cost(*asked, fit.network if fit else None, shards, row)
 
 
 def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
@@ -374,15 +388,8 @@ def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
 
 MAX_TIED = 3
 
-COLLECTIVE_TITLES = {
+COLLECTIVE_TITLES: dict[str, str] = {name: name for name in ALGORITHMS} | {
     "allreduce": "all-reduce",
-    "reduce-scatter": "reduce-scatter",
-    "all-gather": "all-gather",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "scatter": "scatter",
-    "gather": "gather",
-    "all-to-all": "all-to-all",
     "p2p": "pairs of ranks",
 }
 
@@ -681,17 +688,5 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Measured: between sizes with different clear winners, where lines through their times meet on logarithmic "
         "axes. Model: the size from which another algorithm is predicted to be faster; algorithms that the fit misses "
         f"(median error above {POOR_MEDIAN:.0%}, or worst above {POOR_WORST:.0%}) are left out.",
-    ),
-    (
-        "Fusion size",
-        f"The smallest message that reaches {RATE_SHARE:.0%} of the asymptotic rate of the series that is fastest at "
-        "the largest size by its line: 9 x start-up / time per byte, of a line through its sizes fitted with relative "
-        "errors. Smaller "
-        "messages waste start-ups; larger ones leave less to overlap with the backward pass.",
-    ),
-    (
-        "Against libraries",
-        "Time of the library over time of dlbench's algorithm, in pairs of runs that hold both. Above 1, "
-        "the algorithm is faster.",
     ),
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +122,7 @@ class RankCounts:
     bytes_across: int  # Those of them that leave its group.
 
 
+@lru_cache(maxsize=4096)
 def counts(
     collective: Collective,
     algorithm: str,

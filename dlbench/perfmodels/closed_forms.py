@@ -1,8 +1,8 @@
 """Collectives in the closed forms of the literature, written down apart from the schedules that they are held against.
 
 Costs: α seconds a message, β seconds a byte and direction (each rank sends and takes one message at a time), γ seconds
-a byte reduced, A and B those of messages between groups; n bytes, p ranks in m groups of g, k servers, c chunks,
-L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L.
+a byte reduced, A and B those of messages between groups, φ of which are on a link at once; n bytes, p ranks in m groups
+of g, k servers, c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L.
 
 Sources: Thakur, Rabenseifner & Gropp 2005 (section 4), a number of ranks that is no power of two by folding the
 surplus; double binary tree, Sanders, Speck & Träff 2009, here with each phase in L + c - 1 steps in which a rank takes
@@ -13,55 +13,52 @@ Geijn 2007 (their lower bounds of each cost, which no algorithm need reach at on
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlbench.perfmodels.schedules import Layout, power_below
-from dlbench.specs.comm import Collective
+from dlbench.specs.comm import Collective, NetworkModel
 
 _RING = "2 * (p - 1) * α + 2 * (p - 1) / p * n * β + (p - 1) / p * n * γ"
-_HALF_RING = "(p - 1) * α + (p - 1) / p * n * β"
+_HALF = "(p - 1) * α + (p - 1) / p * n * β"  # Of a ring: one of its two phases.
 _HALVING = ("2 * L", "2 * (q - 1) / q * n", "2 * L * α + 2 * (q - 1) / q * n * β + (q - 1) / q * n * γ")
-_LEADER = "4 * (g - 1) * α + 4 * (g - 1) / g * n * β + 2 * (m - 1) * A + 2 * (m - 1) / m * n * B"
 
 FORMS: dict[str, tuple[str, str, str]] = {
     "allreduce naive": ("1", "(p - 1) * n", "(p - 1) * (α + n * β + n * γ)"),
     "allreduce ring": ("2 * (p - 1)", "2 * (p - 1) / p * n", _RING),
     "allreduce direct": ("2", "2 * (p - 1) / p * n", _RING),
     "allreduce parameter-server": (
-        *("2", "(p + k - 2) / k * n"),
-        "2 * (p - 1) * α + 2 * (p - 1) / k * n * β + (p - 1) / k * n * γ",
+        "2", "(p + k - 2) / k * n", "2 * (p - 1) * α + 2 * (p - 1) / k * n * β + (p - 1) / k * n * γ",
     ),
     "allreduce binomial-tree": ("2 * D", "D * n", "2 * D * (α + n * β) + D * n * γ"),
-    # T: messages that a rank takes in a phase.
-    "allreduce double-binary-tree": (
-        "2 * (L + c - 1)", "S * n", "2 * T * α + T / c * n * β + T / (2 * c) * n * γ"
-    ),
+    "allreduce double-binary-tree": ("2 * (L + c - 1)", "S * n", "2 * T * α + T / c * n * β + T / (2 * c) * n * γ"),
     "allreduce recursive-doubling": ("L", "L * n", "L * (α + n * β + n * γ)"),
     "allreduce recursive-halving-doubling": _HALVING,
     "allreduce shifted-halving-doubling": _HALVING,
     "allreduce hierarchical": (
         "2 * (g - 1) + 2 * (m - 1)", "2 * (g - 1) / g * n + 2 * (m - 1) / p * n",
-        "2 * (g - 1) * α + 2 * (g - 1) / g * n * β + 2 * (m - 1) * A + 2 * (m - 1) / l * n * B + (p - 1) / p * n * γ",
+        "2 * (g - 1) * α + 2 * (g - 1) / g * n * β + 2 * (m - 1) * A + 2 * (m - 1) / p * φ * n * B"
+        " + (p - 1) / p * n * γ",
     ),
     "allreduce leader": (
         "4 * (g - 1) + 2 * (m - 1)", "3 * (g - 1) / g * n + 2 * (m - 1) / m * n",
-        f"{_LEADER} + ((g - 1) / g + (m - 1) / m) * n * γ",
+        "4 * (g - 1) * α + 4 * (g - 1) / g * n * β + 2 * (m - 1) * A + 2 * (m - 1) / m * n * B"
+        " + ((g - 1) / g + (m - 1) / m) * n * γ",
     ),
-    "reduce-scatter ring": ("p - 1", "(p - 1) / p * n", f"{_HALF_RING} + (p - 1) / p * n * γ"),
-    "reduce-scatter direct": ("1", "(p - 1) / p * n", f"{_HALF_RING} + (p - 1) / p * n * γ"),
-    "all-gather ring": ("p - 1", "(p - 1) / p * n", _HALF_RING),
-    "all-gather direct": ("1", "(p - 1) / p * n", _HALF_RING),
+    "reduce-scatter ring": ("p - 1", "(p - 1) / p * n", f"{_HALF} + (p - 1) / p * n * γ"),
+    "reduce-scatter direct": ("1", "(p - 1) / p * n", f"{_HALF} + (p - 1) / p * n * γ"),
+    "all-gather ring": ("p - 1", "(p - 1) / p * n", _HALF),
+    "all-gather direct": ("1", "(p - 1) / p * n", _HALF),
     "broadcast binomial-tree": ("D", "D * n", "D * (α + n * β)"),
     "broadcast chain": ("p + c - 2", "n", "(p + c - 2) * (α + n / c * β)"),
     "reduce binomial-tree": ("D", "n", "D * (α + n * β + n * γ)"),
     "scatter binomial-tree": ("D", "(p - 1) / p * n", "D * α + (p - 1) / p * n * β"),
-    "scatter linear": ("p - 1", "(p - 1) / p * n", _HALF_RING),
-    "gather linear": ("p - 1", "n / p", _HALF_RING),
-    "all-to-all pairwise": ("p - 1", "(p - 1) / p * n", _HALF_RING),
-    "all-to-all direct": ("1", "(p - 1) / p * n", _HALF_RING),
+    "scatter linear": ("p - 1", "(p - 1) / p * n", _HALF),
+    "gather linear": ("p - 1", "n / p", _HALF),
+    "all-to-all pairwise": ("p - 1", "(p - 1) / p * n", _HALF),
+    "all-to-all direct": ("1", "(p - 1) / p * n", _HALF),
 }  # fmt: skip
 """Steps, bytes that the busiest rank sends, seconds: by collective and algorithm; of some there is none."""
 
@@ -89,59 +86,60 @@ class Formula:
         return text
 
 
-@dataclass(frozen=True)
-class ClosedForm:
-    """A collective in closed form."""
+class ClosedForm(NamedTuple):
+    """A collective in closed form; without groups all messages cost the same (α, β), wherever ranks are."""
 
     steps: Formula
     sent: Formula  # Bytes that the busiest rank sends.
     seconds: Formula
-    """For algorithms without groups all messages cost the same (α, β), wherever ranks are."""
 
 
 def closed_form(
-    collective: Collective,
-    algorithm: str,
-    layout: Layout,
-    *,
-    shards: int | None = None,
-    chunks: int = 1,
-    shared_link: bool = True,
+    collective: Collective, algorithm: str, layout: Layout, *, shards: int | None = None, chunks: int = 1
 ) -> ClosedForm | None:
     """The closed form between two ranks or more, whose parts are whole; None where there is none.
 
     `layout`: ranks and groups; groups matter for hierarchical and leader alone. `shards`: servers of parameter-server,
     beside workers on the first ranks; none: every rank is one. `chunks`: of double-binary-tree and chain.
-    `shared_link`: whether the ranks of a group share one link to other groups (phi = group size), or have one each.
     """
-    found = FORMS.get(f"{collective} {algorithm}")
+    found: Sequence[str] | None = FORMS.get(f"{collective} {algorithm}")
     if found is None:
         return None
-    letters = _letters(layout, shards, chunks)
-    p, depth = layout.ranks, layout.ranks.bit_length() - 1
-    if (
-        algorithm in ("recursive-doubling", "recursive-halving-doubling", "shifted-halving-doubling")
-        and p != 1 << depth
-    ):
-        found = (found[0] + _FOLD[0], found[1] + _FOLD[1], found[2] + _FOLD[2])
-    # Two messages in each step of a phase. In trees of 2^L ranks the root has one child: its last step has one message,
-    # and all steps have one if it is the only child there is.
-    taken = "c" if p == 2 else "(2 * (L + c - 1) - 1)" if p == 1 << depth else "2 * (L + c - 1)"
-    words = {"T": taken, "S": {2: "1", 3: "3 / 2"}.get(p, "2"), "l": "m" if shared_link else "p"}
-    return ClosedForm(*(Formula(re.sub(r"\b[TSl]\b", lambda one: words[one[0]], text), letters) for text in found))
+    p, power = layout.ranks, power_below(layout.ranks)
+    if p != power and collective == "allreduce" and algorithm.endswith("doubling"):
+        found = [one + folded for one, folded in zip(found, _FOLD, strict=True)]
+    # Of a double tree, messages that a rank takes in a phase: two in each step. In trees of 2^L ranks the root has one
+    # child: its last step has one message, and all steps have one if it is the only child there is.
+    taken = "c" if p == 2 else "(2 * (L + c - 1) - 1)" if p == power else "(2 * (L + c - 1))"
+    words = {"T": taken, "S": {2: "1", 3: "3 / 2"}.get(p, "2")}
+    letters = _letters(layout, shards or p, chunks)
+    return ClosedForm(*(Formula(re.sub(r"\b[TS]\b", lambda one: words[one[0]], text), letters) for text in found))
 
 
 def ideal(collective: Collective, ranks: int) -> Formula:
     """Seconds by the least start-ups, bytes and bytes reduced of any algorithm, a port per rank."""
-    sent = "2 * (p - 1) / p * n * β" if collective == "allreduce" else "(p - 1) / p * n * β"
-    if collective in ("broadcast", "reduce"):
-        sent = "n * β"
+    sent = {"allreduce": "2 * (p - 1) / p * n", "broadcast": "n", "reduce": "n"}.get(collective, "(p - 1) / p * n")
     reduced = " + (p - 1) / p * n * γ" if collective in ("allreduce", "reduce-scatter", "reduce") else ""
-    return Formula(f"D * α + {sent}{reduced}", _letters(Layout(ranks=ranks, group_size=ranks), None, 1))
+    return Formula(f"D * α + {sent} * β{reduced}", _letters(Layout(ranks=ranks, group_size=ranks)))
 
 
-def _letters(layout: Layout, shards: int | None, chunks: int) -> dict[str, Fraction]:
+def ideal_seconds(collective: Collective, layout: Layout, num_bytes: int, network: NetworkModel) -> float:
+    """The ideal by the cheapest messages of a network; or that between nodes alone, where this is more."""
+    inside, between = network.levels.get("inside"), network.levels.get("across")
+    nodes = -(-layout.ranks // layout.node_size)
+    used = [one for one, is_used in ((inside, layout.node_size > 1), (between, nodes > 1)) if one and is_used]
+    pieces = [piece for level in used for piece in level.pieces]
+    alpha, beta = min(one.alpha_s for one in pieces), min(one.beta_s_per_byte for one in pieces)
+    found = ideal(collective, layout.ranks)(n=num_bytes, α=alpha, β=beta, γ=network.gamma_s_per_byte)
+    if between is None or not 1 < nodes < layout.ranks:
+        return float(found)
+    alpha, beta = min(one.alpha_s for one in between.pieces), min(one.beta_s_per_byte for one in between.pieces)
+    shared = beta / (between.links or layout.node_size)
+    return float(max(found, ideal(collective, nodes)(n=num_bytes, α=alpha, β=shared, γ=0)))
+
+
+def _letters(layout: Layout, shards: int = 1, chunks: int = 1) -> dict[str, Fraction]:
     p, power = layout.ranks, power_below(layout.ranks)
-    values = {"p": p, "g": layout.group_size, "m": layout.num_groups, "k": shards or p, "c": chunks, "q": power}
+    values = {"p": p, "g": layout.group_size, "m": layout.num_groups, "k": shards, "c": chunks, "q": power}
     values |= {"L": power.bit_length() - 1, "D": (p - 1).bit_length()}
     return {letter: Fraction(value) for letter, value in values.items()}

@@ -23,11 +23,10 @@ from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
 
 Collective = Literal[
     "allreduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "scatter", "gather", "all-to-all", "p2p"
-]
+]  # fmt: skip
 
 ALGORITHMS: dict[Collective, tuple[str, ...]] = {
     "allreduce": (
-        "naive",
         "ring",
         "binomial-tree",
         "double-binary-tree",
@@ -35,6 +34,7 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
         "recursive-halving-doubling",
         "shifted-halving-doubling",
         "direct",
+        "naive",
         "parameter-server",
         "hierarchical",
         "leader",

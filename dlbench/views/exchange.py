@@ -133,6 +133,7 @@ class ExchangePoint:
     evidence: tuple[str, ...]  # How all this is known, each way once.
     window: str  # Steps whose messages were timed, in words.
     efficiency: Estimate  # Measured, of the scaling point.
+    least: Estimate | None  # The prediction's least after the backward pass; known where its efficiency is not, too.
     prediction: Prediction | None
     why: str  # Why there is no prediction, in a phrase; empty where there is one.
     cores: str  # What is known of the cores that communication takes from computing, in a sentence; empty on devices.
@@ -162,7 +163,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
     timed = [item for item in recorded if item[1].communication_s is not None and item[1].of_gradients]
     ordered = sorted(timed or recorded, key=lambda item: (item[1].communication_s or 0.0, item[0].plan.run_id))
     run, sample = ordered[(len(ordered) - 1) // 2]
-    prediction, why = _predict(point, baseline, recorded, table, sample)
+    prediction, why, least = _predict(point, baseline, recorded, table, sample)
 
     by_key = {table.keys[run.plan.run_id]: result for run, result in recorded}
 
@@ -199,6 +200,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         evidence=tuple(dict.fromkeys(result.evidence for result in results)),
         window=f"{' to '.join(map(str, dict.fromkeys((windows[0], windows[-1]))))} steps of each run",
         efficiency=point.efficiency,
+        least=least,
         prediction=prediction,
         why=why,
         cores=_cores(run, sample),
@@ -249,7 +251,7 @@ class _OneRun:
 
 def _predict(
     point: Point, baseline: Point, recorded: Recorded, table: RunTable, sample: ExchangeResult
-) -> tuple[Prediction | None, str]:
+) -> tuple[Prediction | None, str, Estimate | None]:
     found: dict[RunKey, _OneRun] = {}
     waits = table.parts["exchange_wait_first"]
     waited = {table.keys[run.plan.run_id]: float(waits.loc[run.plan.run_id]) for run, _ in recorded}
@@ -257,21 +259,22 @@ def _predict(
         key = table.keys[run.plan.run_id]
         one = _one_run(point, result, waited[key])
         if isinstance(one, str):
-            return None, one
+            return None, one, None
         found[key] = one
     runs = list(found.values())
     better = sum(one.measured_s is not None and one.measured_s < one.best_s * (1 - ROUNDING) for one in runs)
     if better:
         less = f"{better} of {runs_text(len(runs))} left less after the backward pass than its best"
-        return None, f"{CONTRADICTED}: {less}"
+        return None, f"{CONTRADICTED}: {less}", None
     typical = runs[next(i for i, (_, result) in enumerate(recorded) if result is sample)]
     best = {key: one.best_s for key, one in found.items()}
+    least = mean_estimate(best, "s")
     as_ran = {key: one.as_ran_s for key, one in found.items() if one.as_ran_s is not None}
     efficiency, compute = _efficiency(point, baseline, best, table)
     if efficiency.value < point.efficiency.value:
-        return None, f"{CONTRADICTED}: it allows {value_text(efficiency)} efficiency, less than was measured"
+        return None, f"{CONTRADICTED}: it allows {value_text(efficiency)} efficiency, less than was measured", None
     if efficiency.value > 1:
-        return None, "no bound: the baseline's own exchange takes longer than the model's least"
+        return None, "no bound of efficiency: the baseline's own exchange takes longer than the model's least", least
     if efficiency.low is not None and efficiency.high is not None:
         # The interval ends at the measured efficiency and at 1, as the value does.
         low = max(efficiency.low, point.efficiency.value)
@@ -283,14 +286,14 @@ def _predict(
         startup_s=line.startup_s,
         per_byte_s=line.per_byte_s,
         is_fitted=typical.is_fitted,
-        best_exposed=mean_estimate(best, "s"),
+        best_exposed=least,
         num_messages=median_estimate({key: float(one.num_messages) for key, one in found.items()}, "messages"),
         as_ran=mean_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
         compute_s=compute,
         efficiency=efficiency,
         waiting=mean_estimate(waited, "s"),
     )
-    return prediction, ""
+    return prediction, "", least
 
 
 def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], table: RunTable) -> tuple[Estimate, float]:
@@ -500,26 +503,24 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
     )
 
 
-def times(points: tuple[ExchangePoint, ...]) -> Sheet[ExchangePoint]:
+def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = None) -> Sheet[ExchangePoint]:
     """Message time per step during and after the backward pass, and the least of it by the model."""
-    has_least, is_in_passes = (any(getattr(one, name) for one in points) for name in ("prediction", "is_in_passes"))
+    has_least, is_in_passes = (any(getattr(one, name) for one in points) for name in ("least", "is_in_passes"))
     hidden, exposed = ("behind computing", "waited for") if is_in_passes else ("during backward", "after backward")
     caption = PASSES_CAPTION if is_in_passes else TIMES_CAPTION
 
     def time(title: str, name: str) -> Column[ExchangePoint]:
         return Column("", title, lambda point: getattr(point, name) or NOT_MEASURED)
 
-    def least(title: str, name: str) -> Column[ExchangePoint]:
-        def figure(point: ExchangePoint) -> Value:
-            return getattr(point.prediction, name) if point.prediction else NO_BOUND
-
-        return Column("", title * has_least, figure)
+    def efficiency(point: ExchangePoint) -> Value:
+        return point.prediction.efficiency if point.prediction else NO_BOUND
 
     columns: tuple[Column[ExchangePoint], ...] = (
-        Column("", "At", place_of),
+        at or Column("", "At", place_of),
         *(time("Messages under way", "communication"), time(hidden, "hidden"), time(exposed, "exposed")),
         time("Backward pass" * (not is_in_passes), "backward"),
-        *(least("Least after backward", "best_exposed"), least("Efficiency with it", "efficiency")),
+        Column("", "Least after backward" * has_least, lambda point: point.least or NO_BOUND),
+        Column("", "Efficiency with it" * has_least, efficiency),
         Column("", "Cost of a message" * has_least, lambda point: point.prediction.line if point.prediction else None),
         Column("", "Interval", lambda point: basis_text(point.communication) if point.communication else None),
         Column("", "Known from", evidence_text),
@@ -569,25 +570,27 @@ def messages(point: ExchangePoint) -> Sheet[tuple[str, Sequence[Message]]]:
 
 
 _ROW = 16
-_WAIT = "#9aa0a6"
-_KINDS = ("backward pass", "ready, waits", "under way")
-_COLOURS = (PART_COLOURS["backward"], _WAIT, PART_COLOURS["exchange"])
-_SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
+_KINDS = {
+    "backward pass": PART_COLOURS["backward"],
+    "ready, waits": "#9aa0a6",
+    "under way": PART_COLOURS["exchange"],
+}
+SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
 def _share_chart(subject: Subject, rows: Sequence[ExchangePoint | LinkPoint], what: str) -> Chart:
     """Messages under way as a share of the step, hidden and exposed, over `what`."""
-    rates = (f"{8 * row.gb_per_s:g} Gbit/s, " if isinstance(row, LinkPoint) else "" for row in rows)
-    names = [f"{rate}{place_of(row)}" for rate, row in zip(rates, rows, strict=True)]
+    links = [f"{8 * row.gb_per_s:g} Gbit/s, " if isinstance(row, LinkPoint) else "" for row in rows]
+    names = [link + place_of(row) for link, row in zip(links, rows, strict=True)]
     shares = [
         {"place": name, "part": part, "order": order, **figure_row(share)}
         for name, row in zip(names, rows, strict=True)
-        for order, (part, share) in enumerate(zip(_SHARES, (row.exposed_share, row.hidden_share), strict=True))
+        for order, (part, share) in enumerate(zip(SHARES, (row.exposed_share, row.hidden_share), strict=True))
         if share is not None
     ]
     words = "; ".join(f"{row['place']}: {row['part']} {row['shown']}" for row in shares)
     tooltip = {"place": "at", "part": "part", "shown": "of the step", "basis": "interval"}
-    x, by = Axis("share of the mean step", format="~%"), Series("part", _SHARES)
+    x, by = Axis("share of the mean step", format="~%"), Series("part", SHARES)
     return finish(
         stacked(shares, x, by, tooltip, names=names, limit=260),
         subject,
@@ -610,10 +613,12 @@ def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Cha
     point = drawable[-1]
     numbered = list(enumerate(point.timeline, start=1))[-MAX_MESSAGES:]
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]
+    end = alt.Chart(alt.InlineData(values=[{"to": point.timeline_backward_s}]))
+    rule = end.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.2).encode(x=alt.X("to:Q"))
     return [
         *over_ranks,
         finish(
-            alt.layer(*_layers(alt, point, _bars(point, drawn))),
+            alt.layer(spans(_bars(point, drawn), _KINDS), rule),
             group,
             name="timeline",
             title=f"A step's messages at {place_of(point)}",
@@ -630,40 +635,37 @@ def _is_timed(message: Message) -> bool:
 
 def _bars(point: ExchangePoint, drawn: list[tuple[int, Message]]) -> Rows:
     """The backward pass on line 0, then each message's wait and exchange on a line of its own."""
-
-    def bar(line: int, name: str, kind: str, first: float, last: float, what: str) -> dict[str, Any]:
-        span = {"from": first, "to": last, "shown": format_seconds(last - first)}
-        return {"line": line, "name": name, "kind": kind, **span, "what": what}
-
-    rows: Rows = [bar(0, "backward", _KINDS[0], 0.0, point.timeline_backward_s or 0.0, "")]
+    backward, waits, under_way = _KINDS
+    rows: Rows = [span("backward", backward, 0.0, point.timeline_backward_s or 0.0)]
     for number, message in drawn:
         start, took = message.start_s or 0.0, message.exchange_s or 0.0
         name, what = f"message {number}", f"{format_bytes(message.num_bytes)}, {message.method}"
         if message.ready_s is not None and message.ready_s < start:
-            rows.append(bar(number, name, _KINDS[1], message.ready_s, start, what))
-        rows.append(bar(number, name, _KINDS[2], start, start + took, what))
+            rows.append(span(name, waits, message.ready_s, start, what))
+        rows.append(span(name, under_way, start, start + took, what))
     return rows
 
 
-def _layers(alt: Any, point: ExchangePoint, rows: Rows) -> list[Any]:
+def span(name: str, kind: str, first: float, last: float, what: str = "") -> dict[str, Any]:
+    """A bar of `spans` on the line `name`, seconds."""
+    return {"name": name, "kind": kind, "from": first, "to": last, "shown": format_seconds(last - first), "what": what}
+
+
+def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
+    """Bars over the time since the start of the backward pass, on lines from above; by kind, which have colours."""
     lines = list(dict.fromkeys(row["name"] for row in rows))
     few = len(lines) <= 360 // _ROW
     y = alt.Y("name:N", title=None, sort=lines).scale(paddingInner=0.25 if few else 0.0)
     y = y.axis(labels=few, ticks=False, domain=False, title=None if few else f"{len(lines) - 1} messages")
     label = si_label("s")
     x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
-    present = [kind for kind in _KINDS if any(row["kind"] == kind for row in rows)]
-    colour = alt.Color("kind:N", title=None, sort=list(_KINDS)).scale(
-        domain=present, range=[_COLOURS[_KINDS.index(kind)] for kind in present]
+    present = [kind for kind in colours if any(row["kind"] == kind for row in rows)]
+    colour = alt.Color("kind:N", title=None, sort=list(colours)).scale(
+        domain=present, range=[colours[kind] for kind in present]
     )
     tooltip = tooltips({"name:N": "line", "kind:N": "what", "shown:N": "for", "what:N": "message"})
-    bars = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_bar()
-        .encode(y=y, x=x, x2="to:Q", color=colour.legend(orient="bottom", columns=3), tooltip=tooltip)
-    )
-    end = alt.Chart(alt.InlineData(values=[{"to": point.timeline_backward_s}]))
-    return [bars, end.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.2).encode(x=alt.X("to:Q"))]
+    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar()
+    return bars.encode(y=y, x=x, x2="to:Q", color=colour.legend(orient="bottom", columns=len(colours)), tooltip=tooltip)
 
 
 def _words(point: ExchangePoint, count: int) -> str:

@@ -9,7 +9,6 @@ upper edge, never a gap.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -20,8 +19,8 @@ from dlbench.analysis.side_by_side import alike, compared, pair_key, with_train
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.lazy import alt
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, scatter
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
+from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
 from dlbench.report.charts.style import HEIGHT, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of, times_cell
@@ -34,8 +33,6 @@ from dlbench.views.quality.numbers import quality_of
 from dlbench.views.view import ReportSource, ReportView, place_columns
 
 _DIFFER = ("train.batch_per_rank", "train.global_batch", "train.gradient_accumulation", "train.optimizer.")
-EDGE = 1.15  # Where points without a figure are drawn, over the largest figure.
-LOST = {"diverged": INK, "target missed": MUTED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +50,7 @@ class BatchPoint:
     epochs: Estimate | None = field(metadata=column("Epochs to accuracy", "epochs_to_quality", is_brief=True))
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     is_best: bool  # All met the target, after fewest samples of all rates.
-    ratio: Estimate | None = field(metadata=column("Epochs, over the smallest", "epochs_ratio", text=times_cell))
+    ratio: Estimate | None = field(metadata=column("Samples, over the smallest", "samples_ratio", text=times_cell))
     """None unless all runs here, and those of the best rate of the smallest batch, met the target."""
     expected: Estimate | None = field(metadata=column("By the noise scale", "expected_ratio", text=times_cell))
 
@@ -75,9 +72,8 @@ def large_batches(table: RunTable) -> tuple[LargeBatch, ...]:
     ended = [*table.runs.values(), *(item.run for item in table.without if item.state == "invalid")]
     trained = [run for run in ended if run.plan.measure.until == "quality" and run.record and run.record.quality]
     sets = alike((run for run in trained if run.plan.series.variant == "plain"), _without_batch)
-    return tuple(
-        _set(name, runs, table) for name, runs in sets.items() if len({run.plan.global_batch for run in runs}) > 1
-    )
+    batches = {name: {run.plan.global_batch for run in runs} for name, runs in sets.items()}
+    return tuple(_set(name, runs, table) for name, runs in sets.items() if len(batches[name]) > 1)
 
 
 def _without_batch(run: Run) -> str:
@@ -89,18 +85,16 @@ def _without_batch(run: Run) -> str:
 
 
 _RECIPE = ("global_batch", "optimizer", "learning_rate", "ranks", "nodes")
-_Recipe = tuple[int, str, float, int, int]  # Those; the rate at its peak.
 
 
-def _recipe(run: Run) -> _Recipe:
+def _recipe(run: Run) -> tuple[int, str, float, int, int]:
     plan, optimizer = run.plan, run.plan.workload.train.optimizer
     rate = optimizer.peak(plan.global_batch)
     return plan.global_batch, optimizer.name, rate, plan.layout.ranks, plan.layout.nodes
 
 
 def _set(name: str, runs: Sequence[Run], table: RunTable) -> LargeBatch:
-    plan = runs[0].plan
-    apart = [key for run in runs for key in run.plan.series.axes if key.startswith(_DIFFER)]
+    plan, apart = runs[0].plan, [key for run in runs for key in run.plan.series.axes if key.startswith(_DIFFER)]
     sides = dict(sorted(alike(runs, _recipe).items()))
     met = {
         recipe: {
@@ -110,21 +104,20 @@ def _set(name: str, runs: Sequence[Run], table: RunTable) -> LargeBatch:
         }
         for recipe, members in sides.items()
     }
-    epochs = {
-        recipe: {key: one.epochs_to_quality or 0.0 for key, one in found.items()} for recipe, found in met.items()
+    samples = {
+        recipe: {key: float(one.samples_to_quality or 0) for key, one in found.items()}
+        for recipe, found in met.items()
+        if len(found) == len(sides[recipe])
     }
-    complete = [recipe for recipe in sides if len(met[recipe]) == len(sides[recipe])]
-    rates = alike(complete, lambda recipe: (recipe[:2], recipe[3:])).values()
-    best = [min(found, key=lambda recipe: fmean(epochs[recipe].values())) for found in rates]
+    rates = alike(samples, lambda recipe: (recipe[:2], recipe[3:])).values()
+    best = [min(found, key=lambda recipe: fmean(samples[recipe].values())) for found in rates]
     first = min(best, default=None)
     share = model_noise_share(plan.workload, table)
     points = []
     for recipe, members in sides.items():
-        ratio = expected = None
-        if recipe in complete and first is not None and recipe != first:
-            ratio, _ = compared(epochs[recipe], epochs[first])
-            expected = share and samples_over(share, recipe[0], first[0])
+        other = first if recipe in samples and recipe != first else None
         settings: dict[str, Any] = dict(zip(_RECIPE, recipe, strict=True))
+        epochs = {key: one.epochs_to_quality for key, one in met[recipe].items()}
         times = {key: one.time_to_quality_s for key, one in met[recipe].items()}
         points.append(
             BatchPoint(
@@ -132,11 +125,11 @@ def _set(name: str, runs: Sequence[Run], table: RunTable) -> LargeBatch:
                 num_runs=len(members),
                 num_reached=len(times),
                 num_diverged=sum(not all(r.losses_finite for r in run.record.ranks) for run in members if run.record),
-                epochs=of_known(typical_estimate, epochs[recipe], "epochs"),
+                epochs=of_known(typical_estimate, epochs, "epochs"),
                 time=of_known(typical_estimate, times, "s"),
                 is_best=recipe in best,
-                ratio=ratio,
-                expected=expected,
+                ratio=compared(samples[recipe], samples[other])[0] if other else None,
+                expected=samples_over(share, recipe[0], other[0]) if share and other else None,
             )
         )
     is_known = share is not None and share.value > 0 and (share.low is None or share.low > 0)
@@ -153,8 +146,15 @@ def _verdict(points: Sequence[BatchPoint], critical: Estimate | None) -> str:
     if known and (ratio := known[-1].ratio) is not None:
         batch, least, law = known[-1].global_batch, known[0].global_batch, known[-1].expected
         sure = "" if ratio.is_confident and is_other_than(ratio, 1) else ", no difference for certain"
-        parts = [f"A global batch of {batch:,} needs {times_text(ratio)} the epochs of {least:,}{sure}"]
-        parts += [basis_text(ratio), *([f"by the noise scale {times_text(law)}"] if law else [])]
+        parts = [f"A global batch of {batch:,} needs {times_text(ratio)} the samples of {least:,}{sure}"]
+        # The winner of several rates is partly the luckiest, and its interval does not know that.
+        tried = max(sum(one.global_batch == other for one in points) for other in (batch, least))
+        chosen = [f"best of up to {tried} recipes a batch, chosen by these same runs: not corrected for the choice"]
+        parts += [
+            basis_text(ratio),
+            *(chosen if tried > 1 else []),
+            *([f"by the noise scale {times_text(law)}"] if law else []),
+        ]
     parts += [f"critical batch by the gradient noise scale: {figure_text(critical)} samples"] if critical else []
     lost = ", ".join(f"{one.learning_rate:.3g} at {one.global_batch:,}" for one in points if one.num_diverged)
     return "; ".join([*parts, *([f"diverged: learning rate {lost}"] if lost else [])]) + "."
@@ -180,43 +180,34 @@ def batches_sheet(found: LargeBatch) -> Sheet[BatchPoint]:
 
 
 def _charts(number: int, found: LargeBatch) -> list[Chart]:
-    """Epochs and time over the batch."""
+    """Epochs and time over the batch: a line through the rates that stand for their batches, the others as rings."""
     places = len({(one.ranks, one.nodes) for one in found.points}) > 1
     charts = []
     for name, title in (("epochs", "epochs to accuracy"), ("time", "time to accuracy, s")):
         rows: Rows = []
         for point in found.points:
             figure: Estimate | None = getattr(point, name)
-            by = point.optimizer + f", {place_text(point.ranks, point.nodes)}" * places
-            lost = "diverged" if point.num_diverged else "target missed"
-            row = figure_row(figure) if figure else {"low": None, "high": None, "shown": lost, "basis": ""}
-            row |= {"batch": point.global_batch, "kind": by if figure else lost, "rate": f"{point.learning_rate:.3g}"}
-            # A line joins the rates that stand for their batches.
-            rows.append({**row, "detail": by if point.is_best else str(len(rows))})
-        known = [row["high"] or row["value"] for row in rows if "value" in row]
-        if not known:
+            kind = point.optimizer + f", {place_text(point.ranks, point.nodes)}" * places
+            lost = "" if figure else "diverged" if point.num_diverged else "target missed"
+            row = {"batch": point.global_batch, "kind": kind, "rate": f"{point.learning_rate:.3g}", "lost": lost}
+            rows.append(row | (figure_row(figure) if figure else {"shown": lost}) | {"is_best": point.is_best})
+        best, others = ([row for row in rows if row["is_best"] is which] for which in (True, False))
+        edge = 1.15 * max((row["high"] or row["value"] for row in rows if not row["lost"]), default=0.0)
+        if not edge:
             continue
-        edge = max(known) * EDGE
-        rows = [{"value": edge, **row} for row in rows]
-        kinds = sorted({row["kind"] for row in rows} - LOST.keys())
-        batches = sorted({row["batch"] for row in rows})
-        reach = sorted([*batches, *([found.critical.value] if found.critical else [])])
-        scale = {"type": "log", "base": 2, "domain": [reach[0] / 1.2, reach[-1] * 1.2], "nice": False}
-        drawn = scatter(
-            rows,
-            Axis("global batch, samples", "batch", format="~s", scale=scale, axis={"values": batches, "grid": False}),
-            Axis(title, scale={"domain": [0, edge * 1.05], "nice": False}),
-            Series("kind", dict(zip(kinds, itertools.cycle(RANK_COLOURS), strict=False)) | LOST, columns=3),
-            {"batch:Q:,": "global batch", "rate": "learning rate", "shown": title, "basis": "interval"},
-            detail="detail",
-            line=1.5,
-        )
-        ends = alt.Chart(alt.InlineData(values=[row for row in rows if row["low"] is not None]))
-        layers = [ends.mark_rule(color=INK, opacity=0.5).encode(x="batch:Q", y="low:Q", y2="high:Q"), *drawn.layer]
+        others = [{"value": edge, **row} for row in others]
+        colours = dict(zip(sorted({row["kind"] for row in best}), RANK_COLOURS * len(best), strict=False))
+        tooltip = {"kind": "optimizer", "batch:Q:,": "global batch", "rate": "learning rate", "shown": title}
+        reach = [row["batch"] for row in rows] + ([found.critical.value] if found.critical else [])
+        y = Axis(title, scale={"domain": [0, edge * 1.1], "nice": False})
+        drawn = lines(best, y, Series("kind", colours), tooltip, x="batch", title="global batch, samples", reach=reach)
+        ring = alt.Chart(alt.InlineData(values=others)).encode(x="batch:Q", y="value:Q", tooltip=tooltips(tooltip))
+        layers = [*drawn.layer, ring.mark_point(color=INK, size=60)]
+        layers.append(ring.mark_text(color=MUTED, align="left", dx=8).encode(text="lost:N"))
         if found.critical is not None:
             at = alt.Chart(alt.InlineData(values=[{"batch": found.critical.value, "label": "critical batch"}]))
-            words = at.mark_text(color=MUTED, align="left", baseline="bottom", dx=4)
             layers.append(at.mark_rule(color=INK, strokeDash=[5, 4]).encode(x="batch:Q"))
+            words = at.mark_text(color=MUTED, align="left", baseline="bottom", dx=4)
             layers.append(words.encode(x="batch:Q", y=alt.value(HEIGHT), text="label:N"))
         charts.append(
             finish(
@@ -224,7 +215,7 @@ def _charts(number: int, found: LargeBatch) -> list[Chart]:
                 ReportSubject(id=f"report-{number}", label=found.label),
                 name=f"batch-{name}",
                 title=f"{sentence(title.removesuffix(', s'))[:-1]} over the global batch",
-                alt=f"{found.verdict} At the upper edge: rates that diverged or missed the target.",
+                alt=f"{found.verdict} Rings: other rates, at the upper edge those that diverged or missed the target.",
                 table=batches_sheet(found),
                 size=(WIDE, HEIGHT),
             )

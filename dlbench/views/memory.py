@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
+from dlbench.analysis.side_by_side import trains_apart
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
-from dlbench.records.record import RankResult
+from dlbench.records.record import HeldMemory, RankResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, figure_row, intervals
-from dlbench.report.charts.style import MEASURED, WIDE
+from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, stacked
+from dlbench.report.charts.style import MEASURED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import runs_text
@@ -80,6 +81,11 @@ class HeldPoint:
     buffers: int = field(metadata=column("Buffers", "buffers_bytes", unit="bytes"))
     activations: int = field(metadata=column("Activations and the rest", "activations_bytes", unit="bytes"))
     peak: int = field(metadata=column("Peak", "held_peak_bytes", unit="bytes"))
+    copies: Mapping[str, int] | None = field(
+        metadata=column("Redundant copies", "redundant_bytes", value=lambda kinds: sum(kinds.values()), unit="bytes")
+    )
+    """Of weights, gradients and optimizer state: what is beyond this rank's part of one copy, bytes by kind. None: not
+    every rank was watched, or ranks train apart."""
     host: int | None = field(metadata=column("On the host", "held_on_host_bytes", unit="bytes"))
     retries: int | None = field(metadata=column("Allocator retried", "allocator_retries"))  # The most of any rank.
 
@@ -170,13 +176,27 @@ def _point(
 
 
 def _held_point(point: Point, runs: Mapping[str, Run]) -> HeldPoint | None:
-    every = [rank.held for run_id in point.run_ids for rank in _ranks(runs[run_id]) if rank.held is not None]
+    of_runs = (runs[run_id] for run_id in point.run_ids)
+    every = [(rank.held, run) for run in of_runs for rank in _ranks(run) if rank.held is not None]
     if not every:
         return None
-    most = max(every, key=lambda one: one.peak)
+    most, run = max(every, key=lambda one: one[0].peak)
     shown = most.model_dump(include={"weights", "gradients", "optimizer", "buffers", "activations", "peak", "host"})
-    retries = [one.retries for one in every if one.retries is not None]
-    return HeldPoint(ranks=point.ranks, nodes=point.nodes, **shown, retries=max(retries, default=None))
+    retries = max((one.retries for one, _ in every if one.retries is not None), default=None)
+    return HeldPoint(ranks=point.ranks, nodes=point.nodes, **shown, copies=_copies(run, most), retries=retries)
+
+
+def _copies(run: Run, most: HeldMemory) -> Mapping[str, int] | None:
+    """By what all ranks hold beyond one copy; but in ZeRO-1 the optimizer's state lies where its weights do."""
+    record, held = run.record, [rank.held for rank in _ranks(run) if rank.held is not None]
+    if record is None or len(held) < len(record.ranks) or trains_apart(run.plan):
+        return None
+    whole = {"weights": record.num_parameters * _FP32_BYTES, "gradients": record.gradient_bytes}
+    shares = {
+        kind: max(0.0, 1 - size / (sum(getattr(one, kind) for one in held) or size)) for kind, size in whole.items()
+    }
+    shares["optimizer"] = 0.0 if run.plan.strategy == "zero-1" else shares["weights"]
+    return {kind: round(getattr(most, kind) * share) for kind, share in shares.items()}
 
 
 def _not_by_kind(run: Run) -> str:
@@ -325,7 +345,9 @@ def kinds_sheet(found: Memory) -> Sheet[HeldPoint]:
         title="Memory by kind",
         columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), found.kinds),
         rows=found.kinds,
-        caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds them.",
+        caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds them. "
+        "Redundant copies: of weights, gradients and optimizer state what is beyond this rank's part of one copy.",
+        is_drawn=len(found.kinds) > 1,
     )
 
 
@@ -341,8 +363,37 @@ def batches_sheet(batches: Sequence[BatchMemory]) -> Sheet[BatchMemory]:
     )
 
 
+_KINDS = ("weights", "gradients", "optimizer", "redundant copies", "buffers", "activations")
+
+
+def _kinds_charts(group: Group, found: Memory) -> list[Chart]:
+    """A bar of kinds for each of several rank counts; redundant copies apart from what they are copies of."""
+    rows, words = [], []
+    for point in found.kinds:
+        copies = point.copies or {}
+        copied = sum(copies.values())
+        words.append(f"{place_of(point)}: {format_bytes(point.peak)}, {format_bytes(copied)} of it redundant copies")
+        for order, kind in enumerate(_KINDS):
+            size = copied if kind == "redundant copies" else getattr(point, kind) - copies.get(kind, 0)
+            bar = {"place": place_of(point), "kind": kind, "order": order}
+            rows.append({**bar, "value": size / 2**30, "shown": format_bytes(size)})
+    by = Series("kind", dict(zip(_KINDS, RANK_COLOURS, strict=True)), columns=3)
+    return [
+        finish(
+            stacked(rows, Axis("GiB of tensors in a rank"), by, {"place": "at", "kind": "kind", "shown": "bytes"}),
+            group,
+            name="memory-kinds",
+            title="Memory of a rank by kind",
+            alt=f"What the rank with most held at the peak of a step, by kind. {'; '.join(words)}.",
+            table=kinds_sheet(found),
+            size=(WIDE, max(60, 30 * len(found.kinds))),
+        )
+    ] * (len(found.kinds) > 1)
+
+
 def memory_charts(group: Group, found: Memory) -> list[Chart]:
-    """Peak memory by batch and precision where several ran, else by rank count."""
+    """Peak memory by batch and precision where several ran; by rank count, in kinds where they are known of several."""
+    by_kind = _kinds_charts(group, found)
     batches = [(batch, batch.peak_bytes) for batch in found.batches if batch.peak_bytes]
     if len(batches) > 1:
         what, title, table = "batch and precision", "Peak memory by batch", batches_sheet(found.batches).to_display()
@@ -354,6 +405,8 @@ def memory_charts(group: Group, found: Memory) -> list[Chart]:
             }
             for batch, peak in batches
         ]
+    elif by_kind:
+        return by_kind
     else:
         what, title, table = "rank count", "Peak memory of a rank", points_sheet(found).to_display(brief=True)
         rows = [
@@ -361,7 +414,7 @@ def memory_charts(group: Group, found: Memory) -> list[Chart]:
             for point in found.points
         ]
     if not any(row["value"] for row in rows):
-        return []
+        return by_kind
     held = "allocated on a GPU" if found.on_gpu else "resident in a rank"
     words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
     return [
@@ -373,7 +426,8 @@ def memory_charts(group: Group, found: Memory) -> list[Chart]:
             alt=f"Peak memory of the rank that held most, {held}, by {what}. {words}.",
             table=table,
             size=(WIDE - 60, max(60, 30 * len(rows))),
-        )
+        ),
+        *by_kind,
     ]
 
 

@@ -427,15 +427,14 @@ class TimeToTrainView(GroupView):
 def times_over(
     x: str, subject: Subject, what: str, times: Iterable[tuple[str, Any, Estimate | None]], table: Sheet[Any]
 ) -> list[Chart]:
-    """Seconds of `what` over `nodes` (or `ranks`, where these do not follow from the nodes).
+    """Seconds of `what` over `nodes` (or `ranks`, where these do not follow from the nodes); nothing of few counts.
 
     `times`: of a line at a row with ranks and nodes. Dashed: the first one, as many times less as there are more ranks.
-    None at a single count, and of one line at two: a table says as much.
     """
     known = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in known}
     colours = dict(zip(dict.fromkeys(line for line, *_ in known), itertools.cycle(RANK_COLOURS), strict=False))
-    if len(places) < 2 + (len(colours) == 1):
+    if len(places) < 2 + (len(colours) == 1):  # Of one line at two counts a table says as much.
         return []
     x = x if len({nodes for _, nodes in places}) == len(places) else "ranks"
     (name, first, at), base = next(iter(known.items()))
@@ -452,12 +451,11 @@ def times_over(
         for (line, ranks, nodes), time in known.items()
     ]
     by = Series("line", colours) if len(colours) > 1 else MEASURED
-    y = Axis(unit, scale={"type": "log", "base": 2})
     tooltip = {"line": what, "place": "at", "shown": unit, "basis": "interval"}
     words = "; ".join(", ".join(filter(None, (row["line"], f"{row['place']}: {row['shown']}"))) for row in rows)
     return [
         finish(
-            lines(rows, y, by, tooltip, x=x, title=x, ideal="ideal"),
+            lines(rows, Axis(unit, scale={"type": "log", "base": 2}), by, tooltip, x=x, title=x, ideal="ideal"),
             subject,
             name="times",
             title=f"{what} over {x} (dashed: ideal)",

@@ -273,6 +273,7 @@ def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
             Measurement(
                 num_bytes=1024 * 2**index,
                 time=Estimate(value, value, value, 1, "within-run", "s"),
+                minimum_s=value,
                 algbw=Estimate(1.0, None, None, 1, "single run", "GB/s"),
                 busbw=None,
                 by_run={("r", repeat): value for repeat in range(5)},
@@ -341,8 +342,9 @@ def test_algorithms_that_send_the_same_messages_at_two_ranks_are_one(tmp_path: P
         tmp_path, points=(2,), group_size=None, algorithms="all", backends="none", sizes="1KiB,4MiB"
     )
     group = only(tmp_path)
-    (same,) = same_messages(group)
+    same, other = same_messages(group)
     assert same[:2] == ("ring", "double-binary-tree")
+    assert other == ("recursive-doubling", "naive")
     among = {series.algorithm for series in contenders(group)}
     assert among == {"ring", "binomial-tree", "recursive-doubling"}
     assert contenders(dataclasses.replace(group, runs=())) == group.series

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
-from dlbench.perfmodels.closed_forms import FORMS, closed_form, ideal
+from dlbench.perfmodels.closed_forms import FORMS, closed_form, ideal, ideal_seconds
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
 from dlbench.perfmodels.patterns import Sharing
@@ -127,7 +127,7 @@ def test_what_is_sent_across_is_part_of_what_is_sent(
 # --- predictions -------------------------------------------------------------------------------------------------
 
 
-UNITS = dict.fromkeys("αβγABn", 0)
+UNITS = dict.fromkeys("αβγABφn", 0)
 
 
 @pytest.mark.parametrize("name", FORMED)
@@ -141,7 +141,7 @@ def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: i
         if name[1] not in GROUPED_ALGORITHMS and group_size != ranks:
             continue
         layout = Layout(ranks=ranks, group_size=group_size)
-        form = closed_form(*name, layout, chunks=chunks, shared_link=shared_link)
+        form = closed_form(*name, layout, chunks=chunks)
         assert form is not None
         free = level((None, 0.0, 0.0))
         seconds = {
@@ -152,15 +152,27 @@ def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: i
             "γ": network(free, free, gamma=1.0),
         }
         for term, priced in seconds.items():
-            expected = float(form.seconds(**UNITS | {term: 1, "n": num_bytes}))
+            expected = float(form.seconds(**UNITS | {term: 1, "n": num_bytes, "φ": group_size if shared_link else 1}))
             assert predict(*name, num_bytes, layout, priced) == pytest.approx(expected), term
 
 
-@given(name=st.sampled_from(NAMES), ranks=st.integers(2, 40), num_bytes=st.sampled_from([4 * 27720, 4 * 720720]))
-def test_nothing_is_faster_than_the_ideal(name: tuple[Collective, str], ranks: int, num_bytes: int) -> None:
-    if name[1] not in GROUPED_ALGORITHMS:
-        seconds = predict(*name, num_bytes, Layout(ranks=ranks, group_size=ranks), SHAPED)
-        assert seconds >= 0.99 * ideal(name[0], ranks)(n=num_bytes, α=2e-5, β=3e-10, γ=0.0)
+@given(
+    name=st.sampled_from(NAMES),
+    groups=st.integers(1, 9),
+    group_size=st.integers(1, 5),
+    shared_link=st.booleans(),
+    shards=st.none() | st.just(1),
+)
+def test_nothing_is_faster_than_the_ideal(
+    name: tuple[Collective, str], groups: int, group_size: int, shared_link: bool, shards: int | None
+) -> None:
+    """Wherever ranks are, and with pieces of costs."""
+    if groups * group_size > 1:
+        layout = Layout(ranks=groups * group_size, group_size=group_size)
+        pieces = level((65536, 2e-5, 3e-9), (None, 5e-5, 3e-10)), level((None, 1e-4, 4e-9))
+        priced = network(*pieces, gamma=1e-10, shared_link=shared_link)
+        seconds = predict(*name, 4 * 720720, layout, priced, shards=shards)
+        assert seconds >= ideal_seconds(name[0], layout, 4 * 720720, priced) * (1 - 1e-9)
 
 
 def test_one_server_is_a_bottleneck_by_its_closed_form() -> None:

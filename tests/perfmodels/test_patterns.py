@@ -61,9 +61,9 @@ def test_thousands_of_ranks_have_their_closed_forms(algorithm: str, leaf: int | 
     group, size = 1 if algorithm in ("naive", "direct", "parameter-server") else 8, 2**28
     layout = Layout(ranks=4096, group_size=group, leaf_size=leaf)
     chunks = pipeline_chunks("allreduce", algorithm, 4096, size // 4)
-    form = closed_form("allreduce", algorithm, layout, chunks=chunks, shared_link=False)
+    form = closed_form("allreduce", algorithm, layout, chunks=chunks)
     assert form is not None
-    expected = form.seconds(n=size, α=1e-5, β=1e-9, γ=0, A=1e-5, B=1e-9)
+    expected = form.seconds(n=size, α=1e-5, β=1e-9, γ=0, A=1e-5, B=1e-9, φ=1)
     same = level(1e-5, 1e-9)
     assert predict("allreduce", algorithm, size, layout, network(same, same, same)) == pytest.approx(expected)
 

@@ -218,7 +218,7 @@ def test_several_ranks_as_baseline_lose_their_own_exchange(tmp_path: Path) -> No
     assert point.ranks == 4
     if point.prediction is None:
         # The baseline exchanges for 20 ms.
-        assert point.why == "no bound: the baseline's own exchange takes longer than the model's least"
+        assert point.why == "no bound of efficiency: the baseline's own exchange takes longer than the model's least"
     else:
         assert point.prediction.compute_s == pytest.approx(0.09)
         assert point.prediction.efficiency.value <= 1

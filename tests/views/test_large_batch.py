@@ -62,6 +62,7 @@ def test_epochs_and_time_stand_over_the_batch_across_groups(swept: Path) -> None
     assert points[2].time.value == pytest.approx(by_hand)
     assert points[2].ratio is not None
     assert points[2].ratio.n == 5
+    assert "best of up to 2 recipes a batch, chosen by these same runs: not corrected" in found_in(swept).verdict
 
 
 def test_a_rate_that_diverged_is_a_point_at_the_upper_edge(swept: Path) -> None:
@@ -72,9 +73,9 @@ def test_a_rate_that_diverged_is_a_point_at_the_upper_edge(swept: Path) -> None:
     charts = list(section.charts())
     assert [chart.title.partition(" over")[0] for chart in charts] == ["Epochs to accuracy", "Time to accuracy"]
     rows = [row for rows in charts[0].spec["datasets"].values() for row in rows]
-    (edge,) = {(row["batch"], row["value"]) for row in rows if row.get("kind") == "diverged"}
+    (edge,) = {(row["batch"], row["value"]) for row in rows if row.get("lost")}
     assert edge[0] == 4
-    assert edge[1] > max(row["value"] for row in rows if row.get("kind") not in (None, "diverged"))
+    assert edge[1] > max(row["value"] for row in rows if not row.get("lost") and "value" in row)
     assert "diverged: learning rate 0.8 at 4" in found_in(swept).verdict
     assert "5 diverged" in terminal.to_text(document_of(assemble(scan(swept))))
 
@@ -108,6 +109,18 @@ def test_ranks_that_share_a_batch_and_ranks_that_enlarge_it_are_one_set(tmp_path
     points = found_in(tmp_path).points
     assert [(one.global_batch, one.ranks) for one in points] == [(4, 1), (8, 1), (8, 2)]
     assert [one.ratio and one.ratio.value for one in points] == [None, pytest.approx(1.5), pytest.approx(1.5)]
+
+
+def test_without_a_batch_of_which_all_met_the_target_there_are_points_and_no_comparison(tmp_path: Path) -> None:
+    def ends(plan: RunPlan) -> tuple[float, ...]:
+        return (0.1, 0.9) if plan.series.repeat else (0.1, 0.2)
+
+    for plan in quality_plans(points=(1, 2), repeats=2):
+        write_run(tmp_path, plan, constant([0, 0, 0, 50, 0, 0]), Story(training=Training(values=ends(plan))))
+    assert found_in(tmp_path).verdict == "2 of 4 runs met the target: no two batches to compare."
+    section = section_of(tmp_path)
+    assert section is not None
+    assert len(list(section.charts())) == 2
 
 
 def test_one_batch_has_no_such_section(tmp_path: Path) -> None:

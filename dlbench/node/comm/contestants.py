@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -242,18 +243,12 @@ class MpiReference(Reference):
             return lambda: world.Alltoall([given, kind], [data, kind])
         counts = self._counts(elements)
         own_data, own_given = self._array(self._own(vectors.data)), self._array(self._own(vectors.given))
-        if self._collective == "all-gather":
-            if elements % size:
-                return lambda: world.Allgatherv([own_given, kind], [data, counts, kind])
-            return lambda: world.Allgather([own_given, kind], [data, kind])
+        v, parts = ("v", [counts]) if elements % size else ("", [])  # The variant of unequal parts names them.
         if self._collective == "scatter":
-            if elements % size:
-                return lambda: world.Scatterv([given, counts, kind], [own_data, kind])
-            return lambda: world.Scatter([given, kind], [own_data, kind])
-        if self._collective == "gather":
-            if elements % size:
-                return lambda: world.Gatherv([own_given, kind], [data, counts, kind])
-            return lambda: world.Gather([own_given, kind], [data, kind])
+            return partial(getattr(world, f"Scatter{v}"), [given, *parts, kind], [own_data, kind])
+        if self._collective in ("all-gather", "gather"):
+            name = "Gather" if self._collective == "gather" else "Allgather"
+            return partial(getattr(world, name + v), [own_given, kind], [data, *parts, kind])
         if elements % size:
             return lambda: world.Reduce_scatter([given, kind], [own_data, kind], counts, op=mpi.SUM)
         return lambda: world.Reduce_scatter_block([given, kind], [own_data, kind], op=mpi.SUM)

@@ -77,7 +77,7 @@ from dlbench.views.sweep.settings import (
 )
 from dlbench.views.sweep.updates import Update, updates_of
 
-OVER = {False: "the throughput of", True: "as soon at the target as"}  # What decides, with a target and without.
+OVER = {False: "the throughput of", True: "as fast to the target as"}  # What decides, with a target and without.
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 MANY_REPEATS = 100
 """Ten hours of runs of a minute for six settings: from here on the scatter is to be mended, not the number of runs."""
@@ -307,6 +307,11 @@ def _times(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     return {run_key(run, table): one.time_to_quality_s for run, one in known if one and one.time_to_quality_s}
 
 
+def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
+    """Runs that were trained to the end of their limit, or to the target; of others nobody knows."""
+    return sum(run.plan.run_id in table.runs or run.state == "invalid" for run in runs)
+
+
 def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rates]] | None) -> Draft:
     """The settings of one rank count from every run of the series there, in the order of the request."""
     groups = _by_setting(runs)
@@ -318,12 +323,12 @@ def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rate
     base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
     speeds, reached = rates, None
     if groups[0][0].plan.measure.until == "quality":
-        ended = [[run for run in group if run.state in ("valid", "invalid")] for group in groups]
         times = [_times(group, table) for group in groups]
         reached = tuple(map(len, times))
+        whole = [len(found) == _num_ended(group, table) for found, group in zip(times, groups, strict=True)]
         speeds = [
-            {key: 1 / seconds for key, seconds in found.items()} if len(found) == len(runs) else {}
-            for found, runs in zip(times, ended, strict=True)
+            {key: 1 / seconds for key, seconds in found.items()} if is_whole else {}
+            for found, is_whole in zip(times, whole, strict=True)
         ]
     measured = [
         Measured(
@@ -579,7 +584,7 @@ def _settings(draft: Draft, family: Family, table: RunTable) -> tuple[Setting, .
         times: dict[RunKey, float] = {}
         if draft.reached is not None:
             times = {key: 1 / speed for key, speed in draft.speeds[i].items()}
-            if i != base and not times and any(run.state in ("valid", "invalid") for run in group):
+            if i != base and not times and _num_ended(group, table):
                 verdict = "target missed"
             elif verdict == "no figure" and times:
                 verdict = "undecided"

@@ -16,6 +16,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell, loss_text, short_keys, strategy_words, sweeps
+from dlbench.views.sweep.overlap import overlap_charts
 from dlbench.views.sweep.settings import COSTS, MARGIN, Axis, Level, Losses, Setting
 from dlbench.views.sweep.updates import updates_sheet
 from dlbench.views.view import ReportSource, ReportView
@@ -100,7 +101,7 @@ def _why(one: Setting) -> str:
     found = ""
     if one.sooner is not None and one.ratio is not None and not one.is_baseline:
         basis = basis_text(one.sooner)
-        found = f" ({times_text(one.sooner)} as soon, {times_text(one.ratio)} the throughput; {basis})"
+        found = f" ({times_text(one.sooner)} as fast to it, {times_text(one.ratio)} the throughput; {basis})"
     if one.packing_s is None:
         return found
     parts = (format_seconds(seconds or 0.0) for seconds in (one.packing_s, one.carried_s, one.merging_s))
@@ -239,9 +240,9 @@ class SweepView(ReportView):
         return sweeps(source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
-        return tuple(self._section(sweep) for sweep in report.all_of(Sweep))
+        return tuple(self._section(sweep, report) for sweep in report.all_of(Sweep))
 
-    def _section(self, sweep: Sweep) -> Section:
+    def _section(self, sweep: Sweep, report: Report) -> Section:
         last = sweep.cells[-1] if sweep.cells else None
         card = Card(
             title=sweep.label,
@@ -255,7 +256,7 @@ class SweepView(ReportView):
             title=f"{self.title}: {sweep.label}",
             headline=_headline(sweep),
             cards=(card,),
-            sections=tuple(_cell(sweep, cell) for cell in sweep.cells),
+            sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
             notes=sweep.idle,
             brief=sweep.idle,
             where={"series": sweep.series},
@@ -279,7 +280,7 @@ def _headline(sweep: Sweep) -> str:
     return f"fastest{goal} at {place}: {best.label[:50]}, {times_value(best.decides)} the baseline"
 
 
-def _cell(sweep: Sweep, cell: SweepCell) -> Section:
+def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
     found = (settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell), updates_sheet(cell.updates))
     said, follows = (cell.verdict, cell.interaction), f"Next: {cell.advice}"
     return Section(
@@ -289,7 +290,7 @@ def _cell(sweep: Sweep, cell: SweepCell) -> Section:
         caption=f"{cell.conditions}; {sweep.caption}. Baseline: {cell.baseline}.",
         # The card of the series says it of the largest rank count.
         words=(cell.verdict, follows) if cell is not sweep.cells[-1] else (),
-        charts=lambda: settings_charts(sweep, cell),
+        charts=lambda: [*settings_charts(sweep, cell), *overlap_charts(sweep, cell, report)],
         charts_per_row=1,
         sheets=tuple(sheet for sheet in found if sheet.rows),
         notes=(cell.interaction, MARKS),

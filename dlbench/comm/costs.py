@@ -1,0 +1,91 @@
+"""What each algorithm of a collective costs: counted, in closed form, predicted, measured, beside the ideal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dlbench.comm.measurements import Measurement
+from dlbench.perfmodels.algorithms import counts
+from dlbench.perfmodels.closed_forms import closed_form, ideal_seconds
+from dlbench.perfmodels.predictions import predict, whole_elements
+from dlbench.perfmodels.schedules import Layout, pipeline_chunks
+from dlbench.report.table import Sheet, column, columns_of, drop_empty_columns
+from dlbench.specs.base import Precision
+from dlbench.specs.comm import ELEMENT_BYTES, Collective, Level, NetworkModel, Piece
+from dlbench.stats.estimates import Estimate
+from dlbench.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """One algorithm at one size."""
+
+    algorithm: str = field(metadata=column("Algorithm", is_brief=True))
+    num_bytes: int = field(metadata=column())
+    steps: int = field(metadata=column("Steps", is_brief=True))  # The most of any rank, counted.
+    volume: float = field(metadata=column("Volume, n", text=lambda share: f"{share:.3g}", is_brief=True))
+    """Bytes that the busiest rank sends over those of its buffer, counted."""
+    predicted_s: float | None = field(metadata=column("Predicted", unit="s", is_brief=True))
+    over_ideal: float = field(metadata=column("Over ideal", text=lambda one: f"{one:.3g}x", is_brief=True))
+    measured: Estimate | None = field(metadata=column("Measured", "measured_s", is_brief=True))
+    minimum_s: float | None = field(metadata=column("Minimum", unit="s", is_brief=True))
+    form: str = field(metadata=column("Closed form", "closed_form"))
+
+
+_BYTE = Level(pieces=(Piece(alpha_s=0, beta_s_per_byte=1),))
+BYTES_ALONE = NetworkModel(system="", transport="", inside=_BYTE, across=_BYTE)
+
+
+def cost(
+    collective: Collective,
+    algorithm: str,
+    layout: Layout,
+    num_bytes: int,
+    dtype: Precision,
+    network: NetworkModel | None = None,
+    shards: int | None = None,
+    row: Measurement | None = None,
+) -> Cost:
+    """One algorithm by the costs of a network; with `row`, as measured, predicted by a fit without it."""
+    width = ELEMENT_BYTES[dtype]
+    elements = whole_elements(num_bytes, width)
+    counted = counts(collective, algorithm, layout, elements, width, shards=shards)
+    chunks = pipeline_chunks(collective, algorithm, layout.ranks, elements)
+    form = closed_form(collective, algorithm, layout, shards=shards, chunks=chunks)
+    known = network or BYTES_ALONE
+    seconds = predict(collective, algorithm, num_bytes, layout, known, element_bytes=width, shards=shards)
+    modelled = None if network is None else seconds
+    return Cost(
+        algorithm=f"{algorithm}, k = {shards or layout.ranks}" if algorithm == "parameter-server" else algorithm,
+        num_bytes=num_bytes,
+        steps=max(one.steps for one in counted),
+        volume=max(one.bytes_sent for one in counted) / num_bytes,
+        form="" if form is None else str(form.seconds),
+        predicted_s=modelled if row is None else row.predicted_s,
+        over_ideal=seconds / ideal_seconds(collective, layout, num_bytes, known),
+        measured=None if row is None else row.time,
+        minimum_s=None if row is None else row.minimum_s,
+    )
+
+
+COSTS = columns_of(Cost)
+COST_WORDS = (
+    "Volume: bytes that the busiest rank sends. Over ideal: time by the costs of messages over that of the least "
+    "start-ups and bytes of any algorithm; without such costs, of bytes alone. α: start-up of a message; β, γ: "
+    "seconds a byte sent and reduced; A, B: between groups, φ at once on a link; p ranks, m groups of g, k servers, "
+    "c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L."
+)
+
+
+def sheet_of(rows: Sequence[Cost], num_bytes: int) -> Sheet[Cost]:
+    """A line for each algorithm at one size; programs get all sizes."""
+    return Sheet(
+        name="costs",
+        title=f"Cost of each algorithm, n = {format_bytes(num_bytes)}",
+        columns=drop_empty_columns(COSTS, rows),
+        rows=rows,
+        caption=COST_WORDS,
+        is_shown=lambda one: one.num_bytes == num_bytes,
+        in_terminal=True,
+    )

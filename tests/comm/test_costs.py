@@ -1,0 +1,149 @@
+"""The cost of each algorithm, by the command and on the page; minimum times; time over ranks."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dlbench.cli import cli
+from dlbench.cli.report import render
+from dlbench.comm.costs import cost
+from dlbench.comm.document import document_of
+from dlbench.comm.report import CollectivesReport, assemble
+from dlbench.perfmodels.predictions import predict
+from dlbench.perfmodels.schedules import Layout
+from dlbench.records.comm import scan_comm
+from dlbench.specs.comm import ALGORITHMS
+from tests.support import collectives_factory as factory
+
+SIZES = {"sizes": "64KiB,1MiB", "algorithms": "ring,naive", "backends": "gloo", "group_size": None}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("costs")
+    for ranks in (2, 4):
+        factory.write_comm_series(folder, points=(ranks,), series=f"c{ranks}", **SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(runs: Path) -> CollectivesReport:
+    return assemble(scan_comm(runs))
+
+
+def printed(*arguments: str | Path) -> str:
+    return CliRunner().invoke(cli, ["comm", "table", *map(str, arguments)], catch_exceptions=False).output
+
+
+def test_closed_forms_need_no_runs() -> None:
+    text = printed("--ranks", "8", "--shards", "2")
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("  ")}
+    assert rows["ring"] == ["14", "1.75", "1x"]
+    assert rows["naive"] == ["1", "7", "4x"]  # (p - 1) n over 2 (p - 1) / p n
+    assert rows["parameter-server,"] == ["k", "=", "2", "2", "4", "4x"]
+    groups = printed("--ranks", "8", "--group-size", "4")
+    assert "8 ranks in 2 groups of 4" in groups
+    assert all(f"\n{name}: " in groups or name == "parameter-server" for name in ALGORITHMS["allreduce"])
+    assert "ring: 2 (p - 1) α + 2 (p - 1)/p n β + (p - 1)/p n γ" in text
+    assert "parameter-server, k = 1: 2 (p - 1) α" in groups
+
+
+def test_fitted_costs_price_them(tmp_path: Path) -> None:
+    network = factory.network()
+    file = tmp_path / "box.network.json"
+    file.write_text(network.model_dump_json(), encoding="utf-8")
+    text = printed(file, "--ranks", "4,6", "--group-size", "2", "--size", "1MiB")
+    assert text.count("hierarchical: 2 (g - 1) α") == 2
+    layout = Layout(ranks=4, group_size=2)
+    for name in ALGORITHMS["allreduce"]:
+        one = cost("allreduce", name, layout, 2**20, "fp32", network, 1)
+        assert one.predicted_s == predict("allreduce", name, 2**20, layout, network, shards=1)
+        assert one.over_ideal >= 1
+        assert one.measured is None
+
+
+@pytest.mark.parametrize("collective", ALGORITHMS)
+def test_no_collective_is_better_than_its_ideal(collective: str) -> None:
+    text = printed("--ranks", "5", "--collective", collective)
+    factors = [float(line.split()[-1][:-1]) for line in text.splitlines() if line.endswith("x")]
+    assert len(factors) >= 2
+    assert min(factors) >= 1
+
+
+def test_runs_show_measured_beside_predicted(runs: Path, made: CollectivesReport) -> None:
+    text = printed(runs)
+    assert text.count("ring: 2 (p - 1) α") == 2
+    for group in made.groups:
+        assert {one.algorithm for one in group.costs} == {"ring", "naive"}
+        for one in group.costs:
+            (series,) = [series for series in group.series if series.algorithm == one.algorithm]
+            row = series.at(one.num_bytes)
+            assert row is not None
+            assert (one.measured, one.minimum_s, one.predicted_s) == (row.time, row.minimum_s, row.predicted_s)
+            assert (one.steps, one.volume) == (row.steps, (row.bytes_sent or 0) / row.num_bytes)
+
+
+def test_the_minimum_is_the_fastest_iteration(runs: Path, made: CollectivesReport) -> None:
+    found = [run for run in scan_comm(runs).runs if run.plan.layout.ranks == 4 and run.record]
+    (group,) = [group for group in made.groups if group.ranks == 4]
+    times = [
+        seconds
+        for run in found
+        for point in (run.record.points if run.record else ())
+        if (point.algorithm, point.num_bytes) == ("ring", 2**20)
+        for seconds in point.times_s
+    ]
+    (row,) = [
+        row for series in group.series if series.algorithm == "ring" for row in series.rows if row.num_bytes == 2**20
+    ]
+    assert row.minimum_s == min(times) < row.time.value
+    assert [one.minimum_s for one in group.best] < [one.time.value for one in group.best]
+    assert "Minimum" in render(document_of(made), "text")
+
+
+def test_the_page_has_them_and_so_has_csv(made: CollectivesReport) -> None:
+    document = document_of(made)
+    sheets = [sheet for section, _ in document.walk() for sheet in section.sheets if sheet.name == "costs"]
+    assert [sheet.title for sheet in sheets] == ["Cost of each algorithm, n = 1 MiB"] * 2
+    assert all(len(sheet.to_display().rows) == 2 for sheet in sheets)  # of the largest size; programs get all
+    lines = list(csv.DictReader(io.StringIO(render(document, "csv", "costs"))))
+    assert {(line["ranks"], line["algorithm"], line["num_bytes"]) for line in lines} == {
+        (ranks, name, size) for ranks in "24" for name in ("ring", "naive") for size in ("65536", "1048576")
+    }
+
+
+def test_time_over_ranks_needs_two_counts(made: CollectivesReport, tmp_path: Path) -> None:
+    (section,) = [one for one, _ in document_of(made).walk() if one.id.startswith("ranks-")]
+    charts = section.charts() if section.charts else []
+    assert [chart.title for chart in charts] == ["Time over ranks, 64 KiB", "Time over ranks, 1 MiB"]
+    header, *_ = [chart.table.header for chart in charts]
+    assert header == ("Ranks", "Series", "Measured", "Predicted")
+    cells = [[cell.text for cell in row.cells] for row in charts[0].table.rows]
+    assert [row[:2] for row in cells] == [
+        [ranks, name] for ranks in "24" for name in ("ring", "naive", "library of torch-gloo")
+    ]
+    factory.write_comm_series(tmp_path, **SIZES)
+    alone = document_of(assemble(scan_comm(tmp_path)))
+    assert not [one for one, _ in alone.walk() if one.id.startswith("ranks-")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ranks", "6", "--group-size", "4"], "does not divide 6 ranks"),
+        (["--collective", "allredus"], "did you mean allreduce"),
+        (["--shards", "9", "--ranks", "8"], "9 shards; takes 1 to 8"),
+        (["RUNS", "--ranks", "2"], "--ranks: has no effect"),
+        (["RUNS", "--collective", "gather"], "no algorithm of gather has figures"),
+        (["RUNS", "--size", "3MiB"], "no algorithm of allreduce has figures at this --size"),
+    ],
+)
+def test_wrong_use_is_one_line(runs: Path, arguments: list[str], message: str) -> None:
+    found = CliRunner().invoke(cli, ["comm", "table", *(str(runs) if one == "RUNS" else one for one in arguments)])
+    assert message in str(found.exception)
+    assert "\n" not in str(found.exception)
