@@ -165,11 +165,8 @@ def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
             ranks=one.ranks,
             cache=one.cache,
             accelerators=one.samples_per_s.scaled(1 / demand.samples_per_s, "accelerators"),
-            by_fetching=(
-                one.fetch_samples_per_s.scaled(1 / demand.samples_per_s, "accelerators")
-                if one.fetch_samples_per_s
-                else None
-            ),
+            by_fetching=one.fetch_samples_per_s
+            and one.fetch_samples_per_s.scaled(1 / demand.samples_per_s, "accelerators"),
             limit=one.limit,
         )
         for one in supplies
@@ -211,12 +208,8 @@ def io_document(found: Io) -> Document:
     words = tuple(_gives(found))
     sections = [Section(id="gives", title=sheets[0].title, words=words, brief=words, sheets=tuple(sheets))]
     if found.needs:
-        words = tuple(_needs(found))
-        sections.append(
-            Section(
-                id="needs", title="What an accelerator needs", words=words, brief=words, sheets=_needs_sheets(found)
-            )
-        )
+        words, title = tuple(_needs(found)), "What an accelerator needs"
+        sections.append(Section(id="needs", title=title, words=words, brief=words, sheets=_needs_sheets(found)))
     return Document(
         title=f"dlbench io: {found.workload} ({found.preset}), {found.kind}, {found.num_samples:,} samples",
         dlbench_version=dlbench.__version__,
@@ -259,12 +252,10 @@ def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
         """Bytes per second as MB/s."""
 
         def in_mb(need: Need) -> float | None:
-            found = value(need)
-            return None if found is None else found / _MB
+            return None if (found := value(need)) is None else found / _MB
 
         def cell(need: Need) -> Cell | None:
-            found = in_mb(need)
-            return None if found is None else Cell(format_number(found, 3), number=value(need))
+            return None if (found := in_mb(need)) is None else Cell(format_number(found, 3), number=value(need))
 
         return Column(name, title, in_mb, cell, is_brief=True)
 
@@ -280,13 +271,11 @@ def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
     if all(one.samples_per_s is None for one in found.supplies):
         return (needs,)
     accelerator: Column[Any] = Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True)
+    feeds = columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1))
     fed = Sheet(
         name="io-feeds",
         title="How many accelerators can be fed",
-        columns=(
-            accelerator,
-            *columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1)),
-        ),
+        columns=(accelerator, *feeds),
         rows=[(need, one) for need in found.needs for one in need.fed],
         caption="By fetching alone: if preparing took no time.",
         in_terminal=True,
