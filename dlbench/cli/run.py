@@ -171,10 +171,13 @@ def _decomposition(found: Scan) -> list[str]:
 
 def _ladder(found: Scan) -> list[str]:
     from dlbench.analysis.table import tabulate
+    from dlbench.report.formats.terminal import WIDTH, fitted
     from dlbench.views.sweep.numbers import sweeps
+    from dlbench.views.sweep.view import settings_sheet
 
-    cells = [cell for sweep in sweeps(tabulate(found, with_causes=True)) for cell in sweep.cells]
-    return [line for cell in cells for line in (cell.verdict, f"Next: {cell.advice}")]
+    cells = [(sweep, cell) for sweep in sweeps(tabulate(found, with_causes=True)) for cell in sweep.cells]
+    tables = ((fitted(settings_sheet(*both).to_display(brief=True), WIDTH), both[1]) for both in cells)
+    return [line for table, cell in tables for line in (*table, cell.verdict, f"Next: {cell.advice}")]
 
 
 def _watch_cost(found: Scan) -> list[str]:

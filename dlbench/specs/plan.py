@@ -155,7 +155,7 @@ class Published(Spec):
 
     value: Positive = Field(description="The figure, in its unit.")
     unit: Literal["gain", "efficiency"] = Field(
-        description="gain: throughput over the step before; efficiency: share of linear scaling."
+        description="gain: throughput over the step before; efficiency: share of linear scaling, from what `what` says."
     )
     what: str = Field(description="Of what, in words: network, machine, batch.")
     source: str = Field(description="Where it is published.")

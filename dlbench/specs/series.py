@@ -275,15 +275,7 @@ def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
 
 def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
     """Which variants of `--decompose` or steps of a ladder a series does not have, and why, in sentences."""
-    steps: dict[tuple[str, str], set[int]] = {}
-    for plan in plans:
-        for step in plan.series.ladder:
-            steps.setdefault((step.name, step.skipped), set()).add(plan.layout.ranks)
-    found = [
-        f"--ladder: {name} is left out at {' and '.join(map(str, sorted(counts)))} rank{'s' * (max(counts) > 1)}: {why}"
-        for (name, why), counts in steps.items()
-        if why
-    ]
+    found = [f"--ladder: {text}" for text in idle_steps(plans)]
     if not request.decompose:
         return found
     if all(plan.workload.data.is_synthetic for plan in plans):
@@ -291,6 +283,19 @@ def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
     if any(plan.layout.ranks == 1 for plan in plans):
         found.append("--decompose: one rank exchanges nothing: no runs without exchange there")
     return found
+
+
+def idle_steps(plans: Sequence[RunPlan]) -> list[str]:
+    """Which steps of a ladder cannot act at which rank counts, and why, in sentences."""
+    steps: dict[tuple[str, str], set[int]] = {}
+    for plan in plans:
+        for step in plan.series.ladder:
+            steps.setdefault((step.name, step.skipped), set()).add(plan.layout.ranks)
+    return [
+        f"{name} is left out at {' and '.join(map(str, sorted(counts)))} rank{'s' * (max(counts) > 1)}: {why}"
+        for (name, why), counts in steps.items()
+        if why
+    ]
 
 
 def apart_problem(plan: RunPlan) -> str | None:

@@ -350,7 +350,9 @@ _DEPTH: dict[Level, int] = {"answer": 0, "evidence": 1, "appendix": 2}
 
 def document_of(report: Report, views: Views = SCALING) -> Document:
     """The report, ready for every format; `views` are those it was assembled with."""
-    opening = [_levelled(section, view) for view in views.opening for section in view.sections(report)]
+    found = [(section, view) for view in views.opening for section in view.sections(report)]
+    found.sort(key=lambda one: one[0].level != "answer")  # what was asked for, before the summary of its runs
+    opening = [_levelled(*one) for one in found]
     closing = [_levelled(section, view) for view in views.closing for section in view.sections(report)]
     without = len(report.without_figures)
     empty = (points_sheet(()), account_sheet(()))
@@ -378,7 +380,7 @@ def document_of(report: Report, views: Views = SCALING) -> Document:
 
 
 def _levelled(section: Section, view: GroupView | ReportView) -> Section:
-    return dataclasses.replace(section, level=view.level)
+    return section if section.level == "answer" else dataclasses.replace(section, level=view.level)
 
 
 def _once(section: Section, group: Group) -> Section:

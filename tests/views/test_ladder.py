@@ -21,8 +21,9 @@ from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.pairing import KnownKey
 from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.sweep.ladder import gains_of, in_common
+from dlbench.views.sweep.ladder import gains_of
 from dlbench.views.sweep.numbers import Sweep, sweeps
+from dlbench.views.sweep.view import settings_charts
 from tests.support.forked_runs import run_forked
 from tests.support.printed import csv_rows
 from tests.support.run_factory import WORKLOAD, plans, write_sweep
@@ -148,18 +149,17 @@ RATES = st.lists(st.lists(st.one_of(st.none(), st.floats(0.1, 1000)), min_size=6
 
 @given(RATES)
 def test_gains_of_steps_multiply_to_last_over_first_exactly(table: list[list[float | None]]) -> None:
-    """Whatever runs are missing: only repeats that all steps with figures have are compared."""
+    """Over the repeats that all steps have; each step keeps all that it shares with the one before it."""
     sides = [{KnownKey.of("", k, "s"): rate for k, rate in enumerate(row) if rate is not None} for row in table]
-    common = in_common(sides)
-    known = [side for side in common if side]
-    keys = set.intersection(*(set(side) for side in sides if side)) if any(sides) else set()
-    assert all(set(side) == keys for side in known)
-    if len(known) < 2:
-        return
-    gains = [math.fsum(logs.values()) / len(logs) for logs in gains_of(common) if logs]
-    whole = math.fsum(math.log(known[-1][key] / known[0][key]) for key in keys) / len(keys)
-    assert len(gains) == len(known) - 1
-    assert math.fsum(gains) == pytest.approx(whole, abs=1e-12)
+    keys = set.intersection(*map(set, sides))
+    gains = gains_of(sides)
+    for place, side in enumerate(sides):
+        before = next((one for one in reversed(sides[:place]) if one.keys() & side.keys()), {})
+        wanted = {key: math.log(side[key] / before[key]) for key in side.keys() & before.keys()}
+        assert gains[place] == pytest.approx(wanted, abs=1e-12)
+    for key in keys:
+        whole = math.log(sides[-1][key] / sides[0][key])
+        assert math.fsum(logs[key] for logs in gains[1:]) == pytest.approx(whole, abs=1e-12)
 
 
 SPEED = {"baseline": 1.0, "tensor fusion": 1.3, "hybrid": 1.17, "large batch": 1.17}
@@ -214,7 +214,8 @@ def test_efficiency_is_of_the_same_step_at_fewer_ranks(found: Sweep) -> None:
     shares = {one.label: one.efficiency.value for one in four.settings}
     assert shares["baseline"] == pytest.approx(0.9, rel=1e-6)
     assert shares["hybrid"] == pytest.approx(0.9 * 0.9, rel=1e-6)
-    assert {one.efficiency.kind for one in two.settings} == {"by definition"}
+    # At the fewest ranks it would be 100 % by definition.
+    assert {one.efficiency for one in two.settings} == {None}
 
 
 def test_few_repeats_decide_nothing(tmp_path: Path) -> None:
@@ -230,17 +231,64 @@ def test_a_step_without_figures_is_passed_over(tmp_path: Path) -> None:
     assert [one.label for one in sweep.cells[0].settings if one.gain] == ["large batch"]
 
 
+def made(folder: Path, *missing: tuple[str, int], repeats: int = 5) -> Sweep:
+    """A ladder of two ranks of which these runs, by step and repeat, are not there."""
+    asked: dict[str, Any] = {"workload": workload(folder), "ladder": True, "engine": "ddp", "repeats": repeats}
+
+    def is_missing(plan: RunPlan) -> bool:
+        return (plan.series.step, plan.series.repeat) in missing
+
+    write_sweep(folder / "runs", planted, skip=is_missing, **asked)
+    (sweep,) = sweeps(tabulate(scan(folder / "runs"), with_causes=True))
+    return sweep
+
+
+def test_a_missing_run_takes_its_repeat_from_its_own_step_alone(tmp_path: Path) -> None:
+    (cell,) = made(tmp_path, ("large batch", 0)).cells
+    steps = {one.label: one for one in cell.settings}
+    assert list(steps) == ["baseline", "tensor fusion", "large batch"]  # though the last step's first run is missing
+    assert (steps["tensor fusion"].gain.n, steps["tensor fusion"].verdict) == (5, "faster")
+    assert (steps["large batch"].gain.n, steps["large batch"].verdict) == (4, "insufficient")
+    assert steps["baseline"].throughput.n == 5
+    assert any("Only over the 4 of 5 repeats that all steps have" in text for text in cell.notes)
+
+
+def test_steps_that_share_no_repeat_are_not_compared(tmp_path: Path) -> None:
+    (cell,) = made(tmp_path, ("baseline", 0), ("tensor fusion", 1), repeats=2).cells
+    assert [one.verdict for one in cell.settings] == ["baseline", "no figure", "insufficient"]
+    assert any("Only over the 0 of 2 repeats that all steps have" in text for text in cell.notes)
+
+
+def test_the_headline_says_of_how_many_steps_it_is(tmp_path: Path, found: Sweep) -> None:
+    assert found.headline[1].endswith("the baseline with 3 of 4 steps, at 4 ranks")
+    (tmp_path / "last").mkdir()
+    sweep = made(tmp_path / "last", *(("large batch", repeat) for repeat in range(5)))
+    assert sweep.headline == ("1.30x", "the baseline with 1 of 4 steps, at 2 ranks")
+    assert "1.30x the baseline with 1 of 4 steps (5 runs" in sweep.verdict
+    (chart,) = settings_charts(sweep, sweep.cells[0])
+    for told in ("input pipeline: -, cannot act here", "hybrid: -, cannot act here", "large batch: -, no figure"):
+        assert told in chart.alt
+
+
 def test_the_report_has_one_chart_in_the_order_of_the_steps(runs: Path) -> None:
     report = assemble(scan(runs))
     document = document_of(report)
     text = terminal.to_text(document)
-    assert "Over the step before" in text
-    assert "input pipeline is left out: synthetic data has no reader" in text
+    lines = text.splitlines()
+    header = next(line for line in lines if line.strip().startswith("step"))
+    for title in ("Over step before", "Pays", "images/s", "In all", "Published"):
+        assert title in header
+    assert max(map(len, lines)) <= 80
+    assert text.count("synthetic data has no reader") == 1
+    assert "data.num_samples" not in text
     rows = csv_rows(document, "sweep")
     assert [row["setting"] for row in rows if row["ranks"] == "4"] == list(SPEED)
     assert rows[1]["published"] == "1.2x: on a machine (Somebody 2018)"
     page = html.to_html(document)
     assert "published 1.2x" in page
+    assert page.index("Throughput over the baseline at 2 ranks") < page.index('id="group-')
+    charts = [settings_charts(sweep, cell) for sweep in report.all_of(Sweep) for cell in sweep.cells]
+    assert ["efficiency, of 2 ranks" in str(chart.spec) for (chart,) in charts] == [False, True]
     assert "ladder" in json_tables.to_json(document)
     labels = {chosen_settings(run)["step"] for run in scan(runs).runs}
     assert labels == set(SPEED)

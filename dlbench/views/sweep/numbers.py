@@ -32,7 +32,8 @@ from dlbench.report.wording import (
     times_value,
     units_text,
 )
-from dlbench.specs.plan import AxisValue
+from dlbench.specs.plan import AxisValue, LadderStep
+from dlbench.specs.series import idle_steps
 from dlbench.stats.estimates import (
     MIN_RUNS,
     Estimate,
@@ -47,7 +48,7 @@ from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, re
 from dlbench.stats.pairing import RunKey
 from dlbench.views.doubts import run_doubts
 from dlbench.views.next_step import remedy_of
-from dlbench.views.sweep.ladder import Rates, efficiency, gains_of, in_common, published_text, step_words
+from dlbench.views.sweep.ladder import Rates, efficiency, gains_of, height, published_text, step_words
 from dlbench.views.sweep.settings import (
     MARGIN,
     MARGIN_TEXT,
@@ -98,7 +99,7 @@ class SweepCell:
     conditions: str
     baseline: str
     has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.
-    is_ladder: bool  # Whether settings are steps, each on top of those before it.
+    steps: tuple[LadderStep, ...]  # Of a ladder: all in order, those too that cannot act here; empty: it is none.
     to_target: bool  # Whether runs train to a target, so that the time to it decides, and not throughput.
     settings: tuple[Setting, ...]
     axes: tuple[Axis, ...]
@@ -134,7 +135,7 @@ class Sweep:
     cells: tuple[SweepCell, ...]  # By rank count; only where a swept key acts.
     idle: tuple[str, ...]
     """Rank counts at which no swept key acts, each a sentence with the largest relative difference between settings:
-    scatter, not effect."""
+    scatter, not effect; steps of a ladder that cannot act somewhere, and why."""
     caption: str
 
 
@@ -253,7 +254,7 @@ def _sweep(
         headline=_headline(last) if last else (DASH, "no swept key acts"),
         verdict=last.verdict if last else "The swept keys act at no rank count that was run.",
         cells=tuple(cells),
-        idle=tuple(idle),
+        idle=(*idle, *(f"{text}." for text in idle_steps([run.plan for run in runs]))),
         caption=f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; geometric "
         "means over runs; ratios in pairs of interleaved repeats"
         + f"; {plan.workload.notice}"
@@ -262,10 +263,10 @@ def _sweep(
 
 
 def _headline(cell: SweepCell) -> tuple[str, str]:
-    if cell.is_ladder:
-        whole = next((one.ratio for one in reversed(cell.settings) if one.ratio), None)
-        big = times_value(whole) if whole else DASH
-        return big, f"the baseline with all steps, at {place_text(cell.ranks, cell.nodes)}"
+    if cell.steps:
+        whole, words = height(cell.steps, cell.settings)
+        found = times_cell(whole)
+        return found.text, f"{found.interval} {words}, at {place_text(cell.ranks, cell.nodes)}".lstrip()
     name, place = "the default" if cell.has_default else "the first setting", place_text(cell.ranks, cell.nodes)
     if cell.best_ratio is None:
         return DASH, f"no setting is faster than {name} for certain, at {place}"
@@ -315,9 +316,10 @@ def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
 def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rates]] | None) -> Draft:
     """The settings of one rank count from every run of the series there, in the order of the request."""
     groups = _by_setting(runs)
+    order = [step.name for step in runs[0].plan.series.ladder]
+    if is_ladder := bool(order):  # whose steps keep their order where the first run of one is missing
+        groups.sort(key=lambda group: order.index(group[0].plan.series.step))
     rates = [_rates(group, table) for group in groups]
-    if is_ladder := bool(runs[0].plan.series.step):
-        rates = in_common(rates)
     firsts = groups[0][0].plan.series.axes
     defaults = [i for i, group in enumerate(groups) if rates[i] and not is_ladder and is_default(group[0].plan, firsts)]
     base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
@@ -371,6 +373,11 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     runs = [run for group in draft.runs for run in group]
     ranks, nodes, preset, precision, data = _place(runs[0])
     found = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
+    known = [set(rates) for rates in draft.rates if rates]
+    common, every = len(set.intersection(*known)), len(set.union(*known))
+    fewer = (
+        f"Only over the {common} of {every} repeats that all steps have do gains multiply exactly to the last ratio."
+    )
     words = [*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]
     plan, baseline = runs[0].plan, ", the first setting with figures: the default is not in the sweep, or has none"
     return SweepCell(
@@ -380,7 +387,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         baseline=f"the default ({choice.baseline.label})"
         if draft.has_default
         else choice.baseline.label + baseline * (not draft.gains),
-        is_ladder=bool(draft.gains),
+        steps=plan.series.ladder,
         has_default=draft.has_default,
         to_target=draft.reached is not None,
         settings=choice.settings,
@@ -392,10 +399,7 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         verdict=step_words(plan, choice.settings) if draft.gains else " ".join(words),
         advice=remedy_of(found) or choice.advice(),
         needed_repeats=choice.needed_repeats,
-        notes=(
-            *_notes(runs, choice.settings, table),
-            *(f"{step.name} is left out: {step.skipped}." for step in plan.series.ladder if step.skipped),
-        ),
+        notes=(*_notes(runs, choice.settings, table), *([fewer] * bool(draft.gains) if common < every else [])),
     )
 
 
@@ -656,6 +660,8 @@ def _notes(runs: Sequence[Run], settings: Sequence[Setting], table: RunTable) ->
     if averaged := averaged_unlike(facts):
         yield sentence(averaged)
     swept = {key for run in measured for key in run.plan.series.axes}
+    if "train.batch_per_rank" in swept and all(run.plan.workload.data.is_synthetic for run in measured):
+        swept.add("data.num_samples")  # a pool of a few batches
     differences = [one for one in compared_unlike(facts) if one.key not in swept]
     if differences:
         yield f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios hold it too."

@@ -15,7 +15,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.exchange import AutotuneResult
 from dlbench.records.scan import Run
 from dlbench.report.table import column, times_cell
-from dlbench.report.wording import figure_text, times_text, units_text
+from dlbench.report.wording import DASH, figure_text, times_text, units_text
 from dlbench.specs.inert import INERT
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
@@ -68,6 +68,8 @@ STEP_VERDICTS: Mapping[SettingVerdict, str] = {
     "no figure": "no figure",
 }
 """What a step adds to those before it, in the order of the sentence."""
+PAYS = {"faster": "yes", "equal": "no", "undecided": "unsure", "insufficient": "too few", "baseline": DASH}
+"""The same in a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +116,12 @@ class Setting:
     """Samples per second, geometric mean over runs."""
     ratio: Estimate | None = field(metadata=column("Over the baseline", text=times_cell, is_brief=True))
     """To the baseline's, over the repeats that both have."""
-    gain: Estimate | None = field(metadata=column("Over the step before", text=times_cell, is_brief=True))
+    gain: Estimate | None = field(metadata=column("Over step before", text=times_cell, is_brief=True))
     """Of a ladder: to the last step before it that has figures. The verdict is on this."""
-    efficiency: Estimate | None = field(metadata=column("Efficiency, from fewest ranks", "efficiency"))
+    efficiency: Estimate | None = field(metadata=column("Efficiency"))
     """Of a ladder: share of linear scaling from the same step at the smallest rank count."""
-    published: str = field(metadata=column("Published"))  # Of a ladder: what the step gained elsewhere, with source.
+    published: str = field(metadata=column("Published", text=lambda found: found.split(":")[0].split(" eff")[0]))
+    """Of a ladder: what the step gained elsewhere, with its source."""
     num_reached: int | None  # Runs that met their target; None where runs measure speed, as the following three.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to the target, geometric mean over runs; None unless every run that ended met it."""

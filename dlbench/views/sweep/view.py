@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.report.charts.chart import Chart, Rows, finish
@@ -11,13 +12,13 @@ from dlbench.report.charts.shapes import Series, figure_row, intervals
 from dlbench.report.charts.style import IDEAL, INK, MEASURED, WIDE
 from dlbench.report.document import Card, Mark, Section
 from dlbench.report.table import Column, Sheet, columns_of, times_cell
-from dlbench.report.wording import basis_text, place_text, sentence, times_text, times_value, value_text
+from dlbench.report.wording import basis_text, figure_text, place_text, ranks_text, sentence, times_text, times_value
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell, loss_text, short_keys, strategy_words, sweeps
 from dlbench.views.sweep.overlap import overlap_charts
-from dlbench.views.sweep.settings import COSTS, MARGIN, Axis, Level, Losses, Setting
+from dlbench.views.sweep.settings import COSTS, MARGIN, PAYS, Axis, Level, Losses, Setting
 from dlbench.views.sweep.updates import updates_sheet
 from dlbench.views.view import ReportSource, ReportView
 
@@ -31,6 +32,8 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
         return Column("", title, lambda one: one.values[place][1], is_brief=True, limit=80)
 
     def verdict(one: Setting) -> str:
+        if cell.steps:
+            return PAYS.get(one.verdict, one.verdict)
         return one.verdict_title + (", best" if one.label == cell.best else "")
 
     title = "Remarks" if any(map(_remarks, cell.settings)) else ""
@@ -45,7 +48,7 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
         Setting,
         "label",
         *(value_column(place, key) for place, key in enumerate(short_keys(sweep.keys))),
-        *("options", "is_baseline", "throughput", "ratio", *of_steps("gain", "efficiency")),
+        *("options", "is_baseline", *of_steps("gain"), "throughput", "ratio", *of_steps("efficiency")),
         Column(
             "reached",
             "Reached" * cell.to_target,
@@ -53,21 +56,33 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
             lambda one: f"{one.num_reached} of {one.num_planned}",
         ),
         *("time", "sooner", *told),
-        Column("verdict", "Verdict", lambda one: one.verdict, verdict, is_brief=not cell.to_target),
+        Column(
+            "verdict",
+            "Pays" if cell.steps else "Verdict",
+            lambda one: one.verdict,
+            verdict,
+            is_brief=not cell.to_target,
+        ),
         *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why", *of_steps("published")),
         Column("", title, lambda one: "; ".join(_remarks(one))),
         titles={
-            "throughput_per_s": f"Throughput, {sweep.sample_unit}/s",
+            "throughput_per_s": "Throughput, " * (not cell.steps) + f"{sweep.sample_unit}/s",
             **({} if cell.to_target else {"time_to_quality_s": "", "time_speedup": ""}),
+            **({"ratio": "In all"} if cell.steps else {}),
+            **{name: f"Efficiency, of {ranks_text(sweep.cells[0].ranks)}" for name in of_steps("efficiency")},
             **same,
         },
     )
+    if cell.steps:
+        brief = ("gain", "verdict", "throughput_per_s", "ratio", "published")
+        columns = tuple(replace(one, is_brief=one.name in brief or one.title == "step") for one in columns)
     return Sheet(name="sweep", title="Settings", columns=columns, rows=cell.settings, in_terminal=True)
 
 
 def _remarks(setting: Setting) -> list[str]:
     """What must be said of a setting besides its speed."""
     found = [f"a setting had no effect: {text}" for text in setting.inert]
+    found += [f"published {setting.published}"] * bool(setting.published)
     if setting.changes:
         found.append(f"changes the arithmetic ({', '.join(setting.changes)}){loss_text(setting)}")
     elif setting.losses is not None:
@@ -176,21 +191,26 @@ def _chart(sweep: Sweep, cell: SweepCell, what: str, figure: Callable[[Setting],
             **figure_row(ratio),
             "shown": times_text(ratio),
             "verdict": setting.verdict_title,
-            **({"text": _step_text(setting, sweep.sample_unit)} if cell.is_ladder else {}),
+            **({"text": _step_text(setting, sweep.sample_unit)} if cell.steps else {}),
             "colour": setting.verdict if setting.verdict in _COLOURS and not setting.inert else "",
         }
         for setting in cell.settings
         if (ratio := figure(setting)) is not None
     ]
-    if not cell.is_ladder:
-        rows = sorted(rows, key=lambda row: -row["value"])[:MAX_SETTINGS]
     if len(rows) < 2:
         return []
+    rows = sorted(rows, key=lambda row: -row["value"])[:MAX_SETTINGS] if not cell.steps else _all_steps(rows, cell)
     ends = [row[name] for row in rows for name in ("value", "low", "high") if row[name] is not None]
     low, high = min(*ends, 1 - MARGIN), max(*ends, 1 + MARGIN)
     room = (high - low) * 0.06
+    width = 250 if cell.steps else WIDE
     # A ratio's natural origin is 1, not zero.
-    scale = {"domain": [low - room, high + room], "nice": False, "zero": False}
+    scale = {
+        "domain": [low - room, high + room],
+        "nice": False,
+        "zero": False,
+        **({"range": [0, width]} if cell.steps else {}),
+    }
     x = ChartAxis(f"{what} over the baseline", format=".2~f", scale=scale, axis={"tickCount": 6})
     tooltip = {"setting": "setting", "shown": "over the baseline", "verdict": "verdict"}
     colours = Series("colour", _COLOURS, columns=0)
@@ -199,34 +219,60 @@ def _chart(sweep: Sweep, cell: SweepCell, what: str, figure: Callable[[Setting],
     drawn = intervals(rows, x, colours, tooltip, y="setting", mark="dot", limit=220, names=names, reference=1.0)
     band = alt.Chart(alt.InlineData(values=[{"low": 1 - MARGIN, "high": 1 + MARGIN}]))
     layers = [band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q"), *drawn.layer]
-    width = WIDE
-    if cell.is_ladder:  # Beside each step what it reaches and adds.
-        width = WIDE - 170
-        words = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
-        place = alt.Y("setting:N", sort=[row["setting"] for row in rows])
-        layers.append(words.encode(x=alt.value(width + 10), y=place, text="text:N"))
     words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])
-    order = "each step on top of those before it" if cell.is_ladder else "fastest first"
+    chart = alt.layer(*layers)
+    if cell.steps:  # beside them efficiencies, and what each reaches and adds
+        panels = [chart]
+        if shares := {one.label: figure_row(one.efficiency) for one in cell.settings if one.efficiency}:
+            x = ChartAxis(
+                f"efficiency, of {ranks_text(sweep.cells[0].ranks)}",
+                format=".0%",
+                scale={"zero": False, "range": [width + 40, width + 160]},
+                axis={"tickCount": 3, "orient": "bottom"},
+            )
+            width += 160
+            found = [{**row, **_NO_FIGURE, **shares.get(row["setting"], {})} for row in rows]
+            panels.append(intervals(found, x, colours, tooltip, y="setting", mark="dot", names=names))
+        text = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
+        place = alt.Y("setting:N", sort=[row["setting"] for row in rows])
+        panels.append(text.encode(x=alt.value(width + 14), y=place, text="text:N"))
+        chart = alt.layer(*panels).resolve_scale(x="independent")
+    order = "each step on top of those before it" if cell.steps else "fastest first"
     return [
         finish(
-            alt.layer(*layers),
+            chart,
             sweep,
             name=f"{sweep.cells.index(cell) + 1}-n{cell.ranks}" + "-target" * (what != "throughput"),
             title=f"{sentence(what)[:-1]} over the baseline at {place_text(cell.ranks, cell.nodes)}",
             alt=f"Ratios of {what} to the baseline ({cell.baseline}) with their intervals, {order}. {words}.",
             table=settings_sheet(sweep, cell),
-            size=(width, max(70, 24 * len(rows))),
+            size=(width, max(70, (38 if cell.steps else 24) * len(rows))),
         )
     ]
 
 
-def _step_text(one: Setting, unit: str) -> str:
-    """What a step reaches, adds and keeps when scaled, and what it did elsewhere; numbers without their intervals."""
-    found = [f"{value_text(one.throughput)} {unit}/s"] if one.throughput else []
-    found += [f"{times_value(one.gain)} {one.verdict_title}"] if one.gain else []
-    found += [f"{value_text(one.efficiency)} efficient"] if one.efficiency and one.efficiency.low else []
+_NO_FIGURE = dict.fromkeys(("value", "low", "high"))
+
+
+def _all_steps(rows: Rows, cell: SweepCell) -> Rows:
+    """Steps without figures in their places, too."""
+    found = {row["setting"].removesuffix(" !"): row for row in rows}
+    for step in cell.steps:
+        why = "cannot act here" if step.skipped else "no figure"
+        found.setdefault(
+            step.name, {"setting": step.name, **_NO_FIGURE, "shown": "-", "verdict": why, "text": [why], "colour": ""}
+        )
+    return [found[step.name] for step in cell.steps]
+
+
+def _step_text(one: Setting, unit: str) -> list[str]:
+    """What a step reaches and what was published of it; what it adds."""
+    found = [f"{figure_text(one.throughput)} {unit}/s"] if one.throughput else []
     found += [f"published {one.published.partition(':')[0]}"] if one.published else []
-    return "; ".join(found)
+    return [
+        "; ".join(found),
+        *([f"{times_text(one.gain)} over the step before: {one.verdict_title}"] if one.gain else []),
+    ]
 
 
 class SweepView(ReportView):
@@ -254,6 +300,7 @@ class SweepView(ReportView):
         return Section(
             id=sweep.id,
             title=f"{self.title}: {sweep.label}",
+            level="answer" if last and last.steps else "evidence",
             headline=_headline(sweep),
             cards=(card,),
             sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
@@ -271,7 +318,7 @@ def _headline(sweep: Sweep) -> str:
         return "no figures"
     last = sweep.cells[-1]
     place = place_text(last.ranks, last.nodes)
-    if last.is_ladder:
+    if last.steps:
         return " ".join(sweep.headline)
     best = last.best_setting
     goal = " to the target" * last.to_target
@@ -293,7 +340,13 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         charts=lambda: [*settings_charts(sweep, cell), *overlap_charts(sweep, cell, report)],
         charts_per_row=1,
         sheets=tuple(sheet for sheet in found if sheet.rows),
-        notes=(cell.interaction, MARKS),
-        brief=(f"Baseline: {cell.baseline}.", *said, *goal_lines(cell), *remark_lines(cell), follows),
+        notes=() if cell.steps else (cell.interaction, MARKS),
+        brief=(
+            *[f"Baseline: {cell.baseline}."] * (not cell.steps),
+            *said,
+            *goal_lines(cell),
+            *remark_lines(cell),
+            follows,
+        ),
         where={"ranks": cell.ranks, "nodes": cell.nodes},
     )
