@@ -317,7 +317,7 @@ def measure_options(function: F) -> F:
         value_option(
             "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
         ),
-        value_option("--congestors", "auto|1:3", "p2p: pairs that send meanwhile; auto: all ranks but the victims."),
+        value_option("--congestors", "auto|1:3", "p2p: pairs that send meanwhile; auto: all other ranks, two by two."),
         value_option("--algorithms", "all|A,B|none", "dlbench's own; all: those that the layout permits.", "all"),
         value_option(
             "--backends",

@@ -372,8 +372,9 @@ def _kinds_charts(group: Group, found: Memory) -> list[Chart]:
     for point in found.kinds:
         copies = point.copies or {}
         copied = sum(copies.values())
-        words.append(f"{place_of(point)}: {format_bytes(point.peak)}, {format_bytes(copied)} of it redundant copies")
-        for order, kind in enumerate(_KINDS):
+        said = "copies not known" if point.copies is None else f"{format_bytes(copied)} of it redundant copies"
+        words.append(f"{place_of(point)}: {format_bytes(point.peak)}, {said}")
+        for order, kind in enumerate(kind for kind in _KINDS if kind != "redundant copies" or point.copies is not None):
             size = copied if kind == "redundant copies" else getattr(point, kind) - copies.get(kind, 0)
             bar = {"place": place_of(point), "kind": kind, "order": order}
             rows.append({**bar, "value": size / 2**30, "shown": format_bytes(size)})

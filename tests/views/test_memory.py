@@ -69,6 +69,9 @@ def test_ranks_that_train_apart_hold_no_copies(tmp_path: Path) -> None:
 
 
 def test_copies_are_not_known_where_a_rank_was_not_watched(tmp_path: Path) -> None:
-    found = planted(tmp_path, "data", watched=3)[1].kinds
+    group, memory = planted(tmp_path, "data", watched=3)
+    found = memory.kinds
     assert [copies(point) for point in found] == [0, sum(WHOLE.values()) // 2, None]
     assert found[-1].retries == 2
+    (chart,) = [one for one in memory_charts(group, memory) if one.id.endswith("-memory-kinds")]
+    assert "4 ranks: 19.82 KiB, copies not known" in chart.alt

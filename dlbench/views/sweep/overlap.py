@@ -6,14 +6,12 @@ Wait-free back-propagation (Zhang et al., USENIX ATC 2017) sends each gradient a
 
 from __future__ import annotations
 
-import math
-
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
 from dlbench.report.table import Column
-from dlbench.report.wording import figure_text, value_text
+from dlbench.report.wording import figure_text
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.exchange import SHARES, ExchangePoint, span, spans, times
+from dlbench.views.exchange import CONTRADICTED, NO_BOUND, SHARES, ExchangePoint, span, spans, times
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell
 from dlbench.views.view import place_of
@@ -48,15 +46,12 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
     if len(drawn) < 2:
         return []
     # One network and the same gradients: where any of them left less than the model allows, it gives no bound.
-    least = min((one.least.value for _, one in found if one.least), default=math.inf)
-    rows: Rows = [bar for name, point in drawn for bar in _bars(name, point)]
-    width, bound = max(row["to"] for row in rows) / 300, ""
-    if all(least <= one.exposed.value for _, one in found if one.exposed):
-        bound = f" The least possible by the model: {format_seconds(least)}."
-        for name, point in drawn:
-            end = (point.timeline_backward_s or 0.0) + least
-            tick = span(_messages(name, point), _LEAST, end, end + width)
-            rows.append({**tick, "shown": f"{format_seconds(least)} after the backward pass"})
+    least = min((one.least.value for _, one in found if one.least), default=None)
+    bound = NO_BOUND
+    if least is not None:
+        is_bound = all(least <= one.exposed.value for _, one in found if one.exposed)
+        bound, least = (f"least exposed {format_seconds(least)}", least) if is_bound else (CONTRADICTED, None)
+    rows: Rows = [bar for name, point in drawn for bar in _bars(name, point, least)]
     said = "; ".join(f"{name}: {figure_text(one.exposed)} exposed" for name, one in found if one.exposed)
     titles = {one.run_ids: name for name, one in found}
     return [
@@ -64,27 +59,27 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
             spans(rows, _KINDS),
             sweep,
             name=f"{sweep.cells.index(cell) + 1}-overlap",
-            title=f"A step's messages by fusion at {place_of(cell)}",
-            alt=f"Backward pass and messages of one step each, on one axis. {said}.{bound}",
+            title=f"A step of the middle run by fusion at {place_of(cell)}: {bound}",
+            alt=f"Backward pass and messages of a step, on one axis; by the model: {bound}. Means over runs: {said}.",
             table=times(tuple(one for _, one in found), Column("", "Fusion", lambda point: titles[point.run_ids])),
             size=(WIDE * 3 // 2, 50 * len(drawn)),
         )
     ]
 
 
-def _messages(name: str, point: ExchangePoint) -> str:
-    """The line of a setting's messages."""
-    return f"{name.partition(': ')[2]}: {value_text(point.exposed)} exposed" if point.exposed else name
-
-
-def _bars(name: str, point: ExchangePoint) -> Rows:
-    """Of the run in the middle: the backward pass, and messages cut at its end."""
-    end, line = point.timeline_backward_s or 0.0, _messages(name, point)
+def _bars(name: str, point: ExchangePoint, least: float | None) -> Rows:
+    """Of the run in the middle: the backward pass, messages cut at its end, and where the last could end at least."""
+    end = point.timeline_backward_s or 0.0
     backward, hidden, exposed, _ = _KINDS
+    last = max((one.start_s or 0.0) + (one.exchange_s or 0.0) for one in point.timeline)
+    line = f"{name.partition(': ')[2]}: {format_seconds(max(0.0, last - end))} exposed"
     rows: Rows = [span(name, backward, 0.0, end)]
     for message in point.timeline:
         begin = message.start_s or 0.0
         to, what = begin + (message.exchange_s or 0.0), f"{format_bytes(message.num_bytes)}, {message.method}"
         rows += [span(line, hidden, begin, min(to, end), what)] if begin < end else []
         rows += [span(line, exposed, max(begin, end), to, what)] if to > end else []
+    if least is not None:
+        mark = span(line, _LEAST, end + least, end + least + last / 300)
+        rows.append({**mark, "shown": f"{format_seconds(least)} after the backward pass"})
     return rows
