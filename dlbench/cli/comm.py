@@ -216,13 +216,11 @@ def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layou
         found = [one for one in every if one.collective == collective]
         tables = {one.label: one.costs for one in found if any(size in (None, row.num_bytes) for row in one.costs)}
         if not tables:
-            held = ", ".join(
-                f"{one.collective} of {format_bytes(c.num_bytes)}" for one in every for c in one.costs[-1:]
-            )
+            held = sorted({f"{one.collective} of {format_bytes(c.num_bytes)}" for one in every for c in one.costs[-1:]})
             raise IncompleteDataError(
                 f"{named(sources)}: no algorithm of {collective} has figures"
                 + (f" at --size {format_bytes(size)}" if size else "")
-                + f"; largest measured: {held or 'none'}"
+                + f"; largest measured: {', '.join(held) or 'none'}"
             )
     else:
         network, size = read_network(sources[0]) if sources else None, size or 64 * 2**20
