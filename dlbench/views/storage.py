@@ -236,11 +236,13 @@ def _gives(found: Io) -> Iterator[str]:
             f"Each rank {workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
             f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."
         )
-        if last.names_from is not None and last.names_per_s is not None:
-            listing_s = last.num_files * last.ranks / last.names_per_s.value
+        one = known[0]  # cold, at the fewest ranks, where cold was in force
+        if one.names_from is not None and one.names_per_s is not None:
+            told = next((part for part in one.told.split("; ") if part.startswith("names and")), "names may be cached")
+            listing_s = one.num_files * one.ranks / one.names_per_s.value
             yield (
-                f"The names of {last.num_files:,} files were from {last.names_from} in {format_seconds(last.open_s)}; "
-                f"at the rate of one rank listing them takes {format_seconds(listing_s)}."
+                f"The names of {one.num_files:,} files were from {one.names_from} in {format_seconds(one.open_s)}; "
+                f"listing them would take one rank {format_seconds(listing_s)}, by what it listed {one.cache} ({told})."
             )
     yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for one in known for text in one.warnings))
 
@@ -249,8 +251,6 @@ def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
     """What one accelerator needs and, where the readers have figures, how many of them can be fed."""
 
     def rate(name: str, title: str, value: Callable[[Need], float | None]) -> Column[Need]:
-        """Bytes per second as MB/s."""
-
         def in_mb(need: Need) -> float | None:
             return None if (found := value(need)) is None else found / _MB
 
