@@ -370,13 +370,14 @@ def _kinds_charts(group: Group, found: Memory) -> list[Chart]:
     """A bar of kinds for each of several rank counts; redundant copies apart from what they are copies of."""
     rows, words = [], []
     for point in found.kinds:
-        copies = point.copies or {}
+        copies, is_known = point.copies or {}, point.copies is not None
         copied = sum(copies.values())
-        words.append(f"{place_of(point)}: {format_bytes(point.peak)}, {format_bytes(copied)} of it redundant copies")
+        of_it = f", {format_bytes(copied)} of it redundant copies" * is_known
+        words.append(f"{place_of(point)}: {format_bytes(point.peak)}{of_it}")
         for order, kind in enumerate(_KINDS):
             size = copied if kind == "redundant copies" else getattr(point, kind) - copies.get(kind, 0)
             bar = {"place": place_of(point), "kind": kind, "order": order}
-            rows.append({**bar, "value": size / 2**30, "shown": format_bytes(size)})
+            rows += [{**bar, "value": size / 2**30, "shown": format_bytes(size)}] * (is_known or size > 0)
     by = Series("kind", dict(zip(_KINDS, RANK_COLOURS, strict=True)), columns=3)
     return [
         finish(
@@ -441,14 +442,9 @@ class MemoryView(GroupView):
     def numbers(self, source: GroupSource) -> Memory | None:
         return memory(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Memory)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Memory) -> Section:
         by_batch = (batches_sheet(found.batches),) if len(found.batches) > 1 else ()
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(found),
             notes=(found.limit, *found.notes),
             charts=lambda: memory_charts(group, found),

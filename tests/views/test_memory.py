@@ -69,6 +69,13 @@ def test_ranks_that_train_apart_hold_no_copies(tmp_path: Path) -> None:
 
 
 def test_copies_are_not_known_where_a_rank_was_not_watched(tmp_path: Path) -> None:
-    found = planted(tmp_path, "data", watched=3)[1].kinds
-    assert [copies(point) for point in found] == [0, sum(WHOLE.values()) // 2, None]
-    assert found[-1].retries == 2
+    group, found = planted(tmp_path, "data", watched=3)
+    assert [copies(point) for point in found.kinds] == [0, sum(WHOLE.values()) // 2, None]
+    assert found.kinds[-1].retries == 2
+    # What is not known is not drawn as none.
+    (chart,) = [one for one in memory_charts(group, found) if one.id.endswith("-memory-kinds")]
+    drawn = [bar for bar in next(iter(chart.spec["datasets"].values())) if bar["kind"] == "redundant copies"]
+    assert [bar["place"] for bar in drawn] == ["1 rank", "2 ranks"]
+    *_, known, unknown = chart.alt.split("; ")
+    assert "of it redundant copies" in known
+    assert "redundant" not in unknown

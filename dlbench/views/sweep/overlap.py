@@ -11,9 +11,9 @@ import math
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
 from dlbench.report.table import Column
-from dlbench.report.wording import figure_text, value_text
-from dlbench.units import format_bytes, format_seconds
-from dlbench.views.exchange import SHARES, ExchangePoint, span, spans, times
+from dlbench.report.wording import figure_text, number_text, value_text
+from dlbench.units import format_bytes
+from dlbench.views.exchange import CONTRADICTED, SHARES, ExchangePoint, span, spans, times
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell
 from dlbench.views.view import place_of
@@ -39,7 +39,8 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
         point, values = next((points[run] for run in setting.run_ids if run in points), None), dict(setting.values)
         if point is None or values != {**base, "sync.fusion": values.get("sync.fusion")} or point.exposed is None:
             continue
-        if point.timeline and not point.is_in_passes and all(one.start_s is not None for one in point.timeline):
+        is_timed = point.timeline_backward_s and all(one.start_s is not None for one in point.timeline)
+        if point.timeline and is_timed and not point.is_in_passes:
             count, tensors = len(point.timeline), sum(one.num_tensors for one in point.timeline)
             way = 0 if count == 1 else 1 if count == tensors else 2
             ways[way, point.exposed.value] = (f"{_WAYS[way]}: {setting.label}", point)
@@ -49,37 +50,27 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
         return []
     # One network and the same gradients: where any of them left less than the model allows, it gives no bound.
     least = min((one.least.value for _, one in found if one.least), default=math.inf)
-    rows: Rows = [bar for name, point in drawn for bar in _bars(name, point)]
-    width, bound = max(row["to"] for row in rows) / 300, ""
-    if all(least <= one.exposed.value for _, one in found if one.exposed):
-        bound = f" The least possible by the model: {format_seconds(least)}."
-        for name, point in drawn:
-            end = (point.timeline_backward_s or 0.0) + least
-            tick = span(_messages(name, point), _LEAST, end, end + width)
-            rows.append({**tick, "shown": f"{format_seconds(least)} after the backward pass"})
-    said = "; ".join(f"{name}: {figure_text(one.exposed)} exposed" for name, one in found if one.exposed)
+    is_bound, why = all(left >= least for _, left in ways), found[0][1].why.partition(":")[0]
+    bound = number_text(least, "s") if is_bound else CONTRADICTED if math.isfinite(least) else why
     titles = {one.run_ids: name for name, one in found}
+    said = "; ".join(f"{name}: {figure_text(one.exposed)} exposed" for name, one in found if one.exposed)
     return [
         finish(
-            spans(rows, _KINDS),
+            spans([bar for name, point in drawn for bar in _bars(name, point, least if is_bound else None)], _KINDS),
             sweep,
             name=f"{sweep.cells.index(cell) + 1}-overlap",
-            title=f"A step's messages by fusion at {place_of(cell)}",
-            alt=f"Backward pass and messages of one step each, on one axis. {said}.{bound}",
+            title=f"A step of the middle run by fusion at {place_of(cell)}; least possible: {bound}",
+            alt=f"Backward pass and messages on one axis; exposed: mean over runs. {said}.",
             table=times(tuple(one for _, one in found), Column("", "Fusion", lambda point: titles[point.run_ids])),
             size=(WIDE * 3 // 2, 50 * len(drawn)),
         )
     ]
 
 
-def _messages(name: str, point: ExchangePoint) -> str:
-    """The line of a setting's messages."""
-    return f"{name.partition(': ')[2]}: {value_text(point.exposed)} exposed" if point.exposed else name
-
-
-def _bars(name: str, point: ExchangePoint) -> Rows:
+def _bars(name: str, point: ExchangePoint, least: float | None) -> Rows:
     """Of the run in the middle: the backward pass, and messages cut at its end."""
-    end, line = point.timeline_backward_s or 0.0, _messages(name, point)
+    end, left = point.timeline_backward_s or 0.0, value_text(point.exposed) if point.exposed else ""
+    line = f"{name.partition(': ')[2]}: mean exposed {left}"
     backward, hidden, exposed, _ = _KINDS
     rows: Rows = [span(name, backward, 0.0, end)]
     for message in point.timeline:
@@ -87,4 +78,7 @@ def _bars(name: str, point: ExchangePoint) -> Rows:
         to, what = begin + (message.exchange_s or 0.0), f"{format_bytes(message.num_bytes)}, {message.method}"
         rows += [span(line, hidden, begin, min(to, end), what)] if begin < end else []
         rows += [span(line, exposed, max(begin, end), to, what)] if to > end else []
+    if least is not None:
+        mark = span(line, _LEAST, end + least, end * 1.005 + least)
+        rows.append({**mark, "shown": f"{number_text(least, 's')} after the backward pass"})
     return rows
