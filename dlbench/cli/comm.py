@@ -205,16 +205,23 @@ def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layou
     from dlbench.records.comm import read_network
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.specs.requests import parse_counts
+    from dlbench.units import format_bytes
 
     _require_known("--collective", collective, ALGORITHMS)
     _require_counts(layout, "group_size", "shards")
     if sources and not sources[0].is_file():
+        every = assemble(read_comm_runs(sources)).groups
         if given := [name for name, value in layout.items() if value is not None]:
             raise UserError(f"--{given[0].replace('_', '-')}: has no effect: {named(sources)} say what they ran with")
-        found = [one for one in assemble(read_comm_runs(sources)).groups if one.collective == collective]
+        found = [one for one in every if one.collective == collective]
         tables = {one.label: one.costs for one in found if any(size in (None, row.num_bytes) for row in one.costs)}
         if not tables:
-            raise IncompleteDataError(f"{named(sources)}: no algorithm of {collective} has figures at this --size")
+            held = sorted({f"{one.collective} of {format_bytes(c.num_bytes)}" for one in every for c in one.costs[-1:]})
+            raise IncompleteDataError(
+                f"{named(sources)}: no algorithm of {collective} has figures"
+                + (f" at --size {format_bytes(size)}" if size else "")
+                + f"; largest measured: {', '.join(held) or 'none'}"
+            )
     else:
         network, size = read_network(sources[0]) if sources else None, size or 64 * 2**20
         wanted = Wanted(collective=cast("Collective", collective), sizes=(size,), group_size=layout["group_size"])
@@ -308,7 +315,7 @@ def measure_options(function: F) -> F:
         value_option(
             "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
         ),
-        value_option("--congestors", "auto|1:3", "p2p: pairs that send meanwhile; auto: all ranks but the victims."),
+        value_option("--congestors", "auto|1:3", "p2p: pairs that send meanwhile; auto: all other ranks, two by two."),
         value_option("--algorithms", "all|A,B|none", "dlbench's own; all: those that the layout permits.", "all"),
         value_option(
             "--backends",

@@ -263,10 +263,9 @@ def _require(source: Path) -> None:
 @click.command()
 @click.argument("source", type=FILE)
 def index(source: Path) -> None:
-    """Keep the names of a data set's files in its folders, so that runs need not list them.
+    """Keep the names of files in their folders, so that runs need not list them; `dlbench data make` does it, too.
 
-    SOURCE is a tree of images or a folder of volumes, with train and validation if it holds both; `dlbench data make`
-    does the same. An index is passed over as soon as a file comes or goes: then make it anew.
+    SOURCE is a tree of images or a folder of volumes, with train and validation if it holds both.
 
     \b
     Example:

@@ -156,7 +156,8 @@ def note_counts(output: Path | None, found: Report | CollectivesReport) -> None:
     """How many runs a file has that was written, on standard error."""
     if output is not None:
         without = len(found.without_figures)
-        counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: {len(found.groups)}"
+        counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: "
+        counts += str(len(found.groups) + len(getattr(found, "pairs", ())))
         click.echo(f"{output}: {counts}", err=True)
 
 

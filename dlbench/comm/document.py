@@ -421,7 +421,8 @@ _QUANTITIES = (
 def group_charts(group: GroupReport | PairsReport) -> list[Chart]:
     """The charts of a group of two sizes or more; none of predictions where there are none."""
     charts = []
-    for quantity in _QUANTITIES:
+    of_pairs = _QUANTITIES[0]._replace(title="Bandwidth over size", axis="GB/s"), _TIME
+    for quantity in of_pairs if isinstance(group, PairsReport) else _QUANTITIES:
         points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]
         if not points:
             continue
@@ -489,7 +490,9 @@ def _layers(alt: Any, group: GroupReport | PairsReport, rows: Rows, quantity: _Q
     dash = alt.StrokeDash("kind:N", legend=None).scale(domain=["dlbench", "library"], range=[[1, 0], [6, 4]])
     shown = quantity.axis.partition(",")[0]
     tooltip = tooltips({"series:N": "series", "size:N": "size", "shown:N": shown, "basis:N": "interval"})
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=_size_axis(alt, rows))
+    sizes = _size_axis(alt, rows)
+    x = sizes.title("bytes of a message") if isinstance(group, PairsReport) else sizes
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
     line = base.mark_line(strokeWidth=1.5, opacity=0.85)
     rule = base.mark_rule(strokeWidth=3, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q", color=colour)
     point = base.mark_point(filled=True, size=42, opacity=1)
@@ -652,7 +655,7 @@ def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: 
                 level="answer",
                 sheets=(sheet_of(rows, num_bytes or max(one.num_bytes for one in rows)),),
                 brief=(
-                    *dict.fromkeys(f"{one.algorithm}: {one.form}" for one in rows if one.form),
+                    *dict.fromkeys(f"{one.algorithm}: {one.form}" for one in rows),
                     *[COST_WORDS] * (number == len(tables)),
                 ),
             )
@@ -707,38 +710,43 @@ def _pairs(found: PairsReport) -> Section:
 
 
 def _hit(found: PairsReport) -> list[Chart]:
-    """How much longer the largest messages of each rank take beside the congestors, host by host."""
-    most = sorted(
-        ((one.way, one.num_bytes, one.factor.value, one) for one in found.figures if one.factor is not None),
-        key=lambda one: one[:3],
-    )
-    figures = {rank: one for *_, one in most for rank in one.ranks}
+    """How much longer the shortest ping-pong and the longest window of each rank take beside the congestors."""
+    worst: dict[tuple[int, str], PairFigure] = {}
+    for one in found.figures:
+        sizes = [other.num_bytes for other in found.figures if other.way == one.way]
+        if one.factor is not None and one.num_bytes == (min if one.way == "ping-pong" else max)(sizes):
+            for key in ((rank, one.way) for rank in one.ranks):
+                known = worst.get(key, one).factor
+                worst[key] = one if known is None or known.value <= one.factor.value else worst[key]
     rows: Rows = []
     for rank, host in enumerate(found.hosts):
-        busy = any(rank in pair for pair in found.congestors)
-        shown = {"value": None, "shown": "congests" if busy else "waits"}
-        factor = figures[rank].factor if rank in figures else None
-        at = f"{host}, rank {rank}" + f" ({shown['shown']})" * (factor is None)
-        rows.append({"at": at, **(shown if factor is None else figure_row(factor))})
-    if not figures:
+        role = "congests" if any(rank in pair for pair in found.congestors) else "waits"
+        at, own = f"{host}, rank {rank}", [one for (other, _), one in worst.items() if other == rank]
+        rows += [
+            {"at": at, "way": one.way, "size": format_bytes(one.num_bytes), **figure_row(one.factor)}
+            for one in own
+            if one.factor
+        ]
+        rows += [{"at": f"{at} ({role})", "way": "", "size": "", "value": None, "shown": role}] * (not own)
+    if not worst:
         return []
-    one = most[-1][-1]
-    drawn = sorted(rows, key=lambda row: -(row["value"] or 0))[:MOST_DRAWN] if len(rows) > MOST_DRAWN else rows
+    names = list(dict.fromkeys(row["at"] for row in sorted(rows, key=lambda row: -(row["value"] or 0))))[:MOST_DRAWN]
+    drawn = [row for row in rows if row["at"] in names]
+    by = Lines("way", {"ping-pong": RANK_COLOURS[0], "window": MEASURED})
+    tooltip = {"at": "", "way": "measured by", "size": "size", "shown": "factor"}
+    axis = Axis("times as long, mean", scale={"domainMin": 0})
     return [
         finish(
-            intervals(
-                rows,
-                Axis("times as long", scale={"domainMin": 0}),
-                MEASURED,
-                {"at": "", "shown": "factor"},
-                reference=1,
-            ),
+            intervals(drawn, axis, by, tooltip, mark="dot", reference=1),
             found,
             name="hit",
-            title=f"Who is hit: {one.way} of {format_bytes(one.num_bytes)} beside congestors",
-            alt="; ".join(f"{row['at']}: {row['shown']}" for row in rows),
-            table=[("Rank", "Times as long"), *((row["at"], row["shown"]) for row in rows)],
-            size=(WIDE, 24 * len(drawn)),
+            title="Who is hit: beside congestors, over alone",
+            alt="; ".join(" ".join(filter(None, (row["at"], row["way"], row["size"], row["shown"]))) for row in rows),
+            table=[
+                ("Rank", "Way", "Size", "Times as long"),
+                *((row["at"], row["way"], row["size"], row["shown"]) for row in rows),
+            ],
+            size=(WIDE, 24 * len(names)),
         )
     ]
 

@@ -20,6 +20,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, is_other_than, median_es
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 
+LEAST_OPERATIONS = 100  # Of a run, without which nobody knows the slowest hundredth of them.
 LEVEL_TITLES = {"inside": "within a group", "across": "between groups", "beyond": "between leaf switches"}
 
 
@@ -79,7 +80,10 @@ def pairs_report(
     return PairsReport(
         id=group.id,
         label=label,
-        conditions=(*conditions, *([Condition(name="congestors", title="Congestors", value=told)] if told else [])),
+        conditions=(
+            *(one for one in conditions if one.name != "collective"),
+            *([Condition(name="congestors", title="Congestors", value=told)] if told else []),
+        ),
         doubts=tuple(doubts),
         words=tuple(_words(figures, len(congestors), len(group.runs))),
         congestors=congestors,
@@ -128,6 +132,7 @@ def _figures(group: CollectiveGroup) -> tuple[PairFigure, ...]:
             )
             return ratio_estimate(top, bottom) if top else None
 
+        operations = min(len(one.times_s) for one in (*alone.values(), *(beside or alone).values()))
         figures.append(
             PairFigure(
                 ranks=pair,
@@ -140,8 +145,8 @@ def _figures(group: CollectiveGroup) -> tuple[PairFigure, ...]:
                 rate=row.algbw,
                 beside=None if hit is None else hit.time,
                 factor=factor(np.mean),
-                factor_p99=factor(lambda times: np.percentile(times, 99)),
-                operations=min(len(one.times_s) for one in alone.values()),
+                factor_p99=factor(lambda times: np.percentile(times, 99)) if operations >= LEAST_OPERATIONS else None,
+                operations=operations,
             )
         )
     return tuple(sorted(figures, key=lambda one: (LEVELS.index(one.level), one.ranks, one.way, one.num_bytes)))
@@ -184,8 +189,9 @@ def _words(figures: Sequence[PairFigure], congestors: int, runs: int) -> Iterato
         for _, one in hit[-1:]:
             certain = sum(one.factor is not None and is_other_than(one.factor, 1.0) for _, one in hit)
             sure = f"{certain} of {len(hit)} victims for certain" if runs >= MIN_RUNS else f"{runs} runs are no verdict"
+            last = f" and {times_cell(one.factor_p99)} at the 99th percentile" if one.factor_p99 else ""
             yield (
                 f"Beside {congestors} congestor{'s' * (congestors > 1)}, a {way} of {format_bytes(one.num_bytes)} "
-                f"takes {times_cell(one.factor)} as long on average and {times_cell(one.factor_p99)} at the 99th "
-                f"percentile for {one.pair}, hit most; {sure}."
+                f"takes {times_cell(one.factor)} as long on average{last} of {one.operations} operations for "
+                f"{one.pair}, hit most; {sure}."
             )

@@ -128,8 +128,8 @@ def keep_indexes(source: Path) -> None:
         save_index(folder, LISTED[kind])
 
 
+# Kinds that may have as many files as samples, and how they are listed.
 LISTED: dict[str, Callable[[Path], Any]] = {"images": image_set.index_jpeg_tree, "density": index_density}
-"""Kinds that may have as many files as samples, and how they are listed."""
 
 LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning
 MAX_NAMES = 10_000  # names in a folder that are looked at, at most

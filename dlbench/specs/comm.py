@@ -168,15 +168,15 @@ class CommPlan(LaunchPlan):
                 f"algorithm {grouped[0]}: {problem}; use more nodes or ranks per node, or set --group-size"
             )
         pairs, congestors = self.comm.pairs, self.comm.congestors
-        for first, second in (*pairs, *congestors):
-            if first == second or max(first, second) >= ranks or len(set(pairs)) < len(pairs):
-                raise ValueError(
-                    f"comm.pairs: {first}:{second} must be two of {ranks} ranks, from 0, and each pair once"
-                )
+        for option, (first, second) in (*(("--victims", p) for p in pairs), *(("--congestors", p) for p in congestors)):
+            if first == second or max(first, second) >= ranks:
+                raise ValueError(f"{option} {first}:{second}: must be two of {ranks} ranks, numbered from 0")
+        if len(set(pairs)) < len(pairs):
+            raise ValueError("--victims: a pair is given twice")
         hands = [*{rank for pair in pairs for rank in pair}, *(rank for pair in congestors for rank in pair)]
         if len(set(hands)) < len(hands):
             twice = next(rank for rank in hands if hands.count(rank) > 1)
-            raise ValueError(f"comm.congestors: rank {twice} of one is in another pair as well: it has its hands full")
+            raise ValueError(f"--congestors: rank {twice} of one is in another pair as well, and has its hands full")
         if self.comm.shards is not None and self.comm.shards > ranks:
             raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
         by_mpi = self.system.launch.by_mpi

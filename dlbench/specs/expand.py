@@ -449,7 +449,7 @@ def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
     free = [rank for rank in range(ranks) if not any(rank in pair for pair in pairs)]
     if len(free) < 2:
         raise UserError(
-            f"--congestors: the victims leave {len(free)} of {ranks} ranks to congest them; use more a node"
+            f"--congestors: the victims leave {len(free)} of {ranks} ranks to congest them: give each node more ranks"
         )
     half = len(free) // 2
     return {"pairs": pairs, "congestors": tuple(zip(free[:half], free[half:], strict=False))}

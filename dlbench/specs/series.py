@@ -275,8 +275,15 @@ def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
 
 def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
     """Which variants of `--decompose` or steps of a ladder a series does not have, and why, in sentences."""
-    steps = {(plan.layout.ranks, step.name): step.skipped for plan in plans for step in plan.series.ladder}
-    found = [f"--ladder: {step} is left out at {ranks} ranks: {why}" for (ranks, step), why in steps.items() if why]
+    steps: dict[tuple[str, str], set[int]] = {}
+    for plan in plans:
+        for step in plan.series.ladder:
+            steps.setdefault((step.name, step.skipped), set()).add(plan.layout.ranks)
+    found = [
+        f"--ladder: {name} is left out at {' and '.join(map(str, sorted(counts)))} rank{'s' * (max(counts) > 1)}: {why}"
+        for (name, why), counts in steps.items()
+        if why
+    ]
     if not request.decompose:
         return found
     if all(plan.workload.data.is_synthetic for plan in plans):

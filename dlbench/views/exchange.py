@@ -653,9 +653,8 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
     lines = list(dict.fromkeys(row["name"] for row in rows))
     few = len(lines) <= 360 // _ROW
     y = alt.Y("name:N", title=None, sort=lines).scale(paddingInner=0.25 if few else 0.0)
-    y = y.axis(
-        labels=few, labelLimit=260, ticks=False, domain=False, title=None if few else f"{len(lines) - 1} messages"
-    )
+    title = None if few else f"{len(lines) - 1} messages"
+    y = y.axis(labels=few, labelLimit=260, ticks=False, domain=False, title=title)
     label = si_label("s")
     x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
     present = [kind for kind in colours if any(row["kind"] == kind for row in rows)]

@@ -147,7 +147,14 @@ def _verdict(points: Sequence[BatchPoint], critical: Estimate | None) -> str:
         batch, least, law = known[-1].global_batch, known[0].global_batch, known[-1].expected
         sure = "" if ratio.is_confident and is_other_than(ratio, 1) else ", no difference for certain"
         parts = [f"A global batch of {batch:,} needs {times_text(ratio)} the samples of {least:,}{sure}"]
-        parts += [basis_text(ratio), *([f"by the noise scale {times_text(law)}"] if law else [])]
+        # The winner of several rates is partly the luckiest, and its interval does not know that.
+        tried = max(sum(one.global_batch == other for one in points) for other in (batch, least))
+        chosen = [f"best of up to {tried} recipes a batch, chosen by these same runs: not corrected for the choice"]
+        parts += [
+            basis_text(ratio),
+            *(chosen if tried > 1 else []),
+            *([f"by the noise scale {times_text(law)}"] if law else []),
+        ]
     parts += [f"critical batch by the gradient noise scale: {figure_text(critical)} samples"] if critical else []
     lost = ", ".join(f"{one.learning_rate:.3g} at {one.global_batch:,}" for one in points if one.num_diverged)
     return "; ".join([*parts, *([f"diverged: learning rate {lost}"] if lost else [])]) + "."

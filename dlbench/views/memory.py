@@ -370,14 +370,14 @@ def _kinds_charts(group: Group, found: Memory) -> list[Chart]:
     """A bar of kinds for each of several rank counts; redundant copies apart from what they are copies of."""
     rows, words = [], []
     for point in found.kinds:
-        copies, is_known = point.copies or {}, point.copies is not None
+        copies = point.copies or {}
         copied = sum(copies.values())
-        of_it = f", {format_bytes(copied)} of it redundant copies" * is_known
-        words.append(f"{place_of(point)}: {format_bytes(point.peak)}{of_it}")
-        for order, kind in enumerate(_KINDS):
+        said = "copies not known" if point.copies is None else f"{format_bytes(copied)} of it redundant copies"
+        words.append(f"{place_of(point)}: {format_bytes(point.peak)}, {said}")
+        for order, kind in enumerate(kind for kind in _KINDS if kind != "redundant copies" or point.copies is not None):
             size = copied if kind == "redundant copies" else getattr(point, kind) - copies.get(kind, 0)
             bar = {"place": place_of(point), "kind": kind, "order": order}
-            rows += [{**bar, "value": size / 2**30, "shown": format_bytes(size)}] * (is_known or size > 0)
+            rows.append({**bar, "value": size / 2**30, "shown": format_bytes(size)})
     by = Series("kind", dict(zip(_KINDS, RANK_COLOURS, strict=True)), columns=3)
     return [
         finish(

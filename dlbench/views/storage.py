@@ -165,11 +165,8 @@ def need_of(demand: Demand, supplies: Sequence[Supply]) -> Need:
             ranks=one.ranks,
             cache=one.cache,
             accelerators=one.samples_per_s.scaled(1 / demand.samples_per_s, "accelerators"),
-            by_fetching=(
-                one.fetch_samples_per_s.scaled(1 / demand.samples_per_s, "accelerators")
-                if one.fetch_samples_per_s
-                else None
-            ),
+            by_fetching=one.fetch_samples_per_s
+            and one.fetch_samples_per_s.scaled(1 / demand.samples_per_s, "accelerators"),
             limit=one.limit,
         )
         for one in supplies
@@ -211,12 +208,8 @@ def io_document(found: Io) -> Document:
     words = tuple(_gives(found))
     sections = [Section(id="gives", title=sheets[0].title, words=words, brief=words, sheets=tuple(sheets))]
     if found.needs:
-        words = tuple(_needs(found))
-        sections.append(
-            Section(
-                id="needs", title="What an accelerator needs", words=words, brief=words, sheets=_needs_sheets(found)
-            )
-        )
+        words, title = tuple(_needs(found)), "What an accelerator needs"
+        sections.append(Section(id="needs", title=title, words=words, brief=words, sheets=_needs_sheets(found)))
     return Document(
         title=f"dlbench io: {found.workload} ({found.preset}), {found.kind}, {found.num_samples:,} samples",
         dlbench_version=dlbench.__version__,
@@ -243,11 +236,13 @@ def _gives(found: Io) -> Iterator[str]:
             f"Each rank {workers}, on {found.host}; in brackets: {basis_text(last.samples_per_s, 'repeat')}{few}. "
             f"Samples of {last.sample_bytes or 0:,.0f} bytes on average."
         )
-        if last.names_from is not None and last.names_per_s is not None:
-            listing_s = last.num_files * last.ranks / last.names_per_s.value
+        one = known[0]  # cold, at the fewest ranks, where cold was in force
+        if one.names_from is not None and one.names_per_s is not None:
+            told = next((part for part in one.told.split("; ") if part.startswith("names and")), "names may be cached")
+            listing_s = one.num_files * one.ranks / one.names_per_s.value
             yield (
-                f"The names of {last.num_files:,} files were from {last.names_from} in {format_seconds(last.open_s)}; "
-                f"at the rate of one rank listing them takes {format_seconds(listing_s)}."
+                f"The names of {one.num_files:,} files were from {one.names_from} in {format_seconds(one.open_s)}; "
+                f"listing them would take one rank {format_seconds(listing_s)}, by what it listed {one.cache} ({told})."
             )
     yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for one in known for text in one.warnings))
 
@@ -256,15 +251,11 @@ def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
     """What one accelerator needs and, where the readers have figures, how many of them can be fed."""
 
     def rate(name: str, title: str, value: Callable[[Need], float | None]) -> Column[Need]:
-        """Bytes per second as MB/s."""
-
         def in_mb(need: Need) -> float | None:
-            found = value(need)
-            return None if found is None else found / _MB
+            return None if (found := value(need)) is None else found / _MB
 
         def cell(need: Need) -> Cell | None:
-            found = in_mb(need)
-            return None if found is None else Cell(format_number(found, 3), number=value(need))
+            return None if (found := in_mb(need)) is None else Cell(format_number(found, 3), number=value(need))
 
         return Column(name, title, in_mb, cell, is_brief=True)
 
@@ -280,13 +271,11 @@ def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
     if all(one.samples_per_s is None for one in found.supplies):
         return (needs,)
     accelerator: Column[Any] = Column("accelerator", "Feeds", lambda row: row[0].demand.accelerator, is_brief=True)
+    feeds = columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1))
     fed = Sheet(
         name="io-feeds",
         title="How many accelerators can be fed",
-        columns=(
-            accelerator,
-            *columns_of(Fed, "ranks", "cache", "accelerators", "limit", "by_fetching", of=itemgetter(1)),
-        ),
+        columns=(accelerator, *feeds),
         rows=[(need, one) for need in found.needs for one in need.fed],
         caption="By fetching alone: if preparing took no time.",
         in_terminal=True,

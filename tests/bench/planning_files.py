@@ -30,7 +30,7 @@ from dlbench.node.data.source import open_training
 from dlbench.specs.expand import expand
 from dlbench.specs.requests import Request
 request = Request(workload="resnet50", system="local", points=(1,), repeats=1, data=sys.argv[1])
-train = expand(request)[0].workload
+train = expand(request, machine_cores=4)[0].workload
 begun = time.monotonic()
 assert require_fitting(train, ranks=1)
 reader = open_training(train.model, train.data, seed=1)

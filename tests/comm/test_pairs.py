@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,11 @@ def test_pairs_follow_the_layout() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        ({"victims": "0:4"}, "comm.pairs: 0:4 must be two of 4 ranks, from 0"),
-        ({"victims": "1:1"}, "comm.pairs: 1:1 must be two"),
-        ({"victims": "0:1,0:1"}, "each pair once"),
+        ({"victims": "0:4"}, "--victims 0:4: must be two of 4 ranks, numbered from 0"),
+        ({"victims": "1:1"}, "--victims 1:1: must be two"),
+        ({"victims": "0:1,0:1"}, "--victims: a pair is given twice"),
         ({"victims": "0-1"}, "--victims '0-1': must be auto or pairs of ranks"),
+        ({"victims": "0:1", "congestors": "1:9"}, "--congestors 1:9: must be two"),
         ({"victims": "0:1", "congestors": "1:2"}, "rank 1 of one is in another pair"),
         ({"victims": "0:1,2:3", "congestors": "auto"}, "the victims leave 0 of 4 ranks"),
         ({"backends": "gloo"}, "no --backends"),
@@ -116,13 +118,24 @@ def test_factors_are_of_the_same_run(tmp_path: Path) -> None:
     assert "hit most; 1 of 1 victims for certain." in " ".join(text.split())
     charts = [chart for section in page.sections if section.id == f"group-{found.id}" for chart in section.charts()]
     (drawn,) = [chart for chart in charts if chart.id.endswith("-hit")]
-    assert drawn.alt.startswith("n0, rank 0: 2.00")
-    assert "n0, rank 1 (congests): congests; n0, rank 2: 2.00" in drawn.alt
+    assert drawn.alt.startswith("n0, rank 0 ping-pong 8 B 2.00")
+    assert "n0, rank 0 window 1 MiB 2.00" in drawn.alt
+    assert "; n0, rank 1 (congests) congests; n0, rank 2 ping-pong 8 B 2.00" in drawn.alt
 
 
 def test_two_runs_give_no_verdict(tmp_path: Path) -> None:
     write_pairs(tmp_path, repeats=2, congestors="auto")
     assert any("2 runs are no verdict" in words for words in only(tmp_path).words)
+
+
+def test_few_operations_have_no_percentile(tmp_path: Path) -> None:
+    write_pairs(tmp_path, congestors="auto")
+    for run in scan_comm(tmp_path).runs:
+        points = json.loads(run.folder.comm.read_text(encoding="utf-8"))["points"]
+        edit_json(run.folder.comm, points=[{**one, "times_s": one["times_s"][:99]} for one in points])
+    found = only(tmp_path)
+    assert {one.factor_p99 for one in found.figures} == {None}
+    assert any("on average of 99 operations" in words for words in found.words)
 
 
 def test_pairs_and_collectives_stand_side_by_side(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def other_kind(source: Path) -> str:
 
 
 def other_version(source: Path) -> str:
-    content = b"".join(packed((file_index.FORMAT, 9, (), index_jpeg_tree(source))))
+    content = b"".join(packed((file_index.FORMAT, 9, (), 0, index_jpeg_tree(source))))
     return overwritten(source, content + file_index.hashlib.sha256(content).digest(), "is of version 9, not 1")
 
 
@@ -180,8 +180,19 @@ def test_what_changes_while_it_is_listed_is_told(tmp_path: Path) -> None:
         add(folder)
         return found
 
-    with pytest.raises(UserError, match="names are still from its folders: 'class 1' changed after"):
+    with pytest.raises(UserError, match="changed while its files were listed; try again"):
         save_index(source, changing)
+    assert not list(source.glob(".dlbench*")), "nothing is left"
+
+
+def test_no_link_is_written_through(tmp_path: Path) -> None:
+    source, other = write_tree(tmp_path / "train"), tmp_path / "other"
+    other.write_text("precious")
+    for name in (NAME, f"{NAME}.partial"):
+        (source / name).symlink_to(other)
+    save_index(source, index_jpeg_tree)
+    assert other.read_text() == "precious"
+    assert load_index(source, JpegTree)[1] == NAME
 
 
 def test_the_command_and_made_sets(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from dlbench.errors import DlbenchError
 from dlbench.perfmodels.topology import read_topology
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
-from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
+from dlbench.specs.choices import Choices, Ladder, WorkloadFile, choose, choose_system
 from dlbench.specs.engine import key_for_name
-from dlbench.specs.files import find
+from dlbench.specs.files import find, read_yaml
 from dlbench.specs.problems import models_in
 from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
 from dlbench.specs.system import SystemSpec
@@ -333,6 +333,9 @@ def test_yaml_examples_are_valid(page: str, body: str, tmp_path: Path) -> None:
         return
     if body.startswith("kind: "):
         read_topology(path)
+        return
+    if body.startswith("ladder:"):
+        Ladder.model_validate(read_yaml(path))
         return
     file = WorkloadFile(path)
     for preset in file.presets:

@@ -62,6 +62,7 @@ def test_epochs_and_time_stand_over_the_batch_across_groups(swept: Path) -> None
     assert points[2].time.value == pytest.approx(by_hand)
     assert points[2].ratio is not None
     assert points[2].ratio.n == 5
+    assert "best of up to 2 recipes a batch, chosen by these same runs: not corrected" in found_in(swept).verdict
 
 
 def test_a_rate_that_diverged_is_a_point_at_the_upper_edge(swept: Path) -> None:

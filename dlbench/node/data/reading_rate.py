@@ -44,7 +44,6 @@ from dlbench.specs.problems import problem_of
 from dlbench.specs.workload import DataSpec, ModelSpec
 
 _MAX_ORDER = 1 << 20
-_CALLING = 0.05  # of a repeat's seconds, for each of opens, stats and listings
 
 
 class RateOrder(Spec):
@@ -173,7 +172,7 @@ class _Share:
             states.append(state)
             self._peers.barrier()
             seed = number * order.processes + self._peers.place
-            calls = call_rates(self._files, _CALLING * order.seconds, seed) if self._files else {}
+            calls = call_rates(self._files, order.seconds / 20, seed) if self._files else {}
             own = self._repeat(number, readers) | calls
             everyone = self._peers.gather(own)
             repeats.append(

@@ -77,7 +77,7 @@ from dlbench.views.sweep.settings import (
 )
 from dlbench.views.sweep.updates import Update, updates_of
 
-OVER = {False: "the throughput of", True: "as soon at the target as"}  # What decides, with a target and without.
+OVER = {False: "the throughput of", True: "as fast to the target as"}  # What decides, with a target and without.
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 MANY_REPEATS = 100
 """Ten hours of runs of a minute for six settings: from here on the scatter is to be mended, not the number of runs."""

@@ -6,14 +6,12 @@ Wait-free back-propagation (Zhang et al., USENIX ATC 2017) sends each gradient a
 
 from __future__ import annotations
 
-import math
-
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
 from dlbench.report.table import Column
-from dlbench.report.wording import figure_text, number_text, value_text
-from dlbench.units import format_bytes
-from dlbench.views.exchange import CONTRADICTED, SHARES, ExchangePoint, span, spans, times
+from dlbench.report.wording import figure_text
+from dlbench.units import format_bytes, format_seconds
+from dlbench.views.exchange import CONTRADICTED, NO_BOUND, SHARES, ExchangePoint, span, spans, times
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell
 from dlbench.views.view import place_of
@@ -39,8 +37,7 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
         point, values = next((points[run] for run in setting.run_ids if run in points), None), dict(setting.values)
         if point is None or values != {**base, "sync.fusion": values.get("sync.fusion")} or point.exposed is None:
             continue
-        is_timed = point.timeline_backward_s and all(one.start_s is not None for one in point.timeline)
-        if point.timeline and is_timed and not point.is_in_passes:
+        if point.timeline and not point.is_in_passes and all(one.start_s is not None for one in point.timeline):
             count, tensors = len(point.timeline), sum(one.num_tensors for one in point.timeline)
             way = 0 if count == 1 else 1 if count == tensors else 2
             ways[way, point.exposed.value] = (f"{_WAYS[way]}: {setting.label}", point)
@@ -49,18 +46,21 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
     if len(drawn) < 2:
         return []
     # One network and the same gradients: where any of them left less than the model allows, it gives no bound.
-    least = min((one.least.value for _, one in found if one.least), default=math.inf)
-    is_bound, why = all(left >= least for _, left in ways), found[0][1].why.partition(":")[0]
-    bound = number_text(least, "s") if is_bound else CONTRADICTED if math.isfinite(least) else why
-    titles = {one.run_ids: name for name, one in found}
+    least = min((one.least.value for _, one in found if one.least), default=None)
+    bound = NO_BOUND
+    if least is not None:
+        is_bound = all(least <= one.exposed.value for _, one in found if one.exposed)
+        bound, least = (f"least exposed {format_seconds(least)}", least) if is_bound else (CONTRADICTED, None)
+    rows: Rows = [bar for name, point in drawn for bar in _bars(name, point, least)]
     said = "; ".join(f"{name}: {figure_text(one.exposed)} exposed" for name, one in found if one.exposed)
+    titles = {one.run_ids: name for name, one in found}
     return [
         finish(
-            spans([bar for name, point in drawn for bar in _bars(name, point, least if is_bound else None)], _KINDS),
+            spans(rows, _KINDS),
             sweep,
             name=f"{sweep.cells.index(cell) + 1}-overlap",
-            title=f"A step of the middle run by fusion at {place_of(cell)}; least possible: {bound}",
-            alt=f"Backward pass and messages on one axis; exposed: mean over runs. {said}.",
+            title=f"A step of the middle run by fusion at {place_of(cell)}: {bound}",
+            alt=f"Backward pass and messages of a step, on one axis; by the model: {bound}. Means over runs: {said}.",
             table=times(tuple(one for _, one in found), Column("", "Fusion", lambda point: titles[point.run_ids])),
             size=(WIDE * 3 // 2, 50 * len(drawn)),
         )
@@ -68,10 +68,11 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
 
 
 def _bars(name: str, point: ExchangePoint, least: float | None) -> Rows:
-    """Of the run in the middle: the backward pass, and messages cut at its end."""
-    end, left = point.timeline_backward_s or 0.0, value_text(point.exposed) if point.exposed else ""
-    line = f"{name.partition(': ')[2]}: mean exposed {left}"
+    """Of the run in the middle: the backward pass, messages cut at its end, and where the last could end at least."""
+    end = point.timeline_backward_s or 0.0
     backward, hidden, exposed, _ = _KINDS
+    last = max((one.start_s or 0.0) + (one.exchange_s or 0.0) for one in point.timeline)
+    line = f"{name.partition(': ')[2]}: {format_seconds(max(0.0, last - end))} exposed"
     rows: Rows = [span(name, backward, 0.0, end)]
     for message in point.timeline:
         begin = message.start_s or 0.0
@@ -79,6 +80,6 @@ def _bars(name: str, point: ExchangePoint, least: float | None) -> Rows:
         rows += [span(line, hidden, begin, min(to, end), what)] if begin < end else []
         rows += [span(line, exposed, max(begin, end), to, what)] if to > end else []
     if least is not None:
-        mark = span(line, _LEAST, end + least, end * 1.005 + least)
-        rows.append({**mark, "shown": f"{number_text(least, 's')} after the backward pass"})
+        mark = span(line, _LEAST, end + least, end + least + last / 300)
+        rows.append({**mark, "shown": f"{format_seconds(least)} after the backward pass"})
     return rows

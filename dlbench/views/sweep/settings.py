@@ -116,7 +116,7 @@ class Setting:
     """To the baseline's, over the repeats that both have."""
     gain: Estimate | None = field(metadata=column("Over the step before", text=times_cell, is_brief=True))
     """Of a ladder: to the last step before it that has figures. The verdict is on this."""
-    efficiency: Estimate | None = field(metadata=column("Efficiency", is_brief=True))
+    efficiency: Estimate | None = field(metadata=column("Efficiency, from fewest ranks", "efficiency"))
     """Of a ladder: share of linear scaling from the same step at the smallest rank count."""
     published: str = field(metadata=column("Published"))  # Of a ladder: what the step gained elsewhere, with source.
     num_reached: int | None  # Runs that met their target; None where runs measure speed, as the following three.

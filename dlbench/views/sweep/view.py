@@ -101,7 +101,7 @@ def _why(one: Setting) -> str:
     found = ""
     if one.sooner is not None and one.ratio is not None and not one.is_baseline:
         basis = basis_text(one.sooner)
-        found = f" ({times_text(one.sooner)} as soon, {times_text(one.ratio)} the throughput; {basis})"
+        found = f" ({times_text(one.sooner)} as fast to it, {times_text(one.ratio)} the throughput; {basis})"
     if one.packing_s is None:
         return found
     parts = (format_seconds(seconds or 0.0) for seconds in (one.packing_s, one.carried_s, one.merging_s))
