@@ -655,7 +655,7 @@ def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: 
                 level="answer",
                 sheets=(sheet_of(rows, num_bytes or max(one.num_bytes for one in rows)),),
                 brief=(
-                    *dict.fromkeys(f"{one.algorithm}: {one.form}" for one in rows if one.form),
+                    *dict.fromkeys(f"{one.algorithm}: {one.form}" for one in rows),
                     *[COST_WORDS] * (number == len(tables)),
                 ),
             )
