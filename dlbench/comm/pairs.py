@@ -70,7 +70,7 @@ def pairs_report(
     group: CollectiveGroup, fits: Fits, label: str, conditions: tuple[Condition, ...], doubts: Sequence[Doubt]
 ) -> PairsReport:
     """The numbers of a group whose points are of pairs of ranks."""
-    figures, sizes = tuple(_figures(group)), group.sizes
+    figures, sizes = tuple(sorted(_figures(group), key=lambda one: LEVELS.index(one.level))), group.sizes
     ends = tuple(one for one in figures if one.at.num_bytes == sizes[0 if one.way == "ping-pong" else -1])
     return PairsReport(
         id=group.id,
@@ -95,20 +95,15 @@ def _figures(group: CollectiveGroup) -> Iterator[PairFigure]:
             if not why_not(one) and one.pair is not None:
                 sides = found.setdefault((one.pair, one.algorithm, one.num_bytes), [{}, {}])
                 sides[bool(one.congestors)][run.plan.run_id, 0] = one
-
-    def order(key: tuple[RankPair, str, int]) -> tuple[int, RankPair, str, int]:
-        return LEVELS.index(group.layout.level(*key[0])), *key
-
-    for (first, second), way, size in sorted(found, key=order):
-        alone, beside = found[(first, second), way, size]
+    for (pair, way, _), (alone, beside) in sorted(found.items(), key=lambda one: one[0]):
         if alone:
             at, hit = (measurement(tuple(side.items()), 0) if side else None for side in (alone, beside))
             assert at is not None
             is_enough = hit is not None and min(at.iterations, hit.iterations) >= LEAST_OPERATIONS
             yield PairFigure(
-                ranks=(first, second),
-                pair=f"{first}:{second}",
-                level=group.layout.level(first, second),
+                ranks=pair,
+                pair=f"{pair[0]}:{pair[1]}",
+                level=group.layout.level(*pair),
                 way=way,
                 at=at,
                 beside=hit.time if hit else None,
@@ -150,15 +145,14 @@ def _words(group: CollectiveGroup, ends: Sequence[PairFigure]) -> Iterator[str]:
         )
         yield f"{LEVEL_TITLES[level].capitalize()}, slowest pair: {', '.join(parts)}."
     comm = group.sample.plan.comm
+    many = f"{len(comm.congestors)} congestor{'s' * (len(comm.congestors) > 1)}"
     for way in comm.algorithms:
         hit = [(one.factor, one) for one in ends if one.factor is not None and one.way == way]
         for factor, one in sorted(hit, key=lambda pair: pair[0].value)[-1:]:
-            certain = sum(is_other_than(each, 1.0) for each, _ in hit)
-            yield (
-                f"Beside {len(comm.congestors)} congestor{'s' * (len(comm.congestors) > 1)} a {way} of "
-                f"{format_bytes(one.at.num_bytes)} takes {times_cell(factor)} as long for {one.pair}, hit most; "
-                f"{certain} of {len(hit)} victims for certain, by {runs_text(factor.n)}."
-            )
+            sure = f"{sum(is_other_than(each, 1.0) for each, _ in hit)} of {len(hit)} victims for certain"
+            of = f"a {way} of {format_bytes(one.at.num_bytes)} takes {times_cell(factor)} as long for {one.pair}"
+            last = f" ({times_cell(one.factor_p99)} at the 99th percentile)" if one.factor_p99 else ""
+            yield f"Beside {many} {of}{last}, hit most; {sure}, by {runs_text(factor.n)}."
     idle = sorted(set(range(group.layout.ranks)).difference(*comm.pairs, *comm.congestors))
     if idle and comm.congestors:
         more = f" and {len(idle) - 8} more" * (len(idle) > 8)

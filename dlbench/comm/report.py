@@ -433,13 +433,12 @@ def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
     hosts = sorted({host for run in group.runs if run.record for host in run.record.hosts})
     timings = {row.timing for series in group.series for row in series.rows}
     has_servers = any(series.algorithm == "parameter-server" for series in group.series)
-    pairs = plan.comm.pairs
-    is_alone = bool(pairs) and group.layout.num_groups == 1
+    pairs, layout = plan.comm.pairs, group.layout
     values = (
         ("system", "System", plan.system.name),
         ("launcher", "Launcher", plan.system.launch.launcher),
         ("layout", "Ranks", place_text(plan.layout.ranks, plan.layout.nodes)),
-        ("groups", "Groups", "" if is_alone else f"{group.layout.num_groups} of {group.layout.group_size}"),
+        ("groups", "Groups", "" if pairs and layout.num_groups == 1 else f"{layout.num_groups} of {layout.group_size}"),
         ("cores", "Cores per rank", str(plan.layout.cores_per_rank)),
         ("device", "Device", record.device),
         ("collective", "Collective", "" if pairs else COLLECTIVE_TITLES[group.collective]),
