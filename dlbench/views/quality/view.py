@@ -432,7 +432,7 @@ class LargeBatchView(ReportView):
 def batch_verdict(found: LargeBatch) -> str:
     """What the largest batch needs over the smallest, each with its best rate."""
     best, critical = [point for point in found.points if point.is_best], found.critical
-    if not best or (ratio := best[-1].ratio) is None:
+    if len({point.global_batch for point in best}) < 2 or (ratio := best[-1].ratio) is None:
         reached, runs = (sum(getattr(one, name) for one in found.points) for name in ("num_reached", "num_runs"))
         parts = [f"{reached_text(reached, runs)} met the target: no two batches to compare"]
     else:
