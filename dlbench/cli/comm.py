@@ -205,16 +205,23 @@ def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layou
     from dlbench.records.comm import read_network
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.specs.requests import parse_counts
+    from dlbench.units import format_bytes
 
     _require_known("--collective", collective, ALGORITHMS)
     _require_counts(layout, "group_size", "shards")
     if sources and not sources[0].is_file():
+        every = assemble(read_comm_runs(sources)).groups
         if given := [name for name, value in layout.items() if value is not None]:
             raise UserError(f"--{given[0].replace('_', '-')}: has no effect: {named(sources)} say what they ran with")
-        found = [one for one in assemble(read_comm_runs(sources)).groups if one.collective == collective]
+        found = [one for one in every if one.collective == collective]
         tables = {one.label: one.costs for one in found if any(size in (None, row.num_bytes) for row in one.costs)}
         if not tables:
-            raise IncompleteDataError(f"{named(sources)}: no algorithm of {collective} has figures at this --size")
+            held = sorted({f"{one.collective} of {format_bytes(c.num_bytes)}" for one in every for c in one.costs[-1:]})
+            raise IncompleteDataError(
+                f"{named(sources)}: no algorithm of {collective} has figures"
+                + (f" at --size {format_bytes(size)}" if size else "")
+                + f"; largest measured: {', '.join(held) or 'none'}"
+            )
     else:
         network, size = read_network(sources[0]) if sources else None, size or 64 * 2**20
         wanted = Wanted(collective=cast("Collective", collective), sizes=(size,), group_size=layout["group_size"])

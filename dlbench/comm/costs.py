@@ -56,14 +56,22 @@ def cost(
     known = network or BYTES_ALONE
     seconds = predict(collective, algorithm, num_bytes, layout, known, element_bytes=width, shards=shards)
     modelled = None if network is None else seconds
+    least = ideal_seconds(collective, layout, num_bytes, known)
+    links = known.across and known.across.links
+    letters = {
+        "parameter-server": f", k = {shards or layout.ranks}",
+        "double-binary-tree": f", c = {chunks}",
+        "chain": f", c = {chunks}",
+        "hierarchical": f", φ = {max(1, layout.group_size / links) if links else 1:g}",
+    }
     return Cost(
-        algorithm=f"{algorithm}, k = {shards or layout.ranks}" if algorithm == "parameter-server" else algorithm,
+        algorithm=algorithm + letters.get(algorithm, ""),
         num_bytes=num_bytes,
         steps=max(one.steps for one in counted),
         volume=max(one.bytes_sent for one in counted) / num_bytes,
-        form="" if form is None else str(form.seconds),
+        form="none: the ranks are no power of two" if form is None else str(form.seconds),
         predicted_s=modelled if row is None else row.predicted_s,
-        over_ideal=seconds / ideal_seconds(collective, layout, num_bytes, known),
+        over_ideal=(seconds if row is None or network is None else row.time.value) / least,
         measured=None if row is None else row.time,
         minimum_s=None if row is None else row.minimum_s,
     )
@@ -71,8 +79,8 @@ def cost(
 
 COSTS = columns_of(Cost)
 COST_WORDS = (
-    "Volume: bytes that the busiest rank sends. Over ideal: time by the costs of messages over that of the least "
-    "start-ups and bytes of any algorithm; without such costs, of bytes alone. α: start-up of a message; β, γ: "
+    "Volume: bytes that the busiest rank sends. Over ideal: time, measured or else predicted, over the least "
+    "start-ups and bytes of any algorithm; without costs of messages, of bytes alone. α: start-up of a message; β, γ: "
     "seconds a byte sent and reduced; A, B: between groups, φ at once on a link; p ranks, m groups of g, k servers, "
     "c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L."
 )

@@ -37,7 +37,7 @@ from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
 from dlbench.report.charts.shapes import Axis, figure_row, intervals, lines
 from dlbench.report.charts.shapes import Series as Lines
-from dlbench.report.charts.style import IDEAL, MEASURED, MUTED, NARROW, RANK_COLOURS, WIDE
+from dlbench.report.charts.style import IDEAL, MUTED, NARROW, RANK_COLOURS, WIDE
 from dlbench.report.document import (
     MAX_LISTED,
     Card,
@@ -56,12 +56,13 @@ from dlbench.report.table import (
     Sheet,
     cell_of,
     columns_of,
+    drop_empty_columns,
     named_table,
     text_sheet,
     times_cell,
 )
 from dlbench.report.wording import basis_text, figure_text, interval_text, optional, percent, runs_text, value_text
-from dlbench.specs.comm import LineCost, NetworkModel
+from dlbench.specs.comm import PAIR_WAYS, LineCost, NetworkModel
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 
@@ -179,7 +180,13 @@ def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
     return Sheet(name="crossovers", title="Where the lead changes", columns=columns, rows=group.crossovers)
 
 
-_PAIRS = columns_of(PairFigure)
+_PAIRS = columns_of(
+    PairFigure,
+    *("pair", "level", "way"),
+    *columns_of(Measurement, "num_bytes", "time", "minimum_s", of=lambda one: one.at),
+    Column("gb_per_s", "Bandwidth, GB/s", lambda one: one.at.algbw, has_interval=True, is_brief=True),
+    *("beside", "factor", "factor_p99", "operations=at.iterations"),
+)
 _RATIOS = columns_of(Ratio, "num_bytes", "own", "library", "speed", "runs=speed.n", "interval=speed.kind", "paired")
 
 
@@ -421,7 +428,7 @@ _QUANTITIES = (
 def group_charts(group: GroupReport | PairsReport) -> list[Chart]:
     """The charts of a group of two sizes or more; none of predictions where there are none."""
     charts = []
-    of_pairs = _QUANTITIES[0]._replace(title="Bandwidth over size", axis="GB/s"), _TIME
+    of_pairs = _QUANTITIES[0]._replace(title="Bandwidth of a message over size", axis="GB/s"), _TIME
     for quantity in of_pairs if isinstance(group, PairsReport) else _QUANTITIES:
         points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]
         if not points:
@@ -623,7 +630,7 @@ def document_of(report: CollectivesReport) -> Document:
     if not report.groups and not report.pairs:
         more = "Below, each run with the reason." if report.runs else "There are no runs here."
         empty = (f"No run has figures. {more}",)
-    cards = (*map(_card, report.groups), *map(_pairs_card, report.pairs))
+    cards = (*map(_card, report.groups), *map(_card, report.pairs))
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
@@ -655,7 +662,7 @@ def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: 
                 level="answer",
                 sheets=(sheet_of(rows, num_bytes or max(one.num_bytes for one in rows)),),
                 brief=(
-                    *dict.fromkeys(f"{one.algorithm}: {one.form}" for one in rows if one.form),
+                    *dict.fromkeys(f"{one.algorithm}: {one.form}" for one in rows),
                     *[COST_WORDS] * (number == len(tables)),
                 ),
             )
@@ -683,24 +690,24 @@ def predictions_document(found: Predictions) -> Document:
 
 def _pairs(found: PairsReport) -> Section:
     """Pairs of ranks: what was found, who is hit, over size, the numbers, and what a message costs by them."""
-    columns = tuple(replace(one, title=one.title if any(map(one.value, found.figures)) else "") for one in _PAIRS)
     costs = [_Costs(one.level, "pairs, ping-pong", None, None, one.alpha, one.beta) for one in found.costs]
     fitted = costs_sheet(found.fit.network).rows if found.fit else ()
     costs += (one._replace(messages=f"collectives, {one.messages}") for one in fitted)
     of_costs = tuple(replace(one, name="") for one in (*_COSTS[:2], *_COSTS[3:]))
+    figures = drop_empty_columns(_PAIRS, found.figures)
     return Section(
         id=f"group-{found.id}",
         title=found.label,
         level="answer",
-        caption=f"Medians over {runs_text(found.num_runs)}; each operation timed by itself. Ping-pong: half of the way "
-        "there and back. Window: one of several messages under way at once, with the answer to all. Congestors send "
-        "1 MiB after the other, first rank to second; factors are of the same runs.",
+        caption=f"Medians over {runs_text(found.num_runs)} of single operations. Ping-pong: half of there and back. "
+        "Window: one of several messages under way at once, with the answer to all. Congestors send 1 MiB after the "
+        "other, first rank to second; factors are of the same runs, percentiles of 100 operations or more.",
         facts=tuple((one.title, one.value) for one in found.conditions),
         marks=tuple(remark(one.severity, one.text, len(one.runs)) for one in found.doubts),
         words=found.words,
         charts=lambda: [*_hit(found), *(group_charts(found) if len(found.series) <= MOST_DRAWN else ())],
         sheets=(
-            Sheet(name="pairs", title="Pairs of ranks", columns=columns, rows=found.figures, max_rows=MAX_LISTED),
+            Sheet(name="pairs", title="Pairs of ranks", columns=figures, rows=found.figures, max_rows=MAX_LISTED),
             Sheet(name="fits", title="Costs of a message", columns=of_costs, rows=costs, in_terminal=True),
         ),
         brief=(f"{runs_text(found.num_runs)}.", *found.words),
@@ -710,74 +717,46 @@ def _pairs(found: PairsReport) -> Section:
 
 
 def _hit(found: PairsReport) -> list[Chart]:
-    """How much longer the shortest ping-pong and the longest window of each rank take beside the congestors."""
-    worst: dict[tuple[int, str], PairFigure] = {}
-    for one in found.figures:
-        sizes = [other.num_bytes for other in found.figures if other.way == one.way]
-        if one.factor is not None and one.num_bytes == (min if one.way == "ping-pong" else max)(sizes):
-            for key in ((rank, one.way) for rank in one.ranks):
-                known = worst.get(key, one).factor
-                worst[key] = one if known is None or known.value <= one.factor.value else worst[key]
-    rows: Rows = []
-    for rank, host in enumerate(found.hosts):
-        role = "congests" if any(rank in pair for pair in found.congestors) else "waits"
-        at, own = f"{host}, rank {rank}", [one for (other, _), one in worst.items() if other == rank]
-        rows += [
-            {"at": at, "way": one.way, "size": format_bytes(one.num_bytes), **figure_row(one.factor)}
-            for one in own
-            if one.factor
-        ]
-        rows += [{"at": f"{at} ({role})", "way": "", "size": "", "value": None, "shown": role}] * (not own)
-    if not worst:
-        return []
-    names = list(dict.fromkeys(row["at"] for row in sorted(rows, key=lambda row: -(row["value"] or 0))))[:MOST_DRAWN]
-    drawn = [row for row in rows if row["at"] in names]
-    by = Lines("way", {"ping-pong": RANK_COLOURS[0], "window": MEASURED})
-    tooltip = {"at": "", "way": "measured by", "size": "size", "shown": "factor"}
-    axis = Axis("times as long, mean", scale={"domainMin": 0})
-    return [
-        finish(
-            intervals(drawn, axis, by, tooltip, mark="dot", reference=1),
-            found,
-            name="hit",
-            title="Who is hit: beside congestors, over alone",
-            alt="; ".join(" ".join(filter(None, (row["at"], row["way"], row["size"], row["shown"]))) for row in rows),
-            table=[
-                ("Rank", "Way", "Size", "Times as long"),
-                *((row["at"], row["way"], row["size"], row["shown"]) for row in rows),
-            ],
-            size=(WIDE, 24 * len(names)),
-        )
+    """How much longer the shortest ping-pong and the longest window take for the ranks of each pair."""
+    rows = [
+        {"at": f"{found.hosts[rank]}, rank {rank}", "way": one.way, "of": one.pair, **figure_row(one.factor)}
+        for one in found.ends
+        for rank in one.ranks
+        if one.factor is not None
     ]
+    rows.sort(key=lambda row: -row["value"])
+    names = list(dict.fromkeys(row["at"] for row in rows))[:MOST_DRAWN]
+    if not rows:
+        return []
+    titles = {"at": "rank", "way": "measured by", "of": "pair", "shown": "times as long"}
+    axis, by = (
+        Axis(titles["shown"], scale={"domainMin": 0}),
+        Lines("way", dict(zip(PAIR_WAYS, RANK_COLOURS, strict=False))),
+    )
+    drawn = intervals([row for row in rows if row["at"] in names], axis, by, titles, mark="dot", reference=1)
+    table = [tuple(titles.values()), *(tuple(row[name] for name in titles) for row in rows)]
+    title = "Who is hit: mean time beside congestors, over alone"
+    alt = "; ".join(" ".join(row) for row in table[1:])
+    return [finish(drawn, found, name="hit", title=title, alt=alt, table=table, size=(WIDE, 24 * len(names)))]
 
 
-def _card(group: GroupReport) -> Card:
-    last = group.best[-1]
-    rate_name = "busbw" if group.ranks > 1 else "algbw"
+def _card(group: GroupReport | PairsReport) -> Card:
+    if isinstance(group, PairsReport):
+        one = max(group.ends, key=lambda one: (one.level, one.way))
+        rate, words = one.at.algbw, group.words
+        what = f"by {one.way} of {format_bytes(one.at.num_bytes)}, {LEVEL_TITLES[one.level]}"
+    else:
+        last = group.best[-1]
+        rate, words = last.rate, (group.verdict,)
+        what = f"{'busbw' if group.ranks > 1 else 'algbw'} at {format_bytes(last.num_bytes)}, {last.title}"
     return Card(
         title=group.label,
         link=f"group-{group.id}",
-        big=value_text(last.rate),
-        small=(
-            f"GB/s {rate_name} at {format_bytes(last.num_bytes)}, {last.title}",
-            *filter(None, (interval_text(last.rate), basis_text(last.rate))),
-        ),
-        words=(group.verdict,),
+        big=value_text(rate),
+        small=(f"GB/s {what}", *filter(None, (interval_text(rate), basis_text(rate)))),
+        words=words,
         warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
         warnings_link=f"marks-group-{group.id}",
-        is_clear=True,
-    )
-
-
-def _pairs_card(found: PairsReport) -> Card:
-    one = max(found.figures, key=lambda one: (one.level, one.way, one.num_bytes))
-    return Card(
-        title=found.label,
-        link=f"group-{found.id}",
-        big=value_text(one.rate),
-        small=(f"GB/s by {one.way} of {format_bytes(one.num_bytes)}, {LEVEL_TITLES[one.level]}", basis_text(one.rate)),
-        words=found.words,
-        warnings=tuple(doubt.text for doubt in found.doubts if doubt.severity == "serious"),
         is_clear=True,
     )
 

@@ -300,7 +300,7 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
                 sizes.setdefault(point.num_bytes, []).append(((run.plan.run_id, 0), point))
     factor = bus_factor(plan.comm.collective, plan.layout.ranks)
     measured = {
-        name: [_measurement(cells[name][size], factor) for size in sorted(cells[name])]
+        name: [measurement(cells[name][size], factor) for size in sorted(cells[name])]
         for name in sorted(cells, key=lambda name: series_order(name, plan.comm.collective))
     }
     fastest: dict[int, float] = {}
@@ -332,7 +332,8 @@ def _series(name: SeriesName, found: Sequence[Measurement], fastest: dict[int, f
     )
 
 
-def _measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Measurement:
+def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Measurement:
+    """Points of one series and size; `factor`: busbw over algbw, 0 where there is no bus."""
     times: dict[RunKey, list[float]] = {}
     for key, point in points:
         times.setdefault(key, []).extend(point.times_s)

@@ -433,18 +433,20 @@ def conditions_of(group: CollectiveGroup) -> tuple[Condition, ...]:
     hosts = sorted({host for run in group.runs if run.record for host in run.record.hosts})
     timings = {row.timing for series in group.series for row in series.rows}
     has_servers = any(series.algorithm == "parameter-server" for series in group.series)
+    pairs, layout = plan.comm.pairs, group.layout
     values = (
         ("system", "System", plan.system.name),
         ("launcher", "Launcher", plan.system.launch.launcher),
         ("layout", "Ranks", place_text(plan.layout.ranks, plan.layout.nodes)),
-        ("groups", "Groups", f"{group.layout.num_groups} of {group.layout.group_size}"),
+        ("groups", "Groups", "" if pairs and layout.num_groups == 1 else f"{layout.num_groups} of {layout.group_size}"),
         ("cores", "Cores per rank", str(plan.layout.cores_per_rank)),
         ("device", "Device", record.device),
-        ("collective", "Collective", COLLECTIVE_TITLES[group.collective]),
+        ("collective", "Collective", "" if pairs else COLLECTIVE_TITLES[group.collective]),
+        ("congestors", "Congestors", ", ".join(f"{first}:{second}" for first, second in plan.comm.congestors)),
         ("dtype", "Type", group.dtype),
         ("timing", "Timing", "in the GPU's stream" if "in-stream" in timings else ""),
         ("shards", "Servers", str(plan.comm.shards or "every rank") if has_servers else ""),
-        ("iterations", "Timed iterations", " or ".join(map(str, iterations))),
+        ("iterations", f"Timed {'operations' if pairs else 'iterations'}", " or ".join(map(str, iterations))),
         ("hosts", "Hosts", ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")),
     )
     return tuple(Condition(name=name, title=title, value=value) for name, title, value in values if value)

@@ -23,6 +23,7 @@ from dlbench.specs.comm import Collective, NetworkModel
 
 _RING = "2 * (p - 1) * α + 2 * (p - 1) / p * n * β + (p - 1) / p * n * γ"
 _HALF = "(p - 1) * α + (p - 1) / p * n * β"  # Of a ring: one of its two phases.
+_LOG, _TREE = "L * α + (p - 1) / p * n * β", "D * α + (p - 1) / p * n * β"
 _HALVING = ("2 * L", "2 * (q - 1) / q * n", "2 * L * α + 2 * (q - 1) / q * n * β + (q - 1) / q * n * γ")
 
 FORMS: dict[str, tuple[str, str, str]] = {
@@ -49,18 +50,23 @@ FORMS: dict[str, tuple[str, str, str]] = {
     ),
     "reduce-scatter ring": ("p - 1", "(p - 1) / p * n", f"{_HALF} + (p - 1) / p * n * γ"),
     "reduce-scatter direct": ("1", "(p - 1) / p * n", f"{_HALF} + (p - 1) / p * n * γ"),
+    "reduce-scatter recursive-halving": ("L", "(p - 1) / p * n", f"{_LOG} + (p - 1) / p * n * γ"),
     "all-gather ring": ("p - 1", "(p - 1) / p * n", _HALF),
     "all-gather direct": ("1", "(p - 1) / p * n", _HALF),
+    "all-gather recursive-doubling": ("L", "(p - 1) / p * n", _LOG),
     "broadcast binomial-tree": ("D", "D * n", "D * (α + n * β)"),
     "broadcast chain": ("p + c - 2", "n", "(p + c - 2) * (α + n / c * β)"),
+    "broadcast scatter-all-gather": ("D + p - 1", "2 * (p - 1) / p * n", f"{_TREE} + {_HALF}"),
     "reduce binomial-tree": ("D", "n", "D * (α + n * β + n * γ)"),
-    "scatter binomial-tree": ("D", "(p - 1) / p * n", "D * α + (p - 1) / p * n * β"),
+    "reduce scatter-gather": ("p - 1 + D", "(p - 1 + H) / p * n", f"{_HALF} + (p - 1) / p * n * γ + {_TREE}"),
+    "scatter binomial-tree": ("D", "(p - 1) / p * n", _TREE),
+    "gather binomial-tree": ("D", "H / p * n", _TREE),
     "scatter linear": ("p - 1", "(p - 1) / p * n", _HALF),
     "gather linear": ("p - 1", "n / p", _HALF),
     "all-to-all pairwise": ("p - 1", "(p - 1) / p * n", _HALF),
     "all-to-all direct": ("1", "(p - 1) / p * n", _HALF),
 }  # fmt: skip
-"""Steps, bytes that the busiest rank sends, seconds: by collective and algorithm; of some there is none."""
+"""Steps, bytes that the busiest rank sends, seconds: by collective and algorithm."""
 
 _FOLD = (" + 2", " + n", " + 2 * α + 2 * n * β + n * γ")  # Surplus ranks give their vectors, and get the result.
 
@@ -97,23 +103,26 @@ class ClosedForm(NamedTuple):
 def closed_form(
     collective: Collective, algorithm: str, layout: Layout, *, shards: int | None = None, chunks: int = 1
 ) -> ClosedForm | None:
-    """The closed form between two ranks or more, whose parts are whole; None where there is none.
+    """The closed form between two ranks or more, whose parts are whole; None of a reduce-scatter or all-gather by
+    halving or doubling of ranks that are no power of two.
 
     `layout`: ranks and groups; groups matter for hierarchical and leader alone. `shards`: servers of parameter-server,
     beside workers on the first ranks; none: every rank is one. `chunks`: of double-binary-tree and chain.
     """
     found: Sequence[str] | None = FORMS.get(f"{collective} {algorithm}")
-    if found is None:
-        return None
     p, power = layout.ranks, power_below(layout.ranks)
-    if p != power and collective == "allreduce" and algorithm.endswith("doubling"):
+    is_folded = p != power and algorithm.startswith(("recursive", "shifted"))
+    if found is None or (is_folded and collective != "allreduce"):
+        return None
+    if is_folded:
         found = [one + folded for one, folded in zip(found, _FOLD, strict=True)]
     # Of a double tree, messages that a rank takes in a phase: two in each step. In trees of 2^L ranks the root has one
     # child: its last step has one message, and all steps have one if it is the only child there is.
     taken = "c" if p == 2 else "(2 * (L + c - 1) - 1)" if p == power else "(2 * (L + c - 1))"
-    words = {"T": taken, "S": {2: "1", 3: "3 / 2"}.get(p, "2")}
+    half = 1 << (p - 1).bit_length() >> 1  # In a binomial gather the member there sends most, or the one before it.
+    words = {"T": taken, "S": {2: "1", 3: "3 / 2"}.get(p, "2"), "H": str(max(p - half, half // 2))}
     letters = _letters(layout, shards or p, chunks)
-    return ClosedForm(*(Formula(re.sub(r"\b[TS]\b", lambda one: words[one[0]], text), letters) for text in found))
+    return ClosedForm(*(Formula(re.sub(r"\b[TSH]\b", lambda one: words[one[0]], text), letters) for text in found))
 
 
 def ideal(collective: Collective, ranks: int) -> Formula:

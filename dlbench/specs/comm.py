@@ -6,19 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import (
-    Count,
-    CountOrZero,
-    Flag,
-    Name,
-    NonNegative,
-    Positive,
-    Precision,
-    RankNumber,
-    Ranks,
-    Repeats,
-    Spec,
-)
+from dlbench.specs.base import Count, CountOrZero, Flag, Name, NonNegative, Positive, Precision, Ranks, Repeats, Spec
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, job_label
 
 Collective = Literal[
@@ -55,7 +43,7 @@ ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
 PAIRS: Collective = "p2p"  # No collective: messages between two ranks, by pairs of ranks.
 PAIR_WAYS = ("ping-pong", "window")  # Half of a message there and back; one of several under way at once, one way.
 
-RankPair = tuple[RankNumber, RankNumber]  # Who begins and who answers; of a window, sender and receiver.
+RankPair = tuple[CountOrZero, CountOrZero]  # Who begins and who answers; of a window, sender and receiver.
 
 BACKENDS = ("gloo", "mpi", "nccl", "horovod")  # Libraries whose own collectives are timed next to them, as references.
 

@@ -397,9 +397,9 @@ def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -
     for option, text in (("--victims", request.victims), ("--congestors", request.congestors)):
         if text is not None and collective != PAIRS:
             raise UserError(f"{option}: has no effect on {collective}: only --collective p2p measures pairs of ranks")
-    if collective == PAIRS and (request.backends not in ("auto", "none") or not algorithms):
-        raise UserError("--collective p2p: is measured by ping-pong and window over --transport; no --backends")
-    if request.backends == "auto" and collective == PAIRS:
+    if collective == PAIRS:
+        if request.backends not in ("auto", "none") or not algorithms:
+            raise UserError("--collective p2p: is measured by ping-pong and window over --transport; no --backends")
         backends: tuple[str, ...] = ()
     elif request.backends == "auto":
         backends, notes = _usual_backends(transport, system, installed)
@@ -437,22 +437,18 @@ def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
     """
     ranks, group = layout.ranks, request.group_size or layout.ranks_per_node
     firsts = range(0, ranks, group)
-    if request.victims not in (None, "auto"):
-        pairs = parse_pairs(str(request.victims), "--victims")
-    else:
-        inside = () if group == 1 or (request.congestors and len(firsts) > 1) else firsts
-        across = (*zip(firsts[::2], firsts[1::2], strict=False), *([(0, firsts[-1])] if len(firsts) > 2 else []))
-        pairs = (*((first, first + 1) for first in inside), *across)
-    if request.congestors != "auto":
-        given = request.congestors
-        return {"pairs": pairs, "congestors": parse_pairs(given, "--congestors") if given is not None else ()}
-    free = [rank for rank in range(ranks) if not any(rank in pair for pair in pairs)]
-    if len(free) < 2:
-        raise UserError(
-            f"--congestors: the victims leave {len(free)} of {ranks} ranks to congest them: give each node more ranks"
-        )
+    inside = () if group == 1 or (request.congestors and len(firsts) > 1) else firsts
+    across = *zip(firsts[::2], firsts[1::2], strict=False), *[(0, firsts[-1])] * (len(firsts) > 2)
+    victims = parse_pairs(request.victims, "--victims", (*((first, first + 1) for first in inside), *across))
+    free = sorted(set(range(ranks)).difference(*victims))
     half = len(free) // 2
-    return {"pairs": pairs, "congestors": tuple(zip(free[:half], free[half:], strict=False))}
+    if request.congestors == "auto" and not half:
+        raise UserError(f"--congestors: the victims leave {len(free)} of {ranks} ranks: give each node more ranks")
+    others = tuple(zip(free[:half], free[half:], strict=False))
+    return {
+        "pairs": victims,
+        "congestors": () if request.congestors is None else parse_pairs(request.congestors, "--congestors", others),
+    }
 
 
 def _for_layout(request: CommRequest, spec: dict[str, Any], layout: LayoutSpec) -> tuple[dict[str, Any], str | None]:

@@ -208,8 +208,10 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
-def parse_pairs(text: str, option: str) -> tuple[tuple[int, int], ...]:
-    """``0:1,0:2`` as pairs of ranks. Raises `UserError`: anything else."""
+def parse_pairs(text: str | None, option: str, auto: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """``0:1,0:2`` as pairs of ranks; those of `auto` by that word, or none. Raises `UserError`: anything else."""
+    if text in (None, "auto"):
+        return auto
     if not re.fullmatch(r"[0-9]{1,7}:[0-9]{1,7}(,[0-9]{1,7}:[0-9]{1,7})*", text):
         raise UserError(f"{option} {text[:80]!r}: must be auto or pairs of ranks separated by commas, e.g. 0:1,0:2")
     return tuple((int(first), int(second)) for first, second in (pair.split(":") for pair in text.split(",")))

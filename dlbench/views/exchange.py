@@ -123,7 +123,7 @@ class ExchangePoint:
     exposed: Estimate | None = field(metadata=column(name="after_backward_s"))  # Of it after the backward pass.
     hidden: Estimate | None = field(metadata=column(name="during_backward_s"))  # Of it during the backward pass.
     backward: Estimate | None = field(metadata=column(name="backward_s"))
-    hidden_share: Estimate | None  # Of the mean step of each run (fraction), as the following.
+    hidden_share: Estimate | None  # Of a step in the middle, over the mean step of each run (fraction); as the next.
     exposed_share: Estimate | None
     is_in_passes: bool
     """Whether forward and backward pass wait for collectives (FSDP, tensor parallel), so that `exposed` lies there."""
@@ -212,11 +212,11 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
 
 
 def _share(name: str, recorded: Recorded, table: RunTable) -> Estimate | None:
-    """A time of the messages over the mean step of its run."""
+    """A time of the messages, the median of steps, over the mean step of its run."""
     steps = table.parts[list(PARTS)].sum(axis=1)
-    times = ((run.plan.run_id, getattr(result, name)) for run, result in recorded)
-    shares = {table.keys[own]: None if time is None else time / float(steps.loc[own]) for own, time in times}
-    return of_known(mean_estimate, shares, "fraction")
+    times = {run.plan.run_id: getattr(result, name) for run, result in recorded}
+    known = {table.keys[own]: time / float(steps.loc[own]) for own, time in times.items() if time is not None}
+    return of_known(mean_estimate, known, "fraction")
 
 
 def in_passes(run: Run) -> bool:
@@ -578,45 +578,42 @@ _KINDS = {
 SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
-def _share_chart(subject: Subject, rows: Sequence[ExchangePoint | LinkPoint], what: str) -> Chart:
+def _share_chart(subject: Subject, rows: Mapping[str, ExchangePoint | LinkPoint], what: str) -> Chart:
     """Messages under way as a share of the step, hidden and exposed, over `what`."""
-    links = [f"{8 * row.gb_per_s:g} Gbit/s, " if isinstance(row, LinkPoint) else "" for row in rows]
-    names = [link + place_of(row) for link, row in zip(links, rows, strict=True)]
     shares = [
         {"place": name, "part": part, "order": order, **figure_row(share)}
-        for name, row in zip(names, rows, strict=True)
+        for name, row in rows.items()
         for order, (part, share) in enumerate(zip(SHARES, (row.exposed_share, row.hidden_share), strict=True))
         if share is not None
     ]
     words = "; ".join(f"{row['place']}: {row['part']} {row['shown']}" for row in shares)
     tooltip = {"place": "at", "part": "part", "shown": "of the step", "basis": "interval"}
-    x, by = Axis("share of the mean step", format="~%"), Series("part", SHARES)
+    x = Axis("messages of the median step, over the mean step", format="~%")
     return finish(
-        stacked(shares, x, by, tooltip, names=names, limit=260),
+        stacked(shares, x, Series("part", SHARES), tooltip, names=list(rows), limit=260),
         subject,
         name="share",
         title=f"Messages under way over {what}",
-        alt=f"Share of the mean step in which messages are under way, over {what}; hidden: during the backward pass, "
-        f"or behind computing. {words}.",
+        alt=f"Hidden: during the backward pass, or behind computing. {words}.",
         table=[("At", "Messages", "Of the step"), *((one["place"], one["part"], one["shown"]) for one in shares)],
-        size=(WIDE, max(90, 34 * len(names))),
+        size=(WIDE, max(90, 34 * len(rows))),
     )
 
 
 def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:
     """Shares of the step where several points have them; the timeline of the point with most ranks that has one."""
-    shared = [point for point in points if point.exposed_share is not None]
-    over_ranks = [_share_chart(group, shared, "ranks")] if len(shared) > 1 else []
+    shared = {place_of(point): point for point in points if point.exposed_share is not None}
+    charts = [_share_chart(group, shared, "ranks")] if len(shared) > 1 else []
     drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
     if not drawable:
-        return over_ranks
+        return charts
     point = drawable[-1]
     numbered = list(enumerate(point.timeline, start=1))[-MAX_MESSAGES:]
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]
     end = alt.Chart(alt.InlineData(values=[{"to": point.timeline_backward_s}]))
     rule = end.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.2).encode(x=alt.X("to:Q"))
     return [
-        *over_ranks,
+        *charts,
         finish(
             alt.layer(spans(_bars(point, drawn), _KINDS), rule),
             group,
@@ -656,7 +653,8 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
     lines = list(dict.fromkeys(row["name"] for row in rows))
     few = len(lines) <= 360 // _ROW
     y = alt.Y("name:N", title=None, sort=lines).scale(paddingInner=0.25 if few else 0.0)
-    y = y.axis(labels=few, ticks=False, domain=False, title=None if few else f"{len(lines) - 1} messages")
+    title = None if few else f"{len(lines) - 1} messages"
+    y = y.axis(labels=few, labelLimit=260, ticks=False, domain=False, title=title)
     label = si_label("s")
     x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
     present = [kind for kind in colours if any(row["kind"] == kind for row in rows)]
@@ -739,11 +737,16 @@ class LinkRatesView(ReportView):
         return Section(
             headline=f"{place_of(found[0][-1])}: exposed {', then '.join(ends) or 'not known'}",
             charts=lambda: [
-                _share_chart(ReportSubject(f"links-{number}", points[0].label), points, "link rates")
+                _share_chart(
+                    ReportSubject(f"links-{number}", points[0].label),
+                    {f"{8 * point.gb_per_s:g} Gbit/s, {place_of(point)}": point for point in points},
+                    "link rates",
+                )
                 for number, points in enumerate(found, 1)
             ],
             sheets=tuple(
                 Sheet(name="link-rates", title=points[0].label, columns=columns, rows=points) for points in found
             ),
-            caption="Links as the systems declare them (network.across.gb_per_s). Hidden, exposed: of the mean step.",
+            caption="Links as the systems declare them (network.across.gb_per_s). Hidden, exposed: messages of "
+            "the median step, over the mean step.",
         )

@@ -442,14 +442,9 @@ class MemoryView(GroupView):
     def numbers(self, source: GroupSource) -> Memory | None:
         return memory(source.group, source.table)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(Memory)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: Memory) -> Section:
         by_batch = (batches_sheet(found.batches),) if len(found.batches) > 1 else ()
         return Section(
-            id=self.id,
-            title=self.title,
             headline=_headline(found),
             notes=(found.limit, *found.notes),
             charts=lambda: memory_charts(group, found),

@@ -39,7 +39,6 @@ from dlbench.views.energy import EnergyView
 from dlbench.views.exchange import ExchangeView, LinkRatesView
 from dlbench.views.forecast import ForecastView
 from dlbench.views.history import HistoryView
-from dlbench.views.large_batch import LargeBatchView
 from dlbench.views.layers import LayersView
 from dlbench.views.memory import MemoryView
 from dlbench.views.methods import METHODS, not_shown
@@ -49,7 +48,7 @@ from dlbench.views.noise import NoiseView
 from dlbench.views.out_of_core.view import OutOfCoreView
 from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.numbers import Quality
-from dlbench.views.quality.view import QualityView, quality_verdict
+from dlbench.views.quality.view import LargeBatchView, QualityView, quality_verdict
 from dlbench.views.readers import ReadingView
 from dlbench.views.runs import DifferencesView, EnvironmentView, RunsView, WithoutFiguresView, runs_sheet
 from dlbench.views.scaling import ScalingView, baseline_note, points_sheet, verdict

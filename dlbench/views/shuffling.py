@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dlbench.analysis import scaling
@@ -370,14 +370,19 @@ def samples_text(count: int) -> str:
 MAX_CHARTS = 4
 
 
-def learning_charts(found: Sequence[ShuffleComparison]) -> list[Chart]:
-    """The metric over epochs at the largest rank count with curves; none where nothing was trained to a quality."""
-    drawn = []
+def _charts(found: Sequence[ShuffleComparison]) -> Iterator[Chart]:
+    """The metric over epochs at the largest rank count with curves, where runs trained to a quality; and epochs of each
+    way of shuffling and each tier, over nodes.
+    """
     for comparison in found[:MAX_CHARTS]:
         with_curves = [row for row in comparison.rows if row.curves]
         if with_curves:
-            drawn.append(_chart(comparison, at_last_place(with_curves)))
-    return drawn
+            yield _chart(comparison, at_last_place(with_curves))
+        epochs = [
+            (f"{row.way}, {row.staging} to {row.staging_tier}" if row.staging_tier else row.way, row, row.epoch_s)
+            for row in comparison.rows
+        ]
+        yield from times_over("nodes", comparison, "Epoch", epochs, compared_sheet(comparison))
 
 
 def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
@@ -411,13 +416,6 @@ def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
         table=compared_sheet(found).to_display(),
         size=(WIDE, HEIGHT),
     )
-
-
-def _epochs(found: ShuffleComparison) -> list[Chart]:
-    """Epochs of each way of shuffling and each tier, over nodes."""
-    ways = (f"{row.way}, {row.staging} to {row.staging_tier}" if row.staging_tier else row.way for row in found.rows)
-    epochs = [(way, row, row.epoch_s) for way, row in zip(ways, found.rows, strict=True)]
-    return times_over("nodes", found, "Epoch", epochs, compared_sheet(found))
 
 
 WORTH_SAYING = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
@@ -473,7 +471,7 @@ class ShufflingView(ReportView):
                 for one in found
                 if not any(row.is_reference for row in at_last_place(one.rows))
             ),
-            charts=lambda: [*learning_charts(found), *(chart for one in found[:MAX_CHARTS] for chart in _epochs(one))],
+            charts=lambda: list(_charts(found)),
             sheets=tuple(map(compared_sheet, found)),
         )
 

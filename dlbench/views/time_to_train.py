@@ -429,7 +429,7 @@ def times_over(
 ) -> list[Chart]:
     """Seconds of `what` over `nodes` (or `ranks`, where these do not follow from the nodes); nothing of few counts.
 
-    `times`: of a line at a row with ranks and nodes. Dashed: the first one, as many times less as there are more ranks.
+    `times`: of a line at a row with ranks and nodes. Dashed: of the fewest ranks the first, which more divide evenly.
     """
     known = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in known}
@@ -437,7 +437,7 @@ def times_over(
     if len(places) < 2 + (len(colours) == 1):  # Of one line at two counts a table says as much.
         return []
     x = x if len({nodes for _, nodes in places}) == len(places) else "ranks"
-    (name, first, at), base = next(iter(known.items()))
+    (name, first, at), base = min(known.items(), key=lambda one: one[0][1:])
     size, unit = unit_of(max(time.value for time in known.values()))
     rows: Rows = [
         {
@@ -445,7 +445,7 @@ def times_over(
             "nodes": nodes,
             "line": line,
             "place": place_text(ranks, nodes),
-            "ideal": base.value / size * first / ranks if line == name else None,
+            "ideal": base.value / size * first / ranks,
             **figure_row(time.scaled(1 / size, unit)),
         }
         for (line, ranks, nodes), time in known.items()
@@ -458,8 +458,8 @@ def times_over(
             lines(rows, Axis(unit, scale={"type": "log", "base": 2}), by, tooltip, x=x, title=x, ideal="ideal"),
             subject,
             name="times",
-            title=f"{what} over {x} (dashed: ideal)",
-            alt=f"{what} over {x}, {unit}; dashed: as {place_text(first, at)}, by the ranks. {words}.",
+            title=f"{what} over {x} (dashed: ideal from {', '.join(filter(None, (name, place_text(first, at))))})",
+            alt=f"In {unit}. {words}.",
             table=table,
             size=(WIDE, HEIGHT),
             axes="xy",
@@ -470,6 +470,10 @@ def times_over(
 def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:
     size, name = unit_of(max((point.time.value for point in found.points), default=0.0))
     price = f"Price, {found.currency}".rstrip(", ") if any(point.price for point in found.points) else ""
+
+    def ideal(point: TrainingPoint) -> Estimate:
+        return found.points[0].time.scaled(found.points[0].ranks / point.ranks / size)
+
     columns = columns_of(
         TrainingPoint,
         *("ranks", "nodes", "place", "throughput"),
@@ -484,6 +488,8 @@ def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:
         Column(
             "time_s", f"Time, {name}", lambda one: one.time, lambda one: one.time.scaled(1 / size), has_interval=True
         ),
+        # Of a length in samples the efficiency says it.
+        Column("", f"Ideal, {name}" * any(one.samples is None for one in found.points), ideal),
         "held",
         Column("hours_of", "", lambda point: found.held),
         *("hours", "price"),

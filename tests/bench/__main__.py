@@ -6,10 +6,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 from tests.bench import (
     checkpoint,
+    closed_forms,
     communication,
+    congestion,
     faults,
     gate,
     gpu,
@@ -19,8 +22,10 @@ from tests.bench import (
     host_work,
     input_rate,
     known_loops,
+    ladder,
     memory,
     memory_plan,
+    planning_files,
     projection,
     reader_rate,
     reading,
@@ -35,6 +40,14 @@ from tests.bench import (
     workloads,
 )
 from tests.bench.figures import Figure, save
+
+# What the field's papers print: closed forms, congestion, the ladder, planning of many files.
+FIELD: dict[str, Callable[[], Iterator[Figure]]] = {
+    "figures.closed-forms": closed_forms.figures,
+    "figures.congestion": congestion.figures,
+    "figures.ladder": ladder.figures,
+    "figures.planning": planning_files.figures,
+}
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "spine": spine.measure,
@@ -59,6 +72,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "truth": truth.figures,
     "truth-sessions": truth_sessions.figures,
     "strategies": strategies.figures,
+    "figures": lambda: chain.from_iterable(measure() for measure in FIELD.values()),
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -90,6 +104,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.update": strategies.sharded_update,
     "strategies.local-sgd": strategies.local_sgd,
     "strategies.memory": strategies.sharded_memory,
+    **FIELD,
 }
 """Of areas; measured only when named."""
 

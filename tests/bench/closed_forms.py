@@ -24,7 +24,8 @@ def figures() -> Iterator[Figure]:
                 counted = counts(collective, name, layout, elements, 4)
                 chunks = pipeline_chunks(collective, name, ranks, elements)
                 form = closed_form(collective, name, layout, chunks=chunks)
-                assert form is not None
+                if form is None:  # of ranks that are no power of two
+                    continue
                 found = max(one.steps for one in counted), max(one.bytes_sent for one in counted)
                 checked += 1
                 wrong += found != (form.steps(), form.sent(n=4 * elements))

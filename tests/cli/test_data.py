@@ -452,7 +452,7 @@ def test_demo_refuses_another_seed(tmp_path: Path) -> None:
 def test_help_lists_commands_in_the_order_of_work_and_fits_80_columns(cli: Cli) -> None:
     listed = cli("data", "--help", COLUMNS="80")
     names = [line.split()[0] for line in listed.stdout.partition("Commands:")[2].splitlines() if line[2:3].strip()]
-    assert names == ["demo", "make", "pack", "vocab", "samples", "verify"]
+    assert names == ["demo", "make", "pack", "vocab", "samples", "index", "verify"]
     for name in names:
         said = cli("data", name, "--help", COLUMNS="80").stdout
         assert "Example:" in said

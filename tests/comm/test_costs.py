@@ -48,7 +48,9 @@ def test_closed_forms_need_no_runs() -> None:
     assert rows["parameter-server,"] == ["k", "=", "2", "2", "4", "4x"]
     groups = printed("--ranks", "8", "--group-size", "4")
     assert "8 ranks in 2 groups of 4" in groups
-    assert all(f"\n{name}: " in groups or name == "parameter-server" for name in ALGORITHMS["allreduce"])
+    assert all(f"\n{name}" in groups for name in ALGORITHMS["allreduce"])
+    assert "double-binary-tree, c = 32: " in groups
+    assert "hierarchical, φ = 1: " in groups
     assert "ring: 2 (p - 1) α + 2 (p - 1)/p n β + (p - 1)/p n γ" in text
     assert "parameter-server, k = 1: 2 (p - 1) α" in groups
 
@@ -58,7 +60,7 @@ def test_fitted_costs_price_them(tmp_path: Path) -> None:
     file = tmp_path / "box.network.json"
     file.write_text(network.model_dump_json(), encoding="utf-8")
     text = printed(file, "--ranks", "4,6", "--group-size", "2", "--size", "1MiB")
-    assert text.count("hierarchical: 2 (g - 1) α") == 2
+    assert text.count("hierarchical, φ = 2: 2 (g - 1) α") == 2
     layout = Layout(ranks=4, group_size=2)
     for name in ALGORITHMS["allreduce"]:
         one = cost("allreduce", name, layout, 2**20, "fp32", network, 1)
@@ -140,7 +142,11 @@ def test_time_over_ranks_needs_two_counts(made: CollectivesReport, tmp_path: Pat
         (["--shards", "9", "--ranks", "8"], "9 shards; takes 1 to 8"),
         (["RUNS", "--ranks", "2"], "--ranks: has no effect"),
         (["RUNS", "--collective", "gather"], "no algorithm of gather has figures"),
-        (["RUNS", "--size", "3MiB"], "no algorithm of allreduce has figures at this --size"),
+        (
+            ["RUNS", "--size", "3MiB"],
+            "no algorithm of allreduce has figures at --size 3 MiB; largest measured: allreduce of 1 MiB",
+        ),
+        (["/nowhere", "--ranks", "4"], "no such folder of runs"),
     ],
 )
 def test_wrong_use_is_one_line(runs: Path, arguments: list[str], message: str) -> None:

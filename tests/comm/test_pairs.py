@@ -95,17 +95,17 @@ def test_costs_of_a_level_are_those_planted(tmp_path: Path) -> None:
         assert one.beta.value == pytest.approx(BETA[one.level] * 1.02)
         assert one.alpha.low < one.alpha.value < one.alpha.high  # type: ignore[operator]
     assert all(one.beside is None and one.factor is None for one in found.figures)
-    (one,) = [f for f in found.figures if (f.pair, f.way, f.num_bytes) == ("0:2", "window", 2**20)]
-    assert one.time.value == pytest.approx((ALPHA["across"] + 2**20 * BETA["across"]) * 1.02)
-    assert one.least_s == pytest.approx(one.time.value / 1.02)  # of all runs
-    assert one.rate.value == pytest.approx(2**20 / one.time.value * 1e-9)
+    (one,) = [f for f in found.figures if (f.pair, f.way, f.at.num_bytes) == ("0:2", "window", 2**20)]
+    assert one.at.time.value == pytest.approx((ALPHA["across"] + 2**20 * BETA["across"]) * 1.02)
+    assert one.at.minimum_s == pytest.approx(one.at.time.value / 1.02)  # of all runs
+    assert one.at.algbw.value == pytest.approx(2**20 / one.at.time.value * 1e-9)
     assert [words.split(",")[0] for words in found.words] == ["Within a group", "Between groups"]
 
 
 def test_factors_are_of_the_same_run(tmp_path: Path) -> None:
     write_pairs(tmp_path, congestors="auto")
     found = only(tmp_path)
-    assert found.congestors == ((1, 3),)
+    assert {one.name: one.value for one in found.conditions}["congestors"] == "1:3"
     for one in found.figures:
         assert one.factor is not None
         assert one.factor_p99 is not None
@@ -115,17 +115,22 @@ def test_factors_are_of_the_same_run(tmp_path: Path) -> None:
     assert any("2.00x" in words and "1 of 1 victims for certain" in words for words in found.words)
     page = document_of(assemble(scan_comm(tmp_path)))
     text = terminal.to_text(page)
-    assert "hit most; 1 of 1 victims for certain." in " ".join(text.split())
+    assert "hit most; 1 of 1 victims for certain, by 5 runs." in " ".join(text.split())
     charts = [chart for section in page.sections if section.id == f"group-{found.id}" for chart in section.charts()]
     (drawn,) = [chart for chart in charts if chart.id.endswith("-hit")]
-    assert drawn.alt.startswith("n0, rank 0 ping-pong 8 B 2.00")
-    assert "n0, rank 0 window 1 MiB 2.00" in drawn.alt
-    assert "; n0, rank 1 (congests) congests; n0, rank 2 ping-pong 8 B 2.00" in drawn.alt
+    assert {row.partition(" 2.00")[0] for row in drawn.alt.split("; ")} == {
+        f"n0, rank {rank} {way} 0:2" for rank in (0, 2) for way in ("ping-pong", "window")
+    }
 
 
 def test_two_runs_give_no_verdict(tmp_path: Path) -> None:
     write_pairs(tmp_path, repeats=2, congestors="auto")
-    assert any("2 runs are no verdict" in words for words in only(tmp_path).words)
+    assert any("0 of 1 victims for certain, by 2 runs" in words for words in only(tmp_path).words)
+
+
+def test_a_rank_that_sends_nothing_is_said(tmp_path: Path) -> None:
+    write_pairs(tmp_path, points=(5,), group_size=5, congestors="auto")
+    assert only(tmp_path).words[-1] == "In no pair, and sending nothing: rank 4."
 
 
 def test_few_operations_have_no_percentile(tmp_path: Path) -> None:
@@ -135,7 +140,6 @@ def test_few_operations_have_no_percentile(tmp_path: Path) -> None:
         edit_json(run.folder.comm, points=[{**one, "times_s": one["times_s"][:99]} for one in points])
     found = only(tmp_path)
     assert {one.factor_p99 for one in found.figures} == {None}
-    assert any("on average of 99 operations" in words for words in found.words)
 
 
 def test_pairs_and_collectives_stand_side_by_side(tmp_path: Path) -> None:

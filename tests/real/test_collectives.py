@@ -732,16 +732,16 @@ def test_a_run_of_nothing_that_can_be_had_is_an_error(tmp_path: Path) -> None:
 
 
 def test_pairs_beside_congestors(tmp_path: Path) -> None:
-    """A pair and its congestors, and nobody waits for ever; the last rank only waits."""
-    asked = {"collective": "p2p", "algorithms": ("ping-pong", "window"), "pairs": ((0, 2),), "sizes": (4, 65536)}
-    plan = plan_for(5, congestors=((1, 3),), iterations=2, **asked)
-    record = start_all(tmp_path, {"pairs": Task(plan)})["pairs"].check().record
-    assert len(record.points) == 2 * 2 * 2
+    """A pair and its congestors, and nobody waits for ever."""
+    asked = {"collective": "p2p", "algorithms": ("ping-pong", "window"), "sizes": (65536,)}
+    plan = plan_for(4, pairs=((0, 2),), congestors=((1, 3),), iterations=1, warmup=0, **asked)
+    record = start(tmp_path, plan).check().record
+    assert len(record.points) == 2 * 2
     for point in record.points:
         assert (point.pair, point.correct, point.problem) == ((0, 2), True, "")
-        assert 2 <= len(point.times_s) <= 20
+        assert 1 <= len(point.times_s) <= 10
         assert min(point.times_s) > 0
         assert point.operations == (1 if point.algorithm == "ping-pong" else 64)
     # In turns: alone, and beside a congestor that did send.
-    assert [len(point.congestors) for point in record.points] == [0, 1] * 4
+    assert [len(point.congestors) for point in record.points] == [0, 1] * 2
     assert all(rate > 0 for point in record.points for rate in point.congestors)

@@ -184,6 +184,8 @@ def test_the_same_exchange_on_links_of_several_rates(tmp_path: Path) -> None:
     )
     (chart,) = section.charts()
     assert chart.title == "Messages under way over link rates"
+    assert "messages of the median step, over the mean step" in json.dumps(chart.spec)
+    assert "messages of the median step, over the mean step" in section.sheets[-1].caption + section.caption
     assert "0.2 Gbit/s, 4 ranks on 2 nodes: exposed 36.4 %" in chart.alt
     assert [row["link_gb_per_s"] for row in csv_rows(document_of(report), "link-rates")] == ["0.0125", "0.025"]
 

@@ -12,7 +12,8 @@ from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.formats import terminal
 from dlbench.specs.plan import RunPlan
-from dlbench.views.large_batch import LargeBatch, large_batches
+from dlbench.views.quality.numbers import LargeBatch, large_batches
+from dlbench.views.quality.view import batch_verdict
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import Story, Training, constant, quality_plans, write_run
 
@@ -62,7 +63,10 @@ def test_epochs_and_time_stand_over_the_batch_across_groups(swept: Path) -> None
     assert points[2].time.value == pytest.approx(by_hand)
     assert points[2].ratio is not None
     assert points[2].ratio.n == 5
-    assert "best of up to 2 recipes a batch, chosen by these same runs: not corrected" in found_in(swept).verdict
+    assert "of several rates the best by these same runs: the interval is not corrected, certainty is" in batch_verdict(
+        found_in(swept)
+    )
+    assert "for certain" not in batch_verdict(found_in(swept))
 
 
 def test_a_rate_that_diverged_is_a_point_at_the_upper_edge(swept: Path) -> None:
@@ -73,11 +77,10 @@ def test_a_rate_that_diverged_is_a_point_at_the_upper_edge(swept: Path) -> None:
     charts = list(section.charts())
     assert [chart.title.partition(" over")[0] for chart in charts] == ["Epochs to accuracy", "Time to accuracy"]
     rows = [row for rows in charts[0].spec["datasets"].values() for row in rows]
-    (edge,) = {(row["batch"], row["value"]) for row in rows if row.get("lost")}
+    (edge,) = {(row["batch"], row["value"]) for row in rows if row.get("kind") == "diverged"}
     assert edge[0] == 4
-    assert edge[1] > max(row["value"] for row in rows if not row.get("lost") and "value" in row)
-    assert "diverged: learning rate 0.8 at 4" in found_in(swept).verdict
-    assert "5 diverged" in terminal.to_text(document_of(assemble(scan(swept))))
+    assert edge[1] > max(row["value"] for row in rows if row.get("kind") not in (None, "diverged"))
+    assert "Diverged" in terminal.to_text(document_of(assemble(scan(swept))))
 
 
 def test_the_critical_batch_of_the_noise_scale_stands_beside(tmp_path: Path) -> None:
@@ -92,8 +95,7 @@ def test_the_critical_batch_of_the_noise_scale_stands_beside(tmp_path: Path) -> 
     assert found.critical.value == pytest.approx(8)
     assert found.points[-1].expected is not None
     assert found.points[-1].expected.value == pytest.approx(2)
-    assert "by the noise scale 2.00x" in found.verdict
-    assert "critical batch by the gradient noise scale: 8" in found.verdict
+    assert "critical batch by the gradient noise scale: 8" in batch_verdict(found)
 
 
 def test_ranks_that_share_a_batch_and_ranks_that_enlarge_it_are_one_set(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_without_a_batch_of_which_all_met_the_target_there_are_points_and_no_com
 
     for plan in quality_plans(points=(1, 2), repeats=2):
         write_run(tmp_path, plan, constant([0, 0, 0, 50, 0, 0]), Story(training=Training(values=ends(plan))))
-    assert found_in(tmp_path).verdict == "2 of 4 runs met the target: no two batches to compare."
+    assert batch_verdict(found_in(tmp_path)) == "2 of 4 runs met the target: no two batches to compare."
     section = section_of(tmp_path)
     assert section is not None
     assert len(list(section.charts())) == 2

@@ -75,3 +75,5 @@ def test_copies_are_not_known_where_a_rank_was_not_watched(tmp_path: Path) -> No
     assert found[-1].retries == 2
     (chart,) = [one for one in memory_charts(group, memory) if one.id.endswith("-memory-kinds")]
     assert "4 ranks: 19.82 KiB, copies not known" in chart.alt
+    drawn = [bar for bar in next(iter(chart.spec["datasets"].values())) if bar["kind"] == "redundant copies"]
+    assert [bar["place"] for bar in drawn] == ["1 rank", "2 ranks"]

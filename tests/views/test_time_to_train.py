@@ -23,7 +23,16 @@ from dlbench.report.formats.markdown import to_markdown
 from dlbench.stats.estimates import by_definition, geometric_mean_estimate
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.time_to_train import Answer, Asked, TimeToTrain, TimeToTrainView, TrainingPoint, answers, held_by
+from dlbench.views.time_to_train import (
+    Answer,
+    Asked,
+    TimeToTrain,
+    TimeToTrainView,
+    TrainingPoint,
+    answers,
+    held_by,
+    times_over,
+)
 from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     QUALITY_WORKLOAD,
@@ -99,7 +108,33 @@ def test_time_to_train_is_drawn_over_ranks_next_to_the_ideal(runs: Path, tmp_pat
     # Of two rank counts the table says as much.
     write_scaling(tmp_path, points=(1, 2))
     (group,) = assemble(scan(tmp_path)).groups
-    assert TimeToTrainView().section(group).charts() == []
+    section = TimeToTrainView().section(group)
+    assert section.charts() == []
+    assert not any("Ideal" in title for title in section.sheets[0].to_display().header)
+
+
+def test_the_ideal_starts_at_the_fewest_ranks_whatever_comes_first(runs: Path) -> None:
+    (group,) = assemble(scan(runs)).groups
+    one, two, four = group.of(TimeToTrain).points
+    sheet = TimeToTrainView().section(group).sheets[0]
+    times = [("slow", four, four.time), ("slow", one, None), ("fast", two, two.time), ("slow", two, two.time)]
+    (chart,) = times_over("ranks", group, "Time", times, sheet)
+    assert chart.title == "Time over ranks (dashed: ideal from fast, 2 ranks)"
+    ideal = {(row["line"], row["ranks"]): row["ideal"] for row in drawn_rows(chart.spec) if "ideal" in row}
+    assert set(ideal) == {("slow", 4), ("slow", 2), ("fast", 2)}
+    for (_, ranks), seconds in ideal.items():
+        assert seconds == pytest.approx(two.time.value * 2 / ranks)
+
+
+def test_two_rank_counts_to_a_target_have_their_ideal_in_the_table(tmp_path: Path) -> None:
+    for plan in quality_plans(points=(1, 2)):
+        write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), Story(training=Training(values=[0.1, 0.6])))
+    (group,) = assemble(scan(tmp_path)).groups
+    table = TimeToTrainView().section(group).sheets[0].to_display()
+    column = table.header.index("Ideal, seconds")
+    first, second = (row.cells[column] for row in table.rows)
+    assert first.number == pytest.approx(group.of(TimeToTrain).points[0].time.value)
+    assert second.number == pytest.approx(first.number / 2)
 
 
 def test_without_a_length_figures_are_of_a_million_samples_and_their_interval_is_the_throughputs(

@@ -18,9 +18,11 @@ import torch.distributed as dist
 
 from dlbench.errors import RunError
 from dlbench.node.comm.contestants import Contestant, OwnAlgorithm
+from dlbench.node.comm.control import first_line
 from dlbench.node.comm.inputs import DTYPES
 from dlbench.node.comm.measure import Measurement
 from dlbench.node.comm.transport import Part
+from dlbench.node.failures import passed_on
 from dlbench.node.garbage import HeldGarbage
 from dlbench.records.comm import CommPoint
 from dlbench.specs.comm import RankPair
@@ -33,6 +35,9 @@ CONGESTING_BYTES = 1024 * 1024  # Of each message of a congestor.
 _REPEATS_AFTER = 251  # Entries of a message: exact in every type of element.
 
 Kind = tuple[RankPair, str, bool]  # Pair, way, and whether beside the congestors.
+Block = tuple[list[float], float, bool]
+"""Of one rank: seconds of each operation that it began, bytes per second as a congestor, and whether what came is
+wrong."""
 
 
 class PairMeasurement(Measurement):
@@ -48,64 +53,61 @@ class PairMeasurement(Measurement):
         self._control.agree("next point", comm.model_dump(mode="json") | {"of": num_bytes})
         message = (torch.arange(num_bytes // dtype.itemsize, device=self._device) % _REPEATS_AFTER).to(dtype)
         window = max(2, min(WINDOW, WINDOW_BYTES // num_bytes))
-        kinds: list[Kind] = list(
-            itertools.product(comm.pairs, comm.algorithms, (False, True)[: 1 + bool(comm.congestors)])
-        )
-        counts = dict.fromkeys(kinds, OF_AN_ITERATION)
-        taken: dict[Kind, list[tuple[list[float], float, bool]]] = {kind: [] for kind in kinds}
+        sides = (False, True)[: 1 + bool(comm.congestors)]
+        kinds = list(itertools.product(comm.pairs, comm.algorithms, sides))
+        # As many alone as beside: percentiles depend on it.
+        counts = dict.fromkeys(itertools.product(comm.pairs, comm.algorithms), OF_AN_ITERATION)
+        taken: dict[Kind, list[Block]] = {kind: [] for kind in kinds}
         garbage = HeldGarbage()
         garbage.hold()
         try:
             for iteration, kind in itertools.product(range(-1, comm.warmup + comm.iterations), kinds):
-                (first, second), way, is_beside = kind
+                (pair, way, is_beside), of = kind, kind[:2]
                 many = window if way == "window" else 1
-                what = f"{way} {first}:{second} of {format_bytes(num_bytes)}{' beside congestors' * is_beside}"
-                what += f", iteration {iteration}" if iteration >= 0 else ", trial"
-                found = self._block(kind, message, many, counts[kind] if iteration >= 0 else 2, what)
-                if iteration < 0:  # The first operation was cold. As many alone as beside: percentiles depend on it.
-                    longest = max(self._control.gather(what, found[0][-1] * 2 * many if found[0] else 0.0))
-                    count = max(1, min(counts[kind], int(LONG_S / max(longest, 1e-9))))
-                    counts |= {((first, second), way, beside): count for beside in (False, True)}
+                meanwhile = " beside congestors" * is_beside
+                what = f"{way} {pair[0]}:{pair[1]} of {format_bytes(num_bytes)}{meanwhile}, iteration {iteration}"
+                found = self._block(kind, message, many, counts[of] if iteration >= 0 else 2, what)
+                if iteration < 0:  # A trial, whose first operation was cold.
+                    longest = max(self._control.gather(what, found[0][-1] * 2 * many if found[0] else 1e-9))
+                    counts[of] = max(1, min(counts[of], int(LONG_S / longest)))
                 elif iteration >= comm.warmup:
                     taken[kind].append(found)
         finally:
             garbage.release()
         return [self._pair_point(kind, num_bytes, window, taken[kind]) for kind in kinds]
 
-    def _block(
-        self, kind: Kind, message: torch.Tensor, many: int, operations: int, what: str
-    ) -> tuple[list[float], float, bool]:
-        """Some operations of one pair. On this rank: seconds of each that it began, bytes per second that it sent as a
-        congestor, and whether what came is wrong.
-        """
+    def _block(self, kind: Kind, message: torch.Tensor, many: int, operations: int, what: str) -> Block:
+        """Some operations of one pair."""
         pair, way, is_beside = kind
-        rank, control, landed = self._rank, self._control, torch.zeros_like(message)
+        rank, landed, times, rate = self._rank, torch.zeros_like(message), list[float](), 0.0
         congestor = next((one for one in self._comm.congestors if rank in one), None) if is_beside else None
-        times, rate = list[float](), 0.0
         self._beat(what)
-        control.barrier(what)
+        self._control.barrier(what)
         self._deadline.begin(what)
         try:
             if congestor is not None:
                 rate = self._congest(congestor)
             elif is_beside:
-                control.barrier(f"{what}: congestors are under way")
+                dist.barrier()  # Congestors are under way.
             if rank in pair:
                 begins, peer = rank == pair[0], pair[rank == pair[0]]
-                out, into = ([self._part(run, peer, 0)] * many for run in (message, landed))
                 # A ping comes back whole; a window is acknowledged by one element.
-                answer = message if way == "ping-pong" else message[:1]
-                reply = [self._part(answer if not begins else torch.empty_like(answer), peer, 1)]
+                back = message if way == "ping-pong" else message[:1]
+                there = [self._part(message if begins else landed, peer, 0)] * many
+                answer = [self._part(torch.empty_like(back) if begins else back, peer, 1)]
                 for _ in range(operations):
                     start = time.perf_counter_ns()
-                    self._pass([], out) if begins else self._pass(into, [])
-                    self._pass(reply, []) if begins else self._pass([], reply)
+                    for parts, sends in ((there, begins), (answer, not begins)):
+                        for pending in self._post(parts, sends):
+                            self._finish(pending, parts[0], sends)
                     elapsed = (time.perf_counter_ns() - start) / 1e9
                     times += [elapsed / (2 if way == "ping-pong" else many)] * begins
             if is_beside and congestor is None:
-                control.barrier(f"{what}: done")
+                dist.barrier()  # Done.
         except RunError as error:
             raise type(error)(f"rank {rank}, {what}: {error}") from None
+        except RuntimeError as error:
+            raise passed_on(f"rank {rank}, {what}: {first_line(error)}", error) from None
         self._deadline.end()
         return times, rate, rank == pair[1] and not torch.equal(landed, message)
 
@@ -117,61 +119,52 @@ class PairMeasurement(Measurement):
         buffers = [torch.zeros(CONGESTING_BYTES // 4, device=self._device) for _ in range(2)]
         parts = [self._part(buffer, peer, 2) for buffer in buffers]
         done: Any = None
-        pending: list[Any] = []
-        begun, count, last = time.monotonic(), 0, -1
-        while last < 0 or count <= last:
+        pending, begun, count, is_over = list[Any](), time.monotonic(), 0, False
+        while not is_over:
             turn = count % 2
+            if len(pending) == 2:
+                self._finish(pending.pop(0), parts[turn], sends)
+            is_over = bool(buffers[not turn if sends else turn][0])
             if sends:
-                if len(pending) == 2:
-                    self._finish(pending.pop(0), parts[turn], "to")
-                is_over = last < 0 and done is not None and done.is_completed()
-                buffers[turn][0] = float(is_over)
-                pending += self._transport.post([], [parts[turn]])[1]
-            else:
-                while len(pending) < 2 and (last < 0 or count + len(pending) <= last):
-                    pending += self._transport.post([parts[(count + len(pending)) % 2]], [])[0]
-                self._finish(pending.pop(0), parts[turn], "from")
-                is_over = last < 0 and bool(buffers[turn][0])
-            last = count + 1 if is_over else last
-            count += 1
-            if count == 3:  # The pair begins when all congestors have come so far, and ends with the second.
+                buffers[turn][0] = float(done is not None and done.is_completed())
+            if sends or not is_over:
+                pending += self._post([parts[turn]], sends)
+                count += 1
+            if count == 3 and done is None:  # The pair begins when all congestors are here, and ends with the second.
                 _, done = (dist.barrier(async_op=True) for _ in range(2))
         for one in pending:
-            self._finish(one, parts[0], "to")
-        return count * CONGESTING_BYTES / (time.monotonic() - begun)
+            self._finish(one, parts[0], sends)
+        rate = count * CONGESTING_BYTES / (time.monotonic() - begun)
+        done.wait()  # Completed as well where a rank is gone: that is raised here.
+        return rate
 
     def _part(self, run: torch.Tensor, peer: int, tag: int) -> Part:
-        handle, size = self._transport.wrap(run), run.numel() * run.element_size()
-        return Part(handle=handle, peer=peer, tag=tag, num_bytes=size, is_across=False, opens=True)
+        return Part(self._transport.wrap(run), peer, tag, run.nbytes, is_across=False, opens=True)
 
-    def _pass(self, receives: Sequence[Part], sends: Sequence[Part]) -> None:
-        arriving, leaving = self._transport.post(receives, sends)
-        for pending, part in zip((*arriving, *leaving), (*receives, *sends), strict=True):
-            self._finish(pending, part, "to" if sends else "from")
+    def _post(self, parts: Sequence[Part], sends: bool) -> list[Any]:
+        return self._transport.post(*(([], parts) if sends else (parts, [])))[sends]
 
-    def _finish(self, pending: Any, part: Part, direction: str) -> None:
-        self._transport.wait(pending, part, direction)
+    def _finish(self, pending: Any, part: Part, sends: bool) -> None:
+        self._transport.wait(pending, part, "to" if sends else "from")
         if self._device.type == "cuda":  # There waiting orders the stream, and not the host.
             torch.cuda.synchronize(self._device)
 
-    def _pair_point(
-        self, kind: Kind, num_bytes: int, window: int, taken: Sequence[tuple[list[float], float, bool]]
-    ) -> CommPoint:
-        pair, way, is_beside = kind
+    def _pair_point(self, kind: Kind, num_bytes: int, window: int, taken: Sequence[Block]) -> CommPoint:
+        (pair, way, is_beside), comm = kind, self._comm
         everyone = self._control.gather("results of a pair", taken)
-        wrong = self._comm.check and any(one[2] for one in everyone[pair[1]])
-        rates = (statistics.fmean(one[1] for one in everyone[sender]) for sender, _ in self._comm.congestors)
+        wrong = comm.check and any(one[2] for one in everyone[pair[1]])
+        rates = (statistics.fmean(one[1] for one in everyone[sender]) for sender, _ in comm.congestors)
         return CommPoint(
-            collective=self._comm.collective,
-            algorithm=way,
+            collective=comm.collective,
+            dtype=comm.dtype,
             carrier=self._transport.carrier,
+            algorithm=way,
             num_bytes=num_bytes,
-            dtype=self._comm.dtype,
             times_s=tuple(seconds for one in everyone[pair[0]] for seconds in one[0]),
             operations=window if way == "window" else 1,
             pair=pair,
             congestors=tuple(rates) if is_beside else (),
-            correct=not wrong if self._comm.check else None,
+            correct=not wrong if comm.check else None,
             max_error=None,
             problem="what arrived is not what was sent" if wrong else "",
         )

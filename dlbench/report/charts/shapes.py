@@ -69,9 +69,8 @@ def lines(
     """Lines with points and intervals over a logarithmic axis (base 2), whose ticks are the numbers of the rows.
 
     `by`: a line for each, or the one colour. `room`: how far the axis goes beyond its ends, as a factor; `reach`:
-    further numbers that it holds, without a tick. `ideal`: a field with what would be ideal there, for a dashed line
-    through the rows that have one. With `is_forecast` nobody measured this: lines are dotted, points
-    hollow.
+    further numbers that it holds, without a tick. `ideal`: the field of a dashed line. With `is_forecast` nobody
+    measured this: lines are dotted, points hollow.
     """
     alt = _altair()
     counts = sorted({row[x] for row in rows})
@@ -86,11 +85,9 @@ def lines(
     point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(by))
     marks = point.encode(y=alt.Y(value), tooltip=tooltips(tooltip))
     has_intervals = any(row.get("low") is not None for row in rows)
-    layers = [line, *([rule] if has_intervals else []), marks]
-    if ideal:
-        known = _data([row for row in rows if row.get(ideal) is not None]).encode(x=alt.X(f"{x}:Q"), y=f"{ideal}:Q")
-        layers.insert(0, known.mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5))
-    return _layer(*layers)
+    dashed = _data(rows).mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
+    dashed = dashed.encode(x=alt.X(f"{x}:Q"), y=f"{ideal}:Q")
+    return _layer(*([dashed] if ideal else []), line, *([rule] if has_intervals else []), marks)
 
 
 def stacked(

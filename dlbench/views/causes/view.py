@@ -410,42 +410,39 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
 
 def _by_point(group: Group, points: Sequence[CausePoint], *, is_lost: bool) -> Chart:
     """Parts of each rank count, stacked: points of efficiency lost, or seconds of the step, on the computing."""
-    name, title, field, tick = "seconds", "Mean step by part (tick: ideal)", "seconds", "ideal, s"
-    x = Axis("per step", field, unit="s")
-    about = "Seconds of the mean step by part and rank count; ticks: a step that loses nothing."
-    words = "; ".join(f"{place_of(point)}: {figure_text(point.whole.seconds)}" for point in points)
+    name, title, axis = "seconds", "Mean step by part (tick: ideal)", Axis("per step", unit="s")
     if is_lost:
-        name, title, field, tick = "causes", "Points lost by part (tick: net)", "points", "net, points"
-        x = Axis("points of efficiency lost; gained left of 0", field)
-        about = "Points of efficiency lost to each part by rank count; what was gained stands left of 0."
-        words = "; ".join(f"{place_of(point)}: {lost_text(point.whole.lost)} lost" for point in points)
+        name, title, axis = (
+            "causes",
+            "Points lost by part (tick: net)",
+            Axis("points of efficiency lost; gained left of 0"),
+        )
+
+    def figure(part: Part) -> dict[str, Any]:
+        value = part.lost.value * 100 if is_lost else part.seconds.value
+        return {"value": short(value), "shown": lost_text(part.lost) if is_lost else figure_text(part.seconds)}
+
     rows: Rows = [
-        {
-            "place": place_of(point),
-            "part": CAUSE_TITLES[share.name],
-            "order": order,
-            field: short(share.lost.value * 100 if is_lost else share.seconds.value),
-            "shown": lost_text(share.lost) if is_lost else figure_text(share.seconds),
-        }
+        {"place": place_of(point), "part": CAUSE_TITLES[share.name], "order": order, **figure(share)}
         for point in points
         for order, share in enumerate(sorted(point.causes, key=lambda one: not is_lost and one.name != "compute"))
-        if share.is_measured and (share.lost if is_lost else share.seconds).value != 0
+        if share.is_measured and figure(share)["value"]
     ]
-    places = [place_of(point) for point in points]
+    places = {place_of(point): figure(point.whole) for point in points}
     series = Series("part", {one: CAUSE_COLOURS[cause] for cause, one in CAUSE_TITLES.items()})
-    bars = stacked(rows, x, series, {"place": "at", "part": "part", "shown": field}, names=places)
+    bars = stacked(rows, axis, series, {"place": "at", "part": "part", "shown": name}, names=list(places))
     ends = (one.whole.lost.value * 100 if is_lost else one.whole.ideal_seconds for one in points)
-    marks: Rows = [{"place": place, field: short(end)} for place, end in zip(places, ends, strict=True)]
+    marks: Rows = [{"place": place, "value": short(end)} for place, end in zip(places, ends, strict=True)]
     ticks = alt.Chart(alt.InlineData(values=marks)).mark_tick(color=INK, thickness=2, size=34)
-    zero = alt.Chart(alt.InlineData(values=[{field: 0}])).mark_rule(color=MUTED)
-    at = alt.X(f"{field}:Q")
-    ticks = ticks.encode(x=at, y=alt.Y("place:N", sort=places), tooltip=[alt.Tooltip(f"{field}:Q", title=tick)])
+    zero = alt.Chart(alt.InlineData(values=[{"value": 0}])).mark_rule(color=MUTED)
+    ticks = ticks.encode(x="value:Q", y=alt.Y("place:N", sort=list(places)), tooltip=tooltips({"value:Q": "tick"}))
+    words = "; ".join(f"{place}: {whole['shown']}{' lost' * is_lost}" for place, whole in places.items())
     return finish(
-        alt.layer(*bars.layer, zero.encode(x=at), ticks),
+        alt.layer(*bars.layer, zero.encode(x="value:Q"), ticks),
         group,
         name=name,
         title=title,
-        alt=f"{about} {words}.",
+        alt=f"By part and rank count. {words}.",
         table=lost_sheet(points) if is_lost else account_sheet(points),
         size=(WIDE, max(90, 44 * len(points))),
     )
@@ -474,15 +471,10 @@ class CausesView(GroupView):
     def numbers(self, source: GroupSource) -> LostPercent | None:
         return lost_percent(source.group, source.table, self.network)
 
-    def section(self, group: Group) -> Section | None:
-        found = group.of(LostPercent)
-        if found is None:
-            return None
+    def shown(self, group: Group, found: LostPercent) -> Section:
         points = found.diagnosed.points
         experiments = experiment_sheet(points)
         return Section(
-            id=self.id,
-            title=self.title,
             caption=f"{group.parts_caption}.",
             words=tuple(findings(found.diagnosed, group.next_step)),
             charts=lambda: account_charts(group, points),

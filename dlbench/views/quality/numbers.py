@@ -10,33 +10,43 @@ Thr/Thr0 says by how much steps became faster, N0/N whether as few samples did (
 alone: evaluation, checkpoints, warm-up steps, waits. Ratios of geometric means over runs keep the product exact; those
 of medians do not. Nothing of it is given unless all runs on both sides met the target: the time of a run that did not
 is not known, and to leave it out would favour the side that fails more often.
+
+What large batches need is across groups. Beside it stands the law of `dlbench.views.noise`, which supposes a rate tuned
+to each batch: so of several rates the one that needed fewest samples stands for its batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from statistics import fmean
 
 from dlbench.analysis.comparability import planned_id
 from dlbench.analysis.scaling import Group
-from dlbench.analysis.table import RunTable
+from dlbench.analysis.side_by_side import alike, pair_key, with_train
+from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.perfmodels.training_time import Verdict, consistency
 from dlbench.records import record
 from dlbench.records.record import QualityResult, meets
 from dlbench.records.scan import Run
-from dlbench.report.table import column
+from dlbench.report.table import column, times_cell
 from dlbench.report.wording import DASH, basis_text, number_text, place_text, times_value, value_text
+from dlbench.specs.training import OptimizerSpec
 from dlbench.stats.estimates import (
     Estimate,
     by_definition,
+    difference_p,
     mean_estimate,
     median_estimate,
     of_known,
     ratio_estimate,
     typical_estimate,
 )
+from dlbench.stats.multiplicity import holm
 from dlbench.stats.pairing import RunKey
+from dlbench.views.noise import model_noise_share, samples_over
 
 
 def quality_of(run: Run) -> QualityResult:
@@ -133,8 +143,9 @@ class QualityPoint:
     ranks: int
     nodes: int
     global_batch: int = field(metadata=column("Global batch", unit="samples"))
-    num_runs: int  # Runs that ended: those with figures, and those whose sanity checks failed.
-    num_reached: int  # Valid runs that met the target.
+    num_runs: int = field(metadata=column("Runs", "runs"))
+    """Runs that ended: those with figures, and those whose sanity checks failed."""
+    num_reached: int = field(metadata=column("Reached", "reached", is_brief=True))  # Valid runs that met the target.
     num_invalid: int  # Runs that failed a sanity check, e.g. by a loss that is not finite; the target is missed.
     num_lost: int  # Further runs that were killed or failed; nobody knows what they would have reached.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
@@ -387,3 +398,99 @@ def _by_run(cell: _Cell, keys: Keys, rates: Mapping[str, float]) -> dict[str, di
         for name, value in {"time": time, "rate": rate, "samples": samples, "rest": time * rate / samples}.items():
             found[name][keys[run.plan.run_id]] = value
     return found
+
+
+# Large batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPoint(QualityPoint):
+    """One batch with one optimizer and rate, against the best rate of the smallest batch."""
+
+    global_batch: int = field(metadata=column("Global batch", unit="samples", is_brief=True))
+    optimizer: str = field(metadata=column("Optimizer"))
+    learning_rate: float = field(metadata=column("Learning rate", text=lambda rate: f"{rate:.3g}", is_brief=True))
+    num_diverged: int = field(metadata=column("Diverged", "diverged", is_brief=True))  # Runs with a loss not finite.
+    is_best: bool = field(metadata=column(name="best"))  # All met the target, after fewest samples of all rates.
+    ratio: Estimate | None = field(metadata=column("Samples, over the smallest", "samples_ratio", text=times_cell))
+    """None unless all runs of both met the target."""
+    adjusted_p: float | None = field(metadata=column())
+    """Of the ratio, after Holm over all pairs of rates: these runs also chose the best of each batch."""
+    expected: Estimate | None = field(metadata=column("By the noise scale", "expected_ratio", text=times_cell))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargeBatch:
+    """Runs to one target that differ in the global batch, and in the optimizer and rate that belong to it."""
+
+    id: str
+    label: str
+    critical: Estimate | None  # Samples; None where no run of this network has measured it.
+    points: tuple[BatchPoint, ...]  # By batch and rate.
+
+
+_Recipe = tuple[int, str, int, int, float]  # Global batch, optimizer, ranks, nodes and learning rate.
+
+
+def large_batches(table: RunTable) -> tuple[LargeBatch, ...]:
+    """All sets of two global batches or more."""
+    table = without_resumed(table)
+    ended = [*table.runs.values(), *(item.run for item in table.without if item.state == "invalid")]
+    plain = (run for run in ended if run.plan.measure.until == "quality" and run.plan.series.variant == "plain")
+    sets = alike((run for run in plain if run.record and run.record.quality), _without_batch)
+    recipes = {name: dict(sorted(alike(runs, _recipe).items())) for name, runs in sets.items()}
+    return tuple(_batches(name, sides, table) for name, sides in recipes.items() if len({one[0] for one in sides}) > 1)
+
+
+def _without_batch(run: Run) -> str:
+    optimizer = OptimizerSpec(name="sgd", learning_rate=1.0)
+    train = {"batch_per_rank": 1, "global_batch": None, "gradient_accumulation": 1, "optimizer": optimizer}
+    bare = with_train(run, train)
+    series = bare.plan.series.model_copy(update={"scaling": "weak"})
+    return planned_id(replace(bare, plan=bare.plan.model_copy(update={"series": series})))
+
+
+def _recipe(run: Run) -> _Recipe:
+    batch, layout, optimizer = run.plan.global_batch, run.plan.layout, run.plan.workload.train.optimizer
+    return batch, optimizer.name, layout.ranks, layout.nodes, optimizer.peak(batch)
+
+
+def _batches(name: str, sides: Mapping[_Recipe, Sequence[Run]], table: RunTable) -> LargeBatch:
+    runs = [run for members in sides.values() for run in members]
+    differ = ("train.batch_per_rank", "train.global_batch", "train.gradient_accumulation", "train.optimizer.")
+    apart = [key for run in runs for key in run.plan.series.axes if key.startswith(differ)]
+    valid = [run for run in runs if run.plan.run_id in table.runs]
+    keys = {run.plan.run_id: pair_key(run, table.sessions[run.plan.run_id], apart) for run in valid}
+    rates = dict(table.figures.set_index("run_id")["throughput"])
+    cells = {
+        recipe: _Cell([run for run in members if run in valid], [run for run in members if run not in valid])
+        for recipe, members in sides.items()
+    }
+    by_run = {recipe: _by_run(cell, keys, rates) for recipe, cell in cells.items() if cell.all_reached}
+    logs = {one: {k: math.log(n) for k, n in found["samples"].items()} for one, found in by_run.items() if found}
+    tried = list(alike(logs, lambda recipe: recipe[:-1]).values())
+    best = [min(found, key=lambda recipe: fmean(logs[recipe].values())) for found in tried]
+    pairs = [(own, base) for found in tried[1:] for own in found for base in tried[0]]
+    adjusted = dict(zip(pairs, holm([difference_p(logs[own], logs[base]) for own, base in pairs]), strict=True))
+    plan, unit = runs[0].plan, "error" if quality_of(runs[0]).metric == "mae" else "fraction"
+    share = model_noise_share(plan.workload, table)
+    points = []
+    for recipe, cell in cells.items():
+        base = best[0] if recipe in logs and recipe != best[0] else None
+        point = _point(recipe[2:4], cell, cells[base] if base else None, keys, rates, unit)
+        records = [run.record for run in cell.valid + cell.invalid if run.record]
+        points.append(
+            BatchPoint(
+                **vars(point),
+                optimizer=recipe[1],
+                learning_rate=recipe[-1],
+                num_diverged=sum(not all(rank.losses_finite for rank in record.ranks) for record in records),
+                is_best=recipe in best,
+                ratio=point.factors.samples.inverted("ratio") if point.factors else None,
+                adjusted_p=adjusted.get((recipe, base)) if base else None,
+                expected=samples_over(share, recipe[0], base[0]) if share and base else None,
+            )
+        )
+    critical = share.inverted("samples") if share and (share.low is None or share.low > 0) else None
+    label = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}"
+    return LargeBatch(id=name, label=label, critical=critical, points=tuple(points))

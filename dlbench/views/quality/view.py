@@ -1,4 +1,4 @@
-"""Training to a quality: words, charts, tables and the section of a group."""
+"""Training to a quality: words, charts, tables and the section of a group; and that of large batches across groups."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import fields
 from typing import Any
 
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, scatter
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
+from dlbench.report.charts.shapes import Axis, Series, figure_row, scatter
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Sheet, columns_of, times_cell
+from dlbench.report.table import Cell, Column, Sheet, columns_of, drop_empty_columns, times_cell
 from dlbench.report.wording import (
     basis_text,
     figure_text,
@@ -24,9 +24,20 @@ from dlbench.report.wording import (
     value_text,
 )
 from dlbench.stats.estimates import Estimate, placed
-from dlbench.views.model import Group
-from dlbench.views.quality.numbers import Curve, Evaluation, Factors, Quality, QualityPoint, group_quality
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
+from dlbench.stats.multiplicity import LEVEL
+from dlbench.views.model import Group, Report
+from dlbench.views.quality.numbers import (
+    BatchPoint,
+    Curve,
+    Evaluation,
+    Factors,
+    LargeBatch,
+    Quality,
+    QualityPoint,
+    group_quality,
+    large_batches,
+)
+from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
 WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
 
@@ -397,3 +408,96 @@ def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
         rows=[(curve, one) for curve in found.curves for one in curve.evaluations],
         is_shown=lambda row: False,
     )
+
+
+class LargeBatchView(ReportView):
+    """What a larger global batch costs in epochs, and saves in time."""
+
+    id = "large-batch"
+    title = "Large batch"
+    key = "large_batches"
+
+    def numbers(self, source: ReportSource) -> tuple[LargeBatch, ...]:
+        return large_batches(source.table)
+
+    def shown(self, report: Report, found: tuple[LargeBatch, ...]) -> Section:
+        return Section(
+            headline=batch_verdict(found[0]).partition(";")[0].removesuffix("."),
+            words=tuple(f"{one.label}. {batch_verdict(one)}" for one in found),
+            charts=lambda: [chart for one in found for chart in _batch_charts(one)],
+            sheets=tuple(map(_batches_sheet, found)),
+        )
+
+
+def batch_verdict(found: LargeBatch) -> str:
+    """What the largest batch needs over the smallest, each with its best rate."""
+    best, critical = [point for point in found.points if point.is_best], found.critical
+    if len({point.global_batch for point in best}) < 2 or (ratio := best[-1].ratio) is None:
+        reached, runs = (sum(getattr(one, name) for one in found.points) for name in ("num_reached", "num_runs"))
+        parts = [f"{reached_text(reached, runs)} met the target: no two batches to compare"]
+    else:
+        least, last = best[0].global_batch, best[-1]
+        sure = "" if ratio.is_confident and (last.adjusted_p or 0.0) < LEVEL else ", no difference for certain"
+        # The winner of several rates is partly the luckiest, and its interval does not know that.
+        chosen = "; of several rates the best by these same runs: the interval is not corrected, certainty is"
+        parts = [
+            f"A global batch of {last.global_batch:,} needs {times_text(ratio)} the samples of {least:,}{sure}",
+            basis_text(ratio) + chosen * (len(best) < len(found.points)),
+        ]
+    parts += [f"critical batch by the gradient noise scale: {figure_text(critical)} samples"] if critical else []
+    return f"{'; '.join(parts)}."
+
+
+def _batches_sheet(found: LargeBatch) -> Sheet[BatchPoint]:
+    """A line for each batch and rate."""
+    columns = columns_of(
+        BatchPoint,
+        Column("comparison", "", lambda point: found.id),
+        *("global_batch", "optimizer", "learning_rate"),
+        *place_columns(),
+        *("num_runs", "num_reached", "num_diverged", "epochs", "time", "is_best", "ratio", "adjusted_p", "expected"),
+    )
+    shown = drop_empty_columns(columns, found.points)
+    return Sheet(name="large-batch", title=found.label, columns=shown, rows=found.points, in_terminal=True)
+
+
+def _batch_charts(found: LargeBatch) -> list[Chart]:
+    """Epochs and time over the batch: a line through the rates that stand for their batches. Those without a figure,
+    because every run diverged or missed the target, are at the upper edge.
+    """
+    charts, critical = [], [{"batch": found.critical.value}] if found.critical else []
+    rule = alt.Chart(alt.InlineData(values=critical)).mark_rule(color=INK, strokeDash=[5, 4]).encode(x="batch:Q")
+    for name, title, unit in (("epochs", "Epochs to accuracy", ""), ("time", "Time to accuracy", ", s")):
+        figures = [(point, getattr(point, name)) for point in found.points]
+        edge = 1.15 * max((one.high or one.value for _, one in figures if one), default=0.0)
+        rows: Rows = []
+        for point, figure in figures:
+            lost = "diverged" if point.num_diverged else "target missed"
+            own = f"{point.optimizer}, {place_of(point)}" if point.is_best else "other rates"
+            row = {"batch": point.global_batch, "rate": f"{point.learning_rate:.3g}", "value": edge, "shown": lost}
+            row |= {"kind": own, **figure_row(figure)} if figure else {"kind": lost}
+            rows.append(row | {"line": own if point.is_best else str(len(rows))})
+        kinds = sorted({row["kind"] for row in rows}, key=lambda kind: not any(kind == row["line"] for row in rows))
+        ends = alt.Chart(alt.InlineData(values=rows)).mark_rule(strokeWidth=3, opacity=0.5, color=MUTED)
+        drawn = scatter(
+            rows,
+            Axis("global batch, samples", "batch", format="d", scale={"type": "log", "base": 2}),
+            Axis(title + unit, scale={"domain": [0, edge * 1.1], "nice": False}),
+            Series("kind", dict(zip(kinds, itertools.cycle(RANK_COLOURS)))),
+            {"kind": "rate of", "batch:Q:,": "global batch", "rate": "learning rate", "shown": title},
+            detail="line",
+            line=2,
+        )
+        layers = [*drawn.layer, ends.encode(x="batch:Q", y="low:Q", y2="high:Q"), *([rule] if critical else [])]
+        charts += [
+            finish(
+                alt.layer(*layers),
+                ReportSubject(id=found.id, label=found.label),
+                name=f"batch-{name}",
+                title=f"{title} over the global batch{' (dashed: critical)' * bool(critical)}",
+                alt=f"{batch_verdict(found)} At the upper edge: what diverged or missed the target.",
+                table=_batches_sheet(found),
+                size=(WIDE, HEIGHT),
+            )
+        ][: bool(edge)]
+    return charts

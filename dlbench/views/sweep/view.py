@@ -12,7 +12,11 @@ from dlbench.report.charts.shapes import Series, figure_row, intervals
 from dlbench.report.charts.style import IDEAL, INK, MEASURED, WIDE
 from dlbench.report.document import Card, Mark, Section
 from dlbench.report.table import Column, Sheet, columns_of, times_cell
+<<<<<<< HEAD
 from dlbench.report.wording import basis_text, figure_text, place_text, ranks_text, sentence, times_text, times_value
+=======
+from dlbench.report.wording import place_text, sentence, times_text, times_value, value_text
+>>>>>>> main
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
@@ -107,20 +111,16 @@ def remark_lines(cell: SweepCell) -> list[str]:
 
 
 def goal_lines(cell: SweepCell) -> list[str]:
-    """With a target the verdict on each setting in a line, for terminals; its time is in the table."""
-    told = [one for one in cell.settings if cell.to_target and (not one.is_baseline or one.packing_s is not None)]
-    return [f"{one.label}: {one.verdict_title}{_why(one)}." for one in told]
+    """With a target the verdict on each setting and its messages, for terminals, whose table has no room for them."""
 
+    def line(one: Setting) -> str:
+        parts = {"selecting or casting": one.packing_s, "on the wire": one.carried_s, "merging": one.merging_s}
+        told = "".join(
+            f"; {format_seconds(found)} of a step {what}" for what, found in parts.items() if found is not None
+        )
+        return f"{one.label}: {one.verdict_title}{told}."
 
-def _why(one: Setting) -> str:
-    found = ""
-    if one.sooner is not None and one.ratio is not None and not one.is_baseline:
-        basis = basis_text(one.sooner)
-        found = f" ({times_text(one.sooner)} as fast to it, {times_text(one.ratio)} the throughput; {basis})"
-    if one.packing_s is None:
-        return found
-    parts = (format_seconds(seconds or 0.0) for seconds in (one.packing_s, one.carried_s, one.merging_s))
-    return "{}; messages of a step: {} selecting or casting, {} on the wire, {} merging".format(found, *parts)
+    return list(map(line, cell.settings)) if cell.to_target else []
 
 
 AxisRow = tuple[Axis, Level, bool]  # A value of an axis, and whether the others are measured against it.
@@ -215,7 +215,7 @@ def _chart(sweep: Sweep, cell: SweepCell, what: str, figure: Callable[[Setting],
     tooltip = {"setting": "setting", "shown": "over the baseline", "verdict": "verdict"}
     colours = Series("colour", _COLOURS, columns=0)
     keys = {"title": " / ".join(short_keys(sweep.keys)), "titleAnchor": "end", "titleAngle": 0, "titleAlign": "left"}
-    names = {**keys, "titleX": -220, "titleY": -8}
+    names = {} if cell.steps else {**keys, "titleX": -220, "titleY": -8}
     drawn = intervals(rows, x, colours, tooltip, y="setting", mark="dot", limit=220, names=names, reference=1.0)
     band = alt.Chart(alt.InlineData(values=[{"low": 1 - MARGIN, "high": 1 + MARGIN}]))
     layers = [band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q"), *drawn.layer]

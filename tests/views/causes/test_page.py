@@ -168,9 +168,9 @@ def test_the_stacked_seconds_sum_to_the_mean_step_of_each_rank_count(group: mode
     rows = [row for row in drawn_rows(seconds.spec) if "place" in row]
     for point in lost(group).diagnosed.points:
         place = wording.place_text(point.ranks, point.nodes)
-        stacked = [row["seconds"] for row in rows if row["place"] == place and "part" in row]
+        stacked = [row["value"] for row in rows if row["place"] == place and "part" in row]
         assert math.fsum(stacked) == pytest.approx(point.whole.seconds.value, rel=1e-3)
-        (ideal,) = {row["seconds"] for row in rows if row["place"] == place and "part" not in row}
+        (ideal,) = {row["value"] for row in rows if row["place"] == place and "part" not in row}
         assert ideal == pytest.approx(point.whole.ideal_seconds, rel=1e-3)
         assert f"{place}: {wording.figure_text(point.whole.seconds)}" in seconds.alt
 

@@ -95,8 +95,6 @@ class Moments:
             first, last = between(step.begin, start), between(step.begin, end)
             total += last - first
             exposed += max(0.0, last - max(first, backward))
-        if not step.carried:
-            return total, exposed, backward
-        packing = sum(between(start, out) for start, (out, _) in zip(step.start, step.carried, strict=True))
-        merging = sum(between(back, end) for end, (_, back) in zip(step.end, step.carried, strict=True))
-        return total, exposed, backward, packing, merging
+        packing = [between(start, out) for start, (out, _) in zip(step.start, step.carried, strict=False)]
+        merging = [between(back, end) for end, (_, back) in zip(step.end, step.carried, strict=False)]
+        return total, exposed, backward, *([sum(packing), sum(merging)] if step.carried else [])
