@@ -12,11 +12,7 @@ from dlbench.report.charts.shapes import Series, figure_row, intervals
 from dlbench.report.charts.style import IDEAL, INK, MEASURED, WIDE
 from dlbench.report.document import Card, Mark, Section
 from dlbench.report.table import Column, Sheet, columns_of, times_cell
-<<<<<<< HEAD
-from dlbench.report.wording import basis_text, figure_text, place_text, ranks_text, sentence, times_text, times_value
-=======
-from dlbench.report.wording import place_text, sentence, times_text, times_value, value_text
->>>>>>> main
+from dlbench.report.wording import figure_text, place_text, ranks_text, sentence, times_text, times_value
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
