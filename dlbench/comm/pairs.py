@@ -118,17 +118,14 @@ def _factor(beside: Mapping[RunKey, CommPoint], alone: Mapping[RunKey, CommPoint
 
 
 def _costs(figures: Sequence[PairFigure]) -> Iterator[LevelCosts]:
-    by_level: dict[LevelName, dict[RunKey, dict[tuple[int, str], float]]] = {}
-    for one in figures:
-        for key, seconds in one.at.by_run.items() if one.way == "ping-pong" else ():
-            by_level.setdefault(one.level, {}).setdefault(key, {})[one.at.num_bytes, one.pair] = seconds
-    for level, runs in by_level.items():
-        lines = {
-            key: fit_line(level, 2, [size for size, _ in times], list(times.values()))
-            for key, times in runs.items()
-            if len({size for size, _ in times}) > 1
-        }
-        if lines:
+    pings = [one for one in figures if one.way == "ping-pong"]
+    for level in dict.fromkeys(one.level for one in pings):
+        times: dict[RunKey, list[tuple[int, float]]] = {}
+        for one in (one for one in pings if one.level == level):
+            for key, seconds in one.at.by_run.items():
+                times.setdefault(key, []).append((one.at.num_bytes, seconds))
+        spread = {key: rows for key, rows in times.items() if len({size for size, _ in rows}) > 1}
+        if lines := {key: fit_line(level, 2, *zip(*rows, strict=True)) for key, rows in spread.items()}:
             alpha = median_estimate({key: line.startup_s for key, line in lines.items()}, "s")
             beta = median_estimate({key: line.per_byte_s for key, line in lines.items()})
             yield LevelCosts(level=level, alpha=alpha, beta=beta)
