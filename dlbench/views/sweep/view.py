@@ -36,6 +36,7 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
             return PAYS.get(one.verdict, one.verdict)
         return one.verdict_title + (", best" if one.label == cell.best else "")
 
+    pays = "Pays" if cell.steps else "Verdict"
     title = "Remarks" if any(map(_remarks, cell.settings)) else ""
     # Where settings do not differ in these, the columns are for programs alone.
     told = {name: [getattr(one, name) for one in cell.settings] for name in COSTS}
@@ -56,13 +57,7 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[Setting]:
             lambda one: f"{one.num_reached} of {one.num_planned}",
         ),
         *("time", "sooner", *told),
-        Column(
-            "verdict",
-            "Pays" if cell.steps else "Verdict",
-            lambda one: one.verdict,
-            verdict,
-            is_brief=not cell.to_target,
-        ),
+        Column("verdict", pays, lambda one: one.verdict, verdict, is_brief=not cell.to_target),
         *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why", *of_steps("published")),
         Column("", title, lambda one: "; ".join(_remarks(one))),
         titles={
@@ -220,12 +215,8 @@ def _chart(sweep: Sweep, cell: SweepCell, what: str, figure: Callable[[Setting],
     if cell.steps:  # beside them efficiencies, and what each reaches and adds
         panels = [chart]
         if shares := {one.label: figure_row(one.efficiency) for one in cell.settings if one.efficiency}:
-            x = ChartAxis(
-                f"efficiency, of {ranks_text(sweep.cells[0].ranks)}",
-                format=".0%",
-                scale={"zero": False, "range": [width + 40, width + 160]},
-                axis={"tickCount": 3, "orient": "bottom"},
-            )
+            scale, ticks = {"zero": False, "range": [width + 40, width + 160]}, {"tickCount": 3, "orient": "bottom"}
+            x = ChartAxis(f"efficiency, of {ranks_text(sweep.cells[0].ranks)}", "value", "", ".0%", scale, ticks)
             width += 160
             found = [{**row, **_NO_FIGURE, **shares.get(row["setting"], {})} for row in rows]
             panels.append(intervals(found, x, colours, tooltip, y="setting", mark="dot", names=names))
@@ -247,7 +238,7 @@ def _chart(sweep: Sweep, cell: SweepCell, what: str, figure: Callable[[Setting],
     ]
 
 
-_NO_FIGURE = dict.fromkeys(("value", "low", "high"))
+_NO_FIGURE = {"value": None, "low": None, "high": None, "shown": "-"}
 
 
 def _all_steps(rows: Rows, cell: SweepCell) -> Rows:
@@ -255,9 +246,8 @@ def _all_steps(rows: Rows, cell: SweepCell) -> Rows:
     found = {row["setting"].removesuffix(" !"): row for row in rows}
     for step in cell.steps:
         why = "cannot act here" if step.skipped else "no figure"
-        found.setdefault(
-            step.name, {"setting": step.name, **_NO_FIGURE, "shown": "-", "verdict": why, "text": [why], "colour": ""}
-        )
+        row = {**_NO_FIGURE, "setting": step.name, "verdict": why, "text": [why], "colour": ""}
+        found.setdefault(step.name, row)
     return [found[step.name] for step in cell.steps]
 
 
@@ -265,10 +255,8 @@ def _step_text(one: Setting, unit: str) -> list[str]:
     """What a step reaches and what was published of it; what it adds."""
     found = [f"{figure_text(one.throughput)} {unit}/s"] if one.throughput else []
     found += [f"published {one.published.partition(':')[0]}"] if one.published else []
-    return [
-        "; ".join(found),
-        *([f"{times_text(one.gain)} over the step before: {one.verdict_title}"] if one.gain else []),
-    ]
+    added = [f"{times_text(one.gain)} over the step before: {one.verdict_title}"] if one.gain else []
+    return ["; ".join(found), *added]
 
 
 class SweepView(ReportView):
