@@ -280,7 +280,6 @@ def test_the_report_has_one_chart_in_the_order_of_the_steps(runs: Path) -> None:
         assert title in header
     assert max(map(len, lines)) <= 80
     assert text.count("synthetic data has no reader") == 1
-    assert "data.num_samples" not in text
     rows = csv_rows(document, "sweep")
     assert [row["setting"] for row in rows if row["ranks"] == "4"] == list(SPEED)
     assert rows[1]["published"] == "1.2x: on a machine (Somebody 2018)"
@@ -308,3 +307,6 @@ def test_a_real_ladder_of_two_ranks(tmp_path: Path) -> None:
     (sweep,) = sweeps(tabulate(scan(tmp_path), with_causes=True))
     gains = [one.gain.value for one in sweep.cells[0].settings if one.gain]
     assert math.prod(gains) == pytest.approx(sweep.cells[0].settings[-1].ratio.value, rel=1e-12)
+    # The pool of synthetic batches follows the batch.
+    assert len({run.record.data["num_samples"] for run in made}) == 2
+    assert not any("data.num_samples" in text for text in sweep.cells[0].notes)
