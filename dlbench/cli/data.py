@@ -187,7 +187,7 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
             raise
     for split, num in manifest.counts.items():
         if num and MANIFEST_KINDS[manifest.kind] in LISTED:
-            keep_indexes(folder / split)
+            keep_indexes(folder / split, anew=False)
     click.echo(folder)
     click.echo(_described(manifest, build.unit), err=True)
 

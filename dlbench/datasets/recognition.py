@@ -116,8 +116,8 @@ def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
         return "samples" if path.name.startswith("samples-") else "density"
 
 
-def keep_indexes(source: Path) -> None:
-    """Keeps an index in each split of a data set, so that no run lists its files.
+def keep_indexes(source: Path, *, anew: bool = True) -> None:
+    """Keeps an index in each split of a data set, so that no run lists its files; without `anew` one that holds stays.
 
     Raises UserError: the files are of a kind that needs none, or damaged, or their folder cannot be written to.
     """
@@ -125,11 +125,16 @@ def keep_indexes(source: Path) -> None:
     if kind not in LISTED:
         raise UserError(f"{str(source)!r} holds {TITLES[kind]}, which need no index: {' and '.join(LISTED)} do")
     for folder in filter(None, (train_folder(source), validation_folder(source))):
-        save_index(folder, LISTED[kind])
+        index, listed = LISTED[kind]
+        if anew or load_index(folder, index)[0] is None:
+            save_index(folder, listed)
 
 
 # Kinds that may have as many files as samples, and how they are listed.
-LISTED: dict[str, Callable[[Path], Any]] = {"images": image_set.index_jpeg_tree, "density": index_density}
+LISTED: dict[str, tuple[type[Any], Callable[[Path], Any]]] = {
+    "images": (image_set.JpegTree, image_set.index_jpeg_tree),
+    "density": (DensityIndex, index_density),
+}
 
 LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning
 MAX_NAMES = 10_000  # names in a folder that are looked at, at most
