@@ -373,12 +373,6 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     runs = [run for group in draft.runs for run in group]
     ranks, nodes, preset, precision, data = _place(runs[0])
     found = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
-    known = [set(rates) for rates in draft.rates if rates]
-    common, every = len(set.intersection(*known)), len(set.union(*known))
-    fewer = (
-        f"Only over the {common} of {every} repeats that all steps have do gains multiply exactly to the last ratio."
-    )
-    words = [*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]
     plan, baseline = runs[0].plan, ", the first setting with figures: the default is not in the sweep, or has none"
     return SweepCell(
         ranks=ranks,
@@ -396,11 +390,22 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         interaction=additivity.words if additivity else "",
         best=choice.best.label if choice.best else "",
         best_ratio=choice.gain_of(choice.best),
-        verdict=step_words(plan, choice.settings) if draft.gains else " ".join(words),
+        verdict=step_words(plan, choice.settings)
+        if draft.gains
+        else " ".join([*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]),
         advice=remedy_of(found) or choice.advice(),
         needed_repeats=choice.needed_repeats,
-        notes=(*_notes(runs, choice.settings, table), *([fewer] * bool(draft.gains) if common < every else [])),
+        notes=(*_notes(runs, choice.settings, table), *(_partial_repeats(draft.rates) if draft.gains else ())),
     )
+
+
+def _partial_repeats(rates: Sequence[Rates]) -> Iterator[str]:
+    """Of a ladder: that its gains do not multiply exactly over repeats that some steps lack."""
+    known = [set(found) for found in rates if found]
+    common, every = len(set.intersection(*known)), len(set.union(*known))
+    if common < every:
+        shared = f"{common} of {every} repeats"
+        yield f"Only over the {shared} that all steps have do gains multiply exactly to the last ratio."
 
 
 class _Choice:
