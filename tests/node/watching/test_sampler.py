@@ -788,7 +788,7 @@ def test_a_device_that_falls_off_the_bus_leaves_the_rest(
     order = order_of(tmp_path)
     sampler = started(order)
     path = Path(order.samples)
-    wait_until(path.exists)
+    wait_until(lambda: path.exists() and b"\n" in path.read_bytes())  # its header is whole
     wait_until(lambda: bool(rows_of(path)[1].failures))
     watch = account_of(sampler)
     rows, reader = rows_of(path)
