@@ -60,7 +60,7 @@ class Pattern:
         return replace(self, source=self.target, target=self.source, reduce=False)
 
     def runs(self, elements: int) -> Numbers:
-        """Source, target, first element there and there, elements, and whether they are added, (6, runs), of what travels
+        """Source, target, first element there and there, elements, whether they are added, (6, runs), of what travels
         in a vector of this many elements: messages around its end are two.
         """
         first = self.first % max(1, elements)

@@ -3,8 +3,7 @@
 A `Step` reads the buffer as it was when the step began. Where an arriving run of elements overlaps none that is being
 sent, it is received in place; otherwise, and where it is to be added, it lands in one of a few slots first. Long
 messages travel in segments, so that one is added while the next arrives. Receives are posted up to one step ahead where
-that touches nothing in use: both gloo and MPI then need no second round to agree on a transfer. So are sends, each as
-soon as what it reads has arrived, whatever else of the step is still under way: a slow link is not idle between steps.
+that touches nothing in use: both gloo and MPI then need no second round to agree on a transfer.
 """
 
 from __future__ import annotations
@@ -283,7 +282,6 @@ class _Arrival:
     ordinal: int  # Of those that need a slot, which; -1: it needs none.
     is_added: bool
     after: tuple[int, ...]  # Sends of its step that read the place.
-    then: list[int]  # Sends of the next step that wait for no later arrival than this one.
 
 
 @dataclass(slots=True)
@@ -293,7 +291,6 @@ class _Work:
     sends: list[Part]
     first: int  # Its first arrival among all of the schedule.
     end: int
-    early: list[int]  # Sends that read nothing which arrives in the step before.
 
 
 class Execution:
@@ -327,21 +324,12 @@ class Execution:
         added = 0  # arrivals out of their slots
         if self._own is not None:
             self._own[0].copy_(self._own[1])
-        ahead: dict[int, Any] = {}  # sends of the next step that are under way
         for number, step in enumerate(self._steps):
-            leaving, ahead = ahead, {}
-            following = self._steps[number + 1] if transport.early and number + 1 < len(self._steps) else None
             reach = self._reach(len(pending), number, number, added)
-            left = [index for index in range(len(step.sends)) if index not in leaving]
-            arriving, begun = transport.post(
-                [a.part for a in arrivals[len(pending) : reach]], [step.sends[index] for index in left]
-            )
+            arriving, leaving = transport.post([a.part for a in arrivals[len(pending) : reach]], step.sends)
             pending += arriving
-            leaving.update(zip(left, begun, strict=True))
             self._post_more(pending, number, added)
-            if following is not None and following.early:
-                self._send(following, following.early, ahead)
-            open_sends = set(leaving)
+            open_sends = set(range(len(leaving)))
             for index in range(step.first, step.end):
                 arrival = arrivals[index]
                 transport.wait(pending[index], arrival.part, "from")
@@ -357,15 +345,9 @@ class Execution:
                         arrival.place.copy_(arrival.slot)
                     added += 1
                     self._post_more(pending, number, added)
-                if following is not None and arrival.then:
-                    self._send(following, arrival.then, ahead)
             for send in sorted(open_sends):
                 transport.wait(leaving[send], step.sends[send], "to")
         transport.counters.steps += self._num_steps
-
-    def _send(self, step: _Work, chosen: Sequence[int], under_way: dict[int, Any]) -> None:
-        _, begun = self._transport.post((), [step.sends[index] for index in chosen])
-        under_way.update(zip(chosen, begun, strict=True))
 
     def _post_more(self, pending: list[Any], number: int, added: int) -> None:
         reach = self._reach(len(pending), number, number + 1, added)
@@ -401,15 +383,7 @@ class Execution:
             for transfer, first, count in _segments(step.sends, segment):
                 sends.append(self._part(source[first : first + count], transfer, first, to))
                 ranges.append((first, first + count))
-            work = _Work(sends=sends, first=len(self._arrivals), end=0, early=[])
-            before_end = self._steps[-1].end if self._steps else 0
-            latest = self._steps[-1].first if self._steps else 0
-            for index, (low, high) in enumerate(ranges):
-                reads = [
-                    at for at in range(latest, before_end)
-                    if not step.from_input and self._arrivals[at].first < high and low < self._arrivals[at].end
-                ]
-                (self._arrivals[reads[-1]].then if reads else work.early).append(index)
+            work = _Work(sends=sends, first=len(self._arrivals), end=0)
             flags = {id(t): flag for t, flag in zip(step.receives, staged[number], strict=True)}
             before = steps[number - 1] if number else None
             for transfer, first, count in _segments(step.receives, segment):
