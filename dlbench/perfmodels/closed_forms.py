@@ -122,9 +122,10 @@ def closed_form(
     taken = "c" if p == 2 else "(2 * (L + c - 1) - 1)" if p == power else "(2 * (L + c - 1))"
     half = 1 << (p - 1).bit_length() >> 1  # In a binomial gather the member there sends most, or the one before it.
     # Of hierarchical: chunk c is at its step s - c in step s, between two ranks with one message for all chunks.
-    g, m = layout.group_size, layout.num_groups
-    inside = "0" if g == 1 else "2 * (g + c - 2)" if chunks <= 2 * (m - 1) else "(2 * (g - 1) + 2 * (m - 1) + c - 1)"
-    words = {"I": inside, "V": "0" if m == 1 else "(2 * (m - 1) + c - 1)"}
+    g, m, later = layout.group_size, layout.num_groups, " + c - 1" if chunks > 1 else ""
+    inside = "2 * (g - 1)" if chunks == 1 else "2 * (g + c - 2)" if chunks <= 2 * (m - 1) else ""
+    words = {"I": "0" if g == 1 else inside or f"(2 * (g - 1) + 2 * (m - 1){later})"}
+    words["V"] = "0" if m == 1 else f"(2 * (m - 1){later})" if later else "2 * (m - 1)"
     words |= {"T": taken, "S": {2: "1", 3: "3 / 2"}.get(p, "2"), "H": str(max(p - half, half // 2))}
     letters = _letters(layout, shards or p, chunks)
     return ClosedForm(*(Formula(re.sub(r"\b[TSHIV]\b", lambda one: words[one[0]], text), letters) for text in found))
