@@ -50,7 +50,7 @@ def test_closed_forms_need_no_runs() -> None:
     assert "8 ranks in 2 groups of 4" in groups
     assert all(f"\n{name}" in groups for name in ALGORITHMS["allreduce"])
     assert "double-binary-tree, c = 32: " in groups
-    assert "hierarchical, c = 8, φ = 1: (2 (g - 1) + 2 (m - 1) + c - 1) α" in groups
+    assert "hierarchical, c = 16, φ = 1: (2 (g - 1) + 2 (m - 1) + c - 1) α" in groups
     assert "ring: 2 (p - 1) α + 2 (p - 1)/p n β + (p - 1)/p n γ" in text
     assert "parameter-server, k = 1: 2 (p - 1) α" in groups
 
