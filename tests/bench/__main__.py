@@ -16,6 +16,7 @@ from itertools import chain
 from tests.bench import (
     checkpoint,
     closed_forms,
+    collectives,
     communication,
     congestion,
     faults,
@@ -87,6 +88,8 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.large": reading.large,
     "shuffling.times": shuffling.times,
     "shuffling.accuracies": shuffling.accuracies,
+    "communication.levels": collectives.levels,
+    "communication.predictions": collectives.predictions,
     "memory.accounts": memory.accounts,
     "memory.methods": memory.methods,
     "memory.largest": memory.largest,
