@@ -36,6 +36,7 @@ from tests.bench import (
     strategies,
     truth,
     truth_sessions,
+    wait,
     watching,
     workloads,
 )
@@ -55,6 +56,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "communication": communication.figures,
     "checkpoint": checkpoint.figures,
     "watching": watching.figures,
+    "wait": wait.figures,
     "reading": reading.figures,
     "reader_rate": reader_rate.figures,
     "input": input_rate.figures,
@@ -76,6 +78,8 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "wait.first-step": wait.first_step,
+    "wait.series": wait.series,
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,
