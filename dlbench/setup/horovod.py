@@ -444,6 +444,37 @@ _ACTIVE = """
   // Added by dlbench's build: whether a file is open, so that what is noted is written.
   inline bool Active() { return Initialized() && writer_.active(); }"""
 
+_CUDA_CHECK = "include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)"
+_CUDA_CHECK_FOR_GPUS = """\
+include(CheckLanguage)
+if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})
+    check_language(CUDA)
+endif()
+if(DEFINED ENV{HOROVOD_GPU_OPERATIONS} AND NOT CMAKE_CUDA_COMPILER)"""
+
+_AS_FOUR = "{} files read the same headers: for CPUs they are compiled as four"
+_GLOO = "    target_compile_definitions(gloo PRIVATE _GLIBCXX_USE_CXX11_ABI=1)\n"
+_GLOO_AS_FOUR = """\
+    if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
+        set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 13)
+        # Its ReductionFunction is another than that of algorithm.h.
+        set_source_files_properties(${PROJECT_SOURCE_DIR}/third_party/gloo/gloo/allreduce.cc
+            TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+"""
+_HOROVOD_AS_FOUR = """\
+add_library(${PYTORCH_TARGET_LIB} SHARED ${PYTORCH_SOURCES} ${SOURCES})
+if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
+    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)
+    set(_third 0)
+    foreach(_source IN LISTS SOURCES)
+        math(EXPR _third "(${_third} + 1) % 3")
+        set_source_files_properties(${_source} PROPERTIES UNITY_GROUP common${_third})
+    endforeach()
+endif()
+"""
+
 _TORCH_HEADERS = "#include <torch/extension.h>\n#include <torch/torch.h>\n"
 """All of torch's C++ interface: nearly half of what compiling for CPUs takes."""
 
@@ -499,45 +530,14 @@ PATCHES = (
         new="set(CMAKE_CXX_STANDARD 20)",
         reason="headers of torch >= 2.1 need C++17, newer ones C++20",
     ),
-    Patch(
-        file="setup.py",
-        old="'RelWithDebInfo'",
-        new="'Release'",
-        reason="debug symbols take time to write; CMake's Release has the same -O3",
-    ),
-    Patch(
-        file="CMakeLists.txt",
-        old="include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)",
-        new="include(CheckLanguage)\nif(DEFINED ENV{HOROVOD_GPU_OPERATIONS})\n    check_language(CUDA)\nendif()\n"
-        "if(DEFINED ENV{HOROVOD_GPU_OPERATIONS} AND NOT CMAKE_CUDA_COMPILER)",
-        reason="a build for CPUs needs no nvcc",
-    ),
-    Patch(
-        file="CMakeLists.txt",
-        old="    target_compile_definitions(gloo PRIVATE _GLIBCXX_USE_CXX11_ABI=1)\n",
-        new="    target_compile_definitions(gloo PRIVATE _GLIBCXX_USE_CXX11_ABI=1)\n"
-        "    if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)\n"
-        "        set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 13)\n"
-        "        # Its ReductionFunction is another than that of algorithm.h.\n"
-        "        set_source_files_properties(${PROJECT_SOURCE_DIR}/third_party/gloo/gloo/allreduce.cc\n"
-        "            TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)\n"
-        "    endif()\n",
-        reason="38 small files read the same headers: for CPUs they are compiled as four",
-    ),
+    Patch(file="setup.py", old="'RelWithDebInfo'", new="'Release'", reason="the same -O3, without debug symbols"),
+    Patch(file="CMakeLists.txt", old=_CUDA_CHECK, new=_CUDA_CHECK_FOR_GPUS, reason="a build for CPUs needs no nvcc"),
+    Patch(file="CMakeLists.txt", old=_GLOO, new=_GLOO + _GLOO_AS_FOUR, reason=_AS_FOUR.format(38)),
     Patch(
         file="horovod/torch/CMakeLists.txt",
         old="add_library(${PYTORCH_TARGET_LIB} SHARED ${SOURCES} ${PYTORCH_SOURCES})\n",
-        new="add_library(${PYTORCH_TARGET_LIB} SHARED ${PYTORCH_SOURCES} ${SOURCES})\n"
-        "if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)\n"
-        "    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)\n"
-        "    set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)\n"
-        "    set(_third 0)\n"
-        "    foreach(_source IN LISTS SOURCES)\n"
-        '        math(EXPR _third "(${_third} + 1) % 3")\n'
-        "        set_source_files_properties(${_source} PROPERTIES UNITY_GROUP common${_third})\n"
-        "    endforeach()\n"
-        "endif()\n",
-        reason="35 files read the same headers: for CPUs they are compiled as four",
+        new=_HOROVOD_AS_FOUR,
+        reason=_AS_FOUR.format(35),
     ),
     *(
         Patch(
@@ -550,8 +550,8 @@ PATCHES = (
     ),
     Patch(
         file="cmake/Modules/FindPytorch.cmake",
-        old="list(APPEND CMAKE_PREFIX_PATH ${Pytorch_ROOT})\n",
-        new="list(APPEND CMAKE_PREFIX_PATH ${Pytorch_ROOT})\n" + _ASK_TORCH_ONCE,
+        old=(_first := "list(APPEND CMAKE_PREFIX_PATH ${Pytorch_ROOT})\n"),
+        new=_first + _ASK_TORCH_ONCE,
         reason="torch was imported seven times, one after the other",
     ),
     Patch(

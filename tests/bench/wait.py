@@ -53,9 +53,7 @@ def _figure(name: str, values: list[float], goal: float | None) -> Figure:
     value, low, high = median_interval(values)
     met = None if goal is None or low <= goal < high else high <= goal
     text = "none: the limit of the next" if goal is None else f"at most {goal:g}"
-    return Figure(
-        name=name, value=value, low=low, high=high, n=len(values), unit="s", goal=text, met=met, reason=reason
-    )
+    return Figure(name=name, value=value, low=low, high=high, n=len(values), unit="s", goal=text, met=met)
 
 
 def first_step() -> Iterator[Figure]:
