@@ -137,7 +137,7 @@ class TextReader(SampleReader):
         self._runs, self._documents = self._maker.runs()
         self.num_samples = len(self._runs)
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
         del index
         return Raw(b"", "memory")
@@ -200,7 +200,7 @@ class PretrainingHdf5Reader(SampleReader):
             (LABEL, 1),
         )
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """The arrays of a row in the order of `_layout`, as little-endian int32.
 
         Raises BadSampleError: the row cannot be read, or a value in it is out of range.
