@@ -83,6 +83,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "shuffling.accuracies": shuffling.accuracies,
     "memory.accounts": memory.accounts,
     "memory.methods": memory.methods,
+    **{f"memory.hand-{workload}": partial(memory.hand, workload) for workload in memory.HANDS},
     "memory.largest": memory.largest,
     "memory.fitting": memory.fitting,
     "memory.host": memory.host,
