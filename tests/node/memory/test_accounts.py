@@ -94,5 +94,4 @@ def test_resident_memory_is_what_is_told(workload: str, batch: str, methods: tup
         assert found["resident"] <= 1.05 * found["told"], method
         if method not in BESIDE:
             assert found["told"] == pytest.approx(found["resident"], rel=0.05), method
-        if method not in BESIDE:
             assert found["told"] == pytest.approx(found["live"], rel=0.05), method
