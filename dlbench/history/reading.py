@@ -28,7 +28,7 @@ from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.record import Record
 from dlbench.records.registry import THROUGHPUT, data_source, goal, precision
-from dlbench.records.rows.shared import alone, file_of, parts_of
+from dlbench.records.rows.shared import file_of, part_alone, parts_of
 from dlbench.records.scan import Run, Scan, load_file, read_run
 from dlbench.report.wording import short_data
 from dlbench.specs.base import CountOrZero, Spec
@@ -121,7 +121,7 @@ def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: 
         parts = tuple(part for part in kept if part.parent != path and len(parts_of(part.parent)) > 1)
         names = {file_of(part).name for part in kept} - {part.parent.name for part in parts}
         sizes = {name: files[name].st_size for name in files if _kind(name) is not None and name not in names}
-        stays = sum(len(alone(part)) for part in parts)
+        stays = sum(len(part_alone(part)) for part in parts)
         if sizes:
             removed = sum(sizes.values()) - stays
             found.append(Removal(entry=entry, files=tuple(sorted(sizes)), num_bytes=removed, parts=parts))
@@ -187,7 +187,7 @@ def _drop(store: Path, removal: Removal) -> None:
                 for name in names:
                     with suppress(FileNotFoundError):
                         if part := next((part for part in removal.parts if part.parent.name == name), None):
-                            write_atomic(folder / name, alone(folder / name / part.name), follow=False)
+                            write_atomic(folder / name, part_alone(folder / name / part.name), follow=False)
                         else:
                             os.unlink(name, dir_fd=opened)
         emptied = {parts[:length] for parts in by_folder for length in range(1, len(parts) + 1)}

@@ -41,7 +41,7 @@ from dlbench.specs.plan import RunPlan
 _ROW_BYTES = sum(int(kind[-1]) for _, kind in SPAN_FIELDS)
 _HELD_ROWS = 256  # Rows that a `SpanWriter` holds at most before it writes them.
 _NOTE_BYTES = 64  # What a new name takes besides its letters, at most.
-_BLOCK_BYTES = 52  # What a block takes besides its rows, at most, where they cannot be made smaller: its heads.
+_BLOCK_BYTES = 32  # What a block takes besides its rows, at most, where they cannot be made smaller.
 _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 """What the stages take that follow a pause, at most: the one it interrupts, "measuring" and "finishing"."""
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlbench.records.rows.shared import HEAD_BYTES, chunk, open_shared
+from dlbench.records.rows.shared import chunk, open_shared
 
 Fields = Sequence[tuple[str, str]]  # Name and type of each column, e.g. ("start_ns", "<i8").
 
@@ -72,12 +72,12 @@ class BlockWriter:
         self._unwritten: deque[bytes] = deque()
         self._rank, self._chunks = rank, 0
         self.bytes_written = 0
-        """Bytes in the file, those that wait for the disk included; after `close` those in the file."""
+        """Bytes, heads of chunks apart, those that wait for the disk included; after `close` those in the file."""
         self.num_rows = 0
         """Rows that are in the file."""
         self.dropped = 0
         """Rows that were left out; after `close` also those that the disk did not take."""
-        self._waiting: deque[int] = deque()  # Rows of each that is not written yet.
+        self._waiting: deque[tuple[int, int]] = deque()  # Rows and bytes of each of these.
         content = {**header, "fields": [list(field) for field in fields], "delta": list(delta)}
         line = (json.dumps(content, sort_keys=True) + "\n").encode()
         if len(line) > MAX_HEADER:
@@ -147,7 +147,6 @@ class BlockWriter:
         rows, self._rows = self._rows, []
         self._last = [0] * len(self._delta)
         room = math.inf if self._max_bytes is None else self._max_bytes - self.bytes_written
-        room -= 0 if self._rank is None else HEAD_BYTES
         if room <= len(self._notes) + HEAD.size + CHECK.size:
             self.dropped += len(rows)
             return
@@ -166,13 +165,11 @@ class BlockWriter:
         return head + CHECK.pack(zlib.crc32(head)) + packed
 
     def _write(self, data: bytes, num_rows: int = 0) -> None:
-        if data and self._rank is not None:
-            data = chunk(self._rank, self._chunks, data)
-            self._chunks += 1
         if data:
-            self._unwritten.append(data)
             self.bytes_written += len(data)
-            self._waiting.append(num_rows)
+            self._waiting.append((num_rows, len(data)))
+            self._unwritten.append(data if self._rank is None else chunk(self._rank, self._chunks, data))
+            self._chunks += 1
         while self._unwritten:
             # Unbuffered writes may be short; a full disk then raises at the next one.
             data = self._unwritten[0]
@@ -182,7 +179,7 @@ class BlockWriter:
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
             if written == len(data):
                 self._unwritten.popleft()
-                self.num_rows += self._waiting.popleft()
+                self.num_rows += self._waiting.popleft()[0]
             elif self._rank is None:  # where others may have written since, a chunk is written anew, whole
                 self._unwritten[0] = data[written:]
 
@@ -199,8 +196,8 @@ class BlockWriter:
             try:
                 self.flush()
             finally:
-                self.dropped += sum(self._waiting)
-                self.bytes_written -= sum(map(len, self._unwritten))
+                self.dropped += sum(rows for rows, _ in self._waiting)
+                self.bytes_written -= sum(size for _, size in self._waiting)
                 self._waiting.clear()
                 self._unwritten.clear()
                 self._file.close()

@@ -75,7 +75,7 @@ def _indexed(path: Path, inode: int, size: int, changed_ns: int) -> _Index:
         data = file.read(size)
     marks = (mark.start() for mark in re.finditer(re.escape(_MARK), data))
     heads = [at for at in marks if zlib.crc32(data[at : at + 16]).to_bytes(4, "little") == data[at + 16 : at + 20]]
-    if data and heads[:1] != [0]:
+    if len(data) >= HEAD_BYTES and heads[:1] != [0]:
         found.broken.add(_ANY)
     for at, end in zip(heads, [*heads[1:], len(data)], strict=False):
         _, rank, number, length = _HEAD.unpack_from(data, at)
@@ -97,7 +97,7 @@ def _indexed(path: Path, inode: int, size: int, changed_ns: int) -> _Index:
 
 def file_of(path: Path) -> Path:
     """The file that has the rows."""
-    return path.parent if path.parent.suffix in (".steps", ".spans") else path
+    return path.parent if path.parent.suffix in (".steps", ".spans") and not path.suffix else path
 
 
 def opened(path: Path, chunks: int | None = None) -> tuple[IO[bytes], int, bool]:
@@ -109,14 +109,15 @@ def opened(path: Path, chunks: int | None = None) -> tuple[IO[bytes], int, bool]
         return file, 0, False
     with file:
         index = _index_of(file_of(path), file)
-        rank = int(path.name[5:]) if file_of(path) != path else min(index.places, default=_ANY)
+        alone = min(index.places) if len(index.places) == 1 else _ANY
+        rank = alone if file_of(path) == path else int(path.name[5:])
         places = index.places.get(rank, array("Q"))[: chunks and 2 * chunks]
         pieces = [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
     torn = index.torn[rank] + index.torn[_ANY]
     return BytesIO(b"".join(pieces)), torn, not index.broken.isdisjoint({rank, _ANY})
 
 
-def alone(part: Path) -> bytes:
+def part_alone(part: Path) -> bytes:
     """A node's file with the rows of one rank alone. Raises OSError: it cannot be read."""
     return chunk(int(part.name[5:]), 0, opened(part)[0].read())
 
