@@ -181,7 +181,7 @@ class BlockWriter:
                 self._unwritten.popleft()
                 self.num_rows += self._waiting.popleft()[0]
             elif self._rank is None:  # where others may have written since, a chunk is written anew, whole
-                self._unwritten[0] = data[written:]
+                self._unwritten[0], self._waiting[0] = data[written:], (self._waiting[0][0], len(data) - written)
 
     def sync(self) -> None:
         """Writes what is held in memory and waits until the disk has it, which is when some say that they failed.
