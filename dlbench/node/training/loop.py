@@ -225,15 +225,14 @@ class TrainingLoop:
         if state.fault is not None:
             state.fault.end_step()
         # Of what its replica read a rank accounts for its share.
-        return len(next(iter(batch.values()))) // self._context.plan.ranks_per_replica, loss
+        return next(iter(batch.values())).size(0) // self._context.plan.ranks_per_replica, loss
 
     def _batch(self) -> Batch:
         """The step's batch on the device; what of its copy is not hidden counts as h2d."""
         state, timer = self._state, self._timer
         if state.delivery is None:
-            batch = next(state.batches)
+            batch = next(state.batches)  # on a CPU, where it stays
             timer.mark(phases.INPUT)
-            batch = {name: tensor.to(self._context.device, non_blocking=True) for name, tensor in batch.items()}
         else:
             state.delivery.fetch()
             timer.mark(phases.INPUT)
