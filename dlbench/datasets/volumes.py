@@ -83,15 +83,21 @@ class Volumes:
         """All samples of a file, in order; raises as `inspect` does."""
         raise NotImplementedError
 
-    def read(self, path: Path, place: int, num: int) -> Volume:
-        """The sample at a place of a file that holds `num` of them.
+    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
+        """The sample at a place of a file that holds `num` of them: its counts into `counts`, its parameters returned.
 
-        Raises OSError, KeyError, ValueError or IndexError: the file is damaged or has gone.
+        Raises OSError, KeyError, ValueError or IndexError: the file is damaged or has gone, or the form differs.
         """
         raise NotImplementedError
 
     def close(self) -> None:
         """Closes open files; reading again opens them again."""
+
+
+def require_form(shape: tuple[int, ...], counts: NDArray[np.int16]) -> None:
+    """Raises ValueError: a volume has another shape than the others, which `counts` has."""
+    if shape != counts.shape:
+        raise ValueError(f"x has shape {shape}, the others have {counts.shape}")
 
 
 class Hdf5Volumes(Volumes):
@@ -128,9 +134,14 @@ class Hdf5Volumes(Volumes):
             for place in range(num):
                 yield _hdf5_sample(file, place)
 
-    def read(self, path: Path, place: int, num: int) -> Volume:
+    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         with damage_as_oserror():  # HDF5 itself refuses a place beyond its end
-            return _hdf5_sample(self._files.get(path), place)
+            file = self._files.get(path)
+            x, y = file["x"], file["y"]
+            require_form(x.shape[-4:], counts)
+            chosen = place if x.ndim == 5 else ()
+            x.read_direct(counts, chosen)
+            return y[chosen]
 
     def close(self) -> None:
         self._files.close()
@@ -182,7 +193,13 @@ class TfrecordVolumes(Volumes):
     def samples(path: Path) -> Iterator[Volume]:
         return map(decode_volume, tfrecord.read_records(path))
 
-    def read(self, path: Path, place: int, num: int) -> Volume:
+    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
+        x, y = self._volume(path, place, num)
+        require_form(x.shape, counts)
+        np.copyto(counts, x)
+        return y
+
+    def _volume(self, path: Path, place: int, num: int) -> Volume:
         if num == 1:
             data = read_bytes(path, MAX_SAMPLE)
             payloads = list(tfrecord.unframe(tfrecord.gunzip(data) if tfrecord.is_gzip(data[:12]) else data))
@@ -243,11 +260,13 @@ class NpyVolumes(Volumes):
         for x, y in zip(*_npy_pair(path), strict=True):
             yield np.array(x), np.array(y)
 
-    def read(self, path: Path, place: int, num: int) -> Volume:
+    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         x, y = _npy_pair(path)
         if x.shape[0] != num:
             raise ValueError(f"holds {x.shape[0]} volumes, expected {num}")
-        return np.array(x[place]), np.array(y[place])
+        require_form(x.shape[1:], counts)
+        np.copyto(counts, x[place])
+        return np.array(y[place])
 
 
 def targets_path(path: Path) -> Path:
@@ -410,17 +429,19 @@ class DensityReader:
         self.index = index
         self._volumes = CONTAINERS[index.container]()
 
-    def read(self, index: int) -> Volume:
+    def read(self, index: int, counts: NDArray[np.int16] | None = None) -> Volume:
         """Volume (S, S, S, C) int16 and parameters (T,) float32 of one sample.
 
+        `counts`: of the volume's form, to be filled and returned; None: a new one.
         Raises OSError, KeyError, ValueError or IndexError: the file is damaged, has gone, or holds something else than
         the index says.
         """
-        x, y = self._volumes.read(*self.index.place(index))
-        expected, targets = (*[self.index.size] * 3, self.index.channels), (self.index.num_targets,)
-        if x.shape != expected or y.shape != targets:
-            raise ValueError(f"x has shape {x.shape} and y {y.shape}, the others have {expected} and {targets}")
-        return x, y
+        if counts is None:
+            counts = np.empty((*[self.index.size] * 3, self.index.channels), np.int16)
+        y = self._volumes.read(*self.index.place(index), counts)
+        if y.shape != (self.index.num_targets,):
+            raise ValueError(f"y has shape {y.shape}, the others have {(self.index.num_targets,)}")
+        return counts, y
 
     def close(self) -> None:
         self._volumes.close()

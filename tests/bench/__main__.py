@@ -1,7 +1,12 @@
-"""``python -m tests.bench [AREA ...]``: runs the benchmarks of some areas, or of all."""
+"""``python -m tests.bench [AREA ...]``: runs the benchmarks of some areas, or of all.
+
+Instead of areas: `all` also prints one table of all figures in the end, `table` only prints it, and `keep` takes what
+was measured into docs/figures.json and docs/status.md.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -34,8 +39,10 @@ from tests.bench import (
     spine,
     staging,
     strategies,
+    table,
     truth,
     truth_sessions,
+    wait,
     watching,
     workloads,
 )
@@ -55,6 +62,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "communication": communication.figures,
     "checkpoint": checkpoint.figures,
     "watching": watching.figures,
+    "wait": wait.figures,
     "reading": reading.figures,
     "reader_rate": reader_rate.figures,
     "input": input_rate.figures,
@@ -76,6 +84,8 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "wait.first-step": wait.first_step,
+    "wait.series": wait.series,
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,
@@ -88,8 +98,11 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "memory.fitting": memory.fitting,
     "memory.host": memory.host,
     "spine.known-loops": known_loops.figures,
+    **{f"spine.known-loops.{ranks}": partial(known_loops.figures, ranks=(ranks,), pairs=12) for ranks in (1, 2)},
+    **{f"spine.known-loops.{name}": partial(known_loops.figures, workloads=(name,)) for name in known_loops.STEPS},
     "spine.axes": known_loops.axes,
     "spine.compiled": known_loops.compiled,
+    **{f"spine.compiled.{name}": partial(known_loops.compiled, (name,)) for name in known_loops.STEPS},
     "spine.hook": hook_cost.figures,
     "spine.host": host_work.figures,
     **{f"gpu.{workload}": partial(gpu.axes, workload) for workload in gpu.AXES},
@@ -113,12 +126,19 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
 def main(names: list[str]) -> int:
     """Measures, prints and saves; only a wrong name is an error."""
     known = AREAS | PARTS
+    if names in (["table"], ["keep"]):
+        if names == ["keep"]:
+            table.keep()
+        print(table.table(table.newest()))
+        return 0
+    is_all, names = names == ["all"], list(AREAS) if names in ([], ["all"]) else names
     unknown = [name for name in names if name not in known]
     if unknown:
         print(f"no benchmark area {unknown[0]!r}; known: {', '.join(known)}", file=sys.stderr)
         return 2
-    for name in names or list(AREAS):
+    for name in names:
         figures: list[Figure] = []
+        load = os.getloadavg()[0]
         try:
             for figure in known[name]():
                 figures.append(figure)
@@ -129,7 +149,9 @@ def main(names: list[str]) -> int:
                 Figure(name=f"{name}: rest of the area", value=None, unit="", goal="measured", reason=repr(error))
             )
             print(figures[-1].line())
-        print(f"saved to {save(name, figures)}")
+        print(f"saved to {save(name, figures, table.places(name), load)}")
+    if is_all:
+        print(table.table(table.newest()))
     return 0
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dlbench.machine.arithmetic import has_gpu, native_precisions
 from dlbench.stats.estimates import median_estimate
 
-FOLDER = Path(__file__).resolve().parents[2] / "build" / "bench"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "bench"
+
+NO_GOAL = ("measured", "told", "none", "side by side", "beside it")
+"""What a figure without a goal has for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +39,33 @@ class Figure:
     def line(self) -> str:
         """`name: value unit (goal ...)`."""
         if self.value is None:
-            return f"{self.name}: not measured here: {self.reason} (goal {self.goal})"
-        interval = f" [{self.low:.4g}, {self.high:.4g}], n={self.n}" if self.low is not None else ""
-        verdict = {True: "met", False: "NOT met", None: "no verdict"}[self.met]
+            return f"{self.name}: {self.reached()} (goal {self.goal})"
         note = f"; {self.reason}" if self.reason else ""
-        return f"{self.name}: {self.value:.4g}{interval} {self.unit} (goal {self.goal}: {verdict}{note})"
+        return f"{self.name}: {self.reached()} (goal {self.goal}: {self.verdict()}{note})"
+
+    def reached(self) -> str:
+        """The value with its interval and unit, or why there is none."""
+        if self.value is None:
+            return f"not measured here: {self.reason}"
+        interval = f" [{self.low:.4g}, {self.high:.4g}]" if self.low is not None else ""
+        return f"{self.value:.4g}{interval}{f', n={self.n}' if self.n > 1 else ''} {self.unit}"
+
+    def verdict(self) -> str:
+        return {True: "met", False: "NOT met", None: "no verdict"}[self.met]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A figure, and what it was measured on."""
+
+    area: str
+    figure: Figure
+    date: str
+    machine: str
+    load: float | None
+    """Processes that ran or waited in the minute before; None: not known."""
+    code: str
+    """Digest of the code that the area measures; empty: not known."""
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -45,9 +76,44 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return found.value, found.low, found.high
 
 
-def save(area: str, figures: Sequence[Figure]) -> Path:
-    """Writes `build/bench/<area>.json`."""
+def machine() -> str:
+    """Cores, processor, arithmetic and GPU of this machine, in words."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    of = dict(re.findall(r"^(model name|cpu family|model|flags)\s*:\s*(.+)$", text, re.MULTILINE))
+    widest = next((name for name in ("avx512f", "avx2", "avx") if name in of.get("flags", "").split()), "no AVX")
+    reduced = "".join(f", {name}" for name in sorted(native_precisions() or ()))
+    cores = len(os.sched_getaffinity(0))
+    kind = f"{of.get('model name', 'unknown processor')}, family {of.get('cpu family')}, model {of.get('model')}"
+    return f"{cores} cores of {kind} ({widest}{reduced}), {'a GPU' if has_gpu() else 'no GPU'}"
+
+
+def digest(places: Sequence[str]) -> str:
+    """What the code below some places of the repository is now."""
+    found = hashlib.sha256()
+    for place in places:
+        for path in sorted((ROOT / place).rglob("*.py") if (ROOT / place).is_dir() else (ROOT / place,)):
+            found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def save(area: str, figures: Sequence[Figure], places: Sequence[str], load: float) -> Path:
+    """Writes `build/bench/<area>.json`. `places`: the code that is measured; `load`: that before the first figure."""
+    about = {"area": area, "date": datetime.date.today().isoformat(), "machine": machine(), "load": round(load, 1)}
+    about |= {"code": digest(places)}
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{area}.json"
-    path.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([about | asdict(figure) for figure in figures], indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def load(path: Path) -> list[Measured]:
+    """What `save` wrote."""
+
+    def part(row: Mapping[str, object], of: type) -> dict[str, object]:
+        return {key: value for key, value in row.items() if key in of.__dataclass_fields__}  # type: ignore[attr-defined]
+
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [
+        Measured(figure=Figure(**part(row, Figure)), **part(row, Measured))  # type: ignore[arg-type]
+        for row in rows
+    ]

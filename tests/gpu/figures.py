@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,6 +154,4 @@ def messages(folder: Path, printed: str) -> Iterator[Message]:
 def axes() -> Iterator[bench.Figure]:
     """What `FIGURES=1` has saved."""
     for path in [*sorted(bench.FOLDER.glob("gpu*.json")), *bench.FOLDER.glob("spine.host.json")]:
-        for row in json.loads(path.read_text(encoding="utf-8")):
-            known: Mapping[str, object] = {k: v for k, v in row.items() if k in bench.Figure.__dataclass_fields__}
-            yield bench.Figure(**known)  # type: ignore[arg-type]
+        yield from (one.figure for one in bench.load(path))

@@ -99,6 +99,7 @@ def rank_summary(
         held=state.held.result if state.held is not None else None,
         waits=context.engine.waits(),
         startup_s=startup_s,
+        compiling=state.compilation.result() if state.compilation is not None else None,
         unpacking_s=image.seconds if (image := unpacked()) is not None else None,
         bad_samples=tuple(failures[:20]),
         bad_sample_count=len(failures),
