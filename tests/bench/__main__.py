@@ -42,6 +42,7 @@ from tests.bench import (
     table,
     truth,
     truth_sessions,
+    wait,
     watching,
     workloads,
 )
@@ -61,6 +62,7 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "communication": communication.figures,
     "checkpoint": checkpoint.figures,
     "watching": watching.figures,
+    "wait": wait.figures,
     "reading": reading.figures,
     "reader_rate": reader_rate.figures,
     "input": input_rate.figures,
@@ -82,6 +84,8 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
 }
 
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "wait.first-step": wait.first_step,
+    "wait.series": wait.series,
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,
@@ -89,12 +93,16 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "shuffling.accuracies": shuffling.accuracies,
     "memory.accounts": memory.accounts,
     "memory.methods": memory.methods,
+    **{f"memory.hand-{workload}": partial(memory.hand, workload) for workload in memory.HANDS},
     "memory.largest": memory.largest,
     "memory.fitting": memory.fitting,
     "memory.host": memory.host,
     "spine.known-loops": known_loops.figures,
+    **{f"spine.known-loops.{ranks}": partial(known_loops.figures, ranks=(ranks,), pairs=12) for ranks in (1, 2)},
+    **{f"spine.known-loops.{name}": partial(known_loops.figures, workloads=(name,)) for name in known_loops.STEPS},
     "spine.axes": known_loops.axes,
     "spine.compiled": known_loops.compiled,
+    **{f"spine.compiled.{name}": partial(known_loops.compiled, (name,)) for name in known_loops.STEPS},
     "spine.hook": hook_cost.figures,
     "spine.host": host_work.figures,
     **{f"gpu.{workload}": partial(gpu.axes, workload) for workload in gpu.AXES},

@@ -139,12 +139,11 @@ UNITS = dict.fromkeys("αβγABφn", 0)
 def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: int, shared_link: bool) -> None:
     """Start-ups, bytes and bytes added, each priced alone, on one level and, for grouped ones, on both."""
     num_bytes = 64 * MIB
-    chunks = pipeline_chunks(*name, ranks, num_bytes // 4)
     for group_size in [g for g in range(1, ranks + 1) if ranks % g == 0]:
         if name[1] not in GROUPED_ALGORITHMS and group_size != ranks:
             continue
         layout = Layout(ranks=ranks, group_size=group_size)
-        form = closed_form(*name, layout, chunks=chunks)
+        form = closed_form(*name, layout, chunks=pipeline_chunks(*name, layout, num_bytes // 4))
         if form is None:
             continue
         free = level((None, 0.0, 0.0))

@@ -251,10 +251,10 @@ def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) ->
                 continue  # two arrivals put in one place have no order
             taken[at : at + count] = [True] * count
             sends.append(Transfer(1, first, count))
-            receives.append(Transfer(1, at, count))
+            receives.append(Transfer(1, at, count, reduce))
             arrived = before[first : first + count]
             wanted[at : at + count] = wanted[at : at + count] + arrived if reduce else arrived
-        steps.append(Step(sends=tuple(sends), receives=tuple(receives), reduce=reduce))
+        steps.append(Step(sends=tuple(sends), receives=tuple(receives)))
     transport = Loopback(data.draw(st.sampled_from([None, 4, 12, 1024])), early=data.draw(st.booleans()))
     if transport.segment_bytes is None:
         transport.early = False  # as NCCL

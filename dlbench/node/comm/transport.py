@@ -397,7 +397,7 @@ class Execution:
                         place=place,
                         slot=slot,
                         ordinal=-1 if slot is None else ordinal,
-                        is_added=step.reduce,
+                        is_added=transfer.is_added,
                         after=()
                         if slot is None or step.from_input
                         else tuple(i for i, (low, high) in enumerate(ranges) if low < first + count and first < high),
@@ -427,7 +427,7 @@ class Execution:
         return [room[i * longest : (i + 1) * longest] for i in range(number)]
 
     def _is_staged(self, step: Step, receive: Transfer) -> bool:
-        return step.reduce or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
+        return receive.is_added or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
 
     def _part(self, run: torch.Tensor, transfer: Transfer, first: int, tags: Counter[int]) -> Part:
         """Tags number the parts of a pair of ranks; those of one tag arrive in the order of sending."""

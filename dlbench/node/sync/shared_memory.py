@@ -322,6 +322,7 @@ class SharedMemoryGroup:
     """
 
     carrier = "shared memory"
+    goes_on = False
 
     def __init__(
         self, ranks: tuple[int, ...], index: int, name: str, capacity_bytes: int, timeout_s: float = 60.0
@@ -364,6 +365,10 @@ class SharedMemoryGroup:
     def sum(self, vector: torch.Tensor) -> None:
         """Every share is summed by one rank and fetched by all."""
         self._sum_to(vector, "sum", 0)
+
+    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
+        self.sum(vector)
+        return lambda: None
 
     def reduce(self, vector: torch.Tensor, root: int) -> None:
         """As `sum`, but only `root` fetches."""
