@@ -96,6 +96,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "communication.predictions": collectives.predictions,
     "memory.accounts": memory.accounts,
     "memory.methods": memory.methods,
+    **{f"memory.hand-{workload}": partial(memory.hand, workload) for workload in memory.HANDS},
     "memory.largest": memory.largest,
     "memory.fitting": memory.fitting,
     "memory.host": memory.host,

@@ -76,7 +76,7 @@ class TrainingLoop:
         self._collected = 0  # Steps of this run when garbage was last collected.
 
     def run(self, path: Path) -> LoopResult:
-        """All steps; afterwards the step file, which is made, has every one of them on the disk."""
+        """All steps; afterwards the step file of the node has every one of them on the disk."""
         context = self._context
         header = {"rank": context.place.rank, "clock": self._timer.clock, "device": context.device.type}
         header["run_id"] = context.plan.run_id
