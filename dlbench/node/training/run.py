@@ -248,7 +248,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
             memory=memory,
             held=None
-            if memory is not None and (context.on_gpu or plan.workload.train.swap != "none")
+            if memory is not None and context.on_gpu
             else StepMemory(engine.watch_memory, model, optimizer, device, exchange_memory(plan, model, device)),
             compilation=compilation,
             graphs=graphs,

@@ -128,7 +128,7 @@ def rank_summary(
         "emulates_precision": state.precision.is_emulated,
         "reads": [epoch.to_dict() for epoch in state.source.epoch_reads()],
         "norms": state.noise.squared_norms() if state.noise is not None else [],
-        "memory": memory.summary() if memory is not None else None,
+        "memory": memory.summary(result.held) if memory is not None else None,
     }
 
 
