@@ -188,7 +188,11 @@ def test_a_checkpoint_of_a_run_in_core_goes_on_under_a_plan(tmp_path: Path) -> N
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("keys", [(), ("train.recompute=blocks", "train.memory.blocks=features.0,features.6")])
-def test_compiled_losses_are_those_of_eager(tmp_path: Path, keys: tuple[str, ...]) -> None:
+def test_compiled_losses_are_those_of_eager(
+    tmp_path: Path, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a second run loads the programs that the first one made, which both say."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "programs"))
     eager, _ = run_of(tmp_path, "eager", *COSMOFLOW, *ALONE)
     compiled, record = run_of(
         tmp_path, "compiled", *COSMOFLOW, *ALONE, *settings(tmp_path, "train.compile=default", *keys)
@@ -199,6 +203,12 @@ def test_compiled_losses_are_those_of_eager(tmp_path: Path, keys: tuple[str, ...
     assert setting.effective == "default"
     assert setting.evidence.endswith("in the warm-up" if keys else "before the first step")
     assert not any("compiled in measured steps" in text for text in record.warnings)
+    _, again = run_of(tmp_path, "again", *COSMOFLOW, *ALONE, *settings(tmp_path, "train.compile=default", *keys))
+    cold, warm = record.ranks[0].compiling, again.ranks[0].compiling
+    assert cold is not None
+    assert warm is not None
+    assert (cold.from_cache, warm.from_cache) == (0, cold.programs)
+    assert cold.programs == warm.programs > 1
 
 
 @pytest.mark.nightly

@@ -18,6 +18,7 @@ from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
 from dlbench.records.rows.format import CHECK, HEAD
 from dlbench.records.rows.samples import sample_writer
+from dlbench.records.rows.shared import chunk, opened, parts_of
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, SpanWriter
 from dlbench.records.rows.steps import PHASES, StepWriter
 from dlbench.records.status import write_status
@@ -42,7 +43,7 @@ def write_spans(
     folder: RunFolder, rank: int, spans: Iterable[Mapping[str, Any]], max_bytes: int = SPAN_SHARE
 ) -> SpanWriter:
     """The spans of one rank; each is the arguments of `SpanWriter.add`. Returns the closed writer."""
-    writer = SpanWriter(folder.spans(rank), {"rank": rank, "run_id": folder.path.name}, max_bytes)
+    writer = SpanWriter(folder.rank_spans(rank), {"rank": rank, "run_id": folder.path.name}, max_bytes)
     for span in spans:
         writer.add(**span)
     writer.close()
@@ -238,18 +239,36 @@ def large_runs(out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: 
         folder = create(out, plan)
         for path in first.path.iterdir():
             if path.suffix in (".steps", ".spans", ".samples"):
-                (folder.path / path.name).write_bytes(_renamed(path.read_bytes(), plan.run_id))
+                (folder.path / path.name).write_bytes(_renamed(path, plan.run_id))
             elif path not in (first.plan, first.record):
                 (folder.path / path.name).write_bytes(path.read_bytes())
         finished = f"2026-03-01T12:{10 + repeat % 50:02d}:00Z"
         changes = {"run_id": plan.run_id, "configuration": plan.configuration_digest(), "finished": finished}
         write_json(folder.record, {**record, **changes})
         made.append(folder)
-    return made
+    return [gathered(folder, ranks_per_node) for folder in made]
 
 
-def _renamed(content: bytes, run_id: str) -> bytes:
+def _renamed(path: Path, run_id: str) -> bytes:
     """A file of rows as that of another run: the header names it, and every block's checksum holds the header."""
+    pieces = {rank: _pieces(opened(part)[0].read(), run_id) for rank, part in sorted(parts_of(path).items())}
+    if not pieces:
+        return b"".join(_pieces(path.read_bytes(), run_id))
+    return b"".join(chunk(rank, n, piece) for rank, own in pieces.items() for n, piece in enumerate(own))
+
+
+def gathered(folder: RunFolder, ranks_per_node: int) -> RunFolder:
+    """The same run with the rows of a node's ranks in one file, as ranks write them."""
+    for kind in ("steps", "spans"):
+        for path in sorted(folder.path.glob(f"rank-*.{kind}")):
+            with (folder.path / f"node-{int(path.stem[5:]) // ranks_per_node:04d}.{kind}").open("ab") as file:
+                file.write(path.read_bytes())
+            path.unlink()
+    return folder
+
+
+def _pieces(content: bytes, run_id: str) -> list[bytes]:
+    """The header's line and each block."""
     line, begin = content.split(b"\n", 1)[0], content.index(b"\n") + 1
     header = (json.dumps({**json.loads(line), "run_id": run_id}, sort_keys=True) + "\n").encode()
     seed, parts = zlib.crc32(header), [header]
@@ -258,9 +277,9 @@ def _renamed(content: bytes, run_id: str) -> bytes:
         begin += HEAD.size + CHECK.size
         packed = content[begin : begin + length]
         head = HEAD.pack(kind, length, zlib.crc32(packed, seed))
-        parts += [head, CHECK.pack(zlib.crc32(head)), packed]
+        parts.append(head + CHECK.pack(zlib.crc32(head)) + packed)
         begin += length
-    return b"".join(parts)
+    return parts
 
 
 def _large_plan(ranks: int, steps: int, ranks_per_node: int, repeat: int, repeats: int) -> RunPlan:
@@ -314,7 +333,7 @@ def _write_steps(folder: RunFolder, plan: RunPlan, course: Course, rank: int, rn
     phases = course.phases[rank].tolist()
     losses = (2.5 * np.exp(-np.arange(len(starts)) / 400) + rng.normal(0, 0.05, len(starts))).tolist()
     header = {"rank": rank, "clock": "monotonic", "device": f"cuda:{rank % 8}", "run_id": plan.run_id}
-    with StepWriter(folder.steps(rank), header) as writer:
+    with StepWriter(folder.rank_steps(rank), header) as writer:
         for step, (start, took, parts, loss) in enumerate(zip(starts, times, phases, losses, strict=True)):
             writer.append((step, int(step < warmup), start, took, *parts, batch, loss))
     write_status(folder, status(rank, _host(rank // plan.layout.ranks_per_node), "done"))

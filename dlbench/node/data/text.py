@@ -79,12 +79,12 @@ def _packed(mask: torch.Tensor, positions: torch.Tensor) -> Batch:
 
 def parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
     """A batch in equal parts, as views, each with the index arrays of its own."""
-    size = len(next(iter(batch.values()))) // num_parts
+    size = next(iter(batch.values())).size(0) // num_parts
     for number in range(num_parts):
         part, own = {}, f"{_PART}{number}"
         for name, tensor in batch.items():
             if _PART not in name:
-                part[name] = tensor[number * size : (number + 1) * size]
+                part[name] = tensor if num_parts == 1 else tensor[number * size : (number + 1) * size]
             elif name.endswith(own):
                 part[name.removesuffix(own)] = tensor
         yield part
