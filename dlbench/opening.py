@@ -94,10 +94,8 @@ def _whole(path: Path | str, limit: int, *, follow: bool, pipes: bool = False) -
                     continue
                 raise UnfitFileError(path, f"gave no end within {PIPE_WAIT_S:.0f} s") from None
             # One more byte than there are was asked for: a regular file gives no more, and need not be asked again.
-            if not parts and len(part) == status.st_size:
-                return part
-            if not part:
-                return b"".join(parts)
+            if not part or (not parts and len(part) == status.st_size):
+                return b"".join(parts) if parts else part
             parts.append(part)
             left -= len(part)
     finally:

@@ -16,6 +16,7 @@ from itertools import chain
 from tests.bench import (
     checkpoint,
     closed_forms,
+    collectives,
     communication,
     congestion,
     faults,
@@ -91,6 +92,8 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.large": reading.large,
     "shuffling.times": shuffling.times,
     "shuffling.accuracies": shuffling.accuracies,
+    "communication.levels": collectives.levels,
+    "communication.predictions": collectives.predictions,
     "memory.accounts": memory.accounts,
     "memory.methods": memory.methods,
     **{f"memory.hand-{workload}": partial(memory.hand, workload) for workload in memory.HANDS},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -391,6 +392,23 @@ def test_noise_and_outliers_move_little_and_intervals_say_how_much() -> None:
     assert piece.alpha_interval_s[0] <= piece.alpha_s <= piece.alpha_interval_s[1]
     assert piece.beta_interval_s_per_byte[0] <= piece.beta_s_per_byte <= piece.beta_interval_s_per_byte[1]
     assert 0.01 < found.median_error < 0.1
+
+
+def test_residuals_are_those_of_fits_without_the_point() -> None:
+    """One algorithm is slower than the model has it: a fit that saw its points would bend towards them."""
+    points = [
+        replace(one, seconds=one.seconds * (1.3 if one.algorithm == "leader" else 1.0))
+        for one in measured(SHAPED, noise=0.02)
+    ]
+    apart = held_out(points)
+    low, high = np.quantile([one.seconds / seconds for one, seconds in apart], [0.025, 0.975])
+    for found in fitted(points).residuals:
+        of = (found.collective, found.algorithm, found.ranks)
+        missed = [
+            one.seconds / seconds for one, seconds in apart if (one.collective, one.algorithm, one.layout.ranks) == of
+        ]
+        assert len(missed) == len(SIZES)
+        assert (found.least, found.most) == (min(low, *missed), max(high, *missed))
 
 
 def test_a_planted_break_is_found_and_no_other() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlbench.datasets.file_index import load_index
 from dlbench.datasets.tfrecord import decompressor
-from dlbench.datasets.volumes import DensityIndex, DensityReader, index_density
+from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
@@ -56,14 +56,14 @@ class VolumeReader(SampleReader):
 
     def __init__(self, index: DensityIndex, *, counts: bool = False) -> None:
         self._counts, self._shape = counts, (index.size, index.size, index.size, index.channels)
-        self._index, self._files = index, DensityReader(index)
+        self._index, self._volumes = index, CONTAINERS[index.container]()
         self.num_samples = index.num_samples
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """Counts (S, S, S, C) and then parameters (T,), little-endian int16 and float32; unpacked, whatever the file.
 
         Counts that the batch takes as they are go there at once.
-        Raises BadSampleError: it cannot be read.
+        Raises BadSampleError: it cannot be read, or has a negative count.
         """
         is_placed = self._counts and out is not None
         # Of numpy, which asks for large pages: a `bytes` of this size is slow without.
@@ -71,9 +71,12 @@ class VolumeReader(SampleReader):
         end = len(room) - 4 * self._index.num_targets
         counts = out["volume"] if out is not None and is_placed else room[:end].view("<i2").reshape(self._shape)
         try:
-            room[end:].view("<f4")[:] = self._files.read(index, counts)[1]
+            target = self._volumes.read(*self._index.place(index), counts)
         except (OSError, KeyError, ValueError, IndexError) as error:
             raise self._bad(index, (str(error) or type(error).__name__).splitlines()[0]) from None
+        if target.shape != (self._index.num_targets,):
+            raise self._bad(index, f"y has shape {target.shape}, the others have {(self._index.num_targets,)}")
+        room[end:].view("<f4")[:] = target
         if is_placed:
             return Raw(_Targets(room), num_placed=counts.nbytes)
         return Raw(room.data)  # type: ignore[arg-type]  # only read from, as bytes are
@@ -81,7 +84,7 @@ class VolumeReader(SampleReader):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One volume; the epoch makes no difference.
 
-        Raises BadSampleError: it has a negative count or a target that is no number, or is cut off.
+        Raises BadSampleError: it has a target that is no number, or is cut off.
         """
         if isinstance(data, _Targets):
             assert out is not None  # the same as `fetch` was given
@@ -92,8 +95,6 @@ class VolumeReader(SampleReader):
             end = len(data) - 4 * self._index.num_targets
             counts = np.frombuffer(data, "<i2", count=end // 2).reshape(self._shape)
         target = np.frombuffer(data, "<f4", offset=end)
-        if counts.min() < 0:
-            raise self._bad(key[1], "x has a negative count")
         if not np.isfinite(target).all():
             raise self._bad(key[1], "y is not finite")
         if self._counts:
@@ -129,7 +130,7 @@ class VolumeReader(SampleReader):
         return about | ({"decompressor": decompressor()} if index.container == "tfrecord" else {})
 
     def close(self) -> None:
-        self._files.close()
+        self._volumes.close()
 
 
 def open_density(

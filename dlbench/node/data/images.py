@@ -102,24 +102,14 @@ def _resize(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 
 
 def training_image(
-    data: bytes,
-    size: int,
-    generator: np.random.Generator,
-    decoding: Decoding = "region",
-    out: NDArray[np.uint8] | None = None,
-) -> tuple[NDArray[np.uint8], str | None]:
-    """A random part of an encoded image, perhaps mirrored, as (size, size, 3), and a remark as from `decode`.
-
-    `decoding`: see `dlbench.specs.workload`. `out`: (size, size, 3), to be filled and returned; None: a new array.
-    Raises ValueError: the image is empty, truncated, or none.
-    """
-    return begun_image(data, size, generator, decoding)(out)
-
-
-def begun_image(
-    data: bytes, size: int, generator: np.random.Generator, decoding: Decoding
+    data: bytes, size: int, generator: np.random.Generator, decoding: Decoding = "region"
 ) -> Callable[[NDArray[np.uint8] | None], tuple[NDArray[np.uint8], str | None]]:
-    """What is quick of `training_image`: its header is read, the part drawn; the rest when the result is called."""
+    """A random part of an encoded image: its header is read and the part drawn; the rest when the result is called.
+
+    That takes an array (size, size, 3) to be filled, or None for a new one, and returns it with the part, perhaps
+    mirrored, and a remark as from `decode`. `decoding`: see `dlbench.specs.workload`.
+    Raises ValueError, at once or then: the image is empty, truncated, or none.
+    """
     encoded = inspect(data)
     box, is_mirrored = training_crop(encoded.width, encoded.height, generator)
     factor, rows = 1, None
@@ -195,7 +185,7 @@ class JpegReader(SampleReader):
         try:
             # As of the list of the three, but quicker.
             generator = np.random.default_rng(np.array([self._seed, *key], np.uint32))
-            drawn = begun_image(data, self._size, generator, self._decoding) if self._training else None
+            drawn = training_image(data, self._size, generator, self._decoding) if self._training else None
         except ValueError as error:
             raise BadSampleError(f"{self.name(index)}: {error}") from None
 

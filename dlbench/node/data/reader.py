@@ -24,9 +24,8 @@ from dlbench.units import utf8_text
 
 _SKIP_AT_MOST = 100
 """Unreadable samples in a row after which a data set is taken for broken even where samples may be skipped."""
-_IN_A_ROW = 1 << 20
-"""Bytes of samples that are fetched and begun before the first of them is finished: decoding one empties the caches of
-a core, and what is quick is two to four times as quick while they hold its code (measured on images)."""
+_IN_A_ROW = 1 << 20  # bytes of samples fetched and begun before the first is finished
+"""Decoding empties a core's caches; what is quick is two to four times as quick while they hold it (measured)."""
 
 
 class BadSampleError(Exception):
@@ -232,12 +231,12 @@ class BatchReader:
         finished = 0  # bytes
         for place in range(len(keys)):
             begun.append(self._read(place, keys, fetched, stack.place(len(begun))))
-            next(begun[-1])
+            next(begun[-1], None)
             num_bytes = sum(fetched.tier_bytes.values())
             if num_bytes < finished + _IN_A_ROW and place + 1 < len(keys) and not fetched.is_lost:
                 continue
             for one in begun:
-                sample = None if fetched.is_lost else next(one)
+                sample = None if fetched.is_lost else next(one, None)
                 if sample is not None:
                     stack.add(sample.arrays)
             if fetched.is_lost:
@@ -251,50 +250,42 @@ class BatchReader:
         return fetched
 
     def _read(self, place: int, keys: list[Key], fetched: Fetched, out: Arrays | None) -> Iterator[Sample | None]:
-        """Nothing once a sample is fetched and begun; then the sample, or None where there is none for this place."""
-        clock, tried, is_told = time.monotonic_ns, 0, False
+        """Nothing once a sample is fetched and begun, then the sample; ends before where this place gets none."""
+        clock, tried, is_begun = time.monotonic_ns, 0, False
         for taken in self._candidates(place, keys):
             tried += 1
-            start = clock()
             try:
-                try:
-                    raw = self.reader.fetch(taken[1], out)
-                finally:
-                    fetched.fetch_ns += (between := clock()) - start
-                    start = between
+                start = clock()
+                raw = self.reader.fetch(taken[1], out)
+                between = clock()
+                fetched.fetch_ns += between - start
                 fetched.waited_ns += raw.waited_ns
                 num_bytes = len(raw.data) + raw.num_placed
                 fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + num_bytes
-                try:
-                    finish = self.reader.begin(taken, raw.data)
-                    if not is_told:
-                        is_told = True
-                        fetched.prepare_ns += clock() - start
-                        yield None
-                        start = clock()
-                    sample = finish(out)
-                finally:
-                    fetched.prepare_ns += clock() - start
+                finish = self.reader.begin(taken, raw.data)
+                if not is_begun:
+                    is_begun = True
+                    fetched.prepare_ns += clock() - between
+                    yield None
+                    between = clock()
+                sample = finish(out)
+                fetched.prepare_ns += clock() - between
             except NotArrivedError as error:
                 fetched.not_arrived = (taken, error.waited_s)
-                break
+                return
             except BadSampleError as error:
                 fetched.failures.append(str(error))
                 if self._on_bad_sample == "stop":
                     fetched.error = f"{error}; repair it, or set data.on_bad_sample to skip"
-                    break
+                    return
                 continue
             fetched.visited.append(taken)
             if sample.converted is not None:
                 fetched.converted.append(sample.converted)
             yield sample
             return
-        else:
-            if self._replace:
-                fetched.error = f"{tried} samples in a row are unreadable, the last: {fetched.failures[-1]}"
-        if not is_told:
-            yield None
-        yield None
+        if self._replace:
+            fetched.error = f"{tried} samples in a row are unreadable, the last: {fetched.failures[-1]}"
 
     def _candidates(self, place: int, keys: list[Key]) -> Iterator[Key]:
         """The sample of a place in a batch, and those that stand in for it, one after another."""
