@@ -64,6 +64,10 @@ def test_a_run_says_what_its_activations_did(tmp_path: Path) -> None:
     assert 0 < told.swapped_in_bytes <= told.swapped_out_bytes <= 3 * memory.plan.predicted.swapped_bytes
     assert told.activation_peak_bytes
     assert told.activation_peak_bytes <= memory.in_core_bytes - memory.chain.fixed_bytes
+    # By every tensor that came and went in the first step, those included that left for the disk.
+    assert told.device_peak_bytes == record.ranks[0].held.peak
+    assert "not seen to be released" not in record.ranks[0].held.evidence
+    assert told.device_peak_bytes <= 1.1 * memory.plan.predicted.peak_bytes
     # Peaks are those of the measured steps, by the kernel's own count of the process.
     assert record.ranks[0].peak_memory_bytes == record.ranks[0].peak_resident_bytes
     assert not any("does not let it begin anew" in text for text in record.warnings)

@@ -104,13 +104,14 @@ def opened(path: Path, chunks: int | None = None) -> tuple[IO[bytes], int, bool]
     """Rows to be read: those of a rank as if it had a file of its own, perhaps the first chunks alone; the bytes of a
     torn chunk behind them, and whether more is there that is damaged. Raises OSError: the file cannot be read.
     """
-    file = open_file(file_of(path), follow=False)
-    if file_of(path) == path and file.peek(4)[:4] != _MARK:
+    whole = file_of(path)
+    file = open_file(whole, follow=False)
+    if whole is path and file.peek(4)[:4] != _MARK:
         return file, 0, False
     with file:
-        index = _index_of(file_of(path), file)
+        index = _index_of(whole, file)
         alone = min(index.places) if len(index.places) == 1 else _ANY
-        rank = alone if file_of(path) == path else int(path.name[5:])
+        rank = alone if whole is path else int(path.name[5:])
         places = index.places.get(rank, array("Q"))[: chunks and 2 * chunks]
         pieces = [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
     torn = index.torn[rank] + index.torn[_ANY]

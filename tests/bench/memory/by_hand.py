@@ -117,8 +117,8 @@ class ByHand:
         if isinstance(packed, torch.Tensor):
             return packed
         moved, dtype, *view = packed
+        self._seen.clear()  # the forward pass is over: autograd alone holds what has left
         if not self._blocking:
-            self._seen.clear()  # the forward pass is over: autograd alone holds what has left
             ahead, self._moved[moved.block - 1] = self._moved[moved.block - 1] if moved.block else [], []
             for other in (*self._moved[moved.block], *reversed(ahead)):
                 other.start_back()
