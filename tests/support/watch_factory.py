@@ -238,7 +238,7 @@ def large_runs(out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: 
         folder = create(out, plan)
         for path in first.path.iterdir():
             if path.suffix in (".steps", ".spans", ".samples"):
-                (folder.path / path.name).write_bytes(_renamed(path.read_bytes(), plan.run_id))
+                (folder.path / path.name).write_bytes(_renamed(path.read_bytes(), run_id=plan.run_id))
             elif path not in (first.plan, first.record):
                 (folder.path / path.name).write_bytes(path.read_bytes())
         finished = f"2026-03-01T12:{10 + repeat % 50:02d}:00Z"
@@ -248,10 +248,36 @@ def large_runs(out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: 
     return made
 
 
-def _renamed(content: bytes, run_id: str) -> bytes:
-    """A file of rows as that of another run: the header names it, and every block's checksum holds the header."""
+def wide_run(out: Path, first: RunFolder, ranks: int) -> RunFolder:
+    """A large run whose ranks and nodes have the times, spans and samples of those of another one, over and over."""
+    record = json.loads(first.record.read_text(encoding="utf-8"))
+    own, steps = record["ranks"], record["steps"]
+    plan = _large_plan(ranks, steps, 8, 0, 1)
+    folder = create(out, plan)
+    for rank in range(ranks):
+        for file in (folder.steps, folder.spans):
+            content = first.path.joinpath(file(rank % len(own)).name).read_bytes()
+            file(rank).write_bytes(_renamed(content, rank=rank, run_id=plan.run_id))
+    # Not node 0's clock, which has no points.
+    clock = record["watch"]["nodes"][1]["clock"]
+    nodes = []
+    for node in range(plan.layout.nodes):
+        at = {"node_rank": node, "host": _host(node)}
+        like = node % len(record["watch"]["nodes"])
+        content = _renamed(first.samples(like).read_bytes(), run_id=plan.run_id, **at)
+        folder.samples(node).write_bytes(content)
+        nodes.append({**record["watch"]["nodes"][like], **at, "clock": {**clock, **at} if node else clock_line()})
+    record["watch"]["nodes"] = nodes
+    places = [{"rank": rank, "node_rank": rank // 8, "host": _host(rank // 8)} for rank in range(ranks)]
+    record["ranks"] = [{**own[at["rank"] % len(own)], **at} for at in places]
+    write_json(folder.record, {**record, "run_id": plan.run_id, "configuration": plan.configuration_digest()})
+    return folder
+
+
+def _renamed(content: bytes, **changes: Any) -> bytes:
+    """A file of rows as that of another run: the header says so, and every block's checksum holds the header."""
     line, begin = content.split(b"\n", 1)[0], content.index(b"\n") + 1
-    header = (json.dumps({**json.loads(line), "run_id": run_id}, sort_keys=True) + "\n").encode()
+    header = (json.dumps({**json.loads(line), **changes}, sort_keys=True) + "\n").encode()
     seed, parts = zlib.crc32(header), [header]
     while begin < len(content):
         kind, length, _ = HEAD.unpack_from(content, begin)

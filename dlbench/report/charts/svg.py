@@ -7,6 +7,7 @@ import functools
 import re
 import resource
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import psutil
@@ -106,4 +107,4 @@ def script_bundle() -> str:
     def bundle() -> str:
         return str(vl_convert.javascript_bundle(script, vl_version=version))
 
-    return kept("scripts", script, f"vl-convert {vl_convert.__version__}, Vega-Lite {version}", bundle) or ""
+    return kept("scripts", script, f"{metadata.version('vl-convert-python')}, {version}", bundle) or ""
