@@ -356,7 +356,7 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
         gains=tuple(_gains(ordered, table)),
         median_step_error=median(step_errors) if step_errors else None,
         median_peak_error=median(peak_errors) if peak_errors else None,
-        allocators=tuple(sorted({one.effective for one in settings if one.key == "memory.allocator"})),
+        allocators=tuple(sorted({str(one.effective) for one in settings if one.key == "memory.allocator"})),
         passages=tuple(_passages(ordered, table)),
     )
 
