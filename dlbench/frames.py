@@ -88,7 +88,7 @@ class Runs:
     def steps(self, run: str) -> pd.DataFrame:
         """One row per rank and step of run id `run`: `start_ns` on the clock of node 0, phases, samples, loss.
 
-        Columns as in docs/formats.md, "rank-NNNN.steps"; warm-up steps have `warmup`. Raises UserError: there is no
+        Columns as in docs/formats.md, "node-NNNN.steps"; warm-up steps have `warmup`. Raises UserError: there is no
         such run; or IncompleteDataError: a step file is missing or damaged.
         """
         traced, notes = self._traced(run)

@@ -45,7 +45,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 class UnfitFileError(OSError):
     """A file that is there and is none to be read: not a regular one, a link where none may be, or too large."""
 
-    def __init__(self, path: Path, why: str) -> None:
+    def __init__(self, path: Path | str, why: str) -> None:
         super().__init__(errno.EINVAL, why, str(path))
 
 
@@ -72,12 +72,12 @@ def require_file(path: Path) -> None:
     os.close(descriptor(path))
 
 
-def read_bytes(path: Path, limit: int, *, follow: bool = True) -> bytes:
+def read_bytes(path: Path | str, limit: int, *, follow: bool = True) -> bytes:
     """The whole content of a regular file, of at most `limit` bytes."""
     return _whole(path, limit, follow=follow)
 
 
-def _whole(path: Path, limit: int, *, follow: bool, pipes: bool = False) -> bytes:
+def _whole(path: Path | str, limit: int, *, follow: bool, pipes: bool = False) -> bytes:
     opened, status = _opened(path, follow=follow, pipes=pipes)
     parts: list[bytes] = []
     left, deadline = limit + 1, time.monotonic() + PIPE_WAIT_S
@@ -93,8 +93,9 @@ def _whole(path: Path, limit: int, *, follow: bool, pipes: bool = False) -> byte
                 if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     continue
                 raise UnfitFileError(path, f"gave no end within {PIPE_WAIT_S:.0f} s") from None
-            if not part:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+            # One more byte than there are was asked for: a regular file gives no more, and need not be asked again.
+            if not part or (not parts and len(part) == status.st_size):
+                return b"".join(parts) if parts else part
             parts.append(part)
             left -= len(part)
     finally:
@@ -172,11 +173,13 @@ def read_named(path: Path, limit: int) -> bytes:
     return _whole(path, limit, follow=True, pipes=True)
 
 
-def _opened(path: Path, *, follow: bool, pipes: bool = False, folder: int | None = None) -> tuple[int, os.stat_result]:
+def _opened(
+    path: Path | str, *, follow: bool, pipes: bool = False, folder: int | None = None
+) -> tuple[int, os.stat_result]:
     # Without O_NONBLOCK the opening of a pipe waits for a writer; with it a regular file is read as without.
     try:
         flags = _FILE if follow else _FILE | os.O_NOFOLLOW
-        opened = os.open(path if folder is None else path.name, flags, dir_fd=folder)
+        opened = os.open(path if folder is None else Path(path).name, flags, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise UnfitFileError(path, "is a link, not a regular file") from None

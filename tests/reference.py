@@ -209,7 +209,7 @@ def format_versions() -> str:
         ("`plan.json` of `dlbench comm`", *stamped(CommPlan)),
         ("`record.json`", *stamped(Record)),
         ("`comm.json`", *stamped(CommRecord)),
-        ("`rank-NNNN.steps` (header)", "dlbench.steps", STEPS_VERSION),
+        ("`node-NNNN.steps` (header)", "dlbench.steps", STEPS_VERSION),
         ("`rank-NNNN.spans` (header)", SPANS_FORMAT, SPANS_VERSION),
         ("`node-NNNN.samples` (header)", SAMPLES_FORMAT, SAMPLES_VERSION),
         ("`clock.json`", clocks.FORMAT, clocks.VERSION),

@@ -18,6 +18,7 @@ from dlbench.analysis.sessions import allocations_of
 from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
 from dlbench.records.rows.damage import damaged_traces
+from dlbench.records.rows.shared import file_of
 from dlbench.records.scan import Run, Scan
 from dlbench.stats.pairing import KnownKey, RunKey
 
@@ -236,7 +237,9 @@ def load_runs(
 def _weight(run: Run) -> int:
     """Bytes of a run's step files, as if all were as large as the first, and as much again as opening them takes."""
     try:
-        size = run.folder.steps(0).stat().st_size
+        first = run.folder.steps(0)
+        layout = run.plan.layout
+        size = file_of(first).stat().st_size // (1 if file_of(first) == first else layout.ranks_per_node)
     except OSError:
         size = 0
     return run.plan.layout.ranks * (size + FILE_BYTES)

@@ -51,7 +51,7 @@ def cost(
     width = ELEMENT_BYTES[dtype]
     elements = whole_elements(num_bytes, width)
     counted = counts(collective, algorithm, layout, elements, width, shards=shards)
-    chunks = pipeline_chunks(collective, algorithm, layout.ranks, elements)
+    chunks = pipeline_chunks(collective, algorithm, layout, elements)
     form = closed_form(collective, algorithm, layout, shards=shards, chunks=chunks)
     known = network or BYTES_ALONE
     seconds = predict(collective, algorithm, num_bytes, layout, known, element_bytes=width, shards=shards)
@@ -62,7 +62,7 @@ def cost(
         "parameter-server": f", k = {shards or layout.ranks}",
         "double-binary-tree": f", c = {chunks}",
         "chain": f", c = {chunks}",
-        "hierarchical": f", φ = {max(1, layout.group_size / links) if links else 1:g}",
+        "hierarchical": f", c = {chunks}, φ = {max(1, layout.group_size / links) if links else 1:g}",
     }
     return Cost(
         algorithm=algorithm + letters.get(algorithm, ""),
@@ -82,7 +82,7 @@ COST_WORDS = (
     "Volume: bytes that the busiest rank sends. Over ideal: time, measured or else predicted, over the least "
     "start-ups and bytes of any algorithm; without costs of messages, of bytes alone. α: start-up of a message; β, γ: "
     "seconds a byte sent and reduced; A, B: between groups, φ at once on a link; p ranks, m groups of g, k servers, "
-    "c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L."
+    "c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L. Of hierarchical in chunks the sum of both levels, which overlap."
 )
 
 

@@ -83,7 +83,7 @@ class OpenFiles:
     """Opens files at first use in each process, so that its owner may be pickled or forked."""
 
     def __init__(self) -> None:
-        self._handles: dict[Path, Any] = {}
+        self._handles: dict[Path, tuple[Any, dict[str, Any]]] = {}  # and the datasets that were asked for
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,13 +95,19 @@ class OpenFiles:
             self._handles, self._owner = {}, os.getpid()
         if path not in self._handles:
             if len(self._handles) >= OPEN_AT_MOST:
-                self._handles.pop(next(iter(self._handles))).close()
-            self._handles[path] = open_hdf5(path)
-        return self._handles[path]
+                self._handles.pop(next(iter(self._handles)))[0].close()
+            self._handles[path] = open_hdf5(path), {}
+        return self._handles[path][0]
+
+    def dataset(self, path: Path, key: str) -> Any:
+        """A dataset of an open file, looked up once; raises as `get`, and KeyError."""
+        file = self.get(path)
+        known = self._handles[path][1]
+        return known[key] if key in known else known.setdefault(key, file[key])
 
     def close(self) -> None:
-        for handle in self._handles.values():
-            handle.close()
+        for file, _ in self._handles.values():
+            file.close()
         self._handles.clear()
 
 

@@ -43,6 +43,7 @@ MAX_SAMPLE = 1 << 33
 PUBLIC = {"train": (524_288, 262_144), "validation": (65_536,)}
 """Samples of the public set, of MLPerf HPC v1.0 and later, then of v0.7 (mlcommons/hpc, cosmoflow/README.md)."""
 _CHANNELS = (4, 1, 2, 3, *range(5, 17))
+_PART_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +84,42 @@ class Volumes:
         """All samples of a file, in order; raises as `inspect` does."""
         raise NotImplementedError
 
-    def read(self, path: Path, place: int, num: int) -> Volume:
-        """The sample at a place of a file that holds `num` of them.
+    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
+        """The sample at a place of a file that holds `num` of them: its counts into `counts`, its parameters returned.
 
-        Raises OSError, KeyError, ValueError or IndexError: the file is damaged or has gone.
+        Raises OSError, KeyError, ValueError or IndexError: the file is damaged or has gone, the form differs, or a
+        count is negative.
         """
+        x, y = self._sample(path, place, num)
+        require_form(x.shape, counts)
+        for part, stored in zip(_parts(counts), _parts(x), strict=True):
+            np.copyto(part, stored)
+            require_counts(part)
+        return y
+
+    def _sample(self, path: Path, place: int, num: int) -> Volume:
         raise NotImplementedError
 
     def close(self) -> None:
         """Closes open files; reading again opens them again."""
+
+
+def require_form(shape: tuple[int, ...], counts: NDArray[np.int16]) -> None:
+    """Raises ValueError: a volume has another shape than `counts`."""
+    if shape != counts.shape:
+        raise ValueError(f"x has shape {shape}, the others have {counts.shape}")
+
+
+def require_counts(part: NDArray[np.int16]) -> None:
+    """Raises ValueError: one of them is negative."""
+    if part.min() < 0:
+        raise ValueError("x has a negative count")
+
+
+def _parts(counts: NDArray[np.int16]) -> Iterator[NDArray[np.int16]]:
+    """A volume in parts that are still in a core's cache when they are looked at after they were read."""
+    step = max(1, _PART_BYTES // counts[0].nbytes)
+    return (counts[start : start + step] for start in range(0, len(counts), step))
 
 
 class Hdf5Volumes(Volumes):
@@ -128,9 +156,23 @@ class Hdf5Volumes(Volumes):
             for place in range(num):
                 yield _hdf5_sample(file, place)
 
-    def read(self, path: Path, place: int, num: int) -> Volume:
+    def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         with damage_as_oserror():  # HDF5 itself refuses a place beyond its end
-            return _hdf5_sample(self._files.get(path), place)
+            x, y = self._files.dataset(path, "x"), self._files.dataset(path, "y")
+            require_form(x.shape[-4:], counts)
+            chosen = place if x.ndim == 5 else ()
+            start = _stored_at(x, place, counts)
+            if start is None:
+                x.read_direct(counts, chosen)
+                require_counts(counts)
+                return np.asarray(y[chosen])
+            opened = self._files.get(path).id.get_vfd_handle()
+            for part in _parts(counts):
+                if os.preadv(opened, [part.data], start) < part.nbytes:
+                    raise ValueError("cut off")
+                require_counts(part)
+                start += part.nbytes
+            return np.asarray(y[chosen])
 
     def close(self) -> None:
         self._files.close()
@@ -148,6 +190,20 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
         raise ValueError(f"{key} is {found.dtype} of shape {found.shape}; expected {Hdf5Volumes.LAYOUT}")
     require_plausible(found)
     return found
+
+
+def _stored_at(x: Any, place: int, counts: NDArray[np.int16]) -> int | None:
+    """The byte of its file at which a volume of a dataset begins; None: it does not lie there as it is in `counts`."""
+    first = (place if x.ndim == 5 else 0, 0, 0, 0, 0)[: x.ndim]
+    if x.dtype != counts.dtype or first[0] >= x.shape[0]:
+        return None
+    if x.chunks is None:  # the start is None of a compact, an external or a virtual one
+        start = x.id.get_offset()
+        return None if start is None else int(start) + first[0] * counts.nbytes
+    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *counts.shape)[-x.ndim :]:
+        return None
+    chunk = x.id.get_chunk_info_by_coord(first)
+    return None if chunk.byte_offset is None else int(chunk.byte_offset)
 
 
 def _hdf5_sample(file: Any, place: int) -> Volume:
@@ -182,7 +238,7 @@ class TfrecordVolumes(Volumes):
     def samples(path: Path) -> Iterator[Volume]:
         return map(decode_volume, tfrecord.read_records(path))
 
-    def read(self, path: Path, place: int, num: int) -> Volume:
+    def _sample(self, path: Path, place: int, num: int) -> Volume:
         if num == 1:
             data = read_bytes(path, MAX_SAMPLE)
             payloads = list(tfrecord.unframe(tfrecord.gunzip(data) if tfrecord.is_gzip(data[:12]) else data))
@@ -243,11 +299,11 @@ class NpyVolumes(Volumes):
         for x, y in zip(*_npy_pair(path), strict=True):
             yield np.array(x), np.array(y)
 
-    def read(self, path: Path, place: int, num: int) -> Volume:
+    def _sample(self, path: Path, place: int, num: int) -> Volume:
         x, y = _npy_pair(path)
         if x.shape[0] != num:
             raise ValueError(f"holds {x.shape[0]} volumes, expected {num}")
-        return np.array(x[place]), np.array(y[place])
+        return x[place], np.array(y[place])
 
 
 def targets_path(path: Path) -> Path:
@@ -403,29 +459,6 @@ def file_shape(folder: Path, name: str, container: str) -> FileShape:
         raise UserError(f"{str(folder / name)!r}: {reason}") from None
 
 
-class DensityReader:
-    """Reads single volumes of an index; it may be pickled or forked."""
-
-    def __init__(self, index: DensityIndex) -> None:
-        self.index = index
-        self._volumes = CONTAINERS[index.container]()
-
-    def read(self, index: int) -> Volume:
-        """Volume (S, S, S, C) int16 and parameters (T,) float32 of one sample.
-
-        Raises OSError, KeyError, ValueError or IndexError: the file is damaged, has gone, or holds something else than
-        the index says.
-        """
-        x, y = self._volumes.read(*self.index.place(index))
-        expected, targets = (*[self.index.size] * 3, self.index.channels), (self.index.num_targets,)
-        if x.shape != expected or y.shape != targets:
-            raise ValueError(f"x has shape {x.shape} and y {y.shape}, the others have {expected} and {targets}")
-        return x, y
-
-    def close(self) -> None:
-        self._volumes.close()
-
-
 def first_shape(path: Path, container: str) -> FileShape:
     """Of the first volume in a file; UserError if it cannot be read."""
     try:
@@ -469,8 +502,7 @@ def _checked(folder: Path, container: str, name: str) -> FileShape | str:
             shape = found if shape is None else shape
             if not found.fits(shape):
                 return f"sample {number}: {found}, but the first has {shape}"
-            if x.min() < 0:
-                return f"sample {number}: x has a negative count"
+            require_counts(x)
             if not np.isfinite(y).all():
                 return f"sample {number}: y is not finite"
             number += 1

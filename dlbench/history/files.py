@@ -43,7 +43,7 @@ MAX_DEPTH = 3  # Folders within a run's folder; `checkpoints/` is one.
 
 # What makes two runs the same. Figures need nothing else but, for the stages of energy, the spans of each node's first
 # rank, which come whole with the run and are never taken out of it; all else may differ, or go.
-_FIGURE_FILE = re.compile(r"plan\.json|record\.json|rank-\d{4,}\.steps|node-\d{4,}\.samples")
+_FIGURE_FILE = re.compile(r"plan\.json|record\.json|(rank|node)-\d{4,}\.steps|node-\d{4,}\.samples")
 _BLOCK = 1 << 20
 
 

@@ -24,10 +24,11 @@ from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.files import content_digest, files_of, num_bytes, sync_folder
 from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.opening import folder_below, read_json
-from dlbench.records.files import write_json
+from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.record import Record
 from dlbench.records.registry import THROUGHPUT, data_source, goal, precision
+from dlbench.records.rows.shared import file_of, part_alone, parts_of
 from dlbench.records.scan import Run, Scan, load_file, read_run
 from dlbench.report.wording import short_data
 from dlbench.specs.base import CountOrZero, Spec
@@ -36,7 +37,7 @@ from dlbench.units import utc_now
 DROPPED = "dropped.json"
 
 KINDS: dict[str, re.Pattern[str]] = {
-    "spans": re.compile(r"rank-\d{4,}\.spans"),
+    "spans": re.compile(r"(rank|node)-\d{4,}\.spans"),
     "profiles": re.compile(r"rank-\d{4,}\.profile\.json"),
     "checkpoints": re.compile(r"checkpoints/.*"),
     "logs": re.compile(r"rank-\d{4,}\.log|launch\.log|slurm-[^/]*\.out"),
@@ -62,6 +63,7 @@ class Removal:
     entry: HistoryEntry
     files: tuple[str, ...]  # Relative names; empty: the whole run.
     num_bytes: int
+    parts: tuple[Path, ...] = ()  # Of some of these files: what stays.
 
 
 def dropped_kinds(folder: RunFolder) -> tuple[str, ...]:
@@ -116,13 +118,17 @@ def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: 
             continue
         files = files_of(path)
         kept = _spans_of_figures(RunFolder(path), files)
-        sizes = {name: files[name].st_size for name in files if _kind(name) is not None and name not in kept}
+        parts = tuple(part for part in kept if part.parent != path and len(parts_of(part.parent)) > 1)
+        names = {file_of(part).name for part in kept} - {part.parent.name for part in parts}
+        sizes = {name: files[name].st_size for name in files if _kind(name) is not None and name not in names}
+        stays = sum(len(part_alone(part)) for part in parts)
         if sizes:
-            found.append(Removal(entry=entry, files=tuple(sorted(sizes)), num_bytes=sum(sizes.values())))
+            removed = sum(sizes.values()) - stays
+            found.append(Removal(entry=entry, files=tuple(sorted(sizes)), num_bytes=removed, parts=parts))
     return found
 
 
-def _spans_of_figures(folder: RunFolder, files: Iterable[str]) -> set[str]:
+def _spans_of_figures(folder: RunFolder, files: Iterable[str]) -> set[Path]:
     """Spans of which figures are made: those of each node's first rank hold the stages of its energy.
 
     All, where no record says which ranks these are.
@@ -132,11 +138,12 @@ def _spans_of_figures(folder: RunFolder, files: Iterable[str]) -> set[str]:
     except IncompleteDataError:
         record = None
     if record is None:
-        return {name for name in files if _kind(name) == "spans"}
+        return {folder.path / name for name in files if _kind(name) == "spans"}
     first: dict[int, int] = {}
     for one in record.ranks:
         first[one.node_rank] = min(one.rank, first.get(one.node_rank, one.rank))
-    return {folder.spans(rank).name for rank in first.values()}
+    spans = {folder.spans(rank) for rank in first.values()}
+    return {path for path in spans if file_of(path).exists()}
 
 
 def prune(history: History, chosen: Sequence[Removal]) -> None:
@@ -179,7 +186,10 @@ def _drop(store: Path, removal: Removal) -> None:
             with suppress(FileNotFoundError), folder_below(store, *own, *parts) as opened:
                 for name in names:
                     with suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=opened)
+                        if part := next((part for part in removal.parts if part.parent.name == name), None):
+                            write_atomic(folder / name, part_alone(folder / name / part.name), follow=False)
+                        else:
+                            os.unlink(name, dir_fd=opened)
         emptied = {parts[:length] for parts in by_folder for length in range(1, len(parts) + 1)}
         for parts in sorted(emptied, key=len, reverse=True):
             with suppress(FileNotFoundError), folder_below(store, *own, *parts[:-1]) as opened:

@@ -37,6 +37,7 @@ from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanRows, SpanSource, s
 from dlbench.perfetto.run import TraceRun
 from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.shared import file_of
 
 PARALLEL_BYTES = 4_000_000  # Runs with smaller files are written by this process alone.
 MOST_WORKERS = 4
@@ -122,8 +123,8 @@ def _make_part(run: TraceRun, item: tuple[Part, Path], *, compress: bool) -> Not
 
 def _num_workers(run: TraceRun, num_parts: int) -> int:
     folder = run.folder
-    paths = [path for rank in run.selection.ranks for path in (folder.steps(rank), folder.spans(rank))]
-    paths += [folder.samples(node) for node in run.nodes]
+    paths = {file_of(path) for rank in run.selection.ranks for path in (folder.steps(rank), folder.spans(rank))}
+    paths |= {folder.samples(node) for node in run.nodes}
     size = sum(path.stat().st_size for path in paths if path.exists())
     if size < PARALLEL_BYTES:
         return 1

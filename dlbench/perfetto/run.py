@@ -16,6 +16,7 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, Times, make_axis, step_rows
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.spans import SpanReader
 from dlbench.records.scan import Run
 
@@ -94,9 +95,9 @@ class TraceRun:
     def has_spans_of(self, rank: int, notes: Notes) -> bool:
         """Whether there is a file of a rank's spans; one that is missing is noted."""
         path = self.folder.spans(rank)
-        if not path.exists() and self.has_spans:
+        if not (exists := file_of(path).exists()) and self.has_spans:
             notes.problem(f"{path}: missing: rank {rank} is shown without spans")
-        return path.exists()
+        return exists
 
     def has_samples_of(self, node: int, notes: Notes) -> bool:
         """Whether there is a file of a node's samples; one that is missing is noted."""
@@ -166,11 +167,11 @@ def _earliest(run: Run, node_of: tuple[int, ...], notes: Notes) -> dict[int, int
         firsts[node] = min(time, firsts.get(node, time))
 
     for rank, node in enumerate(node_of):
-        if run.folder.steps(rank).exists():
+        if file_of(run.folder.steps(rank)).exists():
             rows = next(notes.guarded(step_rows(run.folder.steps(rank), Notes())), None)
             if rows is not None:
                 seen(node, int(rows.edges[0, 0]))
-        if run.folder.spans(rank).exists():
+        if file_of(run.folder.spans(rank)).exists():
             for time in notes.guarded(_span_beginnings(run.folder, rank)):
                 seen(node, time)
     for node in range(run.plan.layout.nodes):

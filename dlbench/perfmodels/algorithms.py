@@ -44,25 +44,31 @@ class Pattern:
     target: Numbers
     first: Numbers  # First element of each message; it goes on around the end of the vector.
     count: Numbers  # Elements of each message; those without any do not travel.
-    reduce: bool = False  # Whether what arrives is added.
+    reduce: bool | Numbers = False  # Whether what arrives is added; or how many elements of each message are.
     repeat: int = 1
     weight: Numbers | None = None
     """Messages that each entry stands for, to as many ranks of the same level; None: one."""
     into: Numbers | None = None  # First element at the target, of all-to-all; None: as at the source.
+
+    @property
+    def added(self) -> Numbers:
+        """Elements of each message that are added."""
+        return self.count * self.reduce if isinstance(self.reduce, bool) else self.reduce
 
     def backwards(self) -> Pattern:
         """What was received is sent back, and put in place."""
         return replace(self, source=self.target, target=self.source, reduce=False)
 
     def runs(self, elements: int) -> Numbers:
-        """Source, target, first element there and there, and elements of what travels, (5, runs), in a vector of this
-        many elements: messages around its end are two.
+        """Source, target, first element there and there, elements, whether they are added, (6, runs), of what travels
+        in a vector of this many elements: messages around its end are two.
         """
         first = self.first % max(1, elements)
         around = np.maximum(first + self.count - elements, 0)
-        runs = np.stack([self.source, self.target, first, first if self.into is None else self.into, self.count])
+        added = self.added > 0
+        runs = np.stack([self.source, self.target, first, first if self.into is None else self.into, self.count, added])
         if around.any():
-            rest = np.stack([self.source, self.target, 0 * first, 0 * first, around])
+            rest = np.stack([self.source, self.target, 0 * first, 0 * first, around, added])
             runs[4] -= around
             runs = np.concatenate([runs, rest], axis=1)
         return runs[:, runs[4] > 0]
@@ -83,9 +89,9 @@ def schedule(
 
     `algorithm`: one of `ALGORITHMS[collective]`. `rank`: whose steps, from 0. `elements`: of the vector, 0 or more.
     `group_size`: ranks of a group, for hierarchical and leader; rank r is in group r // group_size. `shards`: servers
-    of parameter-server, on the first ranks; none: every rank is one. `chunks`: for double-binary-tree and chain; none:
-    `pipeline_chunks`. Raises `UserError`: no such algorithm; groups that do not divide the ranks; more servers than
-    ranks; `ValueError`: no such rank, a negative number of elements, or no chunk.
+    of parameter-server, on the first ranks; none: every rank is one. `chunks`: for hierarchical, double-binary-tree and
+    chain; none: `pipeline_chunks`. Raises `UserError`: no such algorithm; groups that do not divide the ranks; more
+    servers than ranks; `ValueError`: no such rank, a negative number of elements, or no chunk.
     """
     problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
     if problem:
@@ -93,19 +99,17 @@ def schedule(
     if not 0 <= rank < ranks or elements < 0 or (chunks is not None and chunks < 1):
         raise ValueError(f"no schedule for rank {rank} of {ranks}, {elements} elements in {chunks} chunks")
     layout = Layout(ranks=ranks, group_size=max(1, group_size))
-    pieces = pipeline_chunks(collective, algorithm, ranks, elements) if chunks is None else chunks
+    pieces = pipeline_chunks(collective, algorithm, layout, elements) if chunks is None else chunks
     found = []
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=pieces):
         runs = pattern.runs(elements)
-        source, target, first, into, count = runs
+        source, target, first, into, count, added = runs
         sends, receives = source == rank, target == rank
+        arriving = (source[receives], into[receives], count[receives], added[receives] > 0)
         found.append(
             Step(
                 sends=tuple(map(Transfer, target[sends].tolist(), first[sends].tolist(), count[sends].tolist())),
-                receives=tuple(
-                    map(Transfer, source[receives].tolist(), into[receives].tolist(), count[receives].tolist())
-                ),
-                reduce=pattern.reduce,
+                receives=tuple(map(Transfer, *(one.tolist() for one in arriving))),
                 from_input=pattern.into is not None,
             )
         )
@@ -133,10 +137,10 @@ def counts(
     shards: int | None = None,
 ) -> tuple[RankCounts, ...]:
     """Counts of every rank; arguments and errors as `schedule`."""
-    ranks, chunks, steps = layout.ranks, pipeline_chunks(collective, algorithm, layout.ranks, elements), 0
+    ranks, chunks, steps = layout.ranks, pipeline_chunks(collective, algorithm, layout, elements), 0
     totals = np.zeros((3, ranks), np.int64)  # messages, elements, elements that leave the group
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks):
-        source, target, _, _, count = pattern.runs(elements)
+        source, target, _, _, count, _ = pattern.runs(elements)
         away = source // layout.node_size != target // layout.node_size
         for total, weights in zip(totals, (count > 0, count, count * away), strict=True):
             np.add.at(total, source, weights)
@@ -184,11 +188,7 @@ def patterns(
         "allreduce shifted-halving-doubling": lambda: _folded(p, n, _shifted),
         "allreduce direct": lambda: _there_and_back(_to_servers(layout, n, p, lumped)),
         "allreduce parameter-server": lambda: _there_and_back(_to_servers(layout, n, shards or p, lumped)),
-        # In the group, across groups among ranks of one place, in the group: Horovod's hierarchical and torus
-        # all-reduce (2D ring, Mikami et al. 2018).
-        "allreduce hierarchical": lambda: _chained(
-            ring("scatter", groups), ring("both", groups.T, g), ring("gather", groups)
-        ),
+        "allreduce hierarchical": lambda: _hierarchical(groups, n, chunks, lumped),
         # To the first rank of each group, ring of these, from it in the group (Jia et al. 2018).
         "allreduce leader": lambda: _chained(
             ring("scatter", groups),
@@ -266,6 +266,40 @@ def _ring(teams: Numbers, elements: int, parts: int, phases: str, lumped: bool) 
             index = (np.arange(size) - step - reduce)[None] % size
             first, count = begins + _begin(vectors, size, index), _cut(vectors, size, index)
             yield Pattern(source, target, first.ravel(), count.ravel(), reduce, size - 1 if is_one else 1)
+
+
+def _hierarchical(groups: Numbers, elements: int, chunks: int, lumped: bool) -> Iterator[Pattern]:
+    """In the group, across groups among ranks of one place, in the group: Horovod's hierarchical and torus all-reduce
+    (2D ring, Mikami et al. 2018). In chunks one behind the other: chunk c goes through the steps of its three rings
+    from step c on, so that messages inside groups and across them are on their way at once.
+    """
+    p = groups.size
+    is_equal = lumped and elements % (chunks * p) == 0
+    made: list[list[Pattern]] = []  # Of each chunk; of the first alone where all are alike.
+    for chunk in range(1 if is_equal else chunks):
+        length, begin = int(_cut(elements, chunks, chunk)), _begin(elements, chunks, chunk)
+        rings = ((groups, 1, "scatter"), (groups.T, groups.shape[1], "both"), (groups, 1, "gather"))
+        found = _chained(*(_ring(teams, length, parts, phases, is_equal) for teams, parts, phases in rings))
+        made.append([replace(one, first=one.first + begin) for one in found])
+    order = [number for number, one in enumerate(made[0]) for _ in range(one.repeat)]
+    kinds: Counter[tuple[tuple[tuple[int, int], int], ...]] = Counter()
+    for step in range(len(order) + chunks - 1):
+        under_way = range(max(0, step - len(order) + 1), min(chunks, step + 1))
+        kinds[tuple(Counter((0 if is_equal else c, order[step - c]) for c in under_way).items())] += 1
+    for together, repeat in kinds.items():
+        parts = [(made[chunk][number], times) for (chunk, number), times in together]
+        source, target, first, count, added = np.concatenate(
+            [[one.source, one.target, one.first, one.count * times, one.added * times] for one, times in parts], axis=1
+        )
+        whole = Pattern(source, target, first, count, added, repeat)
+        yield _as_one(whole, p) if lumped else whole
+
+
+def _as_one(pattern: Pattern, p: int) -> Pattern:
+    """Messages of a step between two ranks as one message."""
+    pair, index = np.unique(pattern.source * p + pattern.target, return_inverse=True)
+    count, added = (np.bincount(index, one).astype(np.int64) for one in (pattern.count, pattern.added))
+    return replace(pattern, source=pair // p, target=pair % p, first=0 * pair, count=count, reduce=added)
 
 
 def _from_first(teams: Numbers, elements: int) -> Iterator[Pattern]:
@@ -490,8 +524,5 @@ def _double_tree(p: int, elements: int, chunks: int, lumped: bool) -> Iterator[P
         halves = [int(_cut(elements, 2, tree)) for tree in (0, 1)]
         first = np.concatenate([tree * halves[0] + _begin(halves[tree], chunks, chunk) for tree in (0, 1)])
         count = np.concatenate([_cut(halves[tree], chunks, chunk) for tree in (0, 1)])
-        if lumped:  # between two ranks it is one message
-            pair, index = np.unique(source * p + target, return_inverse=True)
-            source, target, first = pair // p, pair % p, 0 * pair
-            count = np.bincount(index, count).astype(np.int64)
-        yield Pattern(source, target, first, count, reduce=True, repeat=repeat)
+        both = Pattern(source, target, first, count, reduce=True, repeat=repeat)
+        yield _as_one(both, p) if lumped else both

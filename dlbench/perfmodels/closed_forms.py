@@ -6,8 +6,9 @@ of g, k servers, c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L.
 
 Sources: Thakur, Rabenseifner & Gropp 2005 (section 4), a number of ranks that is no power of two by folding the
 surplus; double binary tree, Sanders, Speck & Träff 2009, here with each phase in L + c - 1 steps in which a rank takes
-two chunks; hierarchical, Mikami et al. 2018; leader, Jia et al. 2018; the ideal, Chan, Heimlich, Purkayastha & van de
-Geijn 2007 (their lower bounds of each cost, which no algorithm need reach at once).
+two chunks; hierarchical, Mikami et al. 2018, the sum of its levels, which overlap where there are chunks; leader, Jia
+et al. 2018; the ideal, Chan, Heimlich, Purkayastha & van de Geijn 2007 (their lower bounds of each cost, which no
+algorithm need reach at once).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "allreduce recursive-halving-doubling": _HALVING,
     "allreduce shifted-halving-doubling": _HALVING,
     "allreduce hierarchical": (
-        "2 * (g - 1) + 2 * (m - 1)", "2 * (g - 1) / g * n + 2 * (m - 1) / p * n",
-        "2 * (g - 1) * α + 2 * (g - 1) / g * n * β + 2 * (m - 1) * A + 2 * (m - 1) / p * φ * n * B"
+        "2 * (g - 1) + 2 * (m - 1) + c - 1", "2 * (g - 1) / g * n + 2 * (m - 1) / p * n",
+        "I * α + 2 * (g - 1) / g * n * β + V * A + 2 * (m - 1) / p * φ * n * B"
         " + (p - 1) / p * n * γ",
     ),
     "allreduce leader": (
@@ -107,7 +108,7 @@ def closed_form(
     halving or doubling of ranks that are no power of two.
 
     `layout`: ranks and groups; groups matter for hierarchical and leader alone. `shards`: servers of parameter-server,
-    beside workers on the first ranks; none: every rank is one. `chunks`: of double-binary-tree and chain.
+    beside workers on the first ranks; none: every rank is one. `chunks`: of hierarchical, double-binary-tree and chain.
     """
     found: Sequence[str] | None = FORMS.get(f"{collective} {algorithm}")
     p, power = layout.ranks, power_below(layout.ranks)
@@ -120,9 +121,14 @@ def closed_form(
     # child: its last step has one message, and all steps have one if it is the only child there is.
     taken = "c" if p == 2 else "(2 * (L + c - 1) - 1)" if p == power else "(2 * (L + c - 1))"
     half = 1 << (p - 1).bit_length() >> 1  # In a binomial gather the member there sends most, or the one before it.
-    words = {"T": taken, "S": {2: "1", 3: "3 / 2"}.get(p, "2"), "H": str(max(p - half, half // 2))}
+    # Of hierarchical: chunk c is at its step s - c in step s, between two ranks with one message for all chunks.
+    g, m, later = layout.group_size, layout.num_groups, " + c - 1" if chunks > 1 else ""
+    inside = "2 * (g - 1)" if chunks == 1 else "2 * (g + c - 2)" if chunks <= 2 * (m - 1) else ""
+    words = {"I": "0" if g == 1 else inside or f"(2 * (g - 1) + 2 * (m - 1){later})"}
+    words["V"] = "0" if m == 1 else f"(2 * (m - 1){later})" if later else "2 * (m - 1)"
+    words |= {"T": taken, "S": {2: "1", 3: "3 / 2"}.get(p, "2"), "H": str(max(p - half, half // 2))}
     letters = _letters(layout, shards or p, chunks)
-    return ClosedForm(*(Formula(re.sub(r"\b[TSH]\b", lambda one: words[one[0]], text), letters) for text in found))
+    return ClosedForm(*(Formula(re.sub(r"\b[TSHIV]\b", lambda one: words[one[0]], text), letters) for text in found))
 
 
 def ideal(collective: Collective, ranks: int) -> Formula:

@@ -113,7 +113,7 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
                 np.add.at(flows, busy // block, own)
                 flows = flows[busy // block]
                 loads.update(_distinct(LEVELS[inner:], sizes, through, flows, links))
-    reduced = int(np.bincount(target, count * weight).max(initial=0)) if pattern.reduce else 0
+    reduced = int(np.bincount(target, pattern.added[travels] * weight).max(initial=0))
     order = sorted(loads, key=lambda load: (load.level, load.starts, load.flows, load.links))
     return StepLoads(tuple(order), reduced)
 
@@ -134,7 +134,7 @@ def summarise(
 
     Raises `UserError`: as `schedule`.
     """
-    chunks = pipeline_chunks(collective, algorithm, layout.ranks, elements)
+    chunks = pipeline_chunks(collective, algorithm, layout, elements)
     if elements >= layout.ranks or layout.ranks > MOST_SHORT_RANKS:
         servers = shards if shards and algorithm == "parameter-server" else 1
         elements = 2 * layout.ranks * power_below(layout.ranks) * servers * chunks  # every part is whole

@@ -3,9 +3,9 @@
 A schedule is one rank's list of steps (`dlbench.perfmodels.algorithms.schedule`); `dlbench.node.comm` executes it.
 
 In a step all sends read the buffer as it was when the step began; what arrives is applied when all of the step's
-messages are through: added to the elements at its place, or put there. Steps of all ranks correspond, also those
-without a message of a rank: what one rank sends in a step the other receives in the same step, between two ranks in the
-same order. Empty runs do not travel, and no rank sends to itself.
+messages are through: added to the elements at its place, or put there (`Transfer.is_added`). Steps of all ranks
+correspond, also those without a message of a rank: what one rank sends in a step the other receives in the same step,
+between two ranks in the same order. Empty runs do not travel, and no rank sends to itself.
 
 Buffers:
 
@@ -29,6 +29,7 @@ from dlbench.errors import nearest
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName
 
 MOST_CHUNKS = 64
+INSIDE_SHARE = 8  # Times as fast as a link between groups, what is inside of them is taken to be.
 CHUNK_ELEMENTS = 8192  # Elements whose transfer is taken to cost as much as a start-up, for the number of chunks.
 
 
@@ -39,6 +40,7 @@ class Transfer:
     peer: int  # The other rank.
     first: int  # First element, in the buffer.
     count: int  # Elements.
+    is_added: bool = False  # Of what arrives: whether it is added (True) or put in place (False).
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class Step:
 
     sends: tuple[Transfer, ...] = ()
     receives: tuple[Transfer, ...] = ()
-    reduce: bool = False  # Whether what arrives is added (True) or put in place (False).
     from_input: bool = False  # Whether sends read the untouched input instead of the working buffer (all-to-all).
 
 
@@ -106,14 +107,18 @@ def invalid(collective: Collective, algorithm: str, ranks: int, *, group_size: i
     return None
 
 
-def pipeline_chunks(collective: Collective, algorithm: str, ranks: int, elements: int) -> int:
-    """In how many chunks double-binary-tree and chain send their vectors; 1 for all other algorithms.
+def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elements: int) -> int:
+    """In how many chunks hierarchical, double-binary-tree and chain send their vectors; 1 for all other algorithms.
 
     The optimum of a pipeline of this many links is sqrt((links - 1) n beta / alpha) chunks of a message of n bytes. As
     alpha and beta are not known here, the time of `CHUNK_ELEMENTS` elements is taken for a start-up; the number is
     rounded down to a power of two, and at most `MOST_CHUNKS`. It depends on these arguments alone: all ranks cut alike.
+    Of hierarchical only the time inside groups, of the first chunk and the last, is left to save: `INSIDE_SHARE`.
     """
-    if (collective, algorithm) == ("allreduce", "double-binary-tree"):
+    ranks = layout.ranks
+    if (collective, algorithm) == ("allreduce", "hierarchical") and 1 < layout.group_size < ranks:
+        links, message = 2, elements // INSIDE_SHARE
+    elif (collective, algorithm) == ("allreduce", "double-binary-tree"):
         links, message = ranks.bit_length() - 1, elements // 2
     elif (collective, algorithm) == ("broadcast", "chain"):
         links, message = ranks - 1, elements

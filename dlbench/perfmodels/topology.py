@@ -188,7 +188,7 @@ def seconds(
     if ranks > min(topology.hosts, MOST_RANKS):
         raise UserError(f"{ranks} ranks: the topology has {topology.hosts} hosts, of which {MOST_RANKS} at most count")
     elements = num_bytes // element_bytes
-    chunks = pipeline_chunks(collective, algorithm, ranks, elements)
+    chunks = pipeline_chunks(collective, algorithm, layout, elements)
     # From one element a rank on, parts are exact shares of the vector: one walk serves all sizes.
     walked = 2 * ranks * power_below(ranks) * (shards or 1) * chunks if elements >= ranks else elements
     width = num_bytes / walked if walked else 0.0
@@ -211,8 +211,8 @@ def steps_of(
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks):
         sizes: Counter[tuple[int, int]] = Counter()
         added: Counter[int] = Counter()
-        for source, target, count in zip(*pattern.runs(elements)[[0, 1, 4]].tolist(), strict=True):
+        for source, target, count, is_added in zip(*pattern.runs(elements)[[0, 1, 4, 5]].tolist(), strict=True):
             sizes[source, target] += count  # Those to one rank travel as one message.
-            added[target] += count * pattern.reduce
+            added[target] += count * is_added
         found.append((frozenset((*pair, count) for pair, count in sizes.items()), max(added.values(), default=0)))
     return found

@@ -6,10 +6,13 @@ Every file is documented key by key in docs/formats.md.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from dlbench.errors import RunError, UserError, refused
+from dlbench.opening import read_json
 from dlbench.records.files import Named, Numbered, write_atomic
 from dlbench.sharing import share
 from dlbench.specs.files import control_character
@@ -37,8 +40,10 @@ class RunFolder:
     failure = Named("failure.json")  # Why a launcher gave a run up.
     interrupted = Named("interrupted.json")  # That the run stopped on request.
     checkpoints = Named("checkpoints")  # The newest states of training, `step-00000123.safetensors`.
-    steps = Numbered("rank-{:04d}.steps")  # Raw step times of one rank (see `dlbench.records.rows.steps`).
-    spans = Numbered("rank-{:04d}.spans")  # What one rank did when (see `dlbench.records.rows.spans`).
+    node_steps = Numbered("node-{:04d}.steps")  # Raw step times of a node's ranks (see `dlbench.records.rows.steps`).
+    node_spans = Numbered("node-{:04d}.spans")  # What a node's ranks did when (see `dlbench.records.rows.spans`).
+    rank_steps = Numbered("rank-{:04d}.steps")  # The same of one rank, in runs of an earlier dlbench.
+    rank_spans = Numbered("rank-{:04d}.spans")
     profile = Numbered("rank-{:04d}.profile.json")  # What torch.profiler wrote of one rank's window, a Chrome trace.
     samples = Numbered("node-{:04d}.samples")  # What the sampler of one node read (see `dlbench.records.rows.samples`).
     clock = Named("clock.json")  # Where node 0 answers while nodes compare their clocks.
@@ -48,9 +53,26 @@ class RunFolder:
     node_status = Numbered("node-{:04d}.status.json")  # What the ranks of one node said when a stage began.
     log = Numbered("rank-{:04d}.log")  # Standard output and error of one rank.
 
+    def steps(self, rank: int) -> Path:
+        """The raw step times of one rank, to be read: its own file, or a part of its node's."""
+        return self._rows(self.rank_steps(rank), self.node_steps, rank)
+
+    def spans(self, rank: int) -> Path:
+        """The spans of one rank, likewise."""
+        return self._rows(self.rank_spans(rank), self.node_spans, rank)
+
+    def _rows(self, own: Path, of_node: Callable[[int], Path], rank: int) -> Path:
+        return own if own.exists() else of_node(rank // _ranks_per_node(self.plan)) / f"rank-{rank:04d}"
+
     def checkpoint(self, step: int) -> Path:
         """The state of training after a number of optimizer steps."""
         return self.checkpoints / f"step-{step:08d}{CHECKPOINT_SUFFIX}"
+
+
+@lru_cache(maxsize=256)
+def _ranks_per_node(plan: Path) -> int:
+    layout = read_json(plan, MAX_JSON)["layout"]
+    return int(layout["ranks"] // layout["nodes"])  # in blocks, or no rank starts
 
 
 def prepare_output(out: Path) -> Path:

@@ -20,9 +20,9 @@ class RankMemory(Spec):
     )
     over_budget_bytes: CountOrZero = Field(description="By how much that was more than the plan allowed, at most.")
     device_peak_bytes: CountOrZero | None = Field(
-        description="Peak of the measured steps: allocated by torch (GPU), or resident beyond what is so between two "
-        "steps, plus parameters and optimizer state (CPU); null where freed memory stays with the process (a CPU, and "
-        "a plan that keeps all)."
+        description="Peak of a step: of the measured ones what torch allocated (GPU); of the first one live tensors by "
+        "torch's profiler, with parameters and optimizer state (CPU: freed memory stays with the process, whose "
+        "resident peak is `peak_resident_bytes`). Earlier records of a CPU: what became resident."
     )
     device_reserved_bytes: CountOrZero | None = Field(
         None,

@@ -77,6 +77,17 @@ class CollectiveWaits(Spec):
     evidence: str = Field(description="How that is known.")
 
 
+class Compiling(Spec):
+    """What torch's compiler made on a rank for `train.compile`, and what it found in its cache."""
+
+    seconds: NonNegative | None = Field(
+        description="Compiling the network, with a forward and a backward pass, before the first step, seconds; null: "
+        "blocks are compiled within the warm-up."
+    )
+    programs: CountOrZero = Field(description="Programs made or loaded, those of a fused update included.")
+    from_cache: CountOrZero = Field(description="Those that an earlier process on the node had made.")
+
+
 class HeldMemory(Spec):
     """What a rank's device held at the peak of a step, as one of the warm-up shows it, tensors alone, bytes."""
 
@@ -150,6 +161,7 @@ class RankResult(Spec):
     startup_s: NonNegative = Field(
         description="Start of the process to the first step, less the hashing of parameters for the checks, seconds."
     )
+    compiling: Compiling | None = Field(None, description="Its compiler's work; null: train.compile is none.")
     unpacking_s: NonNegative | None = Field(
         None,
         description="What its node took before that to fetch, check and unpack the image of the environment, seconds; "

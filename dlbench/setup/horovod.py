@@ -444,6 +444,76 @@ _ACTIVE = """
   // Added by dlbench's build: whether a file is open, so that what is noted is written.
   inline bool Active() { return Initialized() && writer_.active(); }"""
 
+_CUDA_CHECK = "include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)"
+_CUDA_CHECK_FOR_GPUS = """\
+include(CheckLanguage)
+if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})
+    check_language(CUDA)
+endif()
+if(DEFINED ENV{HOROVOD_GPU_OPERATIONS} AND NOT CMAKE_CUDA_COMPILER)"""
+
+_AS_FOUR = "{} files read the same headers: for CPUs they are compiled as four"
+_GLOO = "    target_compile_definitions(gloo PRIVATE _GLIBCXX_USE_CXX11_ABI=1)\n"
+_GLOO_AS_FOUR = """\
+    if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
+        set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 13)
+        # Its ReductionFunction is another than that of algorithm.h.
+        set_source_files_properties(${PROJECT_SOURCE_DIR}/third_party/gloo/gloo/allreduce.cc
+            TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+"""
+_HOROVOD_AS_FOUR = """\
+add_library(${PYTORCH_TARGET_LIB} SHARED ${PYTORCH_SOURCES} ${SOURCES})
+if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
+    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)
+    set(_third 0)
+    foreach(_source IN LISTS SOURCES)
+        math(EXPR _third "(${_third} + 1) % 3")
+        set_source_files_properties(${_source} PROPERTIES UNITY_GROUP common${_third})
+    endforeach()
+endif()
+"""
+
+_TORCH_HEADERS = "#include <torch/extension.h>\n#include <torch/torch.h>\n"
+"""All of torch's C++ interface: nearly half of what compiling for CPUs takes."""
+
+_USED_TORCH_HEADERS = """\
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/utils/pybind.h>
+namespace torch {
+using namespace at;
+}
+"""
+
+_ASK_TORCH_ONCE = """\
+# Added by dlbench's build: for CPUs all is asked in one import of torch; what follows takes seven.
+execute_process(COMMAND ${PY_EXE} -c [==[
+import os, torch
+from torch.utils.cpp_extension import CppExtension
+if torch.version.hip is None and "HOROVOD_GPU_OPERATIONS" not in os.environ and torch.compiled_with_cxx11_abi():
+    made = CppExtension("", [])
+    paths = [os.path.join(made.library_dirs[0], "lib" + name + ".so") for name in made.libraries]
+    if all(map(os.path.exists, paths)):
+        print("set(Pytorch_VERSION", torch.__version__, ")")
+        print("set(Pytorch_INCLUDE_DIRS", *("[=[" + path + "]=]" for path in made.include_dirs), ")")
+        print("set(Pytorch_LIBRARIES", *("[=[" + path + "]=]" for path in paths), ")")
+]==] OUTPUT_FILE ${CMAKE_BINARY_DIR}/torch-for-cpus.cmake)
+include(${CMAKE_BINARY_DIR}/torch-for-cpus.cmake)
+if(Pytorch_VERSION)
+    set(Pytorch_CUDA FALSE)
+    set(Pytorch_ROCM FALSE)
+    set(Pytorch_CXX11 TRUE)
+    set(Pytorch_COMPILE_FLAGS -D_GLIBCXX_USE_CXX11_ABI=1)
+    include(FindPackageHandleStandardArgs)
+    find_package_handle_standard_args(Pytorch REQUIRED_VARS Pytorch_VERSION VERSION_VAR Pytorch_VERSION)
+    return()
+endif()
+"""
+
 _GPU_OPERATIONS = ("nccl_operations.cc", "gpu_operations.cc", "adasum_gpu_operations.cc")
 """Files of horovod/common/ops that ask the timeline which way to take."""
 
@@ -459,6 +529,30 @@ PATCHES = (
         old="set(CMAKE_CXX_STANDARD 14)",
         new="set(CMAKE_CXX_STANDARD 20)",
         reason="headers of torch >= 2.1 need C++17, newer ones C++20",
+    ),
+    Patch(file="setup.py", old="'RelWithDebInfo'", new="'Release'", reason="the same -O3, without debug symbols"),
+    Patch(file="CMakeLists.txt", old=_CUDA_CHECK, new=_CUDA_CHECK_FOR_GPUS, reason="a build for CPUs needs no nvcc"),
+    Patch(file="CMakeLists.txt", old=_GLOO, new=_GLOO + _GLOO_AS_FOUR, reason=_AS_FOUR.format(38)),
+    Patch(
+        file="horovod/torch/CMakeLists.txt",
+        old="add_library(${PYTORCH_TARGET_LIB} SHARED ${SOURCES} ${PYTORCH_SOURCES})\n",
+        new=_HOROVOD_AS_FOUR,
+        reason=_AS_FOUR.format(35),
+    ),
+    *(
+        Patch(
+            file=f"horovod/torch/{file}",
+            old=_TORCH_HEADERS,
+            new=f"#if HAVE_GPU\n{_TORCH_HEADERS}{used}#endif\n",
+            reason="of torch's headers only those that a build for CPUs uses are read",
+        )
+        for file, used in {"adapter_v2.h": f"#else\n{_USED_TORCH_HEADERS}", "mpi_ops_v2.cc": ""}.items()
+    ),
+    Patch(
+        file="cmake/Modules/FindPytorch.cmake",
+        old=(_first := "list(APPEND CMAKE_PREFIX_PATH ${Pytorch_ROOT})\n"),
+        new=_first + _ASK_TORCH_ONCE,
+        reason="torch was imported seven times, one after the other",
     ),
     Patch(
         file="horovod/common/gloo/gloo_controller.cc",

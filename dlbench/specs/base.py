@@ -13,7 +13,7 @@ from dlbench.units import parse_bytes
 class Spec(BaseModel):
     """A validated, immutable part of a plan. Validation only checks; it never fills in from the machine."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
 
 
 MAX_COUNT = 2**53 - 1  # The largest whole number that every reader of JSON takes as written (RFC 8259, section 6).

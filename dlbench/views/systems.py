@@ -224,8 +224,14 @@ def _start_up(runs: Sequence[Run]) -> str:
     """How long the slowest rank of a run took to its first step, and where there was one, the image before that."""
     ranks = [run.record.ranks for run in runs if run.record is not None]
     text = f"{_range([max(rank.startup_s for rank in some) for some in ranks])} to the first step"
-    spent = [[rank.unpacking_s for rank in some if rank.unpacking_s is not None] for some in ranks]
-    unpacking = [max(some) for some in spent if some]
+    compiled = [[one for rank in some if (one := rank.compiling) is not None] for some in ranks]
+    for what, is_cold in (("compiling", True), ("loading what was compiled before", False)):
+        # The slowest rank counts, and a run is cold where any rank compiled.
+        chosen = [some for some in compiled if some and any(one.from_cache < one.programs for one in some) is is_cold]
+        if any(spent := [max(one.seconds or 0.0 for one in some) for some in chosen]):
+            text += f"; {what} took {_range(spent)} of it in {len(spent)} of {len(ranks)} runs"
+    fetched = [[rank.unpacking_s for rank in some if rank.unpacking_s is not None] for some in ranks]
+    unpacking = [max(some) for some in fetched if some]
     if not unpacking:
         return text
     images = {run.plan.system.image.sha256 or "" for run in runs} - {""}

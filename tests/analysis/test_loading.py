@@ -17,6 +17,7 @@ from dlbench.analysis.digest import digest_of
 from dlbench.analysis.measures import load_steps
 from dlbench.analysis.table import LoadedRun, RunTable, Wanted, load_runs, tabulate
 from dlbench.errors import IncompleteDataError
+from dlbench.records.rows.shared import file_of
 from dlbench.records.scan import scan
 from tests.support.run_factory import write_scaling
 from tests.support.watch_factory import large_runs
@@ -30,7 +31,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     write_scaling(folder, repeats=2)
     large_runs(folder, ranks=8, steps=40, ranks_per_node=4, runs=2)
-    damaged = scan(folder).runs[1].folder.steps(0)
+    damaged = file_of(scan(folder).runs[1].folder.steps(0))
     damaged.write_bytes(damaged.read_bytes()[:-3])
     return folder
 

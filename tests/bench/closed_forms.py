@@ -22,7 +22,7 @@ def figures() -> Iterator[Figure]:
                 layout = Layout(ranks=ranks, group_size=next(g for g in (4, 3, 2, 1) if ranks % g == 0))
                 elements = 2 * ranks * 2 ** (ranks.bit_length() - 1)  # every part is whole
                 counted = counts(collective, name, layout, elements, 4)
-                chunks = pipeline_chunks(collective, name, ranks, elements)
+                chunks = pipeline_chunks(collective, name, layout, elements)
                 form = closed_form(collective, name, layout, chunks=chunks)
                 if form is None:  # of ranks that are no power of two
                     continue

@@ -185,6 +185,7 @@ def figures() -> Iterator[Figure]:
                 *(folder / "with", box.environment), nodes=NODES, ranks_per_node=RANKS_PER_NODE, image=image
             )
             without = measure(folder / "without", box.environment, nodes=2, ranks_per_node=1)
+            names = [path.name for path in (folder / "with" / "runs").glob("*/*")]
     most = max(rank.before for rank in with_image)
     before = max(rank.before for rank in without)
     yield Figure(
@@ -195,6 +196,16 @@ def figures() -> Iterator[Figure]:
         goal=f"at most {BUDGET}",
         met=most <= BUDGET,
         reason=f"the most of {len(with_image)} ranks on {NODES} nodes; {before:,} without an image",
+    )
+    of_ranks = [name for name in names if name.startswith("rank-")]
+    yield Figure(
+        name="files of a run that are one for each rank",
+        value=len(of_ranks),
+        unit="files",
+        goal="0",
+        met=not of_ranks,
+        reason=f"{len(names)} files of {len(with_image)} ranks on {NODES} nodes, "
+        f"{sum(name.startswith('node-') for name in names)} of them by node",
     )
     measured = sum(rank.measured for rank in (*with_image, *without))
     yield Figure(name=f"{NAME}, in measured steps", value=measured, unit="calls", goal="0", met=measured == 0)

@@ -174,7 +174,7 @@ def _images_of_one_process(tree: Path) -> Iterator[Figure]:
         source.close()
     what = f"input, images 500x375 to {SIZE}, one loader process"
     yield from _rates(speeds, what, CPU_RATE)
-    yield _ratio(speeds, "reader", name, what, 2.0)
+    yield _ratio(speeds, "reader", name, what, 2.5)
 
 
 def _taken_speed(batches: Iterator[Any]) -> float:

@@ -4,9 +4,11 @@
   Horovod's synthetic benchmark of PyTorch measures.
 - timm-style: a loop over a loader's batches in memory, moved to the device, under autocast where the precision is bf16;
   the learning rate is set in each step.
+- without dlbench: as synthetic, with a network, an optimizer and a `DistributedDataParallel` of its own, of which no
+  part of dlbench's loop, engine, hooks or data knows.
 
-Each trains the workload's own network, loss and optimizer with every axis as `FASTEST` has it. Usage, one rank:
-``python -m tests.bench.known_loops PLAN OUT KIND``.
+Each trains the workload's own network, loss and optimizer with every axis as `FASTEST` has it, on batches of the same
+size with the same threads. Usage, one rank: ``python -m tests.bench.known_loops PLAN OUT KIND PAIRS``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from dlbench.analysis.measures import measured_or_why
 from dlbench.jobs.scripts.launch import local_environments
@@ -41,10 +44,11 @@ if TYPE_CHECKING:
     import torch
 
     from dlbench.node.training.state import TrainState
+    from dlbench.records.record import Compiling
     from dlbench.specs.plan import RunPlan
 
 ROOT = Path(__file__).resolve().parents[2]
-PAIRS = 12
+PAIRS = 20
 REPEATS = 5
 AXES = {
     "resnet50": (("model.memory_format=channels-last",), ("train.precision=bf16", "model.memory_format=channels-last")),
@@ -59,7 +63,10 @@ WARMUP_STEPS = 10
 """Batches before the first timed one, as in Horovod's benchmark."""
 STEPS = {"resnet50": 8, "bert": 20, "cosmoflow": 15}
 """Of a block."""
-GOAL = 0.99
+KEPT_PAGES = {name: str(1 << 32) for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")}
+"""On both sides: glibc returns no pages between steps. Else a step of BERT takes 400 to 1,700 page faults, as the heap
+happens to lie, which is several percent of it, and a block differs from the next one of the same side by as much."""
+GOAL, LOW_GOAL = 0.99, 0.97  # Of the median, and of the lower end of its interval.
 LIMIT_S = 1500
 
 
@@ -69,13 +76,13 @@ class Loop:
 
     kind: str
     title: str
-    engine: str
-    ranks: tuple[int, ...]
+    engines: dict[int, str]  # Of dlbench's loop, by ranks.
 
 
 LOOPS = (
-    Loop(kind="synthetic", title="a plain Horovod benchmark", engine="horovod", ranks=(1, 2)),
-    Loop(kind="timm", title="a plain timm-style loop", engine="ddp", ranks=(1, 2)),
+    Loop(kind="synthetic", title="a plain Horovod benchmark", engines={1: "horovod", 2: "horovod"}),
+    Loop(kind="timm", title="a plain timm-style loop", engines={1: "ddp", 2: "ddp"}),
+    Loop(kind="bare", title="the same loop without dlbench", engines={1: "single", 2: "ddp"}),
 )
 
 _ON_GPUS = ("train.precision=bf16", "train.compile=default", "data.synthetic_on=device")
@@ -95,24 +102,29 @@ FASTEST: dict[str, dict[str, tuple[str, ...]]] = {
 """Settings with which each workload is fastest, by `python -m tests.bench spine.axes`."""
 
 
-def figures(device: str = "cpu") -> Iterator[Figure]:
+def figures(
+    device: str = "cpu", ranks: Sequence[int] = (1, 2), pairs: int = PAIRS, workloads: Sequence[str] = tuple(STEPS)
+) -> Iterator[Figure]:
     """Every workload against every known loop.
 
     Args:
         device: cpu; or cuda, where preset `gpu` is taken and one rank.
+        ranks: rank counts, 1 and 2.
+        pairs: blocks of each side.
+        workloads: which.
     """
-    for loop in LOOPS:
-        for workload in STEPS:
-            for ranks in loop.ranks if device == "cpu" else (1,):
-                yield against(loop, workload, ranks, device)
+    for workload in workloads:
+        for num in ranks if device == "cpu" else (1,):
+            for loop in LOOPS:
+                yield against(loop, workload, num, device, pairs)
 
 
-def against(loop: Loop, workload: str, ranks: int, device: str) -> Figure:
+def against(loop: Loop, workload: str, ranks: int, device: str, pairs: int = PAIRS) -> Figure:
     """One workload against one loop: throughput of the measured loop over that of the known one."""
-    preset = "ci" if device == "cpu" else "gpu"
-    name = f"measured loop over {loop.title}, {workload} {preset}, {ranks} rank{'s' * (ranks > 1)}, {loop.engine}"
-    about = {"name": name, "unit": "ratio of throughputs", "goal": f"at least {GOAL:g}"}
-    why = lacking(loop, device)
+    preset, engine = "ci" if device == "cpu" else "gpu", loop.engines[ranks]
+    name = f"measured loop over {loop.title}, {workload} {preset}, {ranks} rank{'s' * (ranks > 1)}, {engine}"
+    about = {"name": name, "unit": "ratio of throughputs", "goal": f"median {GOAL:g}, lower end {LOW_GOAL:g}"}
+    why = lacking(engine, device)
     if why:
         return Figure(**about, value=None, reason=why)
     with tempfile.TemporaryDirectory() as temporary:
@@ -125,24 +137,35 @@ def against(loop: Loop, workload: str, ranks: int, device: str) -> Figure:
         request = Request(
             workload=workload,
             preset=preset,
-            engine=loop.engine,
+            engine=engine,
             points=(ranks,),
             overrides=parse_set((*fixed, *fastest(workload, device))),
         )
         (plan,) = expand(request, machine_cores=len(os.sched_getaffinity(0)))
         run = create(prepare_output(folder / "runs"), plan)
         out = folder / "ratios.json"
-        command = [sys.executable, "-W", "ignore", "-m", "tests.bench.known_loops", str(run.plan), str(out), loop.kind]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "tests.bench.known_loops",
+            str(run.plan),
+            str(out),
+            loop.kind,
+            str(pairs),
+        ]
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         environments = [
-            {**os.environ, **hidden, **variables} for variables in local_environments(plan, secrets.token_hex(8))
+            {**os.environ, **hidden, **KEPT_PAGES, **variables}
+            for variables in local_environments(plan, secrets.token_hex(8))
         ]
         if not _ends_well(command, environments):
             return Figure(**about, value=None, reason="a rank failed; its error is above")
         value, low, high = median_interval(found := json.loads(out.read_text()))
-    # Where the interval holds the goal, the benchmark cannot tell.
-    met = True if low >= GOAL else False if high < GOAL else None
-    settings = ", ".join(fastest(workload, device))
+    # An interval that holds a goal tells neither.
+    met = True if low >= LOW_GOAL and value >= GOAL else False if high < GOAL else None
+    settings = ", ".join([*fastest(workload, device), "freed pages kept on both sides"])
     return Figure(**about, value=value, low=low, high=high, n=len(found), met=met, reason=settings)
 
 
@@ -163,10 +186,22 @@ def axes() -> Iterator[Figure]:
         yield axis(workload, key, value, tuple(others))
 
 
-def compiled() -> Iterator[Figure]:
-    """What torch.compile does to each workload on this CPU: the ratio compile default to none."""
-    for workload in STEPS:
-        yield axis(workload, "train.compile", "default", ())
+def compiled(workloads: Sequence[str] = tuple(STEPS)) -> Iterator[Figure]:
+    """What torch.compile does to each workload on this CPU: the ratio compile default to none, and the seconds that the
+    first run of the series compiles for, and later ones, which load what it compiled.
+    """
+    for workload in workloads:
+        with tempfile.TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
+            took: list[Compiling] = []
+            yield axis(workload, "train.compile", "default", (), took=took)
+        for name, is_cold in (("cold", True), ("from torch's cache", False)):
+            seconds = [one.seconds or 0.0 for one in took if (one.from_cache < one.programs) is is_cold]
+            about = {"name": f"{workload} ci, compiling, {name}", "unit": "s", "goal": "measured"}
+            if seconds:
+                value, low, high = median_interval(seconds)
+                yield Figure(**about, value=value, low=low, high=high, n=len(seconds))
+            else:
+                yield Figure(**about, value=None, reason="no run of the series did so")
 
 
 PLAIN = {
@@ -178,9 +213,19 @@ PLAIN = {
 
 
 def axis(
-    workload: str, key: str, value: str, others: tuple[str, ...], *, engine: str = "single", ranks: int = 1
+    workload: str,
+    key: str,
+    value: str,
+    others: tuple[str, ...],
+    *,
+    engine: str = "single",
+    ranks: int = 1,
+    took: list[Compiling] | None = None,
 ) -> Figure:
-    """Two values of one key as a series of runs whose order takes turns; a ratio is of runs of the same repeat."""
+    """Two values of one key as a series of runs whose order takes turns; a ratio is of runs of the same repeat.
+
+    `took`: gets what rank 0 of each run that compiled says of it.
+    """
     plain = PLAIN[key]
     many = f", {ranks} ranks" if ranks > 1 else ""
     name = f"{workload} ci{many}, {key} {value} over {plain}{''.join(f', {one}' for one in others)}"
@@ -211,7 +256,9 @@ def axis(
         rates: dict[tuple[str, int], float] = {}
         for run in scan(Path(out)).runs:
             measures, _ = measured_or_why(run)
-            if measures is not None:
+            if measures is not None and run.record is not None:
+                if took is not None and run.record.ranks[0].compiling is not None:
+                    took.append(run.record.ranks[0].compiling)
                 rates[value_text(key, run.plan.series.axes[key]), run.plan.series.repeat] = measures.throughput
     ratios = [rates[value, k] / rates[plain, k] for k in range(REPEATS) if {(value, k), (plain, k)} <= rates.keys()]
     if not ratios:
@@ -220,11 +267,11 @@ def axis(
     return Figure(**about, value=ratio, low=low, high=high, n=len(ratios))
 
 
-def lacking(loop: Loop, device: str) -> str:
+def lacking(engine: str, device: str) -> str:
     """Why a loop cannot be run here; empty where it can."""
     import torch
 
-    if loop.engine == "horovod" and importlib.util.find_spec("horovod") is None:
+    if engine == "horovod" and importlib.util.find_spec("horovod") is None:
         return "Horovod is not installed"
     return "torch sees no GPU" if device == "cuda" and not torch.cuda.is_available() else ""
 
@@ -244,7 +291,7 @@ def _ends_well(command: Sequence[str], environments: Sequence[dict[str, str]]) -
 # One rank
 
 
-def main(plan_file: Path, out: Path, kind: str) -> None:
+def main(plan_file: Path, out: Path, kind: str, pairs: int) -> None:
     """Both loops in turns; rank 0 writes the ratios."""
     plan = load_plan(plan_file)
     place = detect(plan)
@@ -285,7 +332,7 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
     status = Marking(plan, folder, place)
     context = context_of(plan, engine=engine, device=device, place=place, status=status, watchdog=watchdog)
     state = prepare(context, timer)
-    known = {"synthetic": synthetic, "timm": timm_style}[kind](plan, state, device)
+    known = {"synthetic": synthetic, "timm": timm_style, "bare": without_dlbench}[kind](plan, state, device)
 
     def of_measured() -> float:
         """All that happens from the end of one step to the end of a later one, its recording included."""
@@ -301,7 +348,7 @@ def main(plan_file: Path, out: Path, kind: str) -> None:
 
     known(WARMUP_STEPS)
     ratios = []
-    for pair in range(PAIRS):
+    for pair in range(pairs):
         # Which goes first alternates, so that a drift falls on both alike.
         blocks = (of_known, of_measured) if pair % 2 == 0 else (of_measured, of_known)
         times = {}
@@ -342,6 +389,50 @@ def synthetic(plan: RunPlan, state: TrainState, device: torch.device) -> Callabl
     return steps
 
 
+def without_dlbench(plan: RunPlan, state: TrainState, device: torch.device) -> Callable[[int], None]:
+    """A network and an optimizer of its own on one batch; of several ranks in torch's own DDP.
+
+    The optimizers that torch does not have (LAMB) are dlbench's classes here too.
+    """
+    import torch
+
+    from dlbench.node.models.build import build_model, loss_for, network_of
+    from dlbench.node.models.optimizers import build_optimizer
+
+    train, spec = plan.workload.train, plan.workload.model
+    torch.manual_seed(train.seed)
+    network = build_model(spec).to(device)
+    if spec.order == "channels-last":
+        network.to(memory_format=network_of(spec).channels_last)  # type: ignore[call-overload]  # in place
+    optimizer = build_optimizer(network, train.at_batch(plan.global_batch).optimizer)
+    if train.compile != "none":
+        network.compile(dynamic=False, mode=train.compile)
+    model: torch.nn.Module = network
+    if plan.layout.ranks > 1:
+        views = plan.engine.ddp.views_buckets(on_gpu=device.type == "cuda")
+        model = torch.nn.parallel.DistributedDataParallel(
+            network, broadcast_buffers=False, gradient_as_bucket_view=views
+        )
+    loss_of, clip, precision = (
+        loss_for(spec, label_smoothing=train.label_smoothing),
+        train.optimizer.clip_norm,
+        train.precision,
+    )
+    batch = {name: tensor.to(device) for name, tensor in next(state.batches).items()}
+
+    def steps(num: int) -> None:
+        for _ in range(num):
+            optimizer.zero_grad()
+            with _autocast(precision, device):
+                loss = loss_of(model, batch)
+            loss.backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+
+    return steps
+
+
 def timm_style(plan: RunPlan, state: TrainState, device: torch.device) -> Callable[[int], None]:
     """A loader's batches, autocast, a rate that follows a schedule; gradients go after the update, as in timm."""
     import torch
@@ -372,4 +463,4 @@ def _autocast(precision: str, device: torch.device) -> torch.autocast | nullcont
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

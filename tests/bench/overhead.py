@@ -66,8 +66,8 @@ def _by_blocks(workload: str) -> Iterator[Figure]:
             yield Figure(**about, value=None, reason="the run ended before enough was seen")
             return
         (folder,) = (path for path in out.iterdir() if path.is_dir())
-        ratios = _ratios(folder / "rank-0000.steps", blocks)
-        size = (folder / "rank-0000.steps").stat().st_size / len(read_steps(folder / "rank-0000.steps").steps)
+        ratios = _ratios(folder / "node-0000.steps", blocks)
+        size = (folder / "node-0000.steps").stat().st_size / len(read_steps(folder / "node-0000.steps").steps)
         sampled = (folder / "node-0000.samples").stat().st_size
     value, low, high = (100 * (one - 1) / FASTER for one in median_interval(ratios))
     yield Figure(

@@ -225,7 +225,7 @@ def _plain(folder: Path) -> Loop:
 
     def loop(number: int) -> None:
         for index in range(IMAGES):
-            training_image(images.read(index), SIZE, np.random.default_rng([SEED, number, index]))
+            training_image(images.read(index), SIZE, np.random.default_rng([SEED, number, index]))(None)
 
     return loop
 
@@ -251,7 +251,7 @@ class _Decoding(Dataset[Any]):
         return IMAGES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        image, _ = training_image(self._images.read(index), SIZE, _generator())
+        image, _ = training_image(self._images.read(index), SIZE, _generator())(None)
         return torch.from_numpy(image), self._images.label(index)
 
 
@@ -319,4 +319,4 @@ def _all_shards(found: Any) -> Any:
 
 
 def _decoded(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(training_image(data, SIZE, _generator())[0])
+    return torch.from_numpy(training_image(data, SIZE, _generator())(None)[0])

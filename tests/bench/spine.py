@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import resource
-import secrets
 import shutil
 import subprocess
 import sys
@@ -15,22 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlbench.datasets.making.catalogue import prepare_demo_data
-from dlbench.jobs.scripts.launch import local_environments
-from dlbench.records.folder import create, prepare_output
-from dlbench.specs.expand import expand
-from dlbench.specs.requests import Request, parse_set
 from tests.bench import known_loops
 from tests.bench.figures import Figure, median_interval
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS_PER_BLOCK = {"resnet50": 8, "bert": 10, "cosmoflow": 15}
 
 
 def measure() -> Iterator[Figure]:
     """All figures of the area."""
     yield from help_cost()
-    yield from loop_cost()
     yield from known_loops.figures()
     yield from known_loops.compiled()
     yield from demo_time()
@@ -60,54 +50,6 @@ def help_cost() -> Iterator[Figure]:
     code += "sys.exit(len({'torch', 'pandas'} & set(sys.modules)))"
     heavy = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode
     yield Figure(name="dlbench --help: heavy imports", value=heavy, unit="of torch, pandas", goal="0", met=heavy == 0)
-
-
-def loop_cost() -> Iterator[Figure]:
-    """Throughput of the measured loop over that of a bare loop, same process, in turns."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        data = prepare_demo_data(folder / "data")
-        sources = {"resnet50": data.images, "bert": data.text, "cosmoflow": data.density}
-        for workload, source in sources.items():
-            for ranks in (1, 2):
-                yield _loop_cost(workload, ranks, source, folder)
-
-
-def _loop_cost(workload: str, ranks: int, source: Path, folder: Path) -> Figure:
-    name = f"measured loop over bare loop, {workload} ci, {ranks} ranks, horovod"
-    about = {"name": name, "unit": "ratio of throughputs", "goal": "at least 0.99"}
-    if importlib.util.find_spec("horovod") is None:
-        return Figure(**about, value=None, reason="Horovod is not installed")
-    steps = STEPS_PER_BLOCK[workload]
-    settings = parse_set((f"measure.measured_steps={steps}", "measure.warmup_steps=0", "layout.cores_per_rank=1"))
-    request = Request(
-        workload=workload, preset="ci", engine="horovod", points=(ranks,), data=str(source), overrides=settings
-    )
-    (plan,) = expand(request, machine_cores=len(os.sched_getaffinity(0)))
-    run = create(prepare_output(folder / "runs"), plan)
-    out = folder / f"{secrets.token_hex(4)}.json"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.bench.bare_loop", str(run.plan), str(out)]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.DEVNULL)
-        for variables in local_environments(plan, secrets.token_hex(8))
-    ]
-    try:
-        codes = [process.wait(timeout=900) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()  # without effect on those that have ended
-    if any(codes):
-        return Figure(**about, value=None, reason="a rank failed; its error is above")
-    ratios = json.loads(out.read_text())
-    value, low, high = median_interval(ratios)
-    # Where the interval holds the goal, the benchmark cannot tell.
-    met = True if low >= 0.99 else False if high < 0.99 else None
-    reason = (
-        ""
-        if met is not None
-        else "the interval holds the goal; the median " + ("reaches it" if value >= 0.99 else "falls short")
-    )
-    return Figure(**about, value=value, low=low, high=high, n=len(ratios), met=met, reason=reason)
 
 
 def demo_time() -> Iterator[Figure]:

@@ -452,7 +452,7 @@ BOX: dict[str, Any] = {
     "group_size": None,
     "repeats": 1,
     "sizes": "1KiB:4MiB",
-    "algorithms": "ring,recursive-doubling,hierarchical",
+    "algorithms": "ring,recursive-doubling,leader",
     "backends": "gloo,mpi",
 }
 INSIDE, ACROSS = (20e-6, 0.5e-9), (100e-6, 8e-9)
@@ -496,7 +496,7 @@ def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
     fit, _ = fitted
     lines = {(line.name, line.ranks): line for line in fit.network.collectives}
     assert {name for name, _ in lines} == {
-        *("gloo ring", "gloo recursive-doubling", "gloo hierarchical"),
+        *("gloo ring", "gloo recursive-doubling", "gloo leader"),
         *("gloo flat", "mpi flat", "mpi library-out-of-place"),
     }
     for ranks in (4, 8):

@@ -593,7 +593,9 @@ def test_samples_are_eight_bit_channels_last_and_equal_in_all_forms(tree: Path, 
             sample, data = reader.read((1, index)), shards.read(index)
             assert sample.arrays["label"] == by_content[data]
             generator = np.random.default_rng([3, 1, index])
-            image, _remark = jpeg.training_image(data, 32, generator) if training else jpeg.evaluation_image(data, 32)
+            image, _remark = (
+                jpeg.training_image(data, 32, generator)(None) if training else jpeg.evaluation_image(data, 32)
+            )
             np.testing.assert_array_equal(sample.arrays["image"], image)
 
 
@@ -631,7 +633,7 @@ def test_half_of_the_images_are_mirrored() -> None:
     Image.fromarray(ramp).save(buffer, "JPEG", quality=95)
     mirrored = 0
     for seed in range(400):
-        row = jpeg.training_image(buffer.getvalue(), 8, np.random.default_rng(seed))[0][4, :, 0]
+        row = jpeg.training_image(buffer.getvalue(), 8, np.random.default_rng(seed))(None)[0][4, :, 0]
         mirrored += int(row[0] > row[-1])
     assert 150 < mirrored < 250
 
@@ -670,12 +672,12 @@ def test_decoding_smaller_changes_little(with_simplejpeg: bool, monkeypatch: pyt
         assert encoded.pixels(factor)[0].shape == (-(-603 // factor), -(-811 // factor), 3)
     used = set()
     for seed in range(30):
-        small, _remark = jpeg.training_image(data, 64, np.random.default_rng(seed))
+        small, _remark = jpeg.training_image(data, 64, np.random.default_rng(seed))(None)
         box = jpeg.crop_box(811, 603, np.random.default_rng(seed))
         used.add(jpeg.decode_factor(box[2] - box[0], box[3] - box[1], 64, 64))
         with monkeypatch.context() as patch:
             patch.setattr(jpeg, "FACTORS", (1,))
-            full, _remark = jpeg.training_image(data, 64, np.random.default_rng(seed))
+            full, _remark = jpeg.training_image(data, 64, np.random.default_rng(seed))(None)
         assert np.abs(small.astype(int) - full).mean() < 1.5
     assert used >= {2, 4}
 
@@ -715,12 +717,12 @@ def test_the_region_of_a_crop_gives_the_image_that_the_whole_gives(seed: int) ->
     """Crops of less than twice the wanted size, which are not decoded smaller."""
     data = smooth_jpeg(300, 220)
     region, full = (
-        jpeg.training_image(data, 160, np.random.default_rng(seed), decoding)[0]
+        jpeg.training_image(data, 160, np.random.default_rng(seed), decoding)(None)[0]
         for decoding in ("region", "full")  # type: ignore[arg-type]
     )
     np.testing.assert_array_equal(region, full)
     out = np.zeros_like(full)
-    assert jpeg.training_image(data, 160, np.random.default_rng(seed), out=out)[0] is out
+    assert jpeg.training_image(data, 160, np.random.default_rng(seed))(out)[0] is out
     np.testing.assert_array_equal(out, full)
 
 

@@ -43,7 +43,6 @@ from dlbench.datasets.tfrecord import (
     unframe,
 )
 from dlbench.datasets.volumes import (
-    DensityReader,
     Hdf5Volumes,
     completeness,
     encode_volume,
@@ -64,6 +63,11 @@ Targets = NDArray[np.float32]
 
 
 # TFRecord
+
+
+def _read(reader: VolumeReader, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    found = reader.read((0, number)).arrays
+    return found["volume"], found["target"]
 
 
 def test_checksum_is_crc32c() -> None:
@@ -321,8 +325,8 @@ def test_flipped_bytes_of_hdf5_are_told_and_never_a_defect(tmp_path: Path, ours:
         write_hdf5(tmp_path / "a.h5", x=x, y=y)
     path = tmp_path / "a.h5"
     whole, generator = path.read_bytes(), np.random.default_rng(1)
-    reader = DensityReader(index_density(tmp_path))
-    stored = [tuple(part.tobytes() for part in reader.read(number)) for number in range(4)]
+    reader = VolumeReader(index_density(tmp_path), counts=True)
+    stored = [tuple(part.tobytes() for part in _read(reader, number)) for number in range(4)]
     reader.close()
     told = 0
     said: list[tuple[str, list[str]]] = []
@@ -347,8 +351,8 @@ def test_flipped_bytes_of_hdf5_are_told_and_never_a_defect(tmp_path: Path, ours:
                 said.append((str(error), lines))
         volumes_of.close()
         if ours and not lines:
-            reader = DensityReader(index)
-            assert [tuple(part.tobytes() for part in reader.read(number)) for number in range(4)] == stored
+            reader = VolumeReader(index, counts=True)
+            assert [tuple(part.tobytes() for part in _read(reader, number)) for number in range(4)] == stored
             reader.close()
     assert told > 20
     # What a reader finds verification has found before.
@@ -466,16 +470,16 @@ def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("not a volume", encoding="utf-8")
     index = index_density(tmp_path)
     assert (index.num_samples, index.size, index.channels, index.num_targets) == (4, 2, 4, 4)
-    reader = pickle.loads(pickle.dumps(DensityReader(index)))
+    reader = pickle.loads(pickle.dumps(VolumeReader(index, counts=True)))
     for number in (3, 0, 2):
-        volume, target = reader.read(number)
+        volume, target = _read(reader, number)
         assert volume.shape == (2, 2, 2, 4)
         assert volume.dtype == np.int16
         expected = volumes(2, 2, 2, 4) if number == 3 else np.asarray(x)[number]
         np.testing.assert_array_equal(volume, expected)
         np.testing.assert_array_equal(target, np.ones(4) if number == 3 else y[number])
     reader.close()
-    assert reader.read(0)[1][1] == 1
+    assert _read(reader, 0)[1][1] == 1
     reader.close()
 
 
@@ -483,10 +487,48 @@ def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("dlbench.datasets.arrays.OPEN_AT_MOST", 2)
     for number in range(5):
         write_hdf5(tmp_path / f"{number}.h5", x=volumes(2, 2, 2, 1), y=np.full(1, number, dtype=np.float32))
-    reader = DensityReader(index_density(tmp_path))
-    assert [reader.read(i)[1][0] for i in (0, 1, 2, 3, 4, 0)] == [0, 1, 2, 3, 4, 0]
+    reader = VolumeReader(index_density(tmp_path), counts=True)
+    assert [_read(reader, i)[1][0] for i in (0, 1, 2, 3, 4, 0)] == [0, 1, 2, 3, 4, 0]
     assert isinstance(reader._volumes, Hdf5Volumes)
     assert len(reader._volumes._files._handles) == 2
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {"chunks": (1, 4, 4, 4, 2)},
+        {"chunks": (2, 4, 4, 4, 2)},
+        {"chunks": (1, 2, 4, 4, 2)},
+        {"chunks": (1, 4, 4, 4, 2), "compression": "gzip"},
+        {"chunks": (1, 4, 4, 4, 2), "fletcher32": True},
+        {"chunks": (1, 4, 4, 4, 2), "shuffle": True},
+    ],
+)
+@pytest.mark.parametrize("user_block", [0, 512])
+def test_counts_are_read_into_the_batch_however_hdf5_stores_them(
+    tmp_path: Path, stored: dict[str, Any], user_block: int
+) -> None:
+    x: NDArray[Any] = np.asarray(volumes(3, 4, 4, 4, 2))
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=user_block) as file:
+        file.create_dataset("x", data=x, **stored)
+        file["y"] = np.arange(6, dtype=np.float32).reshape(3, 2)
+    reader = VolumeReader(index_density(tmp_path), counts=True)
+    out: dict[str, NDArray[Any]] = {"volume": np.empty(x.shape[1:], np.int16), "target": np.empty(2, np.float32)}
+    for number in (2, 0, 1):
+        raw = reader.fetch(number, out)
+        assert len(raw.data) + raw.num_placed == reader.num_bytes(number)
+        sample = reader.prepare((0, number), raw.data, out).arrays
+        assert sample["volume"] is out["volume"]
+        np.testing.assert_array_equal(out["volume"], x[number])
+        np.testing.assert_array_equal(sample["target"], [2 * number, 2 * number + 1])
+    reader.close()
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["x"][1, 3, 3, 3, 1] = -1
+    with pytest.raises(BadSampleError, match="x has a negative count"):
+        reader.fetch(1, out)
+    reader.fetch(2, out)
     reader.close()
 
 
@@ -624,9 +666,9 @@ def test_recipes_are_deterministic_and_splits_never_meet(tmp_path: Path) -> None
             made.write(part, tmp_path / str(number) / part.name)
     for part in parts:
         assert (tmp_path / "0" / part.name).read_bytes() == (tmp_path / "1" / part.name).read_bytes()
-    readers = [DensityReader(index_density(tmp_path / n / "train")) for n in ("0", "2")]
+    readers = [VolumeReader(index_density(tmp_path / n / "train"), counts=True) for n in ("0", "2")]
     for number in range(5):
-        (x, y), (x2, y2) = (reader.read(number) for reader in readers)
+        (x, y), (x2, y2) = (_read(reader, number) for reader in readers)
         np.testing.assert_array_equal(x, x2)
         np.testing.assert_array_equal(y, y2)
     for reader in readers:

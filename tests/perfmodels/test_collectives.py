@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -139,12 +140,11 @@ UNITS = dict.fromkeys("αβγABφn", 0)
 def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: int, shared_link: bool) -> None:
     """Start-ups, bytes and bytes added, each priced alone, on one level and, for grouped ones, on both."""
     num_bytes = 64 * MIB
-    chunks = pipeline_chunks(*name, ranks, num_bytes // 4)
     for group_size in [g for g in range(1, ranks + 1) if ranks % g == 0]:
         if name[1] not in GROUPED_ALGORITHMS and group_size != ranks:
             continue
         layout = Layout(ranks=ranks, group_size=group_size)
-        form = closed_form(*name, layout, chunks=chunks)
+        form = closed_form(*name, layout, chunks=pipeline_chunks(*name, layout, num_bytes // 4))
         if form is None:
             continue
         free = level((None, 0.0, 0.0))
@@ -392,6 +392,23 @@ def test_noise_and_outliers_move_little_and_intervals_say_how_much() -> None:
     assert piece.alpha_interval_s[0] <= piece.alpha_s <= piece.alpha_interval_s[1]
     assert piece.beta_interval_s_per_byte[0] <= piece.beta_s_per_byte <= piece.beta_interval_s_per_byte[1]
     assert 0.01 < found.median_error < 0.1
+
+
+def test_residuals_are_those_of_fits_without_the_point() -> None:
+    """One algorithm is slower than the model has it: a fit that saw its points would bend towards them."""
+    points = [
+        replace(one, seconds=one.seconds * (1.3 if one.algorithm == "leader" else 1.0))
+        for one in measured(SHAPED, noise=0.02)
+    ]
+    apart = held_out(points)
+    low, high = np.quantile([one.seconds / seconds for one, seconds in apart], [0.025, 0.975])
+    for found in fitted(points).residuals:
+        of = (found.collective, found.algorithm, found.ranks)
+        missed = [
+            one.seconds / seconds for one, seconds in apart if (one.collective, one.algorithm, one.layout.ranks) == of
+        ]
+        assert len(missed) == len(SIZES)
+        assert (found.least, found.most) == (min(low, *missed), max(high, *missed))
 
 
 def test_a_planted_break_is_found_and_no_other() -> None:

@@ -16,6 +16,7 @@ from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Level, NetworkMod
 from tests.support.schedule_walk import walked
 
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
+CHUNKED = ("hierarchical", "chain", "double-binary-tree")
 LINKS = st.sampled_from([None, 1, 2, 3])
 
 
@@ -39,7 +40,7 @@ def test_patterns_load_a_network_as_the_schedules_do(
     node = group * data.draw(st.integers(1, 3), label="groups of a node")
     leaf = data.draw(st.sampled_from([None, *range(node, ranks + node, node)]), label="leaf")
     shards = data.draw(st.integers(1, ranks) | st.none()) if name[1] == "parameter-server" else None
-    chunks = data.draw(st.sampled_from([1, 2, 3, 8])) if name[1] in ("chain", "double-binary-tree") else 1
+    chunks = data.draw(st.sampled_from([1, 2, 3, 8])) if name[1] in CHUNKED else 1
     whole = 2 * ranks * power_below(ranks) * (shards or 1) * chunks
     elements = data.draw(st.just(whole) | st.integers(0, 3 * ranks), label="elements")
     layout = Layout(ranks=ranks, group_size=group, leaf_size=leaf, node_size=node)
@@ -60,12 +61,16 @@ def test_thousands_of_ranks_have_their_closed_forms(algorithm: str, leaf: int | 
     # A rank's messages of one step inside its group and across do not wait for each other: here all are across.
     group, size = 1 if algorithm in ("naive", "direct", "parameter-server") else 8, 2**28
     layout = Layout(ranks=4096, group_size=group, leaf_size=leaf)
-    chunks = pipeline_chunks("allreduce", algorithm, 4096, size // 4)
+    chunks = pipeline_chunks("allreduce", algorithm, layout, size // 4)
     form = closed_form("allreduce", algorithm, layout, chunks=chunks)
     assert form is not None
     expected = form.seconds(n=size, α=1e-5, β=1e-9, γ=0, A=1e-5, B=1e-9, φ=1)
     same = level(1e-5, 1e-9)
-    assert predict("allreduce", algorithm, size, layout, network(same, same, same)) == pytest.approx(expected)
+    found = predict("allreduce", algorithm, size, layout, network(same, same, same))
+    if algorithm == "hierarchical":  # the level of fewer bytes is hidden, but while the pipeline fills and empties
+        assert expected - 2 * 511 / 4096 * size * 1e-9 < found < expected
+    else:
+        assert found == pytest.approx(expected)
 
 
 def test_a_short_vector_of_many_ranks_costs_its_start_ups() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import schedule
-from dlbench.perfmodels.schedules import Schedule, all_to_all_block, block, pipeline_chunks
+from dlbench.perfmodels.schedules import Layout, Schedule, all_to_all_block, block, pipeline_chunks
 from dlbench.specs.comm import ALGORITHMS, Collective
 
 Vectors = list[npt.NDArray[np.float64]]
@@ -40,7 +40,7 @@ def execute(schedules: list[Schedule], inputs: Vectors, buffers: Vectors) -> Non
                 assert len(message) == receive.count
                 place = slice(receive.first, receive.first + receive.count)
                 assert receive.first + receive.count <= len(buffers[r])
-                buffers[r][place] = buffers[r][place] + message if step.reduce else message
+                buffers[r][place] = buffers[r][place] + message if receive.is_added else message
         assert not any(wire.values())
 
 
@@ -132,15 +132,29 @@ def test_inner_ranks_of_one_tree_are_leaves_of_the_other(ranks: int) -> None:
     """Whoever adds to one half of the vector, in the reduction of a chunk, adds to no other."""
     steps = [schedule("allreduce", "double-binary-tree", r, ranks, 2, chunks=1) for r in range(ranks)]
     assert {len(one) for one in steps} == {2 * (ranks.bit_length() - 1)}
-    inner = [len({t.first for step in one if step.reduce for t in step.receives}) for one in steps]
+    inner = [len({t.first for step in one for t in step.receives if t.is_added}) for one in steps]
     assert Counter(inner) == ({1: ranks} if ranks % 2 == 0 else {1: ranks - 1, 0: 1})
 
 
 def test_chunks_grow_with_the_root_of_the_size() -> None:
-    tree = [pipeline_chunks("allreduce", "double-binary-tree", 16, n) for n in (1000, 2**20, 2**22, 2**40)]
+    layout = Layout(ranks=16, group_size=4)
+    tree = [pipeline_chunks("allreduce", "double-binary-tree", layout, n) for n in (1000, 2**20, 2**22, 2**40)]
     assert tree == [1, 8, 16, 64]
-    assert pipeline_chunks("broadcast", "chain", 2, 2**30) == 1  # one link: nothing to fill
-    assert pipeline_chunks("allreduce", "ring", 16, 2**30) == 1
+    levels = [pipeline_chunks("allreduce", "hierarchical", layout, n) for n in (1000, 2**18, 5 * 10**6, 2**40)]
+    assert levels == [1, 2, 8, 64]
+    assert pipeline_chunks("broadcast", "chain", Layout(ranks=2, group_size=1), 2**30) == 1  # one link: nothing to fill
+    assert pipeline_chunks("allreduce", "ring", layout, 2**30) == 1
+    for group_size in (1, 16):  # one level: nothing beside which it could travel
+        assert pipeline_chunks("allreduce", "hierarchical", Layout(ranks=16, group_size=group_size), 2**30) == 1
+
+
+def test_levels_are_under_way_at_once() -> None:
+    """In the middle of a pipeline every rank sends inside its group and across groups in the same step."""
+    for rank in range(8):
+        steps = schedule("allreduce", "hierarchical", rank, 8, 960, group_size=4, chunks=8)
+        assert len(steps) == 8 + 8 - 1
+        across = [{t.peer // 4 != rank // 4 for t in step.sends} for step in steps]
+        assert across == [{False}] * 3 + [{False, True}] * 9 + [{False}] * 3
 
 
 @pytest.mark.parametrize("halves", [1, 2, 3, 4])

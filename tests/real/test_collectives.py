@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scripts.launch import local_environments, rank_environment
 from dlbench.node.comm.inputs import DTYPES, EXACT, Inputs, check
-from dlbench.node.comm.transport import Counters, Execution, Part, Transport, start_mpi
+from dlbench.node.comm.transport import Counters, Execution, Operation, Transport, start_mpi
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
 from dlbench.perfmodels.algorithms import counts
@@ -214,22 +214,24 @@ class Loopback(Transport):
         """What each send reads; and its copy, once it was waited for."""
         self._received: list[tuple[torch.Tensor, list[bool]]] = []
 
-    def _post(self, receives: Any, sends: Any) -> tuple[list[Any], list[Any]]:
-        arriving = [(part.handle, [False]) for part in receives]
-        leaving = [[part.handle] for part in sends]
-        self._received += arriving
-        self._sent += leaving
-        return arriving, leaving
-
-    def _wait(self, pending: Any, part: Part, direction: str) -> None:
+    def _operations(self, run: torch.Tensor, peer: int, tag: int, sends: bool) -> tuple[Operation, ...]:
         """Reads and writes as late as a real library may: when it is waited for."""
-        if direction == "to":
-            pending.append(pending[0].clone())
-            return
-        while not pending[1][0]:
-            target, done = self._received.pop(0)
-            target.copy_(self._sent.pop(0)[-1])
-            done[0] = True
+        under_way: list[Any] = []
+
+        def begin() -> None:
+            under_way.append([run] if sends else (run, [False]))
+            (self._sent if sends else self._received).append(under_way[-1])
+
+        def finish() -> None:
+            mine = under_way.pop()
+            if sends:
+                mine.append(run.clone())
+            while not sends and not mine[1][0]:
+                target, done = self._received.pop(0)
+                target.copy_(self._sent.pop(0)[-1])
+                done[0] = True
+
+        return begin, finish, under_way.clear
 
 
 @given(data=st.data())
@@ -251,14 +253,15 @@ def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) ->
                 continue  # two arrivals put in one place have no order
             taken[at : at + count] = [True] * count
             sends.append(Transfer(1, first, count))
-            receives.append(Transfer(1, at, count))
+            receives.append(Transfer(1, at, count, reduce))
             arrived = before[first : first + count]
             wanted[at : at + count] = wanted[at : at + count] + arrived if reduce else arrived
-        steps.append(Step(sends=tuple(sends), receives=tuple(receives), reduce=reduce))
+        steps.append(Step(sends=tuple(sends), receives=tuple(receives)))
     transport = Loopback(data.draw(st.sampled_from([None, 4, 12, 1024])), early=data.draw(st.booleans()))
     if transport.segment_bytes is None:
         transport.early = False  # as NCCL
-    Execution(tuple(steps), buffer, transport).run()
+    execution = Execution(tuple(steps), buffer, transport)
+    execution.run()
     assert torch.equal(buffer, wanted)
     assert transport.counters.steps == len(steps)
     assert transport.counters.messages == sum(len(step.sends) for step in steps)

@@ -64,6 +64,10 @@ def test_a_run_says_what_its_activations_did(tmp_path: Path) -> None:
     assert 0 < told.swapped_in_bytes <= told.swapped_out_bytes <= 3 * memory.plan.predicted.swapped_bytes
     assert told.activation_peak_bytes
     assert told.activation_peak_bytes <= memory.in_core_bytes - memory.chain.fixed_bytes
+    # By every tensor that came and went in the first step, those included that left for the disk.
+    assert told.device_peak_bytes == record.ranks[0].held.peak
+    assert "not seen to be released" not in record.ranks[0].held.evidence
+    assert told.device_peak_bytes <= 1.1 * memory.plan.predicted.peak_bytes
     # Peaks are those of the measured steps, by the kernel's own count of the process.
     assert record.ranks[0].peak_memory_bytes == record.ranks[0].peak_resident_bytes
     assert not any("does not let it begin anew" in text for text in record.warnings)
@@ -188,7 +192,11 @@ def test_a_checkpoint_of_a_run_in_core_goes_on_under_a_plan(tmp_path: Path) -> N
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("keys", [(), ("train.recompute=blocks", "train.memory.blocks=features.0,features.6")])
-def test_compiled_losses_are_those_of_eager(tmp_path: Path, keys: tuple[str, ...]) -> None:
+def test_compiled_losses_are_those_of_eager(
+    tmp_path: Path, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a second run loads the programs that the first one made, which both say."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "programs"))
     eager, _ = run_of(tmp_path, "eager", *COSMOFLOW, *ALONE)
     compiled, record = run_of(
         tmp_path, "compiled", *COSMOFLOW, *ALONE, *settings(tmp_path, "train.compile=default", *keys)
@@ -199,6 +207,12 @@ def test_compiled_losses_are_those_of_eager(tmp_path: Path, keys: tuple[str, ...
     assert setting.effective == "default"
     assert setting.evidence.endswith("in the warm-up" if keys else "before the first step")
     assert not any("compiled in measured steps" in text for text in record.warnings)
+    _, again = run_of(tmp_path, "again", *COSMOFLOW, *ALONE, *settings(tmp_path, "train.compile=default", *keys))
+    cold, warm = record.ranks[0].compiling, again.ranks[0].compiling
+    assert cold is not None
+    assert warm is not None
+    assert (cold.from_cache, warm.from_cache) == (0, cold.programs)
+    assert cold.programs == warm.programs > 1
 
 
 @pytest.mark.nightly

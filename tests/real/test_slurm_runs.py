@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from dlbench.analysis.measures import measure
 from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
 from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
+from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 from tests.support.horovod import require_horovod_over_mpi
@@ -159,6 +161,12 @@ def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Pat
         (2, 1, "n2"),
         (3, 1, "n2"),
     ]
+    names = {path.name for path in run.folder.path.iterdir() if not path.name.startswith("slurm-")}
+    of_nodes = {f"node-{node:04d}.{kind}" for node in range(2) for kind in ("steps", "spans", "samples", "status.json")}
+    once = {"plan.json", "job.sbatch", "submission.json", "rendezvous.json", "clock.json", "record.json"}
+    assert names == of_nodes | once  # whatever the number of ranks
+    assert len({len(read_steps(run.folder.steps(rank)).steps) for rank in range(4)}) == 1
+    assert measure(run).samples == sum(rank.samples for rank in run.record.ranks)
 
 
 @pytest.mark.nightly

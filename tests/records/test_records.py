@@ -881,7 +881,7 @@ def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
         assert run.state == "valid"
         assert run.record.watch.nodes[0].clock.wall_offset_ns == 1_772_366_400 * 10**9
         for rank in range(2):
-            head = json.loads(folder.steps(rank).read_bytes().partition(b"\n")[0])
+            head = StepReader(folder.steps(rank)).header
             assert (head["format"], head["version"], head["rank"]) == ("dlbench.steps", 1, rank)
             steps = read_steps(folder.steps(rank))
             assert list(steps.steps["step"]) == list(range(15))

@@ -158,7 +158,7 @@ def _write_rank(folder: RunFolder, plan: RunPlan, times: StepTimes, story: Story
     measured_ns = samples = 0
     header = {"rank": rank, "clock": "monotonic", "device": "cpu", "run_id": plan.run_id}
     launch = story.launch
-    with StepWriter(folder.steps(rank), header, launches=launch is not None) as writer:
+    with StepWriter(folder.rank_steps(rank), header, launches=launch is not None) as writer:
         for step in range(_num_steps(plan, story)):
             phases, other = times(rank, step)
             now_ns += story.pause_ns(rank, step)

@@ -21,7 +21,7 @@ class NumberReader(SampleReader):
     def __init__(self, num_samples: int, bad: frozenset[int] = frozenset()) -> None:
         self.num_samples, self._bad = num_samples, bad
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: object = None) -> Raw:
         if index in self._bad:
             raise BadSampleError(f"{self.name(index)}: unreadable")
         return Raw(number_bytes(index))
@@ -53,7 +53,7 @@ class StoreReader(NumberReader):
         super().__init__(1000)
         self._store = store
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: object = None) -> Raw:
         data = self._store.get(index)
         if data is None:
             raise BadSampleError(f"{self.name(index)}: not there")

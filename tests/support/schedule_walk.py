@@ -45,8 +45,7 @@ def _step_loads(schedules: list[Schedule], number: int, layout: Layout, sharing:
     leaf_size = layout.leaf_size or layout.ranks
     for rank, steps in enumerate(schedules):
         step = steps[number]
-        if step.reduce:
-            reduced = max(reduced, sum(t.count for t in step.receives))
+        reduced = max(reduced, sum(t.count for t in step.receives if t.is_added))
         for outwards, transfers in ((True, step.sends), (False, step.receives)):
             starts = _starts(transfers, layout, rank)
             crossing: dict[LevelName, tuple[Starts, int | None, int]] = {

@@ -18,6 +18,7 @@ from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import Record
 from dlbench.records.rows.format import CHECK, HEAD
 from dlbench.records.rows.samples import sample_writer
+from dlbench.records.rows.shared import chunk, opened, parts_of
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, SpanWriter
 from dlbench.records.rows.steps import PHASES, StepWriter
 from dlbench.records.status import write_status
@@ -42,7 +43,7 @@ def write_spans(
     folder: RunFolder, rank: int, spans: Iterable[Mapping[str, Any]], max_bytes: int = SPAN_SHARE
 ) -> SpanWriter:
     """The spans of one rank; each is the arguments of `SpanWriter.add`. Returns the closed writer."""
-    writer = SpanWriter(folder.spans(rank), {"rank": rank, "run_id": folder.path.name}, max_bytes)
+    writer = SpanWriter(folder.rank_spans(rank), {"rank": rank, "run_id": folder.path.name}, max_bytes)
     for span in spans:
         writer.add(**span)
     writer.close()
@@ -238,44 +239,62 @@ def large_runs(out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: 
         folder = create(out, plan)
         for path in first.path.iterdir():
             if path.suffix in (".steps", ".spans", ".samples"):
-                (folder.path / path.name).write_bytes(_renamed(path.read_bytes(), run_id=plan.run_id))
+                (folder.path / path.name).write_bytes(_renamed(path, run_id=plan.run_id))
             elif path not in (first.plan, first.record):
                 (folder.path / path.name).write_bytes(path.read_bytes())
         finished = f"2026-03-01T12:{10 + repeat % 50:02d}:00Z"
         changes = {"run_id": plan.run_id, "configuration": plan.configuration_digest(), "finished": finished}
         write_json(folder.record, {**record, **changes})
         made.append(folder)
-    return made
+    return [gathered(folder, ranks_per_node) for folder in made]
 
 
 def wide_run(out: Path, first: RunFolder, ranks: int) -> RunFolder:
     """A large run whose ranks and nodes have the times, spans and samples of those of another one, over and over."""
     record = json.loads(first.record.read_text(encoding="utf-8"))
-    own, steps = record["ranks"], record["steps"]
-    plan = _large_plan(ranks, steps, 8, 0, 1)
+    own, nodes = record["ranks"], record["watch"]["nodes"]
+    plan = _large_plan(ranks, record["steps"], 8, 0, 1)
     folder = create(out, plan)
     for rank in range(ranks):
-        for file in (folder.steps, folder.spans):
-            content = first.path.joinpath(file(rank % len(own)).name).read_bytes()
-            file(rank).write_bytes(_renamed(content, rank=rank, run_id=plan.run_id))
-    # Not node 0's clock, which has no points.
-    clock = record["watch"]["nodes"][1]["clock"]
-    nodes = []
-    for node in range(plan.layout.nodes):
-        at = {"node_rank": node, "host": _host(node)}
-        like = node % len(record["watch"]["nodes"])
-        content = _renamed(first.samples(like).read_bytes(), run_id=plan.run_id, **at)
-        folder.samples(node).write_bytes(content)
-        nodes.append({**record["watch"]["nodes"][like], **at, "clock": {**clock, **at} if node else clock_line()})
-    record["watch"]["nodes"] = nodes
-    places = [{"rank": rank, "node_rank": rank // 8, "host": _host(rank // 8)} for rank in range(ranks)]
-    record["ranks"] = [{**own[at["rank"] % len(own)], **at} for at in places]
+        for kind in ("steps", "spans"):
+            content = _renamed(first.path / f"rank-{rank % len(own):04d}.{kind}", rank=rank, run_id=plan.run_id)
+            (folder.path / f"rank-{rank:04d}.{kind}").write_bytes(content)
+    clock = nodes[1]["clock"]  # node 0's has no points
+    places = [{"node_rank": node, "host": _host(node)} for node in range(plan.layout.nodes)]
+    for at in places:
+        content = _renamed(first.samples(at["node_rank"] % len(nodes)), run_id=plan.run_id, **at)
+        folder.samples(at["node_rank"]).write_bytes(content)
+    record["watch"]["nodes"] = [
+        {**nodes[node % len(nodes)], **at, "clock": {**clock, **at} if node else clock_line()}
+        for node, at in enumerate(places)
+    ]
+    record["ranks"] = [{**own[rank % len(own)], "rank": rank, **places[rank // 8]} for rank in range(ranks)]
     write_json(folder.record, {**record, "run_id": plan.run_id, "configuration": plan.configuration_digest()})
+    return gathered(folder, 8)
+
+
+def _renamed(path: Path, **changes: Any) -> bytes:
+    """A file of rows as that of another run: the header says so, and every block's checksum holds the header."""
+    pieces = {rank: _pieces(opened(part)[0].read(), changes) for rank, part in sorted(parts_of(path).items())}
+    if not pieces:
+        return b"".join(_pieces(path.read_bytes(), changes))
+    return b"".join(
+        chunk(changes.get("rank", rank), n, piece) for rank, own in pieces.items() for n, piece in enumerate(own)
+    )
+
+
+def gathered(folder: RunFolder, ranks_per_node: int) -> RunFolder:
+    """The same run with the rows of a node's ranks in one file, as ranks write them."""
+    for kind in ("steps", "spans"):
+        for path in sorted(folder.path.glob(f"rank-*.{kind}")):
+            with (folder.path / f"node-{int(path.stem[5:]) // ranks_per_node:04d}.{kind}").open("ab") as file:
+                file.write(path.read_bytes())
+            path.unlink()
     return folder
 
 
-def _renamed(content: bytes, **changes: Any) -> bytes:
-    """A file of rows as that of another run: the header says so, and every block's checksum holds the header."""
+def _pieces(content: bytes, changes: Mapping[str, Any]) -> list[bytes]:
+    """The header's line and each block."""
     line, begin = content.split(b"\n", 1)[0], content.index(b"\n") + 1
     header = (json.dumps({**json.loads(line), **changes}, sort_keys=True) + "\n").encode()
     seed, parts = zlib.crc32(header), [header]
@@ -284,9 +303,9 @@ def _renamed(content: bytes, **changes: Any) -> bytes:
         begin += HEAD.size + CHECK.size
         packed = content[begin : begin + length]
         head = HEAD.pack(kind, length, zlib.crc32(packed, seed))
-        parts += [head, CHECK.pack(zlib.crc32(head)), packed]
+        parts.append(head + CHECK.pack(zlib.crc32(head)) + packed)
         begin += length
-    return b"".join(parts)
+    return parts
 
 
 def _large_plan(ranks: int, steps: int, ranks_per_node: int, repeat: int, repeats: int) -> RunPlan:
@@ -340,7 +359,7 @@ def _write_steps(folder: RunFolder, plan: RunPlan, course: Course, rank: int, rn
     phases = course.phases[rank].tolist()
     losses = (2.5 * np.exp(-np.arange(len(starts)) / 400) + rng.normal(0, 0.05, len(starts))).tolist()
     header = {"rank": rank, "clock": "monotonic", "device": f"cuda:{rank % 8}", "run_id": plan.run_id}
-    with StepWriter(folder.steps(rank), header) as writer:
+    with StepWriter(folder.rank_steps(rank), header) as writer:
         for step, (start, took, parts, loss) in enumerate(zip(starts, times, phases, losses, strict=True)):
             writer.append((step, int(step < warmup), start, took, *parts, batch, loss))
     write_status(folder, status(rank, _host(rank // plan.layout.ranks_per_node), "done"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -39,6 +40,9 @@ def section(view: ReportView, report: model.Report) -> Section:
 def sheet(report: model.Report, name: str) -> Sheet[Any]:
     found = [section for view in VIEWS for section in view.sections(report)]
     return next(sheet for one in found for sheet in one.sheets if sheet.name == name)
+
+
+WARM = {"seconds": 4.0, "programs": 2, "from_cache": 2}
 
 
 def texts(table: TextTable) -> list[list[str]]:
@@ -265,6 +269,18 @@ def test_systems_say_what_is_known_and_what_is_not(tmp_path: Path) -> None:
     assert rows["Processor"] == "EPYC 7763"
     assert rows["Storage"] == "not recorded"
     assert section(SystemsView(), report).headline == "1 system, 2 hosts"
+
+
+def test_the_start_up_of_runs_that_compiled_is_told_from_that_of_runs_that_loaded(tmp_path: Path) -> None:
+    compiling = itertools.chain([{"seconds": 41.0, "programs": 2, "from_cache": 0}], itertools.repeat(WARM))
+    for plan in plans(points=(1,), repeats=3):
+        folder = write_run(tmp_path, plan, constant([1] * 6))
+        record = json.loads(folder.record.read_text())
+        record["ranks"][0]["compiling"] = next(compiling)
+        edit_json(folder.record, ranks=record["ranks"])
+    fields = dict(assemble(scan(tmp_path)).all_of(SystemDescription)[0].fields)
+    assert "; compiling took 41 s of it in 1 of 3 runs" in fields["Start-up"]
+    assert "; loading what was compiled before took 4 s of it in 2 of 3 runs" in fields["Start-up"]
 
 
 def test_cpu_runs_have_no_accelerator(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ above or next to the region can be left out in the later stages only, by calls t
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlbench.errors import EnvironmentLacksError
@@ -81,15 +82,20 @@ class Encoded:
         them. Damage in what is left out is not seen, and that a code is wrong may not be; None: all are.
         Raises ValueError: it is truncated or damaged.
         """
+        return self.begun(factor, rows)()
+
+    def begun(self, factor: int, rows: int | None) -> Callable[[], tuple[NDArray[np.uint8], str | None]]:
+        """What is quick of `pixels`; the rest when the result is called."""
         if not self.fast:
-            return self._by_pillow(factor)
+            return partial(self._by_pillow, factor)
         shorter = _cut(self.data, rows, factor) if rows is not None and rows < self.height else None
         if shorter is None:
-            return self._by_simplejpeg(factor)
-        # What follows the last row is passed over with a warning, which strict would take for damage.
+            return partial(self._by_simplejpeg, factor)
         library = _simplejpeg()
         assert library is not None  # `fast` says so
-        return library.decode_jpeg(shorter, "RGB", strict=False, **self._asked(factor)), self._remark
+        # What follows the last row is passed over with a warning, which strict would take for damage.
+        asked, remark = {**self._asked(factor), "strict": False}, self._remark
+        return lambda: (library.decode_jpeg(shorter, "RGB", **asked), remark)
 
     def _asked(self, factor: int) -> dict[str, int]:
         return {} if factor == 1 else {"min_factor": factor, "min_width": -(-self.width // factor)}

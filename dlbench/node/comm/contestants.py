@@ -89,6 +89,8 @@ class OwnAlgorithm(Contestant):
             shards=comm.shards,
         )
         source = vectors.given if comm.collective == "all-to-all" else None
+        if self._execution is not None:
+            self._execution.release()
         self._execution = Execution(steps, vectors.data, transport, source)
         return ""
 

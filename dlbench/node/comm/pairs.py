@@ -93,15 +93,19 @@ class PairMeasurement(Measurement):
                 begins, peer = rank == pair[0], pair[rank == pair[0]]
                 # A ping comes back whole; a window is acknowledged by one element.
                 back = message if way == "ping-pong" else message[:1]
-                there = [self._part(message if begins else landed, peer, 0)] * many
-                answer = [self._part(torch.empty_like(back) if begins else back, peer, 1)]
+                part = self._transport.part
+                there = [part(message if begins else landed, peer, 0, sends=begins) for _ in range(many)]
+                answer = [part(torch.empty_like(back) if begins else back, peer, 1, sends=not begins)]
                 for _ in range(operations):
                     start = time.perf_counter_ns()
-                    for parts, sends in ((there, begins), (answer, not begins)):
-                        for pending in self._post(parts, sends):
-                            self._finish(pending, parts[0], sends)
+                    for parts in (there, answer):
+                        self._begin(parts)
+                        for one in parts:
+                            self._finish(one)
                     elapsed = (time.perf_counter_ns() - start) / 1e9
                     times += [elapsed / (2 if way == "ping-pong" else many)] * begins
+                for one in (*there, *answer):
+                    one.release()
             if is_beside and congestor is None:
                 dist.barrier()  # Done.
         except RunError as error:
@@ -117,35 +121,42 @@ class PairMeasurement(Measurement):
         """
         sends, peer = self._rank == pair[0], pair[self._rank == pair[0]]
         buffers = [torch.zeros(CONGESTING_BYTES // 4, device=self._device) for _ in range(2)]
-        parts = [self._part(buffer, peer, 2) for buffer in buffers]
+        parts = [self._transport.part(buffer, peer, 2, sends=sends) for buffer in buffers]
         done: Any = None
-        pending, begun, count, is_over = list[Any](), time.monotonic(), 0, False
+        pending, begun, count, is_over = list[Part](), time.monotonic(), 0, False
         while not is_over:
             turn = count % 2
             if len(pending) == 2:
-                self._finish(pending.pop(0), parts[turn], sends)
+                self._finish(pending.pop(0))
             is_over = bool(buffers[not turn if sends else turn][0])
             if sends:
                 buffers[turn][0] = float(done is not None and done.is_completed())
             if sends or not is_over:
-                pending += self._post([parts[turn]], sends)
+                self._begin([parts[turn]])
+                pending.append(parts[turn])
                 count += 1
             if count == 3 and done is None:  # The pair begins when all congestors are here, and ends with the second.
                 _, done = (dist.barrier(async_op=True) for _ in range(2))
         for one in pending:
-            self._finish(one, parts[0], sends)
+            self._finish(one)
+        for one in parts:
+            one.release()
         rate = count * CONGESTING_BYTES / (time.monotonic() - begun)
         done.wait()  # Completed as well where a rank is gone: that is raised here.
         return rate
 
-    def _part(self, run: torch.Tensor, peer: int, tag: int) -> Part:
-        return Part(self._transport.wrap(run), peer, tag, run.nbytes, is_across=False, opens=True)
+    def _begin(self, parts: Sequence[Part]) -> None:
+        try:
+            for operation in self._transport.together(parts):
+                operation()
+        except RuntimeError as error:
+            raise self._transport.refused(error) from None
 
-    def _post(self, parts: Sequence[Part], sends: bool) -> list[Any]:
-        return self._transport.post(*(([], parts) if sends else (parts, [])))[sends]
-
-    def _finish(self, pending: Any, part: Part, sends: bool) -> None:
-        self._transport.wait(pending, part, "to" if sends else "from")
+    def _finish(self, part: Part) -> None:
+        try:
+            part.finish()
+        except RuntimeError as error:
+            raise part.lost(error) from None
         if self._device.type == "cuda":  # There waiting orders the stream, and not the host.
             torch.cuda.synchronize(self._device)
 

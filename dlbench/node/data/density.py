@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlbench.datasets.file_index import load_index
 from dlbench.datasets.tfrecord import decompressor
-from dlbench.datasets.volumes import DensityIndex, DensityReader, index_density
+from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
@@ -44,6 +44,10 @@ def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = N
     return out
 
 
+class _Targets(bytes):
+    """What `fetch` gives of a sample whose counts lie in the batch already."""
+
+
 class VolumeReader(SampleReader):
     """Samples of a folder of volumes: volume (C, S, S, S) float32 and target (T,) float32.
 
@@ -51,39 +55,46 @@ class VolumeReader(SampleReader):
     """
 
     def __init__(self, index: DensityIndex, *, counts: bool = False) -> None:
-        self._counts = counts
-        self._index, self._files = index, DensityReader(index)
+        self._counts, self._shape = counts, (index.size, index.size, index.size, index.channels)
+        self._index, self._volumes = index, CONTAINERS[index.container]()
         self.num_samples = index.num_samples
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """Counts (S, S, S, C) and then parameters (T,), little-endian int16 and float32; unpacked, whatever the file.
 
-        Raises BadSampleError: it cannot be read.
+        Counts that the batch takes as they are go there at once.
+        Raises BadSampleError: it cannot be read, or has a negative count.
         """
+        is_placed = self._counts and out is not None
+        # Of numpy, which asks for large pages: a `bytes` of this size is slow without.
+        room = np.empty(4 * self._index.num_targets if is_placed else self.num_bytes(index), np.uint8)
+        end = len(room) - 4 * self._index.num_targets
+        counts = out["volume"] if out is not None and is_placed else room[:end].view("<i2").reshape(self._shape)
         try:
-            counts, target = self._files.read(index)
+            target = self._volumes.read(*self._index.place(index), counts)
         except (OSError, KeyError, ValueError, IndexError) as error:
             raise self._bad(index, (str(error) or type(error).__name__).splitlines()[0]) from None
-        # One copy of megabytes, not two; and numpy asks for large pages, which a `bytes` of this size is slow without.
-        parts = (counts.astype("<i2", copy=False), target.astype("<f4", copy=False))
-        room = np.empty(sum(part.nbytes for part in parts), np.uint8)
-        np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts], out=room)
+        if target.shape != (self._index.num_targets,):
+            raise self._bad(index, f"y has shape {target.shape}, the others have {(self._index.num_targets,)}")
+        room[end:].view("<f4")[:] = target
+        if is_placed:
+            return Raw(_Targets(room), num_placed=counts.nbytes)
         return Raw(room.data)  # type: ignore[arg-type]  # only read from, as bytes are
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One volume; the epoch makes no difference.
 
-        Raises BadSampleError: it has a negative count or a target that is no number, or is cut off.
+        Raises BadSampleError: it has a target that is no number, or is cut off.
         """
-        index = self._index
-        shape = (index.size, index.size, index.size, index.channels)
-        if len(data) != self.num_bytes(key[1]):
+        if isinstance(data, _Targets):
+            assert out is not None  # the same as `fetch` was given
+            end, counts = 0, out["volume"]
+        elif len(data) != self.num_bytes(key[1]):
             raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
-        end = len(data) - 4 * index.num_targets
-        counts = np.frombuffer(data, "<i2", count=end // 2).reshape(shape)
+        else:
+            end = len(data) - 4 * self._index.num_targets
+            counts = np.frombuffer(data, "<i2", count=end // 2).reshape(self._shape)
         target = np.frombuffer(data, "<f4", offset=end)
-        if counts.min() < 0:
-            raise self._bad(key[1], "x has a negative count")
         if not np.isfinite(target).all():
             raise self._bad(key[1], "y is not finite")
         if self._counts:
@@ -119,7 +130,7 @@ class VolumeReader(SampleReader):
         return about | ({"decompressor": decompressor()} if index.container == "tfrecord" else {})
 
     def close(self) -> None:
-        self._files.close()
+        self._volumes.close()
 
 
 def open_density(

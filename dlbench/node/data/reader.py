@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
@@ -23,6 +24,8 @@ from dlbench.units import utf8_text
 
 _SKIP_AT_MOST = 100
 """Unreadable samples in a row after which a data set is taken for broken even where samples may be skipped."""
+_IN_A_ROW = 1 << 20  # bytes of samples fetched and begun before the first is finished
+"""Decoding empties a core's caches; what is quick is two to four times as quick while they hold it (measured)."""
 
 
 class BadSampleError(Exception):
@@ -55,6 +58,7 @@ class Raw:
     data: bytes  # or a view of bytes, which is read from alike
     tier: Tier = "shared"
     waited_ns: int = 0  # how long it was waited for, because another rank had not sent it yet
+    num_placed: int = 0  # bytes of it that are not in `data`, because they were read to where they are wanted
 
 
 class SampleReader(Protocol):
@@ -66,11 +70,16 @@ class SampleReader(Protocol):
         """One sample, fetched and prepared. Raises BadSampleError: it cannot be read."""
         return self.prepare(key, self.fetch(key[1]).data)
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """The stored bytes of one sample, in a form of the reader's own that `prepare` takes.
 
+        `out`: as for `prepare`, which will be given the same; what is stored as it is wanted may be read to there.
         Raises BadSampleError: it cannot be read, or a checksum differs.
         """
+
+    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
+        """What is quick of `prepare`; the rest when what it returns is called, with `out`. Raises as `prepare`."""
+        return partial(self.prepare, key, data)
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """A sample ready for training, of its bytes; a function of them, the seed and the key.
@@ -110,6 +119,9 @@ class WrappedReader(SampleReader):
     def __init__(self, reader: SampleReader) -> None:
         self._reader = reader
         self.num_samples = reader.num_samples
+
+    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
+        return self._reader.begin(key, data)
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         return self._reader.prepare(key, data, out)
@@ -161,6 +173,11 @@ class Fetched:
     names: tuple[str, ...] = ()  # of all tensors of the batch, where it lies in a slot
     num: int = 0  # samples of it, where it lies in a slot
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the run must stop."""
+        return self.error is not None or self.not_arrived is not None
+
     def pin_memory(self) -> Self:
         """Moves the batch to page-locked memory; torch calls it where that is asked for."""
         self.batch = {name: tensor.pin_memory() for name, tensor in self.batch.items()}
@@ -210,16 +227,21 @@ class BatchReader:
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
         stack = _Stack(len(keys), self._forms, room)
+        begun: list[Iterator[Sample | None]] = []
+        finished = 0  # bytes
         for place in range(len(keys)):
-            try:
-                sample = self._read(place, keys, fetched, stack.place)
-            except NotArrivedError as error:
-                fetched.not_arrived = (keys[place], error.waited_s)
+            begun.append(self._read(place, keys, fetched, stack.place(len(begun))))
+            next(begun[-1], None)
+            num_bytes = sum(fetched.tier_bytes.values())
+            if num_bytes < finished + _IN_A_ROW and place + 1 < len(keys) and not fetched.is_lost:
+                continue
+            for one in begun:
+                sample = None if fetched.is_lost else next(one, None)
+                if sample is not None:
+                    stack.add(sample.arrays)
+            if fetched.is_lost:
                 return fetched
-            if fetched.error is not None:
-                return fetched
-            if sample is not None:
-                stack.add(sample.arrays)
+            begun, finished = [], num_bytes
         fetched.batch, self._forms = self._arrange(stack.batch()), stack.forms
         fetched.end_ns = time.monotonic_ns()
         after = storage_reads()
@@ -227,25 +249,43 @@ class BatchReader:
             fetched.storage_bytes = after - before
         return fetched
 
-    def _read(self, place: int, keys: list[Key], fetched: Fetched, out: Arrays | None) -> Sample | None:
-        tried = 0
+    def _read(self, place: int, keys: list[Key], fetched: Fetched, out: Arrays | None) -> Iterator[Sample | None]:
+        """Nothing once a sample is fetched and begun, then the sample; ends before where this place gets none."""
+        clock, tried, is_begun = time.monotonic_ns, 0, False
         for taken in self._candidates(place, keys):
             tried += 1
             try:
-                sample = self._read_one(taken, fetched, out)
+                start = clock()
+                raw = self.reader.fetch(taken[1], out)
+                between = clock()
+                fetched.fetch_ns += between - start
+                fetched.waited_ns += raw.waited_ns
+                num_bytes = len(raw.data) + raw.num_placed
+                fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + num_bytes
+                finish = self.reader.begin(taken, raw.data)
+                if not is_begun:
+                    is_begun = True
+                    fetched.prepare_ns += clock() - between
+                    yield None
+                    between = clock()
+                sample = finish(out)
+                fetched.prepare_ns += clock() - between
+            except NotArrivedError as error:
+                fetched.not_arrived = (taken, error.waited_s)
+                return
             except BadSampleError as error:
                 fetched.failures.append(str(error))
                 if self._on_bad_sample == "stop":
                     fetched.error = f"{error}; repair it, or set data.on_bad_sample to skip"
-                    return None
+                    return
                 continue
             fetched.visited.append(taken)
             if sample.converted is not None:
                 fetched.converted.append(sample.converted)
-            return sample
+            yield sample
+            return
         if self._replace:
             fetched.error = f"{tried} samples in a row are unreadable, the last: {fetched.failures[-1]}"
-        return None
 
     def _candidates(self, place: int, keys: list[Key]) -> Iterator[Key]:
         """The sample of a place in a batch, and those that stand in for it, one after another."""
@@ -255,21 +295,6 @@ class BatchReader:
                 yield keys[(place + attempt) % len(keys)]
             else:
                 yield (epoch, (index + attempt) % self.reader.num_samples)
-
-    def _read_one(self, key: Key, fetched: Fetched, out: Arrays | None) -> Sample:
-        begun = time.monotonic_ns()
-        between = begun
-        try:
-            raw = self.reader.fetch(key[1])
-            between = time.monotonic_ns()
-            fetched.waited_ns += raw.waited_ns
-            fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + len(raw.data)
-            return self.reader.prepare(key, raw.data, out)
-        finally:
-            end = time.monotonic_ns()
-            between = between if between > begun else end
-            fetched.fetch_ns += between - begun
-            fetched.prepare_ns += end - between
 
 
 Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and type of each array of a sample
@@ -292,13 +317,16 @@ class _Stack:
     def __init__(self, most: int, forms: Forms, room: Room) -> None:
         self._most, self._num, self.forms, self._room = most, 0, forms, room
         self._arrays = room(most, forms) if forms else {}
+        self._places: dict[int, Arrays] = {}
         self._ragged: list[NDArray[Any]] = []
 
-    @property
-    def place(self) -> Arrays | None:
-        """Where the next sample's arrays go, to be written into; None while their shapes are not known."""
-        # With the dimension of the batch and without it again: of a scalar, too, that is a view.
-        return {name: array[self._num, ...] for name, array in self._arrays.items()} or None
+    def place(self, ahead: int = 0) -> Arrays | None:
+        """Where the arrays of the next sample go, or of one after it, to be written into; None: forms are not known."""
+        number = self._num + ahead
+        if number not in self._places:
+            # With the dimension of the batch and without it again: of a scalar, too, that is a view.
+            self._places[number] = {name: array[number, ...] for name, array in self._arrays.items()}
+        return self._places[number] or None
 
     def add(self, sample: Arrays) -> None:
         """Takes a sample into the next place, copying what does not lie there yet.
@@ -308,15 +336,17 @@ class _Stack:
         if RAGGED in sample:
             self._ragged.append(sample[RAGGED])
             sample = {name: array for name, array in sample.items() if name != RAGGED}
-        found = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
-        if not self._num and found != self.forms:
-            self.forms = found
-            self._arrays = self._room(self._most, found)
-        for name, place in (self.place or {}).items():
+        if not self._num:
+            found = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
+            if found != self.forms:
+                self.forms, self._places = found, {}
+                self._arrays = self._room(self._most, found)
+        for name, place in (self.place() or {}).items():
+            if sample[name] is place:
+                continue  # it was written there
             if np.shape(sample[name]) != place.shape:
                 raise ValueError(f"{name}: a sample of shape {np.shape(sample[name])}, the first has {place.shape}")
-            if not _is_same(sample[name], place):
-                place[...] = sample[name]
+            place[...] = sample[name]
         self._num += 1
 
     def batch(self) -> dict[str, torch.Tensor]:
@@ -327,11 +357,6 @@ class _Stack:
             batch[RAGGED] = torch.from_numpy(np.concatenate(self._ragged))
             batch["ends"] = torch.from_numpy(np.cumsum([len(array) for array in self._ragged]))
         return batch
-
-
-def _is_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Whether two arrays are the same memory in the same order."""
-    return one.__array_interface__["data"] == other.__array_interface__["data"] and one.strides == other.strides
 
 
 def path_text(path: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from dlbench.datasets.shuffling import Exchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
 from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
-from dlbench.node.data.reader import NotArrivedError, Raw, SampleReader, WrappedReader
+from dlbench.node.data.reader import Arrays, NotArrivedError, Raw, SampleReader, WrappedReader
 from dlbench.node.data.sample_connections import (
     SECRET_BYTES,
     Arrival,
@@ -50,13 +50,13 @@ class AwaitingReader(WrappedReader):
         self._store, self._patience_s = store, patience_s
         self._lost = lost_mark(store)
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """The stored bytes of one sample, once it is there.
 
         Raises NotArrivedError: it is not coming, or not in time. BadSampleError: it cannot be read.
         """
         if self._store.has(index):
-            return self._reader.fetch(index)
+            return self._reader.fetch(index, out)
         begun = time.monotonic_ns()
         pause_s = _FIRST_PAUSE_S
         while not self._store.has(index):
@@ -66,7 +66,7 @@ class AwaitingReader(WrappedReader):
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
         waited_ns = time.monotonic_ns() - begun
-        return replace(self._reader.fetch(index), waited_ns=waited_ns)
+        return replace(self._reader.fetch(index, out), waited_ns=waited_ns)
 
 
 SENT_AT_ONCE = 8  # samples on their way from a rank: memory is bounded, and a round trip is hidden

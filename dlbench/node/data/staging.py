@@ -31,7 +31,7 @@ from dlbench.datasets.staging.samples import (
 )
 from dlbench.errors import UserError
 from dlbench.machine.memory import lies_in_memory, memory_room
-from dlbench.node.data.reader import BadSampleError, Raw, SampleReader, WrappedReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, Raw, SampleReader, WrappedReader, path_text
 from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
@@ -64,7 +64,7 @@ class HeldReader(_Staged):
         super().__init__(reader, tier)
         self._store = store
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         data = self._from(self._store, index)
         if data is None:
             raise self._lost(self._store, index, "missing")
@@ -89,7 +89,7 @@ class KeepingReader(_Staged):
         self._keeping = Keeping(store.folder.parent)
         self._is_on = True
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """A sample of the store, or else of the source, which is kept where it may be.
 
         Raises BadSampleError: it cannot be read, or changed or was cut off since it was kept.
@@ -119,8 +119,8 @@ class ReplicaReader(_Staged):
         super().__init__(reader, tier)
         self._source = source
 
-    def fetch(self, index: int) -> Raw:
-        return replace(self._reader.fetch(index), tier=self._tier)
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
+        return replace(self._reader.fetch(index, out), tier=self._tier)
 
     def describe(self) -> dict[str, object]:
         return {**self._reader.describe(), "path": path_text(self._source)}

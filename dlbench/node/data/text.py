@@ -79,12 +79,12 @@ def _packed(mask: torch.Tensor, positions: torch.Tensor) -> Batch:
 
 def parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
     """A batch in equal parts, as views, each with the index arrays of its own."""
-    size = len(next(iter(batch.values()))) // num_parts
+    size = next(iter(batch.values())).size(0) // num_parts
     for number in range(num_parts):
         part, own = {}, f"{_PART}{number}"
         for name, tensor in batch.items():
             if _PART not in name:
-                part[name] = tensor[number * size : (number + 1) * size]
+                part[name] = tensor if num_parts == 1 else tensor[number * size : (number + 1) * size]
             elif name.endswith(own):
                 part[name.removesuffix(own)] = tensor
         yield part
@@ -137,7 +137,7 @@ class TextReader(SampleReader):
         self._runs, self._documents = self._maker.runs()
         self.num_samples = len(self._runs)
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
         del index
         return Raw(b"", "memory")
@@ -200,7 +200,7 @@ class PretrainingHdf5Reader(SampleReader):
             (LABEL, 1),
         )
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """The arrays of a row in the order of `_layout`, as little-endian int32.
 
         Raises BadSampleError: the row cannot be read, or a value in it is out of range.

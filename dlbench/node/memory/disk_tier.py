@@ -33,7 +33,7 @@ CHUNK_BYTES = 4 << 20  # bytes of a call of the system
 class DiskTicket:
     """Bytes of one storage in the file; changed by the tier alone."""
 
-    storage: torch.UntypedStorage | None  # Until its bytes are away.
+    storage: torch.UntypedStorage | None  # Until its bytes are away, and that was asked for.
     num_bytes: int
     offset: int
     place: int
@@ -104,15 +104,17 @@ class DiskTier:
 
     def is_out(self, ticket: DiskTicket) -> bool:
         self._require()
+        if ticket.is_out:
+            # Here and not on the other thread, where torch's profiler would not see it go.
+            ticket.storage = None
         return ticket.is_out
 
     def wait_out(self, ticket: DiskTicket) -> None:
-        self._wait(lambda: ticket.is_out or ticket.recalled)
+        self._wait(lambda: self.is_out(ticket) or ticket.recalled)
 
     def recall(self, ticket: DiskTicket) -> torch.UntypedStorage | None:
         with self._changed:
-            self._require()
-            if ticket.is_out:
+            if self.is_out(ticket):
                 return None
             ticket.recalled = True
             storage, ticket.storage = ticket.storage, None
@@ -138,6 +140,8 @@ class DiskTier:
 
     def discard(self, ticket: DiskTicket) -> None:
         """The place is free when what runs with the ticket has ended."""
+        if ticket.is_out:
+            ticket.storage = None
         if self._failure is not None or not self._lanes:
             return
         # Behind whatever the lane still does with this ticket.
@@ -237,7 +241,6 @@ class DiskTier:
                 return
             if is_out:
                 ticket.is_out = True
-                ticket.storage = None
             else:
                 ticket.is_in = True
             if self._watching:

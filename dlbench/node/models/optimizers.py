@@ -311,6 +311,11 @@ def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.opt
     decayed: dict[str, Any] = {"params": matrices, "weight_decay": spec.weight_decay}
     plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
     fused = spec.implementation == "fused"
+    # torch marks these "never to be compiled", and the mark's first use imports the compiler: 700 modules, a third of a
+    # rank's start. Here they are plain, as no compiled function calls them (torch/_compile.py; elsewhere this is idle).
+    for method in (torch.optim.Optimizer.add_param_group, torch.optim.Optimizer.zero_grad):
+        if (unmarked := getattr(method, "__wrapped__", None)) is not None:
+            vars(unmarked).setdefault("__dynamo_disable", unmarked)
     kernels: dict[str, Any] = {"foreach": not fused, "fused": fused}
     if spec.name == "sgd":
         return torch.optim.SGD([decayed, plain], lr=spec.learning_rate, momentum=spec.momentum, **kernels)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -32,9 +33,13 @@ class Group(Protocol):
     ranks: tuple[int, ...]  # Its ranks in the run, ascending.
     index: int  # Position of this rank among them.
     carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl, shared memory.
+    goes_on: bool  # Whether a sum that was begun goes on while this rank is in a call of another group of the library.
 
     def sum(self, vector: torch.Tensor) -> None:
         """All-reduce: `vector` becomes the sum over ranks, in place."""
+
+    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
+        """Begins `sum`; what it returns waits for its end. Two may be under way."""
 
     def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
         """This rank's share (shape: n / ranks) of the sum; n must divide by the number of ranks."""
@@ -127,6 +132,8 @@ _TAG = 17  # Of direct messages; those of a pair of ranks arrive in the order of
 class TorchGroup:
     """One process group."""
 
+    goes_on = True
+
     def __init__(self, ranks: tuple[int, ...], index: int, carrier: str, group: dist.ProcessGroup | None) -> None:
         self.ranks = ranks
         self.index = index
@@ -136,6 +143,9 @@ class TorchGroup:
 
     def sum(self, vector: torch.Tensor) -> None:
         dist.all_reduce(vector, group=self.process_group)
+
+    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
+        return partial(_wait, dist.all_reduce(vector, group=self.process_group, async_op=True))
 
     def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
         """As in the protocol; over gloo the share is a part of `vector`, whose other parts keep this rank's values."""

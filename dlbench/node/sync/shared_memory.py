@@ -322,6 +322,7 @@ class SharedMemoryGroup:
     """
 
     carrier = "shared memory"
+    goes_on = False
 
     def __init__(
         self, ranks: tuple[int, ...], index: int, name: str, capacity_bytes: int, timeout_s: float = 60.0
@@ -364,6 +365,10 @@ class SharedMemoryGroup:
     def sum(self, vector: torch.Tensor) -> None:
         """Every share is summed by one rank and fetched by all."""
         self._sum_to(vector, "sum", 0)
+
+    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
+        self.sum(vector)
+        return lambda: None
 
     def reduce(self, vector: torch.Tensor, root: int) -> None:
         """As `sum`, but only `root` fetches."""
@@ -494,19 +499,20 @@ class SharedMemoryGroup:
         wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
         if wide not in self._scratch:
             self._scratch[wide] = torch.empty(BLOCK_ELEMENTS, dtype=wide)
-        for first in range(0, parts[0].numel(), BLOCK_ELEMENTS):
-            blocks = [part[first : first + BLOCK_ELEMENTS] for part in parts]
+        # Cut at once: a slice of Python takes as long as the sum of a few thousand elements.
+        cut = [torch.split(one, BLOCK_ELEMENTS) for one in (*parts, *results)]
+        for blocks in zip(*cut, strict=True):
+            added, into = blocks[: len(parts)], blocks[len(parts) :]
             if len(parts) == 2 and wide == dtype:  # saves a pass
-                total = results[0][first : first + BLOCK_ELEMENTS]
-                torch.add(*blocks, out=total)
+                total = torch.add(*added, out=into[0])
             else:
-                total = self._scratch[wide][: blocks[0].numel()]
-                total.copy_(blocks[0])
-                for block in blocks[1:]:
+                total = self._scratch[wide][: added[0].numel()]
+                total.copy_(added[0])
+                for block in added[1:]:
                     total.add_(block)
-                results[0][first : first + BLOCK_ELEMENTS].copy_(total)
-            for result in results[1:]:
-                result[first : first + BLOCK_ELEMENTS].copy_(total)
+                into[0].copy_(total)
+            for result in into[1:]:
+                result.copy_(total)
 
     def _examine(self, vector: torch.Tensor) -> tuple[int, torch.Tensor | None]:
         """Where it lies in allocated memory, and what lies there for all ranks (ranks x elements); or -1 and None."""

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.machine.memory import peak_resident_bytes, resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
 from dlbench.node.memory.cut import BlockFunction
-from dlbench.node.memory.device_memory import give_back_freed, restart_peaks, trim
+from dlbench.node.memory.device_memory import keep_freed
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.planning import (
     Batch,
@@ -24,7 +23,6 @@ from dlbench.node.memory.planning import (
     checkpoint_bytes,
     far_tier,
     plan_memory,
-    state_bytes,
 )
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers import Tier
@@ -40,7 +38,7 @@ from dlbench.perfmodels.memory.blocks import BlockCosts
 from dlbench.perfmodels.memory.planner import PREFETCH, saves_nothing
 from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
-from dlbench.records.record import Setting
+from dlbench.records.record import HeldMemory, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.units import format_bytes
@@ -116,12 +114,10 @@ def activation_memory(
     """
     plan, place, device = context.plan, context.place, context.device
     context.watch.stage("profiling memory")
-    # Before anything is measured, for it makes computing slower.
-    allocator = give_back_freed(True) if device.type == "cpu" else None
+    # Before anything is measured, so that the profile computes as training will.
+    allocator = keep_freed() if device.type == "cpu" else None
     bench = workbench(*(plan, place, model, device, precision, loss), beat=context.beat, gather=context.engine.gather)
     found = plan_memory(bench)
-    if allocator is not None and all(block.decision == "keep" for block in found.plan.blocks):
-        allocator = give_back_freed(False)
     if context.on_gpu:
         locked = found.plan.predicted.swapped_bytes
         what, kept = f"train.swap {plan.workload.train.swap}", checkpoint_bytes(plan, place.rank, model)
@@ -129,7 +125,6 @@ def activation_memory(
     context.watch.stage("building")
     return ActivationMemory(
         *(plan.workload.train, found, model, device, place.rank, bench.open_tier),
-        gradients_stay=bench.gradients_stay,
         allocator=allocator,
         wrap_block=wrap_block,
     )
@@ -138,9 +133,8 @@ def activation_memory(
 class ActivationMemory:
     """A plan at work.
 
-    `open_tier`: the far tier with room for N bytes. `gradients_stay`: between steps too. `allocator`: how freed
-    memory is treated, in words; None: as the C library does. `wrap_block`: applied to every block's function; None:
-    nothing. Raises EnvironmentLacksError: what will be swapped has no room in the far tier.
+    `open_tier`: the far tier with room for N bytes. `allocator`: of `keep_freed`. `wrap_block`: applied to every
+    block's function; None: nothing. Raises EnvironmentLacksError: what will be swapped has no room in the far tier.
     """
 
     def __init__(
@@ -152,15 +146,12 @@ class ActivationMemory:
         rank: int,
         open_tier: Callable[[int], Tier],
         *,
-        gradients_stay: bool = False,
-        allocator: str | None = None,
+        allocator: tuple[str, str] | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     ) -> None:
         self._allocator = allocator
         self._train, self._device, self._rank = train, device, rank
         self.found = found
-        self._held_between_steps = state_bytes(model, train, gradients=gradients_stay) + found.chain.exchange_bytes
-        self._resident_between: int | None = None
         plan, chain = found.plan, found.chain
         moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)
         # On a GPU offload is torch's own save_on_cpu.
@@ -203,12 +194,8 @@ class ActivationMemory:
             self._spans = self._blocks.take_spans()
 
     def begin_measuring(self) -> None:
-        """Counts begin anew; so do peaks, where freed memory goes back, from what is in use between two steps."""
+        """Counts begin anew."""
         self._blocks.begin_measuring()
-        if self._allocator is not None:
-            trim()
-            if restart_peaks(self._device):
-                self._resident_between = resident_bytes()
 
     def computes(self, module: nn.Module) -> bool:
         """Whether a call of a module, now, computes it."""
@@ -227,8 +214,8 @@ class ActivationMemory:
         if capacity is not None and reserved is not None and reserved > capacity:
             found.append(
                 f"torch's allocator took {format_bytes(reserved)} from the GPU for tensors of at most "
-                f"{format_bytes(self._device_peak_bytes() or 0)}: a GPU with no more than train.memory.capacity would "
-                "not do, or only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+                f"{format_bytes(torch.cuda.max_memory_allocated(self._device))}: a GPU with no more than "
+                "train.memory.capacity would not do, or only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
             )
         peak, in_core = self.found.plan.predicted.peak_bytes, self.found.in_core_bytes
         if saves_nothing(peak, in_core):
@@ -247,14 +234,16 @@ class ActivationMemory:
         first, parts = self._watched_from or 0, self._train.gradient_accumulation
         return [(first + span.number // parts, span) for span in self._spans]
 
-    def summary(self) -> dict[str, Any]:
-        """What rank 0 needs of this rank, plain Python."""
+    def summary(self, held: HeldMemory | None = None) -> dict[str, Any]:
+        """What rank 0 needs of this rank, plain Python. `held`: what a step was seen to hold; not asked on a GPU."""
+        on_gpu = self._device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self._device) if on_gpu else held.peak if held is not None else None
         counts = self._blocks.summary()
         passes = int(counts.pop("passes"))
         return {
             "rank": self._rank,
             "steps": passes // self._train.gradient_accumulation,
-            "device_peak_bytes": self._device_peak_bytes(),
+            "device_peak_bytes": peak,
             "device_reserved_bytes": self._reserved_bytes,
             **counts,
         }
@@ -263,20 +252,6 @@ class ActivationMemory:
     def _reserved_bytes(self) -> int | None:
         """What torch's allocator took from the GPU at most."""
         return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
-
-    def _device_peak_bytes(self) -> int | None:
-        """What training took at most of its device; None where that is not known.
-
-        On a CPU libraries and their code are in the process, too, and what of that is used grows with the first steps:
-        so the peak counts from what is resident between two steps, when parameters and the optimizer's state are there
-        and nothing of a pass is.
-        """
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
-        peak = peak_resident_bytes()
-        if peak is None or self._resident_between is None:
-            return None
-        return max(0, peak - self._resident_between) + self._held_between_steps
 
     def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
         """What the record says, from the summaries of all ranks; on rank 0."""
@@ -314,9 +289,8 @@ class ActivationMemory:
             ),
         ]
         if self._allocator is not None:
-            found.append(
-                Setting(key="memory.allocator", requested=None, effective=self._allocator, evidence="answer of mallopt")
-            )
+            words, evidence = self._allocator
+            found.append(Setting(key="memory.allocator", requested=None, effective=words, evidence=evidence))
         if plan.capacity_bytes is not None:
             found.append(
                 Setting(

@@ -76,7 +76,7 @@ class TrainingLoop:
         self._collected = 0  # Steps of this run when garbage was last collected.
 
     def run(self, path: Path) -> LoopResult:
-        """All steps; afterwards the step file, which is made, has every one of them on the disk."""
+        """All steps; afterwards the step file of the node has every one of them on the disk."""
         context = self._context
         header = {"rank": context.place.rank, "clock": self._timer.clock, "device": context.device.type}
         header["run_id"] = context.plan.run_id
@@ -225,15 +225,14 @@ class TrainingLoop:
         if state.fault is not None:
             state.fault.end_step()
         # Of what its replica read a rank accounts for its share.
-        return len(next(iter(batch.values()))) // self._context.plan.ranks_per_replica, loss
+        return next(iter(batch.values())).size(0) // self._context.plan.ranks_per_replica, loss
 
     def _batch(self) -> Batch:
         """The step's batch on the device; what of its copy is not hidden counts as h2d."""
         state, timer = self._state, self._timer
         if state.delivery is None:
-            batch = next(state.batches)
+            batch = next(state.batches)  # on a CPU, where it stays
             timer.mark(phases.INPUT)
-            batch = {name: tensor.to(self._context.device, non_blocking=True) for name, tensor in batch.items()}
         else:
             state.delivery.fetch()
             timer.mark(phases.INPUT)

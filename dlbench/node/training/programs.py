@@ -7,6 +7,9 @@ steps of the warm-up. Evaluations run what was not compiled. On a CPU torch 2.13
 from default by CUDA graphs alone (`list_mode_options`); max-autotune also searches among templates of matrix products,
 on a CPU only of weights that are constant (`use_cpp_gemm_template` in _inductor/utils.py), which training changes.
 
+torch keeps programs in files on the node (TORCHINDUCTOR_CACHE_DIR), by their code, shapes, settings and CPU: later runs
+of a series load what the first one compiled, and their records say so.
+
 **CUDA graphs**: forward and backward pass captured once, and replayed in every step.
 `torch.cuda.make_graphed_callables` captures the network before the engine wraps it, as DDP's notes on CUDA graphs ask
 for; casts of autocast lie within, without its cache, which would not outlive the capture. Outside stay the copy of the
@@ -32,7 +35,7 @@ from dlbench.node.memory.profile import undisturbed
 from dlbench.node.memory.saved import HeldByOthers, activation_storage
 from dlbench.node.models.build import Batch
 from dlbench.node.training.precision import Precision
-from dlbench.records.record import Setting
+from dlbench.records.record import Compiling, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.units import format_bytes
 
@@ -168,19 +171,27 @@ class Compilation:
             )
         return found
 
+    def result(self) -> Compiling:
+        """What torch's compiler made, and what it had."""
+        cached, *made = (_counted("inductor", f"fxgraph_cache_{how}") for how in ("hit", "miss", "bypass"))
+        seconds = None if self._before_steps is None else self._before_steps[1]
+        return Compiling(seconds=seconds, programs=cached + sum(made), from_cache=cached)
+
     def settings(self) -> list[Setting]:
         """What was asked for and what was in force."""
-        train, graphs = self._train, _graphs()
+        train, graphs, made = self._train, _graphs(), self.result()
         # The mode, or default where torch made no CUDA graph of anything.
-        is_graphed = self._mode != "reduce-overhead" or not _skipped() or _recorded()
+        skipped = _counted("inductor", "cudagraph_skips")
+        is_graphed = self._mode != "reduce-overhead" or not skipped or _recorded()
         effective = "none" if not graphs else self._mode if is_graphed else "default"
         evidence = f"torch.compile of {'the network' if train.is_in_core else 'each block'}: {graphs} graphs"
+        evidence += f" ({made.programs} programs, {made.from_cache} of them from torch's cache)"
         if self._before_steps is None:
             evidence += ", in the warm-up"
         else:
             evidence += f", {self._before_steps[0]} of them in {self._before_steps[1]:.1f} s before the first step"
         if self._mode in GRAPH_MODES:
-            evidence += f"; {_recorded()} CUDA graphs recorded, {_skipped()} left out by torch"
+            evidence += f"; {_recorded()} CUDA graphs recorded, {skipped} left out by torch"
         found = [Setting(key="train.compile", requested=train.compile, effective=effective, evidence=evidence)]
         if train.activation_budget is not None and self._budget_bytes is not None:
             import torch._functorch.config
@@ -199,16 +210,14 @@ class Compilation:
 
 def _graphs() -> int:
     """Graphs that were compiled in this process so far."""
+    return _counted("stats", "unique_graphs")
+
+
+def _counted(what: str, name: str) -> int:
+    """What torch's compiler counted in this process so far."""
     from torch._dynamo.utils import counters
 
-    return int(counters["stats"]["unique_graphs"])
-
-
-def _skipped() -> int:
-    """Graphs of which torch made no CUDA graph, by its own count."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["inductor"]["cudagraph_skips"])
+    return int(counters[what][name])
 
 
 def _recorded() -> int:

@@ -248,7 +248,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
             memory=memory,
             held=None
-            if memory is not None and (context.on_gpu or plan.workload.train.swap != "none")
+            if memory is not None and context.on_gpu
             else StepMemory(engine.watch_memory, model, optimizer, device, exchange_memory(plan, model, device)),
             compilation=compilation,
             graphs=graphs,
@@ -470,10 +470,10 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
 def _train(
     context: RankContext, state: TrainState, timer: phases.PhaseTimer, pauses: Pauses, pacing: Pacing
 ) -> LoopResult:
-    """All steps, written to the rank's step file."""
+    """All steps, written to the step file of the node."""
     loop = TrainingLoop(context, state, timer, pauses, pacing)
     try:
-        return loop.run(context.folder.steps(context.place.rank))
+        return loop.run(context.folder.node_steps(context.place.node_rank))
     except torch.OutOfMemoryError as error:
         words = condensed(str(error))
         traceback.clear_frames(error.__traceback__)  # they hold the activations

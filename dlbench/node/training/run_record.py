@@ -99,6 +99,7 @@ def rank_summary(
         held=state.held.result if state.held is not None else None,
         waits=context.engine.waits(),
         startup_s=startup_s,
+        compiling=state.compilation.result() if state.compilation is not None else None,
         unpacking_s=image.seconds if (image := unpacked()) is not None else None,
         bad_samples=tuple(failures[:20]),
         bad_sample_count=len(failures),
@@ -127,7 +128,7 @@ def rank_summary(
         "emulates_precision": state.precision.is_emulated,
         "reads": [epoch.to_dict() for epoch in state.source.epoch_reads()],
         "norms": state.noise.squared_norms() if state.noise is not None else [],
-        "memory": memory.summary() if memory is not None else None,
+        "memory": memory.summary(result.held) if memory is not None else None,
     }
 
 

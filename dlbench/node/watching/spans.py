@@ -67,7 +67,7 @@ class RankSpans:
         self._window_bytes = self._max_bytes - STAGE_BYTES - _HELD_ROWS * _ROW_BYTES
         header = {"rank": place.rank, "run_id": plan.run_id}
         try:
-            self._writer = SpanWriter(folder.spans(place.rank), header, self._max_bytes)
+            self._writer = SpanWriter(folder.node_spans(place.node_rank), header, self._max_bytes)
         except OSError as error:
             self._give_up(error)
 

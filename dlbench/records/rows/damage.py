@@ -8,9 +8,10 @@ from pathlib import Path
 
 from dlbench.errors import IncompleteDataError
 from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.shared import parts_of
 from dlbench.records.rows.spans import SpanReader
 
-_TRACES = re.compile(r"rank-\d{4,}\.spans|node-\d{4,}\.samples")
+_TRACES = re.compile(r"(rank|node)-\d{4,}\.spans|node-\d{4,}\.samples")
 
 
 def damaged_traces(folder: Path, *, whole: bool) -> tuple[str, ...]:
@@ -24,9 +25,12 @@ def damaged_traces(folder: Path, *, whole: bool) -> tuple[str, ...]:
     found = []
     for name in names:
         try:
-            reader = (SpanReader if name.endswith(".spans") else SampleReader)(path=folder / name)
-            for _ in reader.blocks() if whole else ():
-                pass
+            for part in sorted(parts_of(folder / name).values()) or [folder / name]:
+                reader = (SpanReader if name.endswith(".spans") else SampleReader)(path=part)
+                for _ in reader.blocks() if whole else ():
+                    pass
         except IncompleteDataError as error:
             found.append(str(error))
+        except OSError as error:
+            found.append(f"{folder / name}: cannot be read: {error.strerror or error}")
     return tuple(found)

@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dlbench.records.rows.shared import chunk, open_shared
+
 Fields = Sequence[tuple[str, str]]  # Name and type of each column, e.g. ("start_ns", "<i8").
 
 CODES = {"<i8": "q", "<u8": "Q", "<i4": "i", "<u4": "I", "<u2": "H", "<f4": "f", "<f8": "d"}
@@ -42,8 +44,9 @@ class BlockWriter:
     """Appends rows and notes.
 
     `header` is stored with the file (`format` and `version` belong into it); `delta`: integer columns that grow from
-    row to row; `rows_per_block` are held in memory until they are written. The file, which must not exist, does not
-    exceed `max_bytes`: rows that do not fit are counted and left out; the header and notes always fit.
+    row to row; `rows_per_block` are held in memory until they are written; `rank`: whose rows these are, in a file that
+    the ranks of its node share, or None: in a file of their own, which must not exist. They do not exceed `max_bytes`:
+    rows that do not fit are counted and left out; the header and notes always fit.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class BlockWriter:
         delta: Sequence[str] = (),
         rows_per_block: int = 64,
         max_bytes: int | None = None,
+        rank: int | None = None,
     ) -> None:
         self._kinds = [kind for _, kind in fields]
         self._row = struct.Struct("<" + "".join(CODES[kind] for kind in self._kinds))
@@ -65,21 +69,22 @@ class BlockWriter:
         self._per_block = max(1, min(rows_per_block, MAX_CONTENT // self._row.size))
         self._max_bytes = max_bytes
         self._notes = b""
-        self._unwritten = b""
+        self._unwritten: deque[bytes] = deque()
+        self._rank, self._chunks = rank, 0
         self.bytes_written = 0
-        """Bytes in the file, those that wait for the disk included; after `close` those in the file."""
+        """Bytes, heads of chunks apart, those that wait for the disk included; after `close` those in the file."""
         self.num_rows = 0
         """Rows that are in the file."""
         self.dropped = 0
         """Rows that were left out; after `close` also those that the disk did not take."""
-        self._waiting: deque[tuple[int, int]] = deque()
+        self._waiting: deque[tuple[int, int]] = deque()  # Rows and bytes of each of these.
         content = {**header, "fields": [list(field) for field in fields], "delta": list(delta)}
         line = (json.dumps(content, sort_keys=True) + "\n").encode()
         if len(line) > MAX_HEADER:
             raise ValueError(f"{path}: a header of {len(line)} bytes, {MAX_HEADER} at most can be read")
         self._seed = zlib.crc32(line)
         self._path = path
-        self._file = path.open("xb", buffering=0)
+        self._file = path.open("xb", buffering=0) if rank is None else open_shared(path, rank)
         self._write(line)
 
     def append(self, row: Sequence[float]) -> None:
@@ -134,7 +139,7 @@ class BlockWriter:
 
     def flush(self) -> None:
         """Writes what is held in memory. Raises OSError: the disk is full or gone; what was written of a block is not
-        written again.
+        written again, but in a shared file.
         """
         if not self._rows:
             self._write(b"")
@@ -150,9 +155,8 @@ class BlockWriter:
         if len(block) > room:
             self.dropped += len(rows)
             return
-        self._waiting.append((self.bytes_written + len(block), len(rows)))
         self._notes = b""
-        self._write(block)
+        self._write(block, len(rows))
 
     def _block(self, kind: bytes, content: bytes) -> bytes:
         engine = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -160,17 +164,24 @@ class BlockWriter:
         head = HEAD.pack(kind, len(packed), zlib.crc32(packed, self._seed))
         return head + CHECK.pack(zlib.crc32(head)) + packed
 
-    def _write(self, data: bytes) -> None:
-        self._unwritten += data
-        self.bytes_written += len(data)
+    def _write(self, data: bytes, num_rows: int = 0) -> None:
+        if data:
+            self.bytes_written += len(data)
+            self._waiting.append((num_rows, len(data)))
+            self._unwritten.append(data if self._rank is None else chunk(self._rank, self._chunks, data))
+            self._chunks += 1
         while self._unwritten:
             # Unbuffered writes may be short; a full disk then raises at the next one.
+            data = self._unwritten[0]
             try:
-                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+                written = self._file.write(data)
             except OSError as error:  # which does not know its file
                 raise OSError(error.errno, error.strerror, str(self._path)) from None
-            while self._waiting and self._waiting[0][0] <= self.bytes_written - len(self._unwritten):
-                self.num_rows += self._waiting.popleft()[1]
+            if written == len(data):
+                self._unwritten.popleft()
+                self.num_rows += self._waiting.popleft()[0]
+            elif self._rank is None:  # where others may have written since, a chunk is written anew, whole
+                self._unwritten[0], self._waiting[0] = data[written:], (self._waiting[0][0], len(data) - written)
 
     def sync(self) -> None:
         """Writes what is held in memory and waits until the disk has it, which is when some say that they failed.
@@ -185,10 +196,10 @@ class BlockWriter:
             try:
                 self.flush()
             finally:
-                self.dropped += sum(count for _, count in self._waiting)
-                self.bytes_written -= len(self._unwritten)
+                self.dropped += sum(rows for rows, _ in self._waiting)
+                self.bytes_written -= sum(size for _, size in self._waiting)
                 self._waiting.clear()
-                self._unwritten = b""
+                self._unwritten.clear()
                 self._file.close()
 
     def __enter__(self) -> BlockWriter:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np, npt
-from dlbench.opening import open_file, parse_json
+from dlbench.opening import parse_json
 from dlbench.records.rows.format import CHECK, CODES, HEAD, MAX_CONTENT, MAX_HEADER, NOTE, ROWS
+from dlbench.records.rows.shared import opened
 
 if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
@@ -29,7 +30,7 @@ def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, A
     the file holds, in words. Raises IncompleteDataError: the file cannot be read, or is none of `format_name`.
     """
     try:
-        with open_file(path, follow=False) as file:
+        with opened(path, 1)[0] as file:
             line = file.readline(MAX_HEADER)
     except OSError as error:
         raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -43,7 +44,7 @@ def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, A
 
 
 class BlockReader:
-    """Reads a file block by block, so that memory does not grow with it.
+    """Reads a file block by block, so that memory does not grow with it; of a shared file the part of a rank at once.
 
     `format_name`: what its `format` must be; `content`: what the file holds, in words. Raises IncompleteDataError: the
     file cannot be read, or is none of `format_name`.
@@ -103,7 +104,8 @@ class BlockReader:
         """Kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: one is damaged."""
         self.torn_bytes = 0
         try:
-            with open_file(self.path, follow=False) as file:
+            file, torn_behind, is_damaged = opened(self.path)
+            with file:
                 file.seek(self.begin)
                 while head := file.read(_SIZE):
                     if len(head) < _SIZE:
@@ -124,6 +126,9 @@ class BlockReader:
                     if kind == ROWS and len(plain) % row_size:
                         raise self._damaged()
                     yield kind, plain
+            self.torn_bytes = torn_behind
+            if is_damaged:
+                raise self._damaged()
         except OSError as error:
             raise IncompleteDataError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 

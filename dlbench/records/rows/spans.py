@@ -1,4 +1,4 @@
-"""`rank-NNNN.spans`: what one rank did when, beyond the phases of its steps; blocks of rows.
+"""`node-NNNN.spans`: what the ranks of a node did when, beyond the phases of its steps; blocks of rows.
 
 Lanes are the threads of a trace. Stages (starting, building, profiling memory, staging, warm-up, measuring, evaluation,
 checkpoint, finishing) come from every rank; layers, messages and reading only from the window of watched steps; staging
@@ -50,8 +50,9 @@ class SpanWriter:
     def __init__(self, path: Path, header: dict[str, Any], max_bytes: int) -> None:
         content = {"format": SPANS_FORMAT, "version": SPANS_VERSION, "lanes": list(LANES), **header}
         # Blocks end here and not in the block writer, so that the names of a block come before it in one note.
+        rows, rank = _SPANS_PER_BLOCK + 1, header.get("rank", 0)
         self._blocks = BlockWriter(
-            path, content, SPAN_FIELDS, delta=("start_ns",), rows_per_block=_SPANS_PER_BLOCK + 1, max_bytes=max_bytes
+            path, content, SPAN_FIELDS, delta=("start_ns",), rows_per_block=rows, max_bytes=max_bytes, rank=rank
         )
         self._names: dict[str, int] = {}
         self._new_names: list[str] = []

@@ -1,4 +1,4 @@
-"""`rank-NNNN.steps`: raw times of every step of one rank; appended while it runs, a torn tail is legal.
+"""`node-NNNN.steps`: raw times of every step of the ranks of a node; appended while they run, a torn tail is legal.
 
 The rows lie in compressed blocks, see `dlbench.records.rows.format`: noisy times take about 27 bytes per step. All
 times are nanoseconds.
@@ -50,7 +50,7 @@ def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
 
 class StepWriter:
     """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call. Raises
-    RunError: the file is there already, or cannot be made; as all errors, it names the file.
+    RunError: rows of the rank are there already, or cannot be written; as all errors, it names the file.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], capacity: int = 64, *, launches: bool = False) -> None:
@@ -59,7 +59,9 @@ class StepWriter:
         content = {"format": STEPS_FORMAT, "version": STEPS_VERSION, **header}
         self._path = path
         with self._named():
-            self._blocks = BlockWriter(path, content, fields, delta=("step", "start_ns"), rows_per_block=capacity)
+            self._blocks = BlockWriter(
+                path, content, fields, delta=("step", "start_ns"), rows_per_block=capacity, rank=header.get("rank", 0)
+            )
 
     @contextmanager
     def _named(self) -> Iterator[None]:

@@ -503,11 +503,10 @@ def _notes(found: OutOfCore) -> Iterator[str]:
     tiers = sorted({one.tier for one in found.points if one.tier})
     if tiers:
         yield f"Swapped to: {'; '.join(tiers)}."
-    if found.frees_at_once:
+    for words in found.allocators:
         yield (
-            "On a CPU freed tensors go back to the system at once, so that peaks are real. The page faults of that "
-            "make all methods slower than in core, and recomputing slower than torch.utils.checkpoint without it: "
-            "compare methods with each other."
+            f"Freed memory on CPUs: {words}. Peaks are of live tensors; what is resident (whole process) includes "
+            "libraries and what lies free between tensors, and need not fall with them."
         )
     if any(one.host_update_s is not None for one in found.points):
         yield "Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute."

@@ -185,7 +185,7 @@ def _full_disk(shop: Workshop) -> None:
 def _removed_folder(shop: Workshop) -> None:
     out = shop.folder("removed") / "runs"
     process = shop.start("run", *shop.training("ddp"), *short(100), "--repeats", "2", "--out", out)
-    await_that(lambda: len(list(out.glob("*/rank-*.steps"))) == 2, RUN_S, "the measured steps")
+    await_that(lambda: len(list(out.glob("*/node-*.steps"))) == 1, RUN_S, "the measured steps")
     for path in out.iterdir():
         shutil.rmtree(path, ignore_errors=True)
     done = finish(process, ["run"], RUN_S)
@@ -197,7 +197,7 @@ def _linked_folder(shop: Workshop) -> None:
     out, victim = folder / "runs", folder / "victim"
     victim.mkdir()
     process = shop.start("run", *shop.training("ddp"), *short(100_000), "--out", out)
-    await_that(lambda: len(list(out.glob("*/rank-*.steps"))) == 2, 90, "the measured steps")
+    await_that(lambda: len(list(out.glob("*/node-*.steps"))) == 1, 90, "the measured steps")
     (run,) = (path.parent for path in out.glob("*/plan.json"))
     shutil.copy(run / "plan.json", victim)  # as if it were a run
     run.rename(folder / "moved")

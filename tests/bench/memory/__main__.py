@@ -14,6 +14,7 @@ MEASUREMENTS = {
         memory.account,
         memory.compare,
         memory.limits,
+        memory.over_hand,
         memory.peak,
         memory.ratios_of_fitting,
         memory.ratios_of_host,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from dlbench.machine.memory import peak_resident_bytes, reset_peak, resident_bytes
-from dlbench.node.memory.device_memory import CpuPeaks, trim
+from dlbench.node.memory.device_memory import CpuPeaks
 from dlbench.node.memory.host_update import HostUpdate, host_parameters
 from dlbench.node.memory.planning import MemoryPlan, Workbench, far_tier, planned
 from dlbench.node.models.build import build_model, loss_for
@@ -29,6 +30,7 @@ from dlbench.specs.memory import Chain
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.requests import Request
 from dlbench.specs.training import TrainSpec
+from tests.bench.memory.by_hand import by_hand
 
 IN_CORE, PLAN = "in core", "plan"
 BASELINES: dict[str, dict[str, AxisValue]] = {
@@ -42,6 +44,20 @@ METHODS: dict[str, dict[str, AxisValue]] = {
     **BASELINES,
     PLAN: {"train.recompute": "planned", "train.swap": "planned"},
 }
+
+
+def give_back_freed(from_bytes: int) -> None:
+    """Tensors of at least so much are mapped one by one, and unmapped when freed: resident memory is what is live.
+
+    In place of keeping them, as training does, for which a variable of the C library's has to be set first.
+    """
+    mallopt = ctypes.CDLL(None).mallopt
+    for name, value in ((_M_MMAP_THRESHOLD, from_bytes), (_M_MMAP_MAX, 1 << 16), (_M_TRIM_THRESHOLD, 64 << 20)):
+        if mallopt(name, value) != 1:
+            raise RuntimeError("this C library has no mallopt")
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # numbers of mallopt(3)
 
 
 @dataclass(frozen=True)
@@ -180,6 +196,18 @@ class Workshop:
         finally:
             memory.close()
 
+    @contextmanager
+    def training_by_hand(self, method: str, capacity: int | None = None) -> Iterator[None]:
+        """The same blocks and decisions without dlbench."""
+        found, swap = self.plan(method, capacity), self.train(method, capacity).swap
+        tier = self._open_tier(found.plan.predicted.swapped_bytes) if swap != "none" else None
+        try:
+            with by_hand(self.model, found.cut.units, found.plan.blocks, tier, blocking=swap == "offload"):
+                yield
+        finally:
+            if tier is not None:
+                tier.close()
+
     def step(self) -> tuple[float, float]:
         """One step: its seconds, and those of its passes."""
         begun = time.monotonic()
@@ -213,7 +241,7 @@ class Workshop:
         """
         for _ in range(2):  # libraries make their own buffers in the first
             self.step()
-        trim()
+        ctypes.CDLL(None).malloc_trim(0)  # what small tensors left free
         before = resident_bytes()
         if before is None or not reset_peak():
             raise RuntimeError("the kernel does not tell resident memory")
@@ -221,10 +249,7 @@ class Workshop:
         return self._held_between() + (peak_resident_bytes() or 0) - before
 
     def live_bytes(self) -> int:
-        """The same by torch's profiler: every tensor's memory, when it is taken and when it goes.
-
-        Not where tensors are swapped: they go on another thread, and come back into memory that is not torch's.
-        """
+        """The same by torch's profiler: every tensor's memory, when it is taken and when it goes."""
         self.step()
         held = self._held_between()
         with CpuPeaks() as meter:

@@ -24,7 +24,7 @@ from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
 from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.loader import RECENT_READS, BatchSource, LoadedSource, RankCores
-from dlbench.node.data.reader import BadSampleError, BatchReader, Raw, Sample
+from dlbench.node.data.reader import BadSampleError, BatchReader, Raw, Sample, SampleReader
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
@@ -235,12 +235,12 @@ def test_augmentation_belongs_to_epoch_and_sample_not_to_the_rank(jpeg_folder: P
         np.testing.assert_array_equal(image.numpy(), data.read(key).arrays["image"])
 
 
-class Probe:
+class Probe(SampleReader):
     """A data set whose samples tell about the process that read them."""
 
     num_samples = 8
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: object = None) -> Raw:
         return Raw(b"x" * (index + 1))
 
     def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
@@ -590,7 +590,7 @@ def test_synthetic_text_is_like_prepared_text() -> None:
 
 def test_a_whole_batch_reader_stops_at_the_first_bad_sample() -> None:
     class Bad(Probe):
-        def fetch(self, index: int) -> Raw:
+        def fetch(self, index: int, out: object = None) -> Raw:
             raise BadSampleError(f"file {index}: broken")
 
     fetched = BatchReader(Bad(), "stop")[[(0, 3), (0, 4)]]

@@ -78,7 +78,7 @@ class Numbers(SampleReader):
     def __init__(self, num: int) -> None:
         self.num_samples = num
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: object = None) -> Raw:
         return Raw(bytes(8))
 
     def prepare(self, key: Key, data: bytes, out: Any = None) -> Sample:

@@ -62,7 +62,7 @@ class Files(SampleReader):
     def files(self) -> list[Path]:
         return [self._folder / str(index) for index in range(self.num_samples)]
 
-    def fetch(self, index: int) -> Raw:
+    def fetch(self, index: int, out: object = None) -> Raw:
         time.sleep(self._delay_s)
         return Raw((self._folder / str(index)).read_bytes(), "shared" if index % 2 else "local")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -167,9 +167,14 @@ class Recorded:
     index: int = 0
     carrier: str = "nothing"
     calls: list[str] = field(default_factory=list)
+    goes_on: bool = False
 
     def sum(self, vector: torch.Tensor) -> None:
         self.calls.append(f"sum {vector.numel()}")
+
+    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
+        self.sum(vector)
+        return lambda: self.calls.append("waited")
 
     def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
         self.calls.append(f"scatter {vector.numel()}")
@@ -199,7 +204,19 @@ def test_a_share_travels_across_groups_not_the_vector() -> None:
     groups, _, inside, across = groups_of(12, 4)
     assert Hierarchical(groups).sum(torch.zeros(40)) == "hierarchical"
     assert inside.calls == ["scatter 40", "gather 10"]
-    assert across.calls == ["sum 10"]
+    assert across.calls == ["sum 10", "waited"]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_chunk_is_scattered_before_the_one_ahead_of_it_is_waited_for(goes_on: bool) -> None:
+    """Where one thread of a library serves both levels, there is nothing to overlap and one chunk."""
+    groups, _, inside, across = groups_of(8, 4)
+    across.goes_on, across.calls = goes_on, inside.calls
+    Hierarchical(groups).sum(torch.zeros(4 * 65537))
+    ends = ["sum 32769", "scatter 131072", "sum 32768", "waited", "gather 32769", "waited", "gather 32768"]
+    assert inside.calls == (
+        ["scatter 131076", *ends] if goes_on else ["scatter 262148", "sum 65537", "waited", "gather 65537"]
+    )
 
 
 @pytest.mark.parametrize(("place", "across_calls"), [(0, ["sum 40"]), (2, [])])

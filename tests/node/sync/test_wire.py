@@ -25,6 +25,7 @@ class ThreadGroup:
     """Ranks of one process; what a rank puts on the table the others read."""
 
     carrier = "threads"
+    goes_on = False
 
     def __init__(self, index: int, table: list[torch.Tensor], barrier: threading.Barrier) -> None:
         self.ranks = tuple(range(len(table)))
@@ -45,6 +46,9 @@ class ThreadGroup:
         for other in rest:
             total += other
         vector.copy_(total)
+
+    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
+        raise NotImplementedError
 
     def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         self.calls.append("gather_all")

@@ -29,8 +29,9 @@ from dlbench.errors import IncompleteDataError
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.format import BlockWriter
-from dlbench.records.rows.reader import BlockReader
+from dlbench.records.rows.reader import BlockReader, read_header
 from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.shared import opened
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, LANES, STAGE, SpanReader, SpanWriter
 from dlbench.records.rows.steps import StepReader, StepWriter, read_steps
 from dlbench.records.scan import read_run
@@ -289,7 +290,7 @@ def test_a_block_of_another_file_is_told(tmp_path: Path) -> None:
     for rank, path in enumerate(paths):
         with StepWriter(path, {"rank": rank}) as writer:
             writer.append((0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 4, 0.5))
-    one, other = (path.read_bytes() for path in paths)
+    one, other = (opened(path)[0].read() for path in paths)
     paths[0].write_bytes(one[: one.index(b"\n") + 1] + other[other.index(b"\n") + 1 :])
     with pytest.raises(IncompleteDataError, match="a block is damaged"):
         read_steps(paths[0])
@@ -510,7 +511,7 @@ def test_spans_come_back_with_their_names(spans: list[dict[str, Any]], flushed: 
                     blocks.append([])
             writer.close()
             found = spans_of(path)
-            assert writer.bytes_written == path.stat().st_size <= limit
+            assert writer.bytes_written == len(opened(path)[0].read()) <= limit
             assert (writer.num_spans, writer.dropped) == (len(found), len(spans) - len(found))
             assert limit < 10**6 or found == spans
             # Under a small limit whole blocks are missing; the rest is right, its names too.
@@ -547,7 +548,7 @@ def test_more_names_than_a_file_tells_apart(tmp_path: Path) -> None:
 def span_header(**change: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         SpanWriter(Path(folder) / "x.spans", {"rank": 0}, 10**6).close()
-        content: dict[str, Any] = json.loads((Path(folder) / "x.spans").read_bytes())
+        content = read_header(Path(folder) / "x.spans", "dlbench.spans", "spans")[0]
     return {**content, **change}
 
 
@@ -767,16 +768,16 @@ def test_the_documents_say_how_to_read_a_file_by_hand(
 ) -> None:
     text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     code = text.split("## Files of rows")[1].split("```python\n")[1].split("```")[0]
-    with StepWriter(tmp_path / "rank-0000.steps", {"rank": 0}, capacity=4) as writer:
+    with StepWriter(tmp_path / "node-0000.steps", {"rank": 0}, capacity=4) as writer:
         for step in range(10):
             writer.append((step, int(step < 2), 10**12 + step, 10**6 * step, 0, 0, 0, 0, 0, 0, 4, 0.5))
-    with (tmp_path / "rank-0000.steps").open("ab") as file:
+    with (tmp_path / "node-0000.steps").open("ab") as file:
         file.write(b"R torn")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(compile(code, "formats.md", "exec"), names)
     assert capsys.readouterr().out == "5.5 ms\n"
-    assert np.array_equal(names["steps"], read_steps(tmp_path / "rank-0000.steps").steps)
+    assert np.array_equal(names["steps"], read_steps(tmp_path / "node-0000.steps").steps)
 
 
 # Large runs
@@ -803,8 +804,9 @@ def test_a_large_run_tells_what_watching_left(large: RunFolder) -> None:
     assert watch is not None
     spans = [spans_of(large.spans(rank)) for rank in range(16)]
     assert sum(map(len, spans)) == watch.num_spans == 16 * (5 + 3 * (1 + 2 * LAYERS + MESSAGES))
-    files = [*large.path.glob("*.spans"), *large.path.glob("*.samples")]
-    assert sum(path.stat().st_size for path in files) == watch.trace_bytes
+    sizes = [len(opened(large.spans(rank))[0].read()) for rank in range(16)]
+    sizes += [path.stat().st_size for path in large.path.glob("*.samples")]
+    assert sum(sizes) == watch.trace_bytes
     assert [node.clock.node_rank for node in watch.nodes] == [0, 1, 2, 3]
     for node in watch.nodes:
         reader = SampleReader(path=large.samples(node.node_rank))

@@ -21,6 +21,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -392,16 +393,23 @@ class HorovodEngine(Engine):
 class HorovodGroup:
     """One process set."""
 
+    goes_on = False  # Horovod's thread does one operation after the other.
+
     def __init__(self, hvd: Any, ranks: tuple[int, ...], index: int, carrier: str, process_set: Any) -> None:
         self.ranks = ranks
         self.index = index
         self.carrier = carrier
         self._hvd = hvd
         self._set = process_set
+        self._turn = 0
 
     def sum(self, vector: torch.Tensor) -> None:
-        hvd = self._hvd
-        hvd.allreduce_(vector, op=hvd.Sum, name=self._name("sum", vector), process_set=self._set)
+        self.begin_sum(vector)()
+
+    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
+        hvd, self._turn = self._hvd, 1 - self._turn
+        name = f"{self._name('sum', vector)}.{self._turn}"  # of two under way each has its own
+        return partial(hvd.synchronize, hvd.allreduce_async_(vector, op=hvd.Sum, name=name, process_set=self._set))
 
     def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
         hvd = self._hvd

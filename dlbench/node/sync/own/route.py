@@ -35,7 +35,7 @@ from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.overlap import hybrid_threshold
 from dlbench.perfmodels.predictions import predict
-from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.schedules import Layout, block, pipeline_chunks
 from dlbench.records.comm import read_network
 from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
@@ -272,7 +272,9 @@ class Hierarchical(Method):
     """Two levels: reduce-scatter inside, all-reduce of each share across groups, all-gather inside.
 
     2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across for each rank (the 2D form; Horovod's hierarchical and
-    torus all-reduce on GPUs).
+    torus all-reduce on GPUs). On CPUs a message goes in chunks: while the shares of one travel across groups, the next
+    is scattered and the one before gathered. Not on GPUs, where NCCL's communicators should not work at once, and not
+    where one thread of a library serves both levels.
     """
 
     name = "hierarchical"
@@ -281,10 +283,26 @@ class Hierarchical(Method):
         self._groups = groups
 
     def sum(self, vector: torch.Tensor) -> str:
-        share = self._groups.inside.reduce_scatter(vector)
-        self._groups.across.sum(share)
-        self._groups.inside.all_gather(share, vector)
+        inside, across = self._groups.inside, self._groups.across
+        size = len(inside.ranks)
+        under_way: list[tuple[Callable[[], object], torch.Tensor, torch.Tensor]] = []
+        layout = Layout(ranks=len(self._groups.world.ranks), group_size=size)
+        chunks = pipeline_chunks("allreduce", self.name, layout, vector.numel())
+        if vector.device.type != "cpu" or not (across.goes_on or inside.carrier != across.carrier):
+            chunks = 1
+        for chunk in range(chunks):
+            first, count = (size * shares for shares in block(vector.numel() // size, chunks, chunk))
+            part = vector[first : first + count]
+            share = inside.reduce_scatter(part)
+            under_way.append((across.begin_sum(share), share, part))
+            if chunk:
+                self._gather(*under_way.pop(0))
+        self._gather(*under_way.pop())
         return self.name
+
+    def _gather(self, wait: Callable[[], object], share: torch.Tensor, part: torch.Tensor) -> None:
+        wait()
+        self._groups.inside.all_gather(share, part)
 
     def sent(self, num_bytes: float) -> Sent:
         g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)

@@ -1,0 +1,275 @@
+"""The rows of several ranks in one file: what each rank reads, whatever was torn or damaged in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlbench.analysis.measures import measure
+from dlbench.errors import IncompleteDataError, RunError
+from dlbench.history.files import content_digest
+from dlbench.history.reading import open_history, prune, removals
+from dlbench.perfetto.export import Part, write_part
+from dlbench.perfetto.rows import Notes
+from dlbench.perfetto.run import Selection, read_trace_run
+from dlbench.records.folder import RunFolder
+from dlbench.records.rows.damage import damaged_traces
+from dlbench.records.rows.shared import HEAD_BYTES, chunk, opened, parts_of
+from dlbench.records.rows.spans import STAGE, SpanReader, SpanWriter
+from dlbench.records.rows.steps import StepReader, StepWriter, read_alike_steps, read_steps
+from dlbench.records.scan import read_run
+from tests.support.history_factory import import_folder
+from tests.support.watch_factory import gathered, large_run
+
+ROW = (0, 10, 20, 1, 2, 3, 4, 5, 5, 8, 0.5)
+
+
+def writer(path: Path, rank: int, capacity: int = 2) -> StepWriter:
+    return StepWriter(path, {"rank": rank, "run_id": "x"}, capacity)
+
+
+def rows(path: Path, ranks: int, steps: int) -> None:
+    """Ranks take turns, each a block of two steps."""
+    writers = [writer(path, rank) for rank in range(ranks)]
+    for step in range(steps):
+        for rank, one in enumerate(writers):
+            one.append((step, *ROW[:-1], float(rank)))
+    for one in writers:
+        one.close()
+
+
+def steps_of(path: Path, rank: int) -> list[int]:
+    found = read_steps(path / f"rank-{rank:04d}")
+    assert set(found.steps["loss"]) <= {float(rank)}
+    assert found.header["rank"] == rank
+    return [int(step) for step in found.steps["step"]]
+
+
+def run_folder(path: Path, nodes: int, ranks: int) -> RunFolder:
+    folder = RunFolder(path)
+    folder.plan.write_text(json.dumps({"layout": {"nodes": nodes, "ranks": ranks}}))
+    return folder
+
+
+def test_ranks_share_the_file_of_their_node(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, 2, 4)
+    for rank in range(4):
+        with writer(folder.node_steps(rank // 2), rank) as one:
+            one.append((rank, *ROW))
+    assert sorted(path.name for path in tmp_path.glob("*.steps")) == ["node-0000.steps", "node-0001.steps"]
+    readers = [StepReader(folder.steps(rank)) for rank in range(4)]
+    found = read_alike_steps(readers, ("step",))
+    assert found is not None
+    assert found["step"].ravel().tolist() == [0, 1, 2, 3]
+    assert str(folder.steps(3)) == f"{tmp_path}/node-0001.steps/rank-0003"
+    with pytest.raises(IncompleteDataError, match=r"node-0002\.steps/rank-0004: cannot be read: No such file"):
+        read_steps(folder.steps(4))
+
+
+def test_runs_of_an_earlier_dlbench_are_read(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, 1, 2)
+    rows(folder.node_steps(0), 2, 5)
+    for rank in range(2):
+        # A rank's own file was what its chunks hold now.
+        folder.rank_steps(rank).write_bytes(opened(folder.steps(rank))[0].read())
+    folder.node_steps(0).unlink()
+    for rank in range(2):
+        assert folder.steps(rank) == folder.rank_steps(rank)
+        assert read_steps(folder.steps(rank)).steps["loss"].tolist() == [float(rank)] * 5
+
+
+def test_a_rank_begins_once(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.steps"
+    rows(path, 2, 2)
+    before = path.read_bytes()
+    with pytest.raises(RunError, match=r"node-0000\.steps: cannot be written: File exists"):
+        writer(path, 1)
+    assert path.read_bytes() == before
+    path.write_bytes(b"of something else, and longer than a head")
+    with pytest.raises(RunError, match="File exists"):
+        writer(path, 1)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RunError, match="cannot be written"):
+        writer(path, 1)
+
+
+@given(cut=st.integers(1, 400), steps=st.integers(2, 6))
+def test_a_file_that_ends_anywhere_reads_up_to_there(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, steps: int
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "node-0000.steps"
+    rows(path, 2, steps)
+    whole = path.read_bytes()
+    left = max(HEAD_BYTES, len(whole) - cut)
+    path.write_bytes(whole[:left])
+    torn = []
+    for rank in range(2):
+        try:
+            found = read_steps(path / f"rank-{rank:04d}")
+        except IncompleteDataError:  # not even its header was written
+            assert left < 2 * (HEAD_BYTES + 400)
+            continue
+        assert found.steps["step"].tolist() == list(range(len(found.steps)))
+        torn.append(found.torn_bytes)
+    assert sum(torn) <= 2 * cut + len(whole)
+
+
+@given(st.lists(st.integers(0, 2), max_size=12), st.data())
+def test_torn_chunks_between_whole_ones_are_passed_over(
+    tmp_path_factory: pytest.TempPathFactory, order: Sequence[int], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "node-0000.steps"
+    rows(path, 3, 1)
+    streams = {rank: opened(path / f"rank-{rank:04d}")[0].read() for rank in range(3)}
+    head = {rank: stream.index(b"\n") + 1 for rank, stream in streams.items()}
+    content, number = b"", dict.fromkeys(range(3), 0)
+    for rank in (0, 1, 2, *order):
+        block = streams[rank][: head[rank]] if number[rank] == 0 else streams[rank][head[rank] :]
+        made = chunk(rank, number[rank], block)
+        if data.draw(st.booleans()):  # the disk was full for a moment: a part of it, and then the whole
+            content += made[: data.draw(st.integers(0, len(made) - 1))]
+        content += made
+        number[rank] += 1
+    path.write_bytes(content)
+    for rank in range(3):
+        found = read_steps(path / f"rank-{rank:04d}")
+        assert len(found.steps) == order.count(rank)
+        assert found.torn_bytes == 0
+
+
+def test_a_killed_rank_loses_its_last_block_alone(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.steps"
+    with writer(path, 0) as one:
+        one.append((0, *ROW[:-1], 0.0))
+    with writer(path, 1) as one:
+        one.append((0, *ROW[:-1], 1.0))
+    torn = chunk(0, 2, b"x" * 100)[:60]
+    with path.open("ab") as file:
+        file.write(torn + chunk(1, 2, b""))  # rank 1 goes on
+    assert (read_steps(path / "rank-0000").torn_bytes, read_steps(path / "rank-0001").torn_bytes) == (60, 0)
+    assert steps_of(path, 0) == steps_of(path, 1) == [0]
+
+
+@given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_damage_is_never_read(tmp_path_factory: pytest.TempPathFactory, place: int, bit: int) -> None:
+    path = tmp_path_factory.mktemp("damage") / "node-0000.steps"
+    rows(path, 2, 5)
+    whole = bytearray(path.read_bytes())
+    whole[place % len(whole)] ^= 1 << bit
+    path.write_bytes(whole)
+    told = 0
+    for rank in range(2):
+        try:
+            found = read_steps(path / f"rank-{rank:04d}")
+            told += found.torn_bytes > 0
+            assert found.torn_bytes or found.steps["step"].tolist() == [0, 1, 2, 3, 4]
+        except IncompleteDataError:
+            told += 1
+    assert told
+
+
+def test_a_missing_chunk_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.steps"
+    rows(path, 1, 1)
+    header, _, block = opened(path / "rank-0000")[0].read().partition(b"\n")
+    path.write_bytes(chunk(0, 0, header + b"\n") + chunk(0, 2, block))
+    with pytest.raises(IncompleteDataError, match="a block is damaged"):
+        read_steps(path / "rank-0000")
+
+
+def test_ranks_append_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.steps"
+
+    def write(rank: int) -> None:
+        with writer(path, rank, 1) as one:
+            for step in range(200):
+                one.append((step, *ROW[:-1], float(rank)))
+
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(steps_of(path, rank) == list(range(200)) for rank in range(8))
+
+
+def test_a_full_disk_that_has_room_again_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.steps"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with writer(path, 0) as one, writer(path, 1) as other:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 30, hard))
+            one.append((0, *ROW[:-1], 0.0))
+            with pytest.raises(RunError, match="File too large"):
+                one.append((1, *ROW[:-1], 0.0))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        for step in range(4):
+            other.append((step, *ROW[:-1], 1.0))
+    assert steps_of(path, 0) == [0, 1]
+    assert steps_of(path, 1) == [0, 1, 2, 3]
+
+
+def test_damaged_spans_of_a_node_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.spans"
+    for rank in range(2):
+        one = SpanWriter(path, {"rank": rank, "run_id": "x"}, 10_000)
+        one.add(STAGE, "building", 0, 10)
+        one.close()
+    assert damaged_traces(tmp_path, whole=True) == ()
+    assert [len(list(SpanReader(path=path / f"rank-{rank:04d}").blocks())) for rank in range(2)] == [1, 1]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    (line,) = damaged_traces(tmp_path, whole=True)
+    assert line.startswith(f"{path}/rank-0001: a block is damaged")
+    path.write_bytes(b"nothing of the kind")
+    assert len(damaged_traces(tmp_path, whole=False)) == 1
+
+
+def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> None:
+    apart = large_run(tmp_path / "apart", ranks=4, steps=40, ranks_per_node=2)
+    together = gathered(large_run(tmp_path / "together", ranks=4, steps=40, ranks_per_node=2), 2)
+    assert sorted(path.name for path in together.path.glob("*.s[tp][ea]*s")) == [
+        *("node-0000.spans", "node-0000.steps", "node-0001.spans", "node-0001.steps"),
+    ]
+    one, other = (read_run(folder.path) for folder in (apart, together))
+    assert measure(one) == measure(other)
+    assert damaged_traces(together.path, whole=True) == ()
+    texts = []
+    for run in (one, other):
+        notes = Notes()
+        traced = read_trace_run(run, Selection(ranks=(0, 1, 2, 3)), notes)[0]
+        path = tmp_path / "part"
+        with path.open("wb") as file:
+            write_part(traced, Part(ranks=(0, 1, 2, 3)), file, notes, compress=False)
+        assert notes.problems == {}
+        texts.append(path.read_bytes())
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 10_000
+
+
+def test_of_a_nodes_spans_a_history_keeps_its_first_ranks(tmp_path: Path) -> None:
+    folder = gathered(large_run(tmp_path / "runs", ranks=4, steps=40, ranks_per_node=2), 2)
+    history = open_history(tmp_path / "store", create=True)
+    import_folder(history, tmp_path / "runs")
+    (entry,) = history.entries()
+    kept = RunFolder(history.run_folder(entry))
+    before = {rank: list(map(bytes, SpanReader(path=kept.spans(rank)).blocks())) for rank in (0, 2)}
+    for _ in range(2):
+        chosen = removals(history, history.entries(), traces_only=True)
+        prune(history, chosen)
+    assert chosen == []
+    assert before == {rank: list(map(bytes, SpanReader(path=kept.spans(rank)).blocks())) for rank in (0, 2)}
+    assert list(parts_of(kept.node_spans(1))) == [2]
+    assert kept.node_spans(1).stat().st_size < folder.node_spans(1).stat().st_size
+    assert content_digest(kept) == content_digest(folder)
