@@ -252,6 +252,8 @@ OPENED_OTHERWISE = {
     "node/watching/core_load": "/proc",
     "jobs/box/host": "/proc, /sys, and the box's folder, with a look at who owns it",
     "setup/probes": "/sys/fs/cgroup",
+    # What is made or appended to.
+    "records/rows/shared": "the file that the ranks of a node share",
     # Files of the installation.
     "bundled": "the installer's list of files",
     "machine/cuda_parts": "NCCL's header",

@@ -85,7 +85,7 @@ def metrics_by_run(
     """
     names = {metric.name for metric in METRICS} if wanted is None else set(wanted)
     found: dict[str, dict[str, float]] = {}
-    for row in table.figures.to_dict(orient="records"):
+    for row in table.figures.values():
         run = table.runs[str(row["run_id"])]
         values = {
             "step_median_s": float(row["step_median_s"]),

@@ -10,16 +10,14 @@ With p ranks, p0 the smallest rank count of the group and Thr the throughput in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from dlbench.analysis.table import RunTable
+from dlbench.analysis.table import FigureRow, RunTable
 from dlbench.records.scan import Run
 from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +69,10 @@ class Group:
 
 def groups(table: RunTable) -> list[Group]:
     """All groups of comparable runs, in a stable order: workload, preset, scaling, engine, then id."""
-    if table.figures.empty:
-        return []
-    found = [_group(str(name), rows, table) for name, rows in table.figures.groupby("group", sort=True)]
-    return sorted(found, key=_order)
+    by_group: dict[str, list[FigureRow]] = {}
+    for row in table.figures.values():
+        by_group.setdefault(row["group"], []).append(row)
+    return sorted((_group(name, rows, table) for name, rows in by_group.items()), key=_order)
 
 
 def _order(group: Group) -> tuple[str, ...]:
@@ -89,36 +87,40 @@ def _order(group: Group) -> tuple[str, ...]:
     )
 
 
-def _group(name: str, rows: pd.DataFrame, table: RunTable) -> Group:
-    cells = [cell for _, cell in rows.groupby(["ranks", "nodes"], sort=True)]
-    sample = table.runs[str(rows["run_id"].iloc[0])]
+def _group(name: str, rows: Sequence[FigureRow], table: RunTable) -> Group:
+    by_place: dict[tuple[int, int], list[FigureRow]] = {}
+    for row in rows:
+        by_place.setdefault((row["ranks"], row["nodes"]), []).append(row)
+    cells = [by_place[place] for place in sorted(by_place)]
+    sample = table.runs[rows[0]["run_id"]]
     return Group(
         id=name,
         scaling=sample.plan.series.scaling,
         points=tuple(_point(cell, cells[0], table) for cell in cells),
         sample=sample,
-        runs=tuple(table.runs[str(run_id)] for run_id in rows["run_id"]),
+        runs=tuple(table.runs[row["run_id"]] for row in rows),
     )
 
 
-def _by_run(rows: pd.DataFrame, column: str, table: RunTable) -> dict[RunKey, float]:
-    return {table.keys[str(run_id)]: float(v) for run_id, v in zip(rows["run_id"], rows[column], strict=True)}
+def _by_run(rows: Sequence[FigureRow], column: str, table: RunTable) -> dict[RunKey, float]:
+    return {table.keys[row["run_id"]]: row[column] for row in rows}
 
 
-def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point:
-    ranks = int(rows["ranks"].iloc[0])
-    ideal = ranks / int(baseline["ranks"].iloc[0])
+def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunTable) -> Point:
+    first = rows[0]
+    ranks = first["ranks"]
+    ideal = ranks / baseline[0]["ranks"]
     is_baseline = rows is baseline
     own, reference = _by_run(rows, "throughput", table), _by_run(baseline, "throughput", table)
     speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(own, reference)
-    plan = table.runs[str(rows["run_id"].iloc[0])].plan
+    plan = table.runs[first["run_id"]].plan
     unit = f"{plan.workload.sample_unit}/s"
     throughput = geometric_mean_estimate(own, unit)
-    mean_steps = rows.assign(mean_step=rows["measured_s"] / rows["steps"])
+    mean_steps = {table.keys[row["run_id"]]: row["measured_s"] / row["steps"] for row in rows}
     return Point(
         ranks=ranks,
-        nodes=int(rows["nodes"].iloc[0]),
-        batch_per_rank=int(rows["batch"].iloc[0]),
+        nodes=first["nodes"],
+        batch_per_rank=first["batch"],
         is_baseline=is_baseline,
         throughput=throughput,
         throughput_per_rank=throughput.scaled(1 / ranks, f"{unit}/rank"),
@@ -129,8 +131,8 @@ def _point(rows: pd.DataFrame, baseline: pd.DataFrame, table: RunTable) -> Point
         efficiency=speedup.scaled(1 / ideal, "fraction"),
         serial_fraction=serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
         paired_with_baseline=not is_baseline and pairing(own, reference).is_paired,
-        mean_step=geometric_mean_estimate(_by_run(mean_steps, "mean_step", table), "s"),
-        run_ids=tuple(str(run_id) for run_id in rows["run_id"]),
+        mean_step=geometric_mean_estimate(mean_steps, "s"),
+        run_ids=tuple(row["run_id"] for row in rows),
     )
 
 

@@ -118,39 +118,63 @@ def _beyond(times: Times, whole: int) -> Times:
     return found
 
 
+_AT_ONCE = 1 << 16
+"""Times of all ranks that are looked at together, some steps: what is made of them meanwhile fits into a cache."""
+
+
 def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
     """Who waited for whom in the measured steps of one run; nobody at one rank.
 
     `update`: what of the exchange phase ranks waited in the update, shape (ranks, steps).
     """
-    exchange = steps.phase_ns["exchange"]
-    if len(exchange) == 1:
+    ranks, count = steps.step_ns.shape
+    if ranks == 1:
         return Waiting()
-    phases = _phases_before_exchange(steps)
-    if update is not None and update.any():
-        exchange = np.concatenate([exchange - update, update], axis=1)
-        phases["optimizer"] = steps.phase_ns["optimizer"]
-        none = np.zeros_like(update)
-        phases = {
-            name: np.concatenate([none, times] if name == "optimizer" else [times, none], axis=1)
-            for name, times in phases.items()
-        }
-    wait: Times = exchange - exchange.min(axis=0)
-    in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
-    late = _lateness(wait, in_time)
-    work = {name: reduce(np.add, [phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
-    moved, by_phase = _moved(late, in_time, work, phases)
-    found = _by_rank(
-        last=_steps_last(wait, work, len(steps.numbers)),
-        waited=_shared_out(wait.sum(axis=0), late).sum(axis=1),
-        moved=moved,
-        late=late,
-    )
+    if update is not None and not update.any():
+        update = None
+    by_rank = dict.fromkeys((*WORK, "last", "waited", "late"), np.zeros(ranks, dtype=np.int64))
+    by_phase = dict.fromkeys(PHASES_OF_WORK, 0)
+    waited = 0
+    width = max(1, _AT_ONCE // ranks)
+    for begin in range(0, count, width):
+        some = slice(begin, begin + width)
+        exchange = steps.phase_ns["exchange"][:, some]
+        phases = _phases_before_exchange(steps, some)
+        num_steps = exchange.shape[1]
+        if update is not None:
+            own = update[:, some]
+            exchange = np.concatenate([exchange - own, own], axis=1)
+            phases["optimizer"] = steps.phase_ns["optimizer"][:, some]
+            none = np.zeros_like(own)
+            phases = {
+                name: np.concatenate([none, times] if name == "optimizer" else [times, none], axis=1)
+                for name, times in phases.items()
+            }
+        wait: Times = exchange - exchange.min(axis=0)
+        in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
+        late = _lateness(wait, in_time)
+        work = {name: reduce(np.add, [phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
+        moved, of_phases = _moved(late, in_time, work, phases)
+        moved["last"] = _steps_last(wait, work, num_steps)
+        moved["waited"] = _shared_out(wait.sum(axis=0), late).sum(axis=1)
+        moved["late"] = late.max(axis=1)
+        by_rank = {name: by_rank[name] + values for name, values in moved.items()}
+        by_phase = {name: value + of_phases[name] for name, value in by_phase.items()}
+        waited += int(wait.sum())
+    found = [
+        LateRank(
+            rank=rank,
+            steps_last=int(by_rank["last"][rank]),
+            waited_ns=int(by_rank["waited"][rank]),
+            late_ns={name: int(by_rank[name][rank]) for name in WORK},
+        )
+        for rank in np.flatnonzero(by_rank["late"]).tolist()
+    ]
     return Waiting(
-        waited_ns=int(wait.sum()),
-        moved_ns={name: int(times.sum()) for name, times in moved.items()},
+        waited_ns=waited,
+        moved_ns={name: int(by_rank[name].sum()) for name in WORK},
         moved_phases_ns=by_phase,
-        ranks=found,
+        ranks=tuple(sorted(found, key=lambda one: (-one.waited_ns, one.rank))),
     )
 
 
@@ -161,21 +185,18 @@ def _lateness(wait: Times, in_time: Flags) -> Times:
     return late
 
 
-def _phases_before_exchange(steps: RunSteps) -> dict[str, Times]:
-    """What each rank did between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps)."""
-    phases = steps.phase_ns
-    return {
-        **{name: phases[name] for name in ("input", "h2d", "forward", "backward")},
-        "optimizer": _of_step_before(phases["optimizer"]),
-        "other": _of_step_before(steps.other_ns),
-    }
+def _phases_before_exchange(steps: RunSteps, some: slice) -> dict[str, Times]:
+    """What each rank did between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps), of some steps.
 
-
-def _of_step_before(times: Times) -> Times:
-    """Shifted by one step; 0 in the first, before which all ranks waited for each other."""
-    shifted = np.zeros_like(times)
-    shifted[:, 1:] = times[:, :-1]
-    return shifted
+    Optimizer and other are those of the step before; 0 in the first, before which all ranks waited for each other.
+    """
+    found = {name: steps.phase_ns[name][:, some] for name in ("input", "h2d", "forward", "backward")}
+    before = slice(max(0, some.start - 1), some.start + found["input"].shape[1] - 1)
+    sliced = {name: times[:, before] for name, times in steps.phase_ns.items()}
+    other = replace(steps, step_ns=steps.step_ns[:, before], phase_ns=sliced).other_ns
+    for name, times in (("optimizer", sliced["optimizer"]), ("other", other)):
+        found[name] = times if some.start else np.pad(times, ((0, 0), (1, 0)))
+    return found
 
 
 def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
@@ -256,16 +277,3 @@ def _shared_out(waited: Times, late: Times) -> Times:
     upto = np.where(reached == whole, waited, upto)
     upto[1:] -= upto[:-1].copy()
     return upto
-
-
-def _by_rank(*, last: Times, waited: Times, moved: Mapping[str, Times], late: Times) -> tuple[LateRank, ...]:
-    found = [
-        LateRank(
-            rank=rank,
-            steps_last=int(last[rank]),
-            waited_ns=int(waited[rank]),
-            late_ns={name: int(times[rank]) for name, times in moved.items()},
-        )
-        for rank in np.flatnonzero(late.max(axis=1)).tolist()
-    ]
-    return tuple(sorted(found, key=lambda one: (-one.waited_ns, one.rank)))

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
-
-from dlbench.analysis.causes import Causes
-from dlbench.analysis.digest import StepDigest
-from dlbench.analysis.measures import PARTS
-from dlbench.analysis.sessions import allocations_of
-from dlbench.errors import IncompleteDataError
-from dlbench.records.scan import Run, Scan
-from dlbench.stats.pairing import KnownKey, RunKey
-
-if TYPE_CHECKING:
-    import pandas as pd
 import dataclasses
 import os
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
 
 from dlbench import pool
-from dlbench.analysis.causes import causes_of
+from dlbench.analysis.causes import Causes, causes_of
 from dlbench.analysis.comparability import averaged_id
-from dlbench.analysis.digest import digest_of
+from dlbench.analysis.digest import StepDigest, digest_of
 from dlbench.analysis.measures import RunMeasures, load_steps, measure
+from dlbench.analysis.sessions import allocations_of
+from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
 from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.rows.shared import file_of
+from dlbench.records.scan import Run, Scan
+from dlbench.stats.pairing import KnownKey, RunKey
+
+FigureRow = dict[str, Any]  # By name of column.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +38,9 @@ class WithoutFigures:
 class RunTable:
     """All runs of a scan."""
 
-    figures: pd.DataFrame  # One row for each run with figures, in the order of the scan; columns see `tabulate`.
-    parts: pd.DataFrame
-    """The same runs by `run_id`: seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and
+    figures: dict[str, FigureRow]  # Of the runs with figures, by run id, in the order of the scan; see `tabulate`.
+    parts: dict[str, dict[str, float]]
+    """Of the same runs: seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and
     `exchange_wait_first`."""
     runs: dict[str, Run]  # Runs with figures, by run id.
     without: tuple[WithoutFigures, ...]
@@ -62,14 +56,16 @@ class RunTable:
         return allocations_of(self.runs.values())
 
     @cached_property
+    def rates(self) -> dict[str, float]:
+        """Throughput of the runs with figures, samples per second, by run id."""
+        return {run_id: row["throughput"] for run_id, row in self.figures.items()}
+
+    @cached_property
     def keys(self) -> dict[str, RunKey]:
         """Block and repeat of the runs with figures, with their sessions, by run id."""
-        if self.figures.empty:
-            return {}
-        rows = zip(self.figures["run_id"], self.figures["block"], self.figures["repeat"], strict=True)
         return {
-            str(run_id): KnownKey.of(str(block), int(repeat), self.sessions[str(run_id)])
-            for run_id, block, repeat in rows
+            run_id: KnownKey.of(row["block"], row["repeat"], self.sessions[run_id])
+            for run_id, row in self.figures.items()
         }
 
 
@@ -94,8 +90,6 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
     Damaged runs are not raised but listed, so that one bad file does not hide the rest. Where there is much to read,
     several processes read; the table is the same. Raises RunError: one of these processes was killed.
     """
-    import pandas as pd
-
     valid = [run for run in scan.runs if run.state == "valid"]
     loaded = iter(load_runs(valid, Wanted(causes=with_causes, digest=with_digests)))
     found: dict[str, LoadedRun] = {}
@@ -117,12 +111,8 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
         found[run.plan.run_id] = one
         damaged += one.damaged
     return RunTable(
-        figures=pd.DataFrame([one.row for one in found.values()]),
-        parts=pd.DataFrame.from_dict(
-            {run_id: one.parts for run_id, one in found.items()},
-            orient="index",
-            columns=[*PARTS, "exchange_wait", "exchange_wait_first"],
-        ),
+        figures={run_id: one.row for run_id, one in found.items()},
+        parts={run_id: one.parts for run_id, one in found.items()},
         runs=runs,
         without=tuple(without),
         damaged=tuple(damaged),
@@ -153,7 +143,7 @@ class Wanted:
 class LoadedRun:
     """What is kept of a run."""
 
-    row: dict[str, object]  # Its row of `dlbench.analysis.table.RunTable.figures`.
+    row: FigureRow  # Its row of `dlbench.analysis.table.RunTable.figures`.
     parts: dict[str, float]  # Seconds per step of each of `measures.PARTS`, `exchange_wait`, `exchange_wait_first`.
     causes: Causes | None  # None unless asked for.
     digest: StepDigest | None  # None unless asked for.
@@ -187,7 +177,7 @@ def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
         return error
 
 
-def _row(run: Run, measures: RunMeasures) -> dict[str, object]:
+def _row(run: Run, measures: RunMeasures) -> FigureRow:
     assert run.record is not None
     plan = run.plan
     return {

@@ -128,7 +128,7 @@ def prepare(command: str, options: dict[str, Any]) -> None:
     for name in ("output", "json_file", "junit_file", "summary_file"):
         check_writable(options[name])
     chosen_format(options)
-    require_modules(command, "numpy", "pandas")
+    require_modules(command, "numpy")
 
 
 def chosen_format(options: dict[str, Any]) -> FormatName:
@@ -431,7 +431,7 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     """
     check_writable(output)
     chosen = parse_where(where, "--where")
-    require_modules("baseline", "numpy", "pandas")
+    require_modules("baseline", "numpy")
     from dlbench.analysis.sessions import MIN_SESSIONS
     from dlbench.gate.baseline import baseline_of, write_baseline
     from dlbench.gate.sides import counts_text, sessions_at, settings_of, side_of_runs

@@ -190,7 +190,7 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[s
     """Prints the estimate of runs, and ends with the code of the answer; `asked`: fields of `Asked`."""
     if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
         raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
-    require_modules("estimate", "numpy", "pandas")
+    require_modules("estimate", "numpy")
     from dlbench.views.estimate import estimate as estimate_of
     from dlbench.views.time_to_train import Asked, TimeToTrain
 

@@ -57,7 +57,7 @@ def metrics(
     """
     check_writable(output)
     chosen = format_by_suffix(output, format_name, METRIC_SUFFIXES, "openmetrics")
-    require_modules("export metrics", "numpy", "pandas")
+    require_modules("export metrics", "numpy")
     from dlbench.analysis.table import tabulate
     from dlbench.exports.metrics import measured_points, to_json_lines, to_openmetrics
     from dlbench.views.scaling_report import run_rows

@@ -229,7 +229,7 @@ def trends(
       dlbench history trends --where workload=resnet50 -o trends.html
       dlbench history trends --fail-on-regression
     """
-    chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "pandas", "scipy"))
+    chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "scipy"))
     from dlbench.history.document import finding, trends_document
     from dlbench.history.entry import parse_where
     from dlbench.history.report import FOLLOWED, regression_text, trends_of
@@ -352,7 +352,7 @@ def slow_nodes(
       sbatch $(dlbench history slow-nodes --exclude) job.sh
     """
     suffixes: dict[str, FormatName] = {".json": "json", ".csv": "csv", ".txt": "text"}
-    needs = ("numpy", "pandas", "scipy")
+    needs = ("numpy", "scipy")
     chosen = prepared("history slow-nodes", output, format_name, suffixes=suffixes, needs=needs)
     if exclude and chosen != "text":
         raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")

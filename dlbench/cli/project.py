@@ -305,7 +305,7 @@ def _of_runs(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool) -> _
     from dlbench.projection.ledger import measured_in
     from dlbench.views.model import is_control
 
-    require_modules("project", "pandas", "scipy")
+    require_modules("project", "scipy")
     table = tabulate(read_runs(runs, where), with_causes=True)
     groups = scaling.groups(table)
     results = [group for group in groups if not is_control(group.sample)] or groups

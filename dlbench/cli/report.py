@@ -137,7 +137,7 @@ def prepared(
     *,
     suffixes: Mapping[str, FormatName] = SUFFIXES,
     table: str | None = None,
-    needs: Sequence[str] = ("numpy", "pandas"),
+    needs: Sequence[str] = ("numpy",),
 ) -> FormatName:
     """The format of a report, before anything is read.
 

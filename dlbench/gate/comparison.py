@@ -222,7 +222,7 @@ def paired_points(scan: Scan, name: str, where: Mapping[str, str], option: str) 
         table.runs.items(), lambda item: json.dumps(item[1].plan.series.sides, sort_keys=True)
     ).items():
         of_one = dict(members)
-        figures = table.figures[table.figures["run_id"].isin(list(of_one))]
+        figures = {run_id: row for run_id, row in table.figures.items() if run_id in of_one}
         found += _of_comparison(json.loads(text), dataclasses.replace(table, runs=of_one, figures=figures), damaged)
     if not found:
         refuse_no_figures(name, (), left_out, table.damaged)

@@ -420,7 +420,7 @@ def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
     Raises `UserError`: runs of one point were asked for unlike of the system; names the keys.
     """
     figures = metrics_by_run(table, damaged=damaged)
-    rates = dict(zip(table.figures["run_id"], table.figures["throughput"], strict=True)) if table.runs else {}
+    rates = table.rates
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
     digests = {run_id: digest(content) for run_id, content in contents.items()}
     order = {kind: number for number, kind in enumerate(dict.fromkeys(digests.values()))}

@@ -30,7 +30,15 @@ from dlbench.history.report import (
 )
 from dlbench.history.series import Change, Trend
 from dlbench.history.slow_months import SlowMonths
-from dlbench.history.tables import changes_sheet, host_charts, hosts_sheet, nights_sheet, series_chart, series_sheet
+from dlbench.history.tables import (
+    MAX_NIGHTS,
+    changes_sheet,
+    host_charts,
+    hosts_sheet,
+    nights_sheet,
+    series_chart,
+    series_sheet,
+)
 from dlbench.report.document import Card, Document, Mark, Section, methods_section, no_charts
 from dlbench.report.wording import clean, runs_text
 from dlbench.specs.hostlist import compressed
@@ -234,6 +242,11 @@ def _series(series: Trend, *, is_drawn: bool) -> Section:
         notes=(
             f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: interval "
             "of each level over nights (order statistics).",
+            *(
+                (f"Drawn are the fastest and slowest of every few nights, {MAX_NIGHTS} in all; the CSV holds each.",)
+                if is_drawn and len(series.nights) > MAX_NIGHTS
+                else ()
+            ),
         ),
         # Series without a change are lines of `_all_series`.
         brief=(series.verdict, *lines) if lines else (),

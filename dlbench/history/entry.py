@@ -144,9 +144,16 @@ class HistoryEntry:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> HistoryEntry:
         """The entry that `to_dict` wrote. Raises `KeyError`, `TypeError`: it is not one."""
-        content = dict(content)
-        hosts = tuple(HostEntry(**host) for host in content.pop("hosts"))
-        dropped = tuple(content.pop("dropped"))
+        made = object.__new__(cls)
         # Of a hundred thousand runs nearly all texts of their environments are equal: a gigabyte if each were kept.
-        environment = {sys.intern(name): sys.intern(value) for name, value in content.pop("environment").items()}
-        return cls(**content, hosts=hosts, dropped=dropped, environment=environment)
+        environment = {sys.intern(name): sys.intern(value) for name, value in content["environment"].items()}
+        hosts = tuple(HostEntry(**host) for host in content["hosts"])
+        # What is frozen sets its fields one by one otherwise, which takes as long as reading their JSON.
+        vars(made).update(_BLANK | content, environment=environment, hosts=hosts, dropped=tuple(content["dropped"]))
+        if len(vars(made)) != len(_FIELDS):
+            raise TypeError(f"no entry: {sorted(vars(made).keys() ^ _FIELDS)}")
+        return made
+
+
+_FIELDS = frozenset(one.name for one in dataclasses.fields(HistoryEntry))
+_BLANK = {one.name: one.default for one in dataclasses.fields(HistoryEntry) if one.default is not dataclasses.MISSING}

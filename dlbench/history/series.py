@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from dlbench.report.wording import clean, place_text
 from dlbench.stats.estimates import Estimate
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # Of all times that leave this module.
+_PLAIN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)  # What has that form.
 MAX_APART = 2  # Settings of the system by which series of equal labels differ; more are no name.
 NOT_SET = "not set"  # Value of a key that a run does not have.
 
@@ -186,7 +188,8 @@ def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
     for entry in entries:
         moment = _moment(entry.finished) if entry.state == "valid" else None
         if moment is not None:
-            known[entry.run_id] = dataclasses.replace(entry, finished=utc_text(moment))
+            is_plain = _PLAIN.fullmatch(entry.finished) is not None
+            known[entry.run_id] = entry if is_plain else dataclasses.replace(entry, finished=utc_text(moment))
     return sorted(known.values(), key=lambda run: (run.finished, run.run_id))
 
 

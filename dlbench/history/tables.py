@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from dlbench.analysis.metrics import METRICS
@@ -321,6 +323,9 @@ WIDTH = 1000  # Plot width of a series over time, pixels.
 MAX_DRAWN_HOSTS = 6
 
 MAX_POINTS = 1_500  # Runs drawn one by one; of a longer series the nights are drawn.
+MAX_NIGHTS = 600
+"""Nights in a chart and its table; of a longer series the one with the lowest and the one with the highest value of
+each of equally many stretches, so that none that is far off is missing."""
 _KINDS = {"regression": ("#d55e00", "triangle-up"), "improvement": ("#009e73", "triangle-down")}
 """Colour and shape of each kind of change."""
 _LEVEL_COLOUR = "#e69f00"
@@ -328,6 +333,7 @@ _LEVEL_COLOUR = "#e69f00"
 
 def series_chart(series: Trend) -> Chart:
     """Runs over time, levels as lines with their intervals, changes as labelled vertical rules."""
+    series = dataclasses.replace(series, nights=_drawn(series.nights))
     factor, unit = _scale(series)
     points, levels = _points(series, factor), [_level(level, factor) for level in series.levels]
     values = [row["value"] for row in points] + [row[end] for row in levels for end in ("low", "high", "at_first")]
@@ -364,6 +370,16 @@ def series_chart(series: Trend) -> Chart:
         table=nights_sheet((series,), is_for_people=True),
         size=(WIDTH, HEIGHT),
     )
+
+
+def _drawn(nights: tuple[Night, ...]) -> tuple[Night, ...]:
+    if len(nights) <= MAX_NIGHTS:
+        return nights
+    edges = [round(2 * len(nights) * place / MAX_NIGHTS) for place in range(MAX_NIGHTS // 2 + 1)]
+    places = {
+        end(range(*between), key=lambda at: nights[at].value) for between in pairwise(edges) for end in (min, max)
+    }
+    return tuple(nights[place] for place in sorted(places))
 
 
 def _time(alt: Any, name: str = "time") -> Any:

@@ -134,19 +134,18 @@ def _points(group: Group) -> tuple[int, list[Point], list[str]]:
 def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFigures:
     every = [table.causes[run_id] for one in points for run_id in one.run_ids if run_id in table.causes]
     unknown = {name for causes in every for name in causes.not_measured}
-    figures = table.figures.set_index("run_id")
     found = []
     for run_id in point.run_ids:
         record, causes = table.runs[run_id].record, table.causes.get(run_id)
         exchange = None if record is None else record.exchange
         parts = {} if causes is None else causes.seconds_without(unknown)
-        waited = float(table.parts["exchange_wait_first"].loc[run_id])
+        waited = table.parts[run_id]["exchange_wait_first"]
         taken = None if exchange is None else exchange.communication_s
         found.append(
             RunFigures(
                 run_id=run_id,
                 session=table.sessions[run_id],
-                step_s=float(figures["measured_s"].loc[run_id] / figures["steps"].loc[run_id]),
+                step_s=table.figures[run_id]["measured_s"] / table.figures[run_id]["steps"],
                 # Rounding may take a part a nanosecond below nothing.
                 parts={name: max(0.0, parts[name]) for name in (*CAUSES, *COMPUTE_PARTS, *WAIT_PARTS) if parts},
                 own_work_s=_own_work(run_id, table),

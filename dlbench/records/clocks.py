@@ -8,6 +8,7 @@ bounds, divided by the time between them, exceed what a clock may drift, only th
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Self
 
@@ -58,7 +59,7 @@ class ClockLine(Spec):
         """Whether times of this node can be compared with those of node 0."""
         return self.node_rank == 0 or bool(self.points)
 
-    @property
+    @cached_property
     def used_points(self) -> tuple[ClockPoint, ...]:
         """Points that the line goes through: of those that are too close for a slope, the narrowest; none on node 0."""
         used: list[ClockPoint] = []

@@ -162,7 +162,7 @@ def _refuse_contents(value: Any, origin: str, depth: int = 0) -> None:
         _refuse_contents(child, origin, depth + 1)
 
 
-_MAX_BYTES = 1 << 16
+_MAX_BYTES = 1 << 21
 _DIGEST = 64
 
 

@@ -53,7 +53,7 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
 
     Runs of one series and repeat ran interleaved, whatever the group.
     """
-    rates = table.figures.set_index("run_id")["throughput"]
+    rates = table.rates
     found: dict[RunKey, float] = {}
     for run_id in point.run_ids:
         run = table.runs[run_id]
@@ -209,10 +209,11 @@ def data_path(group: scaling.Group, table: RunTable) -> DataPath:
 def _point(
     point: Point, table: RunTable, middle: Run, reading: MachineReading | None, *, is_looked_at: bool
 ) -> DataPoint:
-    rows = table.parts.loc[list(point.run_ids)][list(PARTS)]
+    rows = [{name: table.parts[run_id][name] for name in PARTS} for run_id in point.run_ids]
     keys = [table.keys[run_id] for run_id in point.run_ids]
-    share = mean_estimate(dict(zip(keys, (rows["input"] / rows.sum(axis=1)).tolist(), strict=True)), "fraction")
-    runs = about_means([{name: float(row[name]) for name in PARTS} for _, row in rows.iterrows()])
+    shares = (row["input"] / sum(row.values()) for row in rows)
+    share = mean_estimate(dict(zip(keys, shares, strict=True)), "fraction")
+    runs = about_means(rows)
     wait, copy = ({key: run[name] for key, run in zip(keys, runs, strict=True)} for name in ("input", "h2d"))
     stalled, longest_s, num_steps, num_ranks = _stalls(middle) if is_looked_at else (None, None, 0, 0)
     fields = [item for node in (reading.nodes if reading else ()) for item in node.fields.items()]

@@ -199,12 +199,12 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
         found.append(Doubt(code="few-repeats", severity="serious", text=text))
     # What the records of averaged runs, and of compared points, show to be unequal.
     found += [*_cores(group.runs), *mixed_configurations(of_points), *_sessions(group, table)]
-    frame = table.figures[table.figures["group"] == group.id]
-    noisy = frame[frame["step_cv"] > NOISY_CV]
-    if len(noisy):
-        text = f"step times scatter by up to {noisy['step_cv'].max() * 100:.0f} % within a run: look for other load"
-        ids = tuple(str(run_id) for run_id in noisy["run_id"])
-        found.append(Doubt(code="noisy-steps", severity="serious", text=text, runs=ids))
+    scatter = {run_id: row["step_cv"] for run_id, row in table.figures.items() if row["group"] == group.id}
+    noisy = tuple(run_id for run_id, step_cv in scatter.items() if step_cv > NOISY_CV)
+    if noisy:
+        most = max(scatter.values())
+        text = f"step times scatter by up to {most * 100:.0f} % within a run: look for other load"
+        found.append(Doubt(code="noisy-steps", severity="serious", text=text, runs=noisy))
     accuracy = _of_accuracy(group, table)
     found += [Doubt(code=code, severity=severity, text=text) for code, severity, text in accuracy]
     found += load_doubts(loads_of(group.runs))
@@ -237,7 +237,7 @@ def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
         text = f"{counts} did not run interleaved: drift of the machine is part of the ratio"
         yield Doubt(code="not-interleaved", severity="note", text=text)
     found = []
-    rates = table.figures.set_index("run_id")["throughput"]
+    rates = table.rates
     for point in group.points:
         logs: dict[str, list[float]] = {}
         for run_id in point.run_ids:

@@ -213,9 +213,9 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
 
 def _share(name: str, recorded: Recorded, table: RunTable) -> Estimate | None:
     """A time of the messages, the median of steps, over the mean step of its run."""
-    steps = table.parts[list(PARTS)].sum(axis=1)
     times = {run.plan.run_id: getattr(result, name) for run, result in recorded}
-    known = {table.keys[own]: time / float(steps.loc[own]) for own, time in times.items() if time is not None}
+    steps = {own: sum(table.parts[own][name] for name in PARTS) for own in times}
+    known = {table.keys[own]: time / steps[own] for own, time in times.items() if time is not None}
     return of_known(mean_estimate, known, "fraction")
 
 
@@ -253,8 +253,8 @@ def _predict(
     point: Point, baseline: Point, recorded: Recorded, table: RunTable, sample: ExchangeResult
 ) -> tuple[Prediction | None, str, Estimate | None]:
     found: dict[RunKey, _OneRun] = {}
-    waits = table.parts["exchange_wait_first"]
-    waited = {table.keys[run.plan.run_id]: float(waits.loc[run.plan.run_id]) for run, _ in recorded}
+    ids = [run.plan.run_id for run, _ in recorded]
+    waited = {table.keys[run_id]: table.parts[run_id]["exchange_wait_first"] for run_id in ids}
     for run, result in recorded:
         key = table.keys[run.plan.run_id]
         one = _one_run(point, result, waited[key])
@@ -302,11 +302,9 @@ def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], tab
     With several ranks as baseline their exchange is no computing; one rank has none.
     """
     work = point.batch_per_rank / baseline.batch_per_rank
-    parts = table.parts.loc[list(baseline.run_ids)]
-    own = parts[[name for name in PARTS if name != "exchange"]].sum(axis=1) * work
-    whole = parts[list(PARTS)].sum(axis=1) * work
-    ideal = {table.keys[run_id]: float(whole.loc[run_id]) for run_id in baseline.run_ids}
-    compute = {table.keys[run_id]: float(own.loc[run_id]) for run_id in baseline.run_ids}
+    parts = {table.keys[run_id]: table.parts[run_id] for run_id in baseline.run_ids}
+    ideal = {key: sum(own[name] for name in PARTS) * work for key, own in parts.items()}
+    compute = {key: sum(own[name] for name in PARTS if name != "exchange") * work for key, own in parts.items()}
     mean = statistics.fmean(compute.values())
     paired = set(pairing(ideal, left).keys)
     steps = {key: (compute[key] if key in paired else mean) + seconds for key, seconds in left.items()}

@@ -166,7 +166,7 @@ class _Side:
         runs = [table.runs[run_id] for run_id in side.point.run_ids]
         self.runs = {pair_key(run, table.sessions[run.plan.run_id], keys): run for run in runs}
         self.records = {key: run.record for key, run in self.runs.items() if run.record is not None}
-        rates = table.figures.set_index("run_id")["throughput"]
+        rates = table.rates
         self.speeds = {key: float(rates[run.plan.run_id]) for key, run in self.runs.items()}
         self.peaks = {
             key: float(max(rank.peak_memory_bytes for rank in record.ranks)) for key, record in self.records.items()

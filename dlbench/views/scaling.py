@@ -34,7 +34,7 @@ def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: 
     point, other = max(alone, key=lambda one: one[0].throughput.value, default=(base, group))
     if point.throughput.value > base.throughput_per_rank.value and point is not base:
         plan, unit = other.sample.plan, group.sample.plan.workload.sample_unit
-        rates = table.figures.set_index("run_id")["throughput"]
+        rates = table.rates
         top, bottom = ({table.keys[run_id]: float(rates[run_id]) for run_id in one.run_ids} for one in (largest, point))
         ratio = ratio_estimate(top, bottom)
         rate = f"{figure_text(point.throughput)} {unit}/s"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dlbench.analysis import environments, scaling
@@ -271,17 +271,16 @@ def _cleaned(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
 
 def run_rows(scan: Scan, table: RunTable) -> tuple[model.RunRow, ...]:
     """Every run of the scan; figures only for the folder that stands for its run id, not for copies of it."""
-    figures = {} if table.figures.empty else table.figures.set_index("run_id").to_dict(orient="index")
     without = {id(item.run): item for item in table.without}
     return tuple(
         _row(run, item.state, item.why, None)
         if (item := without.get(id(run)))
-        else _row(run, "valid", "", figures[run.plan.run_id])
+        else _row(run, "valid", "", table.figures[run.plan.run_id])
         for run in scan.runs
     )
 
 
-def _row(run: Run, state: str, failure_reason: str, figures: dict[Hashable, Any] | None) -> model.RunRow:
+def _row(run: Run, state: str, failure_reason: str, figures: dict[str, Any] | None) -> model.RunRow:
     plan = run.plan
     result = run.record.quality if run.record else None
     samples = None if plan.workload.data.is_synthetic else epoch_samples(run)

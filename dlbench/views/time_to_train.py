@@ -145,7 +145,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     limit of a training whose length is not known, or GPU-hours of runs without GPUs.
     """
     group, table = source.group, source.table
-    rates = dict(zip(table.figures["run_id"], table.figures["throughput"], strict=True))
+    rates = table.rates
     runs = [{table.keys[name]: table.runs[name] for name in point.run_ids} for point in group.points]
     firsts = [next(iter(of_point.values())) for of_point in runs]
     held: Held = asked.held or ("GPU" if held_by(firsts[0], "GPU") else "node" if _holds_nodes(firsts[0]) else "rank")

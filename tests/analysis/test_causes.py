@@ -235,8 +235,8 @@ def test_the_report_s_parts_are_as_without_causes(tmp_path: Path) -> None:
     one, other = tabulate(scan(tmp_path)), tabulate(scan(tmp_path), with_causes=True)
     assert one.causes == {}
     assert set(other.causes) == set(one.runs)
-    assert one.parts.equals(other.parts)
-    assert one.figures.equals(other.figures)
+    assert one.parts == other.parts
+    assert one.figures == other.figures
 
 
 def test_twice_the_time_leaves_all_shares_as_they_are(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def test_a_table_is_the_same_with_and_without_processes(out: Path, monkeypatch: 
 
 
 def assert_same(one: RunTable, other: RunTable) -> None:
-    assert one.figures.equals(other.figures)
-    assert one.parts.equals(other.parts)
+    assert one.figures == other.figures
+    assert one.parts == other.parts
     assert (one.causes, one.digests, one.damaged) == (other.causes, other.digests, other.damaged)
     assert [(item.state, item.why) for item in one.without] == [(item.state, item.why) for item in other.without]
 

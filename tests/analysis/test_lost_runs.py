@@ -38,8 +38,8 @@ def without(table: RunTable, run_id: str) -> RunTable:
     """As if this run had failed."""
     return replace(
         table,
-        figures=table.figures[table.figures["run_id"] != run_id],
-        parts=table.parts.drop(run_id),
+        figures={name: row for name, row in table.figures.items() if name != run_id},
+        parts={name: row for name, row in table.parts.items() if name != run_id},
         runs={name: run for name, run in table.runs.items() if name != run_id},
     )
 

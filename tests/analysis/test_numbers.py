@@ -217,7 +217,7 @@ def test_damaged_run_yields_no_figure_and_is_named(tmp_path: Path, what: str) ->
     with pytest.raises(IncompleteDataError):
         measure(read_run(folders[1].path))
     table = tabulate(scan(tmp_path))
-    assert list(table.figures["run_id"]) == [made[0].run_id]
+    assert list(table.figures) == [made[0].run_id]
     # A record that does not fit its plan is no run's at all.
     assert [item.state for item in table.without] == ["damaged"] * (what != "fewer ranks")
     assert len(table.damaged) == 1
@@ -232,7 +232,7 @@ def test_runs_that_did_not_work_are_listed_with_their_story(tmp_path: Path) -> N
     write_unfinished(tmp_path, made[2], "failed", "the reason")
     write_unfinished(tmp_path, made[3])
     table = tabulate(scan(tmp_path))
-    assert list(table.figures["run_id"]) == [made[0].run_id]
+    assert list(table.figures) == [made[0].run_id]
     found = {item.run.plan.run_id: (item.state, item.why) for item in table.without}
     assert found[made[1].run_id] == ("invalid", "finite loss: loss not finite on ranks 1")
     assert found[made[2].run_id][0] == "failed"
@@ -254,7 +254,7 @@ def test_copied_folder_is_no_second_measurement(tmp_path: Path) -> None:
 
 def test_empty_folder_gives_empty_tables(tmp_path: Path) -> None:
     table = tabulate(scan(tmp_path))
-    assert table.figures.empty
+    assert table.figures == {}
     assert groups(table) == []
 
 

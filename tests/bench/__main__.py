@@ -91,6 +91,8 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,
+    "reading.wide": reading.wide,
+    "reading.history": reading.history,
     "shuffling.times": shuffling.times,
     "shuffling.accuracies": shuffling.accuracies,
     "communication.levels": collectives.levels,

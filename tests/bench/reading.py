@@ -1,7 +1,8 @@
 """What reading costs: time and memory of the page of few, of many and of large runs, its size, and how fast it opens.
 
 A page is made as a user makes it, `dlbench report RUNS -o report.html`, in a process of its own; the runs were just
-written, so they come from memory and not from the disk. Parts: `reading.few`, `reading.many`, `reading.large`.
+written, so they come from memory and not from the disk. Parts: `reading.few`, `reading.many`, `reading.large`,
+`reading.wide`, `reading.history`.
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from dlbench.history.files import INDEX, Store
+from dlbench.history.reading import MAKER, make_entries
+from dlbench.history.store import Index
+from dlbench.records.folder import RunFolder
 from tests.bench.figures import Figure
 from tests.support.browser import FLAGS
 from tests.support.run_factory import MS, NOW, StepTimes, Story, plans, write_run
-from tests.support.watch_factory import large_runs
+from tests.support.watch_factory import large_run, large_runs, wide_run
 
 RANKS, STEPS, LARGE_RUNS = 1024, 1000, 20
+WIDE_RANKS = 16_384
+HISTORY_RUNS = 100_000
 SMALL_STEPS = 100
 LOADS = 7
 
@@ -51,6 +58,8 @@ class Part:
     seconds: float | None = None
     memory_bytes: float | None = None
     page_bytes: float | None = None
+    command: tuple[str, ...] = ("report",)  # Of dlbench, before the folder.
+    is_opened: bool = True  # Whether a browser opens the page.
 
 
 def figures() -> Iterator[Figure]:
@@ -58,6 +67,8 @@ def figures() -> Iterator[Figure]:
     yield from few()
     yield from many()
     yield from large()
+    yield from wide()
+    yield from history()
 
 
 def few() -> Iterator[Figure]:
@@ -77,11 +88,24 @@ def large() -> Iterator[Figure]:
             name=f"{LARGE_RUNS} runs of {RANKS:,} ranks x {STEPS:,} steps",
             write=write_large,
             repeats=3,
-            seconds=30,
-            memory_bytes=2e9,
+            seconds=10,
+            memory_bytes=400e6,
             page_bytes=5e6,
         )
     )
+
+
+def wide() -> Iterator[Figure]:
+    """One run of many ranks."""
+    name = f"one run of {WIDE_RANKS:,} ranks x {STEPS:,} steps"
+    yield from _measured(Part(name=name, write=write_wide, repeats=1, seconds=60, is_opened=False))
+
+
+def history() -> Iterator[Figure]:
+    """Years of nights in a history whose index is made."""
+    command = ("history", "trends", "--store")
+    name = f"a history of {HISTORY_RUNS:,} runs"
+    yield from _measured(Part(name=name, write=write_history, repeats=3, seconds=10, command=command, is_opened=False))
 
 
 def write_small(out: Path, count: int) -> None:
@@ -112,12 +136,46 @@ def write_large(out: Path) -> None:
     large_runs(out, ranks=RANKS, steps=STEPS, runs=LARGE_RUNS)
 
 
+def write_wide(out: Path) -> None:
+    """The times of a run of `RANKS` ranks again and again: made anew they would take longer than all that is read."""
+    with tempfile.TemporaryDirectory() as temporary:
+        wide_run(out, large_run(Path(temporary), ranks=RANKS, steps=STEPS), WIDE_RANKS)
+
+
+def write_history(out: Path) -> None:
+    """Two configurations at four rank counts, five repeats, three nights a day; folders are empty, the index whole."""
+    rng, start = np.random.default_rng(6), datetime(2024, 1, 1, tzinfo=UTC)
+    store, rows = Store.at(out, create=True), {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for plan in plans(points=(1, 2, 4, 8), repeats=5):
+            write_run(Path(temporary), plan, _times(rng, plan.layout.ranks), Story(finished=NOW))
+        made = make_entries([RunFolder(path) for path in sorted(Path(temporary).iterdir())])
+    for number in range(HISTORY_RUNS):
+        night, place = divmod(number, 2 * len(made))
+        like, created = made[place % len(made)], start + timedelta(hours=8 * night)
+        name, factor = f"n{night:05d}-{place:02d}", float(rng.lognormal(0, 0.02))
+        folder = store.place_of(name, created.isoformat())
+        (out / folder).mkdir(parents=True)
+        entry = replace(
+            like,
+            run_id=name,
+            folder=folder,
+            series=f"n{night:05d}",
+            created=f"{created:%Y-%m-%dT%H:%M:%SZ}",
+            finished=f"{created + timedelta(minutes=place + 1):%Y-%m-%dT%H:%M:%SZ}",
+            group=f"{like.group}{place // len(made)}",
+            figures={metric: value * factor for metric, value in like.figures.items()},
+        )
+        rows[folder] = ((out / folder).stat().st_mtime_ns, entry)
+    Index(out / INDEX, MAKER.version).write(rows)
+
+
 def _measured(part: Part) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as temporary:
         runs, page = Path(temporary) / "runs", Path(temporary) / "report.html"
         runs.mkdir()
         part.write(runs)
-        taken = [_rendered(runs, page) for _ in range(part.repeats)]
+        taken = [_rendered(part.command, runs, page) for _ in range(part.repeats)]
         seconds, peaks = [one[0] for one in taken], [one[1] for one in taken]
         cores = f"range; {len(os.sched_getaffinity(0))} usable cores"
         yield _figure(f"page of {part.name}: time to render", seconds, "s", part.seconds, cores)
@@ -132,7 +190,8 @@ def _measured(part: Part) -> Iterator[Figure]:
             goal="measured" if part.page_bytes is None else f"below {part.page_bytes / 1e6:g} MB",
             met=None if part.page_bytes is None else size < part.page_bytes,
         )
-        yield from _opened(part, page)
+        if part.is_opened:
+            yield from _opened(part, page)
 
 
 def _figure(name: str, values: Sequence[float], unit: str, most: float | None, reason: str) -> Figure:
@@ -151,9 +210,9 @@ def _figure(name: str, values: Sequence[float], unit: str, most: float | None, r
     )
 
 
-def _rendered(runs: Path, page: Path) -> tuple[float, float]:
-    """Seconds of `dlbench report`, and the most memory that it and its children held at one time, bytes."""
-    command = [sys.executable, "-m", "dlbench", "report", str(runs), "-o", str(page)]
+def _rendered(asked: Sequence[str], runs: Path, page: Path) -> tuple[float, float]:
+    """Seconds of the command, and the most memory that it and its children held at one time, bytes."""
+    command = [sys.executable, "-m", "dlbench", *asked, str(runs), "-o", str(page)]
     with tempfile.TemporaryFile("w+") as told:
         start = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)
@@ -170,7 +229,7 @@ def _rendered(runs: Path, page: Path) -> tuple[float, float]:
         seconds = time.monotonic() - start
         if process.returncode != 0:
             told.seek(0)
-            raise RuntimeError(f"dlbench report ended with {process.returncode}: {told.read()[-500:]}")
+            raise RuntimeError(f"dlbench {asked[0]} ended with {process.returncode}: {told.read()[-500:]}")
     return seconds, float(peak)
 
 

@@ -180,7 +180,7 @@ def sharded_update() -> Iterator[Figure]:
     took: dict[tuple[str, bool], dict[int, float]] = {}
     for run in table.runs.values():
         key = run.plan.workload.train.optimizer.name, run.plan.engine.ddp.shard_optimizer
-        took.setdefault(key, {})[run.plan.series.repeat] = float(table.parts.loc[run.plan.run_id]["optimizer"])
+        took.setdefault(key, {})[run.plan.series.repeat] = table.parts[run.plan.run_id]["optimizer"]
     for name in dict.fromkeys(name for name, _ in took):
         plain, sharded = took[name, False], took[name, True]
         value, low, high = median_interval([plain[repeat] / sharded[repeat] for repeat in plain if repeat in sharded])

@@ -239,7 +239,7 @@ def large_runs(out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: 
         folder = create(out, plan)
         for path in first.path.iterdir():
             if path.suffix in (".steps", ".spans", ".samples"):
-                (folder.path / path.name).write_bytes(_renamed(path, plan.run_id))
+                (folder.path / path.name).write_bytes(_renamed(path, run_id=plan.run_id))
             elif path not in (first.plan, first.record):
                 (folder.path / path.name).write_bytes(path.read_bytes())
         finished = f"2026-03-01T12:{10 + repeat % 50:02d}:00Z"
@@ -249,12 +249,38 @@ def large_runs(out: Path, *, ranks: int, steps: int, runs: int, ranks_per_node: 
     return [gathered(folder, ranks_per_node) for folder in made]
 
 
-def _renamed(path: Path, run_id: str) -> bytes:
-    """A file of rows as that of another run: the header names it, and every block's checksum holds the header."""
-    pieces = {rank: _pieces(opened(part)[0].read(), run_id) for rank, part in sorted(parts_of(path).items())}
+def wide_run(out: Path, first: RunFolder, ranks: int) -> RunFolder:
+    """A large run whose ranks and nodes have the times, spans and samples of those of another one, over and over."""
+    record = json.loads(first.record.read_text(encoding="utf-8"))
+    own, nodes = record["ranks"], record["watch"]["nodes"]
+    plan = _large_plan(ranks, record["steps"], 8, 0, 1)
+    folder = create(out, plan)
+    for rank in range(ranks):
+        for kind in ("steps", "spans"):
+            content = _renamed(first.path / f"rank-{rank % len(own):04d}.{kind}", rank=rank, run_id=plan.run_id)
+            (folder.path / f"rank-{rank:04d}.{kind}").write_bytes(content)
+    clock = nodes[1]["clock"]  # node 0's has no points
+    places = [{"node_rank": node, "host": _host(node)} for node in range(plan.layout.nodes)]
+    for at in places:
+        content = _renamed(first.samples(at["node_rank"] % len(nodes)), run_id=plan.run_id, **at)
+        folder.samples(at["node_rank"]).write_bytes(content)
+    record["watch"]["nodes"] = [
+        {**nodes[node % len(nodes)], **at, "clock": {**clock, **at} if node else clock_line()}
+        for node, at in enumerate(places)
+    ]
+    record["ranks"] = [{**own[rank % len(own)], "rank": rank, **places[rank // 8]} for rank in range(ranks)]
+    write_json(folder.record, {**record, "run_id": plan.run_id, "configuration": plan.configuration_digest()})
+    return gathered(folder, 8)
+
+
+def _renamed(path: Path, **changes: Any) -> bytes:
+    """A file of rows as that of another run: the header says so, and every block's checksum holds the header."""
+    pieces = {rank: _pieces(opened(part)[0].read(), changes) for rank, part in sorted(parts_of(path).items())}
     if not pieces:
-        return b"".join(_pieces(path.read_bytes(), run_id))
-    return b"".join(chunk(rank, n, piece) for rank, own in pieces.items() for n, piece in enumerate(own))
+        return b"".join(_pieces(path.read_bytes(), changes))
+    return b"".join(
+        chunk(changes.get("rank", rank), n, piece) for rank, own in pieces.items() for n, piece in enumerate(own)
+    )
 
 
 def gathered(folder: RunFolder, ranks_per_node: int) -> RunFolder:
@@ -267,10 +293,10 @@ def gathered(folder: RunFolder, ranks_per_node: int) -> RunFolder:
     return folder
 
 
-def _pieces(content: bytes, run_id: str) -> list[bytes]:
+def _pieces(content: bytes, changes: Mapping[str, Any]) -> list[bytes]:
     """The header's line and each block."""
     line, begin = content.split(b"\n", 1)[0], content.index(b"\n") + 1
-    header = (json.dumps({**json.loads(line), "run_id": run_id}, sort_keys=True) + "\n").encode()
+    header = (json.dumps({**json.loads(line), **changes}, sort_keys=True) + "\n").encode()
     seed, parts = zlib.crc32(header), [header]
     while begin < len(content):
         kind, length, _ = HEAD.unpack_from(content, begin)

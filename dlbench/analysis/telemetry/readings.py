@@ -147,17 +147,15 @@ def _read(table: RunTable, max_nodes: int | None) -> MachineReadings:
 
 def _points(table: RunTable) -> dict[PointKey, list[str]]:
     """Runs of every point, the one in the middle first, then those next to it; points with most ranks first."""
+    rates: dict[PointKey, list[tuple[float, str]]] = {}
+    for run_id, row in table.figures.items():
+        rates.setdefault((row["group"], row["ranks"], row["nodes"]), []).append((row["throughput"], run_id))
     found: dict[PointKey, list[str]] = {}
-    if table.figures.empty:
-        return found
-    for _, rows in table.figures.groupby(["group", "ranks", "nodes"], sort=True):
-        first = rows.iloc[0]
-        speeds = sorted(zip(rows["throughput"], rows["run_id"], strict=True))
+    for key, of_point in rates.items():
+        speeds = sorted(of_point)
         middle = (len(speeds) - 1) // 2
         order = sorted(range(len(speeds)), key=lambda place: (abs(place - middle), place))
-        found[str(first["group"]), int(first["ranks"]), int(first["nodes"])] = [
-            str(speeds[place][1]) for place in order
-        ]
+        found[key] = [speeds[place][1] for place in order]
     return dict(sorted(found.items(), key=lambda item: (-item[0][1], -item[0][2], item[0][0])))
 
 

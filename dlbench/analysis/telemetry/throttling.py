@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
@@ -236,9 +237,10 @@ class GpuUse:
     how: str  # How it is known, or why there is none; a sentence without its full stop.
 
 
-def sampled_gpus(samples: NodeSamples) -> tuple[int, ...]:
-    """Numbers of all GPUs with a sampled field."""
-    found = (re.match(r"gpu\.(\d+)\.", name) for name in samples.names)
+@lru_cache(maxsize=64)
+def sampled_gpus(names: tuple[str, ...]) -> tuple[int, ...]:
+    """Numbers of all GPUs with a sampled field, by the names of these; nodes of a run mostly have the same."""
+    found = (re.match(r"gpu\.(\d+)\.", name) for name in names)
     return tuple(sorted({int(match[1]) for match in found if match}))
 
 
@@ -252,7 +254,7 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
     ranks = node_ranks(run, samples.node_rank)
     if not computes_on_gpu(run, samples.node_rank):
         return GpuUse(gpus=(), is_certain=True, how="no rank of the node computes on a GPU")
-    gpus = sampled_gpus(samples)
+    gpus = sampled_gpus(samples.names)
     if not gpus:
         return GpuUse(gpus=(), is_certain=True, how=samples.why_not("gpu.0.power_w", "gpu"))
     used = [rank.gpu for rank in ranks if rank.gpu is not None]

@@ -500,7 +500,7 @@ class SharedMemoryGroup:
         if wide not in self._scratch:
             self._scratch[wide] = torch.empty(BLOCK_ELEMENTS, dtype=wide)
         # Cut at once: a slice of Python takes as long as the sum of a few thousand elements.
-        cut = [one.split(BLOCK_ELEMENTS) for one in (*parts, *results)]
+        cut = [torch.split(one, BLOCK_ELEMENTS) for one in (*parts, *results)]
         for blocks in zip(*cut, strict=True):
             added, into = blocks[: len(parts)], blocks[len(parts) :]
             if len(parts) == 2 and wide == dtype:  # saves a pass

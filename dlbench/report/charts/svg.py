@@ -7,12 +7,14 @@ import functools
 import re
 import resource
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import psutil
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.report.charts.style import CONFIG, FONT
+from dlbench.specs.files import kept
 
 V8_ADDRESS_BYTES = 65 << 30
 """What V8 (of vl-convert 1.9) reserves when it starts: 64 GiB for its heap's cage, some for threads; measured."""
@@ -95,9 +97,14 @@ def script_bundle() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script that loads nothing; sets `window.vegaEmbed`.
 
     Vega-Embed brings Vega's expression interpreter, so charts run under a content security policy
-    without `unsafe-eval` (option `ast`).
+    without `unsafe-eval` (option `ast`). Kept between reports: making it takes longer than drawing all charts.
     """
     import vl_convert
 
     require_address_space()
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vegalite_version()))
+    script, version = "window.vegaEmbed = vegaEmbed;", vegalite_version()
+
+    def bundle() -> str:
+        return str(vl_convert.javascript_bundle(script, vl_version=version))
+
+    return kept("scripts", script, f"{metadata.version('vl-convert-python')}, {version}", bundle) or ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -427,8 +428,9 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
     history = slow_nodes(table)
     accounts = [_account(point, group.baseline, table) for point in group.points]
     measured = [[share for share in shares if share.is_measured] for shares, *_ in accounts]
-    cells = table.figures[["group", "ranks", "nodes"]].drop_duplicates()["group"].value_counts()
-    adjusted = adjusted_p(measured, int((cells > 1).sum()))
+    places = {(row["group"], row["ranks"], row["nodes"]) for row in table.figures.values()}
+    cells = Counter(group for group, *_ in places)
+    adjusted = adjusted_p(measured, sum(count > 1 for count in cells.values()))
     own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
     described = describe(group.sample)
     return LostPercent(
@@ -545,8 +547,7 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
 
 def _work(point: Point, baseline: Point, table: RunTable) -> float:
     """Samples per rank and step of a point over those of the baseline, over the runs that the efficiency is made of."""
-    rows = table.figures.set_index("run_id")
-    samples = rows["samples"] / (rows["ranks"] * rows["steps"])
+    samples = {run_id: row["samples"] / (row["ranks"] * row["steps"]) for run_id, row in table.figures.items()}
     keys = table.keys
     own, base = ({keys[run_id]: float(samples[run_id]) for run_id in one.run_ids} for one in (point, baseline))
     return ratio_estimate(own, base).value

@@ -356,7 +356,7 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
         gains=tuple(_gains(ordered, table)),
         median_step_error=median(step_errors) if step_errors else None,
         median_peak_error=median(peak_errors) if peak_errors else None,
-        allocators=tuple(sorted({one.effective for one in settings if one.key == "memory.allocator"})),
+        allocators=tuple(sorted({str(one.effective) for one in settings if one.key == "memory.allocator"})),
         passages=tuple(_passages(ordered, table)),
     )
 
@@ -514,7 +514,7 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
     """By rank count and batch."""
     with_figures = [point for point in points if point.throughput is not None and point.num_runs]
-    rates = table.figures.set_index("run_id")["throughput"]
+    rates = table.rates
 
     def speed(point: MethodPoint) -> float:
         return 0.0 if point.throughput is None else point.throughput.value
@@ -544,7 +544,7 @@ def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable)
     """`others`: all groups, of which those take part that train as one of `groups` does, on replicas or not. Local SGD
     makes other updates and does not.
     """
-    rates = table.figures.set_index("run_id")["throughput"]
+    rates = table.rates
     for found in compare(
         [one for one in others if one.sample.plan.strategy != "local-sgd"],
         differ_in=lambda run: averaged_id(without_strategy(run)),

@@ -227,8 +227,7 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
     if group.sample.plan.measure.until != "quality" or result is None:
         return None
     cells = _cells(group, table)
-    rows = table.figures[table.figures["group"] == group.id]
-    rates = dict(zip(rows["run_id"].astype(str), rows["throughput"].astype(float), strict=True))
+    rates = {run_id: table.rates[run_id] for run_id, row in table.figures.items() if row["group"] == group.id}
     unit = "error" if result.metric == "mae" else "fraction"
     base = cells[min(cells)] if len(cells) > 1 else None
     points = [_point(place, cells[place], base, table.keys, rates, unit) for place in sorted(cells)]
@@ -461,7 +460,7 @@ def _batches(name: str, sides: Mapping[_Recipe, Sequence[Run]], table: RunTable)
     apart = [key for run in runs for key in run.plan.series.axes if key.startswith(differ)]
     valid = [run for run in runs if run.plan.run_id in table.runs]
     keys = {run.plan.run_id: pair_key(run, table.sessions[run.plan.run_id], apart) for run in valid}
-    rates = dict(table.figures.set_index("run_id")["throughput"])
+    rates = table.rates
     cells = {
         recipe: _Cell([run for run in members if run in valid], [run for run in members if run not in valid])
         for recipe, members in sides.items()

@@ -298,7 +298,7 @@ def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     """Throughput by repeat, samples per second, of the runs with figures."""
-    rates = table.figures.set_index("run_id")["throughput"]
+    rates = table.rates
     return {run_key(run, table): float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 

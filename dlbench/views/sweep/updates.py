@@ -47,8 +47,7 @@ def updates_of(settings: Sequence[Sequence[Run]], table: RunTable) -> tuple[Upda
 
 def _update(runs: Sequence[Run], table: RunTable) -> Update:
     plan = runs[0].plan
-    parts = {run_key(run, table): table.parts.loc[run.plan.run_id].to_dict() for run in runs}
-    steps = table.figures.set_index("run_id")["steps"]
+    parts = {run_key(run, table): table.parts[run.plan.run_id] for run in runs}
     waited: dict[RunKey, float] = {}
     held: list[int] = []
     for run in runs:
@@ -56,7 +55,7 @@ def _update(runs: Sequence[Run], table: RunTable) -> Update:
         ranks = run.record.ranks
         seconds = [one.waits.exchange_s.get("optimizer", 0.0) for one in ranks if one.waits is not None]
         if any(seconds):
-            waited[run_key(run, table)] = sum(seconds) / len(ranks) / int(steps[run.plan.run_id])
+            waited[run_key(run, table)] = sum(seconds) / len(ranks) / table.figures[run.plan.run_id]["steps"]
         held = held or [one.held.optimizer for one in ranks if one.held is not None]
     return Update(
         setting=label(plan.series.named),
