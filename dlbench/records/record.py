@@ -89,7 +89,7 @@ class Compiling(Spec):
 
     @property
     def cache(self) -> str:
-        """ "cold" where any was made anew, else "warm"; "unknown" where torch counted none."""
+        """What torch's cache had: "warm" all, "cold" less; "unknown" where torch counted none."""
         return "unknown" if not self.programs else "cold" if self.from_cache < self.programs else "warm"
 
 

@@ -383,7 +383,7 @@ def test_steps_are_seen_while_the_rank_runs(tmp_path: Path) -> None:
 def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "x.steps"
     StepWriter(path, {"rank": 0}).close()
-    with pytest.raises(RunError, match=r"x\.steps: cannot be written: File exists"):
+    with pytest.raises(RunError, match=r"x\.steps: cannot be written: holds rows of rank 0 already"):
         StepWriter(path, {"rank": 0})
 
 
