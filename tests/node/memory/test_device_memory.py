@@ -26,7 +26,7 @@ def faults():
 def fill():
     tensors = [torch.ones(12 << 20) for _ in range(2)]  # 48 MiB each: by itself glibc maps them one by one
 
-for _ in range(3):  # glibc before 2.38 gives aligned memory from larger pieces than were freed
+for _ in range(20):  # glibc before 2.38 gives aligned memory from larger pieces than were freed
     fill()
 before = faults()
 fill()
