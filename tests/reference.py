@@ -210,7 +210,7 @@ def format_versions() -> str:
         ("`record.json`", *stamped(Record)),
         ("`comm.json`", *stamped(CommRecord)),
         ("`node-NNNN.steps` (header)", "dlbench.steps", STEPS_VERSION),
-        ("`rank-NNNN.spans` (header)", SPANS_FORMAT, SPANS_VERSION),
+        ("`node-NNNN.spans` (header)", SPANS_FORMAT, SPANS_VERSION),
         ("`node-NNNN.samples` (header)", SAMPLES_FORMAT, SAMPLES_VERSION),
         ("`clock.json`", clocks.FORMAT, clocks.VERSION),
         ("`watch-cost.json`", *stamped(WatchCost)),

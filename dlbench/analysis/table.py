@@ -240,6 +240,6 @@ def _weight(run: Run) -> int:
         first = run.folder.steps(0)
         layout = run.plan.layout
         size = file_of(first).stat().st_size // (1 if file_of(first) == first else layout.ranks_per_node)
-    except OSError:
+    except (OSError, IncompleteDataError):
         size = 0
     return run.plan.layout.ranks * (size + FILE_BYTES)

@@ -202,6 +202,8 @@ def _stored_at(x: Any, place: int, counts: NDArray[np.int16]) -> int | None:
         return None if start is None else int(start) + first[0] * counts.nbytes
     if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *counts.shape)[-x.ndim :]:
         return None
+    if x.file.userblock_size:  # from whose end some releases of HDF5 count
+        return None
     chunk = x.id.get_chunk_info_by_coord(first)
     return None if chunk.byte_offset is None else int(chunk.byte_offset)
 

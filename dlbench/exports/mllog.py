@@ -60,7 +60,8 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
     text = [_line(begin, key, value, metadata) for key, value, metadata in lines]
     text += [_event(event, run.record) for event in run.record.events]
     if throughput is not None:
-        metadata: dict[str, Value] = {"unit": f"{run.plan.workload.sample_unit}/s", "file": "node-*.steps"}
+        files = "rank-*.steps" if run.folder.rank_steps(0).exists() else "node-*.steps"
+        metadata: dict[str, Value] = {"unit": f"{run.plan.workload.sample_unit}/s", "file": files}
         text.append(_line(end, "tracked_stats", {"throughput": throughput}, metadata))
     return "".join(f"{TOKEN}{line}\n" for line in text)
 

@@ -243,7 +243,7 @@ def _series(series: Trend, *, is_drawn: bool) -> Section:
             f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: interval "
             "of each level over nights (order statistics).",
             *(
-                (f"Drawn are the fastest and slowest of every few nights, {MAX_NIGHTS} in all; the CSV holds each.",)
+                (f"Drawn are the fastest and slowest of every few nights, about {MAX_NIGHTS}; the CSV holds each.",)
                 if is_drawn and len(series.nights) > MAX_NIGHTS
                 else ()
             ),

@@ -150,7 +150,7 @@ class HistoryEntry:
         hosts = tuple(HostEntry(**host) for host in content["hosts"])
         # What is frozen sets its fields one by one otherwise, which takes as long as reading their JSON.
         vars(made).update(_BLANK | content, environment=environment, hosts=hosts, dropped=tuple(content["dropped"]))
-        if len(vars(made)) != len(_FIELDS):
+        if vars(made).keys() != _FIELDS:
             raise TypeError(f"no entry: {sorted(vars(made).keys() ^ _FIELDS)}")
         return made
 

@@ -131,18 +131,17 @@ def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: 
 def _spans_of_figures(folder: RunFolder, files: Iterable[str]) -> set[Path]:
     """Spans of which figures are made: those of each node's first rank hold the stages of its energy.
 
-    All, where no record says which ranks these are.
+    All, where no record and plan say which ranks these are.
     """
-    try:
-        record = load_file(folder.record, Record)
-    except IncompleteDataError:
-        record = None
-    if record is None:
-        return {folder.path / name for name in files if _kind(name) == "spans"}
     first: dict[int, int] = {}
-    for one in record.ranks:
-        first[one.node_rank] = min(one.rank, first.get(one.node_rank, one.rank))
-    spans = {folder.spans(rank) for rank in first.values()}
+    spans: set[Path] = set()
+    with suppress(IncompleteDataError):
+        record = load_file(folder.record, Record)
+        for one in record.ranks if record is not None else ():
+            first[one.node_rank] = min(one.rank, first.get(one.node_rank, one.rank))
+        spans = {folder.spans(rank) for rank in first.values()}
+    if not spans:
+        return {folder.path / name for name in files if _kind(name) == "spans"}
     return {path for path in spans if file_of(path).exists()}
 
 

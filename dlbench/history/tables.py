@@ -333,7 +333,7 @@ _LEVEL_COLOUR = "#e69f00"
 
 def series_chart(series: Trend) -> Chart:
     """Runs over time, levels as lines with their intervals, changes as labelled vertical rules."""
-    series = dataclasses.replace(series, nights=_drawn(series.nights))
+    series = dataclasses.replace(series, nights=_drawn(series))
     factor, unit = _scale(series)
     points, levels = _points(series, factor), [_level(level, factor) for level in series.levels]
     values = [row["value"] for row in points] + [row[end] for row in levels for end in ("low", "high", "at_first")]
@@ -372,13 +372,15 @@ def series_chart(series: Trend) -> Chart:
     )
 
 
-def _drawn(nights: tuple[Night, ...]) -> tuple[Night, ...]:
+def _drawn(series: Trend) -> tuple[Night, ...]:
+    nights, changed = series.nights, {change.time for change in series.changes}
     if len(nights) <= MAX_NIGHTS:
         return nights
     edges = [round(2 * len(nights) * place / MAX_NIGHTS) for place in range(MAX_NIGHTS // 2 + 1)]
     places = {
         end(range(*between), key=lambda at: nights[at].value) for between in pairwise(edges) for end in (min, max)
     }
+    places |= {at for at, night in enumerate(nights) if night.time in changed} | {len(nights) - 1}
     return tuple(nights[place] for place in sorted(places))
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from dlbench.errors import RunError, UserError, refused
-from dlbench.opening import read_json
+from dlbench.errors import IncompleteDataError, RunError, UserError, refused
+from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import Named, Numbered, write_atomic
 from dlbench.sharing import share
 from dlbench.specs.files import control_character
@@ -54,7 +54,9 @@ class RunFolder:
     log = Numbered("rank-{:04d}.log")  # Standard output and error of one rank.
 
     def steps(self, rank: int) -> Path:
-        """The raw step times of one rank, to be read: its own file, or a part of its node's."""
+        """The raw step times of one rank, to be read: its own file, or a part of its node's. Raises
+        IncompleteDataError: the plan does not say which node that is.
+        """
         return self._rows(self.rank_steps(rank), self.node_steps, rank)
 
     def spans(self, rank: int) -> Path:
@@ -62,7 +64,15 @@ class RunFolder:
         return self._rows(self.rank_spans(rank), self.node_spans, rank)
 
     def _rows(self, own: Path, of_node: Callable[[int], Path], rank: int) -> Path:
-        return own if own.exists() else of_node(rank // _ranks_per_node(self.plan)) / f"rank-{rank:04d}"
+        if own.exists():
+            return own
+        try:
+            status = self.plan.stat()
+            node = rank // _ranks_per_node(self.plan, status.st_ino, status.st_mtime_ns)
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            why = f"says not which node has rank {rank}: {why_unreadable(error)}"
+            raise IncompleteDataError(f"{self.plan}: {why}") from None
+        return of_node(node) / f"rank-{rank:04d}"
 
     def checkpoint(self, step: int) -> Path:
         """The state of training after a number of optimizer steps."""
@@ -70,7 +80,7 @@ class RunFolder:
 
 
 @lru_cache(maxsize=256)
-def _ranks_per_node(plan: Path) -> int:
+def _ranks_per_node(plan: Path, _inode: int, _changed_ns: int) -> int:
     layout = read_json(plan, MAX_JSON)["layout"]
     return int(layout["ranks"] // layout["nodes"])  # in blocks, or no rank starts
 

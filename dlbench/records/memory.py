@@ -9,6 +9,9 @@ from pydantic import ConfigDict, Field
 from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, RankNumber, Spec
 from dlbench.specs.memory import BlockPlan, Chain, Recompute, Swap, TransferRates
 
+KEPT_FREED = "what tensors free is kept for the next ones"
+"""Setting `memory.allocator`, of runs out of core on a CPU whose C library is glibc."""
+
 
 class RankMemory(Spec):
     """What one rank held, moved and waited for in its measured steps."""
@@ -20,9 +23,9 @@ class RankMemory(Spec):
     )
     over_budget_bytes: CountOrZero = Field(description="By how much that was more than the plan allowed, at most.")
     device_peak_bytes: CountOrZero | None = Field(
-        description="Peak of a step: of the measured ones what torch allocated (GPU); of the first one live tensors by "
-        "torch's profiler, with parameters and optimizer state (CPU: freed memory stays with the process, whose "
-        "resident peak is `peak_resident_bytes`). Earlier records of a CPU: what became resident."
+        description="Peak of a step: of the measured ones what torch allocated (GPU); of the run's first step alone "
+        "(warm-up) live tensors by torch's profiler, with parameters and optimizer state (CPU: freed memory stays with "
+        "the process, whose resident peak is `peak_resident_bytes`). Earlier records of a CPU: what became resident."
     )
     device_reserved_bytes: CountOrZero | None = Field(
         None,

@@ -87,6 +87,11 @@ class Compiling(Spec):
     programs: CountOrZero = Field(description="Programs made or loaded, those of a fused update included.")
     from_cache: CountOrZero = Field(description="Those that an earlier process on the node had made.")
 
+    @property
+    def cache(self) -> str:
+        """What torch's cache had: "warm" all, "cold" less; "unknown" where torch counted none."""
+        return "unknown" if not self.programs else "cold" if self.from_cache < self.programs else "warm"
+
 
 class HeldMemory(Spec):
     """What a rank's device held at the peak of a step, as one of the warm-up shows it, tensors alone, bytes."""

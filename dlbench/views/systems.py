@@ -225,9 +225,13 @@ def _start_up(runs: Sequence[Run]) -> str:
     ranks = [run.record.ranks for run in runs if run.record is not None]
     text = f"{_range([max(rank.startup_s for rank in some) for some in ranks])} to the first step"
     compiled = [[one for rank in some if (one := rank.compiling) is not None] for some in ranks]
-    for what, is_cold in (("compiling", True), ("loading what was compiled before", False)):
-        # The slowest rank counts, and a run is cold where any rank compiled.
-        chosen = [some for some in compiled if some and any(one.from_cache < one.programs for one in some) is is_cold]
+    for what, cache in (
+        ("compiling", "cold"),
+        ("compiling (whether from a cache is not known)", "unknown"),
+        ("loading what was compiled before", "warm"),
+    ):
+        # The slowest rank counts, and a run is cold where any rank compiled: of these words the least.
+        chosen = [some for some in compiled if some and min(one.cache for one in some) == cache]
         if any(spent := [max(one.seconds or 0.0 for one in some) for some in chosen]):
             text += f"; {what} took {_range(spent)} of it in {len(spent)} of {len(ranks)} runs"
     fetched = [[rank.unpacking_s for rank in some if rank.unpacking_s is not None] for some in ranks]

@@ -88,6 +88,8 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "wait.first-step": wait.first_step,
     "wait.series": wait.series,
+    "wait.build": wait.build,
+    "demo": spine.demo_time,
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,

@@ -91,7 +91,9 @@ def digest(places: Sequence[str]) -> str:
     """What the code below some places of the repository is now."""
     found = hashlib.sha256()
     for place in places:
-        for path in sorted((ROOT / place).rglob("*.py") if (ROOT / place).is_dir() else (ROOT / place,)):
+        for path in sorted((ROOT / place).rglob("*.*") if (ROOT / place).is_dir() else (ROOT / place,)):
+            if "__pycache__" in path.parts or not path.is_file():
+                continue
             found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     return found.hexdigest()[:12]
 

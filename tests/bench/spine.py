@@ -64,7 +64,7 @@ def demo_time() -> Iterator[Figure]:
             k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MAKE_STAGES")
         }
         clean |= {"DLBENCH_CACHE": str(Path(temporary) / "cache"), "PIP_NO_CACHE_DIR": "1"}
-        yield _demo(clone, clean, "cold make demo in a fresh clone, no caches", 12)
+        yield _demo(clone, clean, "cold make demo in a fresh clone, no caches", 6)
         yield _demo(clone, clean, "warm make demo", 3)
 
 

@@ -166,6 +166,9 @@ def test_a_planted_fault_accuses_no_host(tmp_path: Path) -> None:
 def test_entries_survive_json(made: Path) -> None:
     for entry in open_history(made).entries():
         assert HistoryEntry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
+        renamed = {("of_another_version" if key == "why" else key): value for key, value in entry.to_dict().items()}
+        with pytest.raises(TypeError, match="of_another_version"):
+            HistoryEntry.from_dict(renamed)
 
 
 def test_entries_are_sorted_by_their_end(store: Path) -> None:

@@ -540,6 +540,18 @@ def test_series_of_equal_words_are_told_apart() -> None:
     assert ends == ["system.modules=gcc/12", "system.modules=gcc/13", "configuration c", "configuration d"]
 
 
+def test_of_many_nights_the_newest_and_those_of_changes_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlbench.history.tables.MAX_NIGHTS", 10)
+    report = of_steps(course(41, lambda night: 1.0 if night < 20 else 1.2))
+    (series,) = report.series
+    assert len(series.changes) == 1
+    (chart,) = [chart for section in trends_document(report).sections for chart in section.charts()]
+    text = json.dumps(chart.spec)
+    for night in (series.changes[0].time, series.nights[-1].time):
+        assert f'"time": "{night}", "commit": "c' in text
+    assert text.count('"hosts": ') < 41
+
+
 def test_every_chart_has_its_numbers(sample: TrendsReport) -> None:
     charts = [chart for section in trends_document(sample).sections for chart in section.charts()]
     assert len(charts) == len(sample.series) + 1

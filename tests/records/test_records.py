@@ -308,7 +308,7 @@ def test_a_torn_tail_costs_only_the_torn_block(
 def test_long_files_are_read_in_parts(tmp_path: Path, count: int) -> None:
     records = [step_record(number) for number in range(count)]
     path = tmp_path / "rank-0000.steps"
-    with StepWriter(path, {}) as writer:
+    with StepWriter(path, {"rank": 0}) as writer:
         for record in records:
             writer.append(record)
     assert rows(path) == records
@@ -343,7 +343,7 @@ def test_a_step_takes_a_third_of_the_bytes_that_it_took(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf"), 1e300, -1e300, 3.5e38])
 def test_a_loss_that_diverged_is_kept(tmp_path: Path, loss: float) -> None:
     path = tmp_path / "x.steps"
-    with StepWriter(path, {}, capacity=2) as writer:
+    with StepWriter(path, {"rank": 0}, capacity=2) as writer:
         for number in range(3):
             writer.append((*step_record(number)[:-1], loss if number == 1 else 0.5))
     with np.errstate(over="ignore"):
@@ -365,7 +365,7 @@ def test_every_cut_through_the_header_is_told(tmp_path: Path) -> None:
 
 def test_steps_are_seen_while_the_rank_runs(tmp_path: Path) -> None:
     path = tmp_path / "x.steps"
-    writer = StepWriter(path, {}, capacity=2)
+    writer = StepWriter(path, {"rank": 0}, capacity=2)
     assert len(read_steps(path).steps) == 0
     for number in range(5):
         writer.append(step_record(number, warmup=number < 1))
@@ -382,16 +382,16 @@ def test_steps_are_seen_while_the_rank_runs(tmp_path: Path) -> None:
 
 def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "x.steps"
-    StepWriter(path, {}).close()
-    with pytest.raises(RunError, match=r"x\.steps: cannot be written: File exists"):
-        StepWriter(path, {})
+    StepWriter(path, {"rank": 0}).close()
+    with pytest.raises(RunError, match=r"x\.steps: cannot be written: holds rows of rank 0 already"):
+        StepWriter(path, {"rank": 0})
 
 
 def test_a_disk_that_fails_names_the_steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    writer = StepWriter(tmp_path / "x.steps", {})
+    writer = StepWriter(tmp_path / "x.steps", {"rank": 0})
     writer.append(step_record(0))
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(RunError, match=r"x\.steps: cannot be written: Input/output error"):
@@ -446,7 +446,7 @@ from dlbench.records.rows.steps import StepWriter
 from tests.records.test_records import step_record
 
 path = Path(sys.argv[1])
-writer = StepWriter(path, {}, capacity=4)
+writer = StepWriter(path, {"rank": 0}, capacity=4)
 # A disk with room for part of a block.
 room = path.stat().st_size + 30
 resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))

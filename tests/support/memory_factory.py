@@ -103,12 +103,16 @@ def pass_times(told: MemoryResult, slower: float = 1.0) -> StepTimes:
 
 
 def write_memory_run(
-    out: Path, plan: RunPlan, slower: float = 1.0, change: Callable[[MemoryResult], MemoryResult] = lambda told: told
+    out: Path,
+    plan: RunPlan,
+    slower: float = 1.0,
+    change: Callable[[MemoryResult], MemoryResult] = lambda told: told,
+    settings: Sequence[dict[str, Any]] = (),
 ) -> MemoryResult:
     """A run of the plan's method; in core it says nothing of its activations."""
     told = change(memory_result(plan))
     record = {} if plan.workload.train.is_in_core else {"memory": told.model_dump(mode="json")}
-    write_run(out, plan, pass_times(told, slower), Story(record=record))
+    write_run(out, plan, pass_times(told, slower), Story(record=record, settings=settings))
     return told
 
 

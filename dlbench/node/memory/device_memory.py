@@ -30,6 +30,7 @@ from torch.autograd.profiler import profile, record_function
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.memory import peak_resident_bytes, reset_peak
 from dlbench.node.models.build import Batch
+from dlbench.records.memory import KEPT_FREED
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_bytes
 
@@ -183,25 +184,28 @@ def peaks_on(device: torch.device) -> PeakMeter:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of mallopt(3)
-_CHOOSES = ("GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-"""Variables that choose an allocator or set it, where they say malloc (also jemalloc, tcmalloc, mimalloc)."""
+_CHOOSES = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+"""Variables that set glibc's allocator, where they say malloc."""
 
 
-def keep_freed() -> tuple[str, str] | None:
+def keep_freed() -> tuple[str, str]:
     """What tensors free stays with the process for the next ones, unless its environment chose an allocator.
 
-    Returns what is in force, and how that is known; None where the C library has no such setting (not glibc).
+    Returns what is in force, and how that is known.
     """
     chosen = [name for name in _CHOOSES if name in os.environ and "malloc" in (name + os.environ[name]).lower()]
     if chosen:
         return "left as the environment has it", f"{' and '.join(chosen)} of the rank's environment"
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return None
-    if mallopt(_M_MMAP_MAX, 0) != 1 or mallopt(_M_TRIM_THRESHOLD, -1) != 1:
-        return None
-    return "what tensors free is kept for the next ones", "answer of mallopt (M_MMAP_MAX 0, M_TRIM_THRESHOLD -1)"
+        glibc, used = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
+    except OSError:
+        return "as the C library does", "it is not glibc"
+    # Another allocator may answer mallopt, and do nothing.
+    if len({ctypes.cast(one.malloc, ctypes.c_void_p).value for one in (glibc, used)}) > 1:
+        return "left as the environment has it", "malloc is not glibc's"
+    if glibc.mallopt(_M_MMAP_MAX, 0) != 1 or glibc.mallopt(_M_TRIM_THRESHOLD, -1) != 1:
+        return "as the C library does", "mallopt refuses M_MMAP_MAX 0 or M_TRIM_THRESHOLD -1"
+    return KEPT_FREED, "answer of mallopt (M_MMAP_MAX 0, M_TRIM_THRESHOLD -1)"
 
 
 MAX_TRIALS = 12  # halvings of the batch sizes that are still in question: 4,096 of them are distinguished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from dlbench.machine.memory import resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
 from dlbench.node.memory.cut import BlockFunction
-from dlbench.node.memory.device_memory import keep_freed
+from dlbench.node.memory.device_memory import keep_freed, peak_bytes
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.planning import (
     Batch,
@@ -37,7 +39,7 @@ from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.perfmodels.memory.blocks import BlockCosts
 from dlbench.perfmodels.memory.planner import PREFETCH, saves_nothing
 from dlbench.perfmodels.memory.simulator import simulate
-from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
+from dlbench.records.memory import KEPT_FREED, MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import HeldMemory, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
@@ -118,6 +120,9 @@ def activation_memory(
     allocator = keep_freed() if device.type == "cpu" else None
     bench = workbench(*(plan, place, model, device, precision, loss), beat=context.beat, gather=context.engine.gather)
     found = plan_memory(bench)
+    if allocator is not None and allocator[0] == KEPT_FREED:
+        # What measuring freed is no part of what training holds.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
     if context.on_gpu:
         locked = found.plan.predicted.swapped_bytes
         what, kept = f"train.swap {plan.workload.train.swap}", checkpoint_bytes(plan, place.rank, model)
@@ -152,6 +157,8 @@ class ActivationMemory:
         self._allocator = allocator
         self._train, self._device, self._rank = train, device, rank
         self.found = found
+        own = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+        self._process_bytes = (resident_bytes() or 0) - own  # without the network
         plan, chain = found.plan, found.chain
         moves = any(block.decision in ("swap", "recompute-swap") for block in plan.blocks)
         # On a GPU offload is torch's own save_on_cpu.
@@ -216,6 +223,14 @@ class ActivationMemory:
                 f"torch's allocator took {format_bytes(reserved)} from the GPU for tensors of at most "
                 f"{format_bytes(torch.cuda.max_memory_allocated(self._device))}: a GPU with no more than "
                 "train.memory.capacity would not do, or only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            )
+        keeps = self._allocator is not None and self._allocator[0] == KEPT_FREED
+        resident = peak_bytes(self._device) - self._process_bytes if keeps else 0
+        # Buffers of libraries, input and exchange are resident as well.
+        if capacity is not None and resident > 1.1 * capacity:
+            found.append(
+                f"resident memory grew by up to {format_bytes(resident)} in training: a limit of train.memory.capacity "
+                "would not do, or only with MALLOC_MMAP_THRESHOLD_=1048576 in the rank's environment (slower)"
             )
         peak, in_core = self.found.plan.predicted.peak_bytes, self.found.in_core_bytes
         if saves_nothing(peak, in_core):

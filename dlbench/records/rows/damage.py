@@ -25,7 +25,8 @@ def damaged_traces(folder: Path, *, whole: bool) -> tuple[str, ...]:
     found = []
     for name in names:
         try:
-            for part in sorted(parts_of(folder / name).values()) or [folder / name]:
+            parts = sorted(parts_of(folder / name).values()) if whole else ()
+            for part in parts or [folder / name]:
                 reader = (SpanReader if name.endswith(".spans") else SampleReader)(path=part)
                 for _ in reader.blocks() if whole else ():
                     pass

@@ -18,6 +18,7 @@ import errno
 import os
 import re
 import struct
+import sys
 import zlib
 from array import array
 from collections import Counter, defaultdict
@@ -26,13 +27,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from dlbench.opening import open_file
+from dlbench.opening import UnfitFileError, open_file
 
 _MARK = b"\xffDLR"
 _HEAD = struct.Struct("<4sIII")  # Mark, rank, number, length.
 HEAD_BYTES = _HEAD.size + 4
 
 _ANY = -1  # Instead of a rank: nobody knows which.
+_BEGINNING = 1 << 16  # Bytes in which a whole header is sought: one has some hundred.
 
 
 class _Index(NamedTuple):
@@ -59,13 +61,14 @@ def open_shared(path: Path, rank: int) -> IO[bytes]:
         index = _index_of(path, there)
     if rank in index.places or _ANY in index.broken:
         file.close()
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        held = f"rows of rank {rank}" if rank in index.places else "what no rank wrote"
+        raise FileExistsError(errno.EEXIST, f"holds {held} already; start a run of its own", str(path))
     return file
 
 
-def _index_of(path: Path, file: IO[bytes]) -> _Index:
+def _index_of(path: Path, file: IO[bytes], most: int = sys.maxsize) -> _Index:
     status = os.fstat(file.fileno())
-    return _indexed(path, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _indexed(path, status.st_ino, min(status.st_size, most), status.st_mtime_ns)
 
 
 @lru_cache(maxsize=512)
@@ -102,16 +105,21 @@ def file_of(path: Path) -> Path:
 
 def opened(path: Path, chunks: int | None = None) -> tuple[IO[bytes], int, bool]:
     """Rows to be read: those of a rank as if it had a file of its own, perhaps the first chunks alone; the bytes of a
-    torn chunk behind them, and whether more is there that is damaged. Raises OSError: the file cannot be read.
+    torn chunk behind them, and whether more is there that is damaged. The first chunk of a node's file, whoever's, is
+    had from its beginning alone. Raises OSError: the file cannot be read.
     """
     whole = file_of(path)
     file = open_file(whole, follow=False)
     if whole is path and file.peek(4)[:4] != _MARK:
         return file, 0, False
     with file:
-        index = _index_of(whole, file)
-        alone = min(index.places) if len(index.places) == 1 else _ANY
-        rank = alone if whole is path else int(path.name[5:])
+        index = _index_of(whole, file, _BEGINNING if whole is path and chunks == 1 else sys.maxsize)
+        if whole is path and chunks != 1 and len(index.places) > 1:
+            raise UnfitFileError(
+                path,
+                f"holds rows of several ranks; ask for those of one, e.g. {path.name}/rank-{min(index.places):04d}",
+            )
+        rank = next(iter(index.places), _ANY) if whole is path else int(path.name[5:])
         places = index.places.get(rank, array("Q"))[: chunks and 2 * chunks]
         pieces = [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
     torn = index.torn[rank] + index.torn[_ANY]
@@ -126,4 +134,5 @@ def part_alone(part: Path) -> bytes:
 def parts_of(path: Path) -> dict[int, Path]:
     """The parts of a node's file by rank; nothing of any other. Raises OSError: it cannot be read."""
     with open_file(path, follow=False) as file:
-        return {rank: path / f"rank-{rank:04d}" for rank in _index_of(path, file).places}
+        ranks = _index_of(path, file).places if file.peek(4)[:4] == _MARK else ()
+        return {rank: path / f"rank-{rank:04d}" for rank in ranks}

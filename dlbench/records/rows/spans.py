@@ -50,7 +50,7 @@ class SpanWriter:
     def __init__(self, path: Path, header: dict[str, Any], max_bytes: int) -> None:
         content = {"format": SPANS_FORMAT, "version": SPANS_VERSION, "lanes": list(LANES), **header}
         # Blocks end here and not in the block writer, so that the names of a block come before it in one note.
-        rows, rank = _SPANS_PER_BLOCK + 1, header.get("rank", 0)
+        rows, rank = _SPANS_PER_BLOCK + 1, header["rank"]
         self._blocks = BlockWriter(
             path, content, SPAN_FIELDS, delta=("start_ns",), rows_per_block=rows, max_bytes=max_bytes, rank=rank
         )

@@ -60,7 +60,7 @@ class StepWriter:
         self._path = path
         with self._named():
             self._blocks = BlockWriter(
-                path, content, fields, delta=("step", "start_ns"), rows_per_block=capacity, rank=header.get("rank", 0)
+                path, content, fields, delta=("step", "start_ns"), rows_per_block=capacity, rank=header["rank"]
             )
 
     @contextmanager

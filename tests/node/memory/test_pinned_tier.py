@@ -25,6 +25,7 @@ from dlbench.node.training import activations
 from dlbench.node.training.activations import activation_memory
 from dlbench.perfmodels.memory.blocks import BlockCosts, Schedule
 from dlbench.perfmodels.memory.simulator import simulate
+from dlbench.records.memory import KEPT_FREED
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates, Unit
 from tests.node.memory.networks import Task, Trained, chain_task, cut, measured_chain, planned, train
 from tests.support.gpu_streams import CPU, StreamsGpu
@@ -485,4 +486,21 @@ def test_an_allocator_that_takes_more_than_the_capacity_is_told(monkeypatch: pyt
         monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _, found=reserved: found)
         assert memory.summary()["device_reserved_bytes"] == reserved
         assert any("expandable_segments:True" in text for text in memory.warnings) == (reserved > capacity)
+    memory.close()
+
+
+@pytest.mark.parametrize(("kept", "more", "told"), [(True, 1.2, True), (True, 1.0, False), (False, 1.2, False)])
+def test_resident_memory_beyond_the_capacity_is_told(
+    monkeypatch: pytest.MonkeyPatch, kept: bool, more: float, told: bool
+) -> None:
+    training = ChainTraining(CPU, 256, 128, lambda num_bytes: PinnedTier(CPU, num_bytes, calls=StreamsGpu()))
+    model = training.model()
+    own = sum(parameter.numel() * 4 for parameter in model.parameters())
+    monkeypatch.setattr(activations, "resident_bytes", lambda: own + (100 << 20))
+    memory = training.memory(model, "planned swap", 0.5)
+    capacity = memory.found.plan.capacity_bytes
+    assert capacity is not None
+    memory._allocator = (KEPT_FREED if kept else "left as the environment has it", "")
+    monkeypatch.setattr(activations, "peak_bytes", lambda _: round(more * capacity) + (100 << 20))
+    assert any("MALLOC_MMAP_THRESHOLD_" in text for text in memory.warnings) == told
     memory.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import threading
 from collections.abc import Sequence
@@ -90,11 +91,11 @@ def test_a_rank_begins_once(tmp_path: Path) -> None:
     path = tmp_path / "node-0000.steps"
     rows(path, 2, 2)
     before = path.read_bytes()
-    with pytest.raises(RunError, match=r"node-0000\.steps: cannot be written: File exists"):
+    with pytest.raises(RunError, match=r"node-0000\.steps: cannot be written: holds rows of rank 1 already; start"):
         writer(path, 1)
     assert path.read_bytes() == before
     path.write_bytes(b"of something else, and longer than a head")
-    with pytest.raises(RunError, match="File exists"):
+    with pytest.raises(RunError, match="holds what no rank wrote"):
         writer(path, 1)
     path.unlink()
     os.mkfifo(path)
@@ -111,16 +112,20 @@ def test_a_file_that_ends_anywhere_reads_up_to_there(
     whole = path.read_bytes()
     left = max(HEAD_BYTES, len(whole) - cut)
     path.write_bytes(whole[:left])
-    torn = []
+    starts = [mark.start() for mark in re.finditer(re.escape(whole[:4]), whole)]
+    ends = dict(zip(starts, [*starts[1:], len(whole)], strict=True))
+    read, torn = 0, 0
     for rank in range(2):
-        try:
-            found = read_steps(path / f"rank-{rank:04d}")
-        except IncompleteDataError:  # not even its header was written
-            assert left < 2 * (HEAD_BYTES + 400)
+        # Ranks take turns: a header each, then blocks of two steps.
+        header, *blocks = [ends[start] <= left for start in starts if whole[start + 4] == rank]
+        if not header:
+            with pytest.raises(IncompleteDataError):
+                read_steps(path / f"rank-{rank:04d}")
             continue
-        assert found.steps["step"].tolist() == list(range(len(found.steps)))
-        torn.append(found.torn_bytes)
-    assert sum(torn) <= 2 * cut + len(whole)
+        found = read_steps(path / f"rank-{rank:04d}")
+        assert found.steps["step"].tolist() == list(range(min(steps, 2 * sum(blocks))))
+        read, torn = read + 1, torn + found.torn_bytes
+    assert read < 2 or (torn == 0) == (left in ends.values())
 
 
 @given(st.lists(st.integers(0, 2), max_size=12), st.data())
@@ -234,6 +239,48 @@ def test_damaged_spans_of_a_node_are_named(tmp_path: Path) -> None:
     assert line.startswith(f"{path}/rank-0001: a block is damaged")
     path.write_bytes(b"nothing of the kind")
     assert len(damaged_traces(tmp_path, whole=False)) == 1
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_whether_traces_are_damaged_is_first_asked_of_their_beginning_alone(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.spans"
+    with path.open("wb") as file:
+        file.write(chunk(3, 0, b"x" * 40)[:25])  # torn within its header
+    for rank in range(2):
+        one = SpanWriter(path, {"rank": rank, "run_id": "x"}, 10**8)
+        for number in range(20_000):
+            one.add(STAGE, f"name {number}", number**3, 10**12)
+        one.close()
+    path.with_name("rank-0002.spans").write_bytes(opened(path / "rank-0000")[0].read())
+    assert path.stat().st_size > 400_000
+    before = bytes_read()
+    assert damaged_traces(tmp_path, whole=False) == ()
+    assert bytes_read() - before < 1 << 18
+    assert damaged_traces(tmp_path, whole=True) == ()
+    with pytest.raises(IncompleteDataError, match=r"ask for those of one, e\.g\. node-0000\.spans/rank-0000"):
+        list(SpanReader(path=path).blocks())
+
+
+def test_a_plan_that_says_nothing_of_nodes_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, 2, 4)
+    assert folder.steps(3).parent == folder.node_steps(1)
+    for content in (
+        "",
+        "[]",
+        '{"layout": 3}',
+        '{"layout": {"ranks": 4, "nodes": 0}}',
+        '{"layout": {"ranks": 1, "nodes": 2}}',
+    ):
+        folder.plan.write_text(content)
+        with pytest.raises(IncompleteDataError, match=r"plan\.json: says not which node has rank 3: "):
+            folder.steps(3)
+    folder.plan.unlink()
+    with pytest.raises(IncompleteDataError, match=r"plan\.json: says not which node has rank 3: No such file"):
+        folder.spans(3)
+    assert str(run_folder(tmp_path, 1, 4).steps(3)) == f"{tmp_path}/node-0000.steps/rank-0003"
 
 
 def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> None:
