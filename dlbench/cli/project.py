@@ -374,4 +374,5 @@ def _way(overrides: tuple[str, ...], ingredients: Ingredients) -> Way | None:
         wire=sync.wire,
         group_size=sync.group_size or ran.group_size,
         topk_density=sync.topk_density if sync.wire == "topk" else None,
+        by=(ingredients.engine, ran.carrier),
     )

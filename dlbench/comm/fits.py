@@ -343,5 +343,6 @@ def _observations(found: Iterable[tuple[CollectiveGroup, Series]]) -> Iterator[t
                     element_bytes=ELEMENT_BYTES[group.dtype],
                     shards=group.sample.plan.comm.shards,
                     seconds=one.time.value,
+                    chunks=one.chunks,
                 ),
             )

@@ -69,6 +69,7 @@ class Measurement:
     """Median over all iterations of one operation alone by the host's clock, seconds; None where that is the time."""
     skew_s: float | None = field(default=None, metadata=column("Start skew", unit="s", is_brief=True))
     """Median over all iterations of how far apart ranks began, seconds; None: not recorded."""
+    chunks: int | None = field(default=None, metadata={"json": False})  # `CommPoint.chunks_run`.
     # Counted, the most of any rank; None for libraries.
     steps: int | None = field(default=None, metadata=column("Steps", unit="count"))
     messages: int | None = field(default=None, metadata=column("Messages", unit="count"))
@@ -237,9 +238,14 @@ def layout_of(run: CommRun) -> Layout:
 def group_id(run: CommRun) -> str:
     """A digest equal for exactly those runs whose points may be averaged; stable over time and machines.
 
-    Runs that were asked for unlike of the system are apart; what only their records show is a doubt.
+    Runs that were asked for unlike of the system are apart, and those whose levels overlap; what else only their
+    records show is a doubt.
     """
-    return digest_of({**_comparable(run), "asked": system_content(run.plan)})
+    points = run.record.points if run.record else ()
+    overlap = any(point.algorithm == "hierarchical" and (point.chunks or 1) > 1 for point in points)
+    return digest_of(
+        {**_comparable(run), "asked": system_content(run.plan), **({"levels": overlap} if overlap else {})}
+    )
 
 
 def comparable_id(run: CommRun) -> str:
@@ -356,6 +362,7 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
         timing=one.timing,
         single_call_s=float(np.median(alone)) if alone else None,
         skew_s=float(np.median(skews)) if skews else None,
+        chunks=one.chunks_run,
         steps=one.steps,
         messages=max(one.messages, default=None),
         bytes_sent=max(one.bytes_sent, default=None),

@@ -135,9 +135,11 @@ def counts(
     element_bytes: int,
     *,
     shards: int | None = None,
+    chunks: int | None = None,
 ) -> tuple[RankCounts, ...]:
     """Counts of every rank; arguments and errors as `schedule`."""
-    ranks, chunks, steps = layout.ranks, pipeline_chunks(collective, algorithm, layout, elements), 0
+    ranks, steps = layout.ranks, 0
+    chunks = pipeline_chunks(collective, algorithm, layout, elements) if chunks is None else chunks
     totals = np.zeros((3, ranks), np.int64)  # messages, elements, elements that leave the group
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks):
         source, target, _, _, count, _ = pattern.runs(elements)

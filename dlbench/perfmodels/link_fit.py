@@ -389,6 +389,7 @@ class Observation:
     element_bytes: int
     shards: int | None  # Servers of parameter-server; None: every rank is one.
     seconds: float  # Measured.
+    chunks: int | None = None  # As of `counts`.
 
 
 @dataclass(frozen=True)
@@ -423,9 +424,8 @@ class LoadTable:
             elements = whole_elements(seen.num_bytes, seen.element_bytes)
             if elements < 1 or not 0 < seen.seconds < float("inf"):
                 raise UserError(f"fit: {seen.num_bytes} bytes in {seen.seconds} s are no measurement")
-            summary = summarise(
-                seen.collective, seen.algorithm, seen.layout, elements, shards=seen.shards, sharing=sharing
-            )
+            how: dict[str, int | None] = {"shards": seen.shards, "chunks": seen.chunks}
+            summary = summarise(seen.collective, seen.algorithm, seen.layout, elements, sharing=sharing, **how)
             scale = seen.num_bytes / summary.elements
             for step, times in summary.steps:
                 reduced[index] += times * step.reduced * scale

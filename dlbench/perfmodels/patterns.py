@@ -125,6 +125,7 @@ def summarise(
     elements: int,
     *,
     shards: int | None = None,
+    chunks: int | None = None,
     sharing: Sharing = ONE_LINK,
 ) -> Summary:
     """The loads of a collective of this many elements.
@@ -134,7 +135,7 @@ def summarise(
 
     Raises `UserError`: as `schedule`.
     """
-    chunks = pipeline_chunks(collective, algorithm, layout, elements)
+    chunks = pipeline_chunks(collective, algorithm, layout, elements) if chunks is None else chunks
     if elements >= layout.ranks or layout.ranks > MOST_SHORT_RANKS:
         servers = shards if shards and algorithm == "parameter-server" else 1
         elements = 2 * layout.ranks * power_below(layout.ranks) * servers * chunks  # every part is whole

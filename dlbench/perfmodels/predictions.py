@@ -114,11 +114,13 @@ def predict(
     *,
     element_bytes: int = 4,
     shards: int | None = None,
+    chunks: int | None = None,
 ) -> float:
     """Seconds of a collective. `num_bytes`: of each rank's whole buffer, a whole number of elements. Raises
     `UserError`: a level that is needed was never measured; otherwise as `schedule`, whose arguments these are.
     """
-    found = features(collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, shards=shards)
+    how: dict[str, int | None] = {"shards": shards, "chunks": chunks}
+    found = features(collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, **how)
     return found.seconds(network)
 
 
@@ -131,6 +133,7 @@ def features(
     *,
     element_bytes: int = 4,
     shards: int | None = None,
+    chunks: int | None = None,
 ) -> Features:
     """How often each cost of the network counts in a prediction; arguments and errors as `predict`. The network decides
     which port or link is the most loaded of a step, and which piece a message belongs to.
@@ -144,7 +147,8 @@ def features(
     reduced = 0.0
     if elements:
         sharing = Sharing(**{name: level.links for name, level in network.levels.items()})
-        summary = summarise(collective, algorithm, layout, elements, shards=shards, sharing=sharing)
+        how: dict[str, int | None] = {"shards": shards, "chunks": chunks}
+        summary = summarise(collective, algorithm, layout, elements, sharing=sharing, **how)
         scale = num_bytes / summary.elements if summary.elements else 0.0
         levels = {name: level_of(network, name) for name in summary.levels}
         for step, times in summary.steps:

@@ -128,6 +128,16 @@ def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elem
     return min(MOST_CHUNKS, power_below(best))
 
 
+def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> int:
+    """In how many chunks training sends a message of the hierarchical exchange: one over NCCL, whose communicators
+    should not work at once, and where Horovod's one thread serves both levels; else as fp32 of so many bytes, whatever
+    the wire's type. `carrier`: in words, that inside groups too where it is another.
+    """
+    if "nccl" in carrier or (engine == "horovod" and "shared memory" not in carrier):
+        return 1
+    return pipeline_chunks("allreduce", "hierarchical", layout, num_bytes // 4)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """How ranks are grouped: rank r is in group r // group_size (of grouped algorithms), on node r // node_size (as

@@ -19,7 +19,7 @@ from dlbench.lazy import Array, np
 from dlbench.perfmodels import overlap
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import Features, features
-from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.schedules import Layout, level_chunks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.comm import LineCost, NetworkModel
 from dlbench.specs.sync import fusion_bytes
@@ -52,6 +52,7 @@ class Way:
     wire: str
     group_size: int
     topk_density: float | None = None  # Share of entries that wire topk sends.
+    by: tuple[str, str] = ("", "")  # Engine, and what moves the bytes, in words: where hierarchical is cut.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,9 @@ def taken_apart(network: NetworkModel, layout: Layout, way: Way, algorithm: str,
                 size = layout.ranks * entries * _PAIR_BYTES
                 return features("all-gather", "ring", size, layout, network, element_bytes=_PAIR_BYTES)
         width = 4 if way.wire == "topk" else WIRE_BYTES[way.wire]
-        return features("allreduce", algorithm, elements * width, layout, network, element_bytes=width)
+        size, hierarchical = elements * width, way.exchange == "hierarchical"
+        chunks = level_chunks(*way.by, layout, size) if hierarchical else None
+        return features("allreduce", algorithm, size, layout, network, element_bytes=width, chunks=chunks)
     except UserError as error:
         raise NoModelError(str(error)) from None
 

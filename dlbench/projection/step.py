@@ -243,7 +243,8 @@ class _Costs:
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
-        ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=result.group_size)
+        by = ingredients.engine, result.carrier
+        ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=result.group_size, by=by)
         own = priced_as(ran)
         # A library chooses by itself; Gloo's all-reduce is a ring.
         names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)

@@ -83,11 +83,19 @@ class CommPoint(Spec):
     )
     correct: Flag | None = Field(description="Whether all ranks held the right result; null if not checked.")
     max_error: NonNegative | None = Field(description="Largest relative error over ranks and elements.")
+    chunks: Count | None = Field(
+        None, description="Chunks of a vector; null: libraries, and earlier records, whose hierarchical sent one."
+    )
     steps: CountOrZero | None = Field(None, description="Steps per rank, the most, counted; null for libraries.")
     messages: tuple[CountOrZero, ...] = Field((), description="Messages sent by each rank, counted.")
     bytes_sent: tuple[CountOrZero, ...] = Field((), description="Bytes sent by each rank, counted.")
     bytes_across: tuple[CountOrZero, ...] = Field((), description="Those of them that left the group.")
     problem: str = Field("", description="Why there is no time, or why it is in doubt.")
+
+    @property
+    def chunks_run(self) -> int | None:
+        """As the formulas take them; None: `pipeline_chunks`."""
+        return 1 if self.chunks is None and self.algorithm == "hierarchical" else self.chunks
 
 
 class CommRecord(Spec):

@@ -29,6 +29,7 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import CommRun, scan_comm
 from dlbench.specs.comm import IN_PLACE, LIBRARY
 from tests.bench.figures import FOLDER, Figure, median_interval
+from tests.bench.history import share_interval
 from tests.bench.shaped_cluster import (
     OPEN_MPI_AS_ROOT,
     RATE,
@@ -47,7 +48,7 @@ REPEATS = 3
 BARE_BYTES, BARE_FLOWS = 20_000_000, 4  # As hierarchical of 20 MB on 2 x 4 ranks sends from node to node.
 BARE = """
 import socket, sys, threading, time
-host, port, is_client, count, began = sys.argv[1], 47100 + int(sys.argv[2]), int(sys.argv[3]), *map(float, sys.argv[4:])
+host, port, is_client, count = sys.argv[1], 47100 + int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 if is_client:
     while True:
         try:
@@ -57,14 +58,15 @@ if is_client:
             time.sleep(0.05)
 else:
     end = socket.create_server((host, port)).accept()[0]
-time.sleep(max(0.0, began - time.time()))
-sender = threading.Thread(target=end.sendall, args=(bytes(int(count)),))
+print("ready", flush=True)
+sys.stdin.readline()
+sender = threading.Thread(target=end.sendall, args=(bytes(count),))
 sender.start()
-room, left = bytearray(2**20), int(count)
+room, left = bytearray(2**20), count
 while left:
     left -= end.recv_into(room, min(len(room), left))
 sender.join()
-print(time.time() - began)
+print(time.time())
 """
 
 
@@ -177,13 +179,20 @@ def _accuracy(runs: Sequence[CommRun]) -> Iterator[Figure]:
         unit="median; fit from other sizes and rank counts",
         reason=f"in the model ranks of a node share {_shared(sharing)}",
         goal="at most 0.06",
-        met=value <= 0.06,
+        met=_at_most(low, high, 0.06),
     )
     for name in sorted({seen.algorithm for seen, _ in pairs}):
         own = [abs(p / seen.seconds - 1) for seen, p in pairs if seen.algorithm == name]
-        median = float(np.median(own))
+        value, low, high = median_interval(own)
         yield Figure(
-            name=f"the same, {name}", value=median, n=len(own), unit="median", goal="at most 0.1", met=median <= 0.1
+            name=f"the same, {name}",
+            value=value,
+            low=low,
+            high=high,
+            n=len(own),
+            unit="median",
+            goal="at most 0.1",
+            met=_at_most(low, high, 0.1),
         )
 
 
@@ -200,6 +209,7 @@ def _in_band(runs: Sequence[CommRun]) -> Iterator[Figure]:
         for (layout, name, size), took in points.items()
     ]  # fmt: skip
     held: list[bool] = []
+    widths: list[float] = []
     for size, ranks in sorted({(one.num_bytes, one.layout.ranks) for one in seen}):
         others = [one for one in seen if one.num_bytes != size and one.layout.ranks != ranks]
         fit = fit_of(
@@ -216,16 +226,30 @@ def _in_band(runs: Sequence[CommRun]) -> Iterator[Figure]:
                 series = predict_all(fit.network, [ranks], wanted).predictions[0].series[0]
                 if series.low is not None and series.high is not None:
                     held.append(series.low[0] <= one.seconds <= series.high[0])
+                    widths.append((series.high[0] - series.low[0]) / series.seconds[0])
     share = float(np.mean(held)) if held else None
     reason = f"{sum(held)} of {len(held)} points; those of a rank count beyond the fitted ones among them"
     name = f"points in the printed band of other sizes and rank counts, links at {RATE}"
+    # The interval of a share is Wilson's: points of one fit are not independent, so that it is at least so wide.
+    low, high = share_interval(sum(held), len(held)) if held else (None, None)
     yield Figure(
         name=name,
         value=share,
+        low=low,
+        high=high,
+        n=len(held),
         unit="share",
         goal="at least 0.9",
-        met=None if share is None else share >= 0.9,
+        met=None if low is None or high is None else _verdict(low, high, 0.9),
         reason=reason,
+    )
+    yield Figure(
+        name="width of these bands over the prediction",
+        value=float(np.median(widths)) if widths else None,
+        n=len(widths),
+        unit="median",
+        goal="told",
+        reason="beside it: a band that is wide enough holds every point",
     )
 
 
@@ -239,20 +263,34 @@ def _verdict(low: float, high: float, goal: float) -> bool | None:
     return True if low >= goal else False if high < goal else None
 
 
+def _at_most(low: float, high: float, goal: float) -> bool | None:
+    return _verdict(-high, -low, -goal)
+
+
 def _bare_senders(box: Box) -> float:
     """What of the link as many connections fill as hierarchical has, both ways at once, without dlbench."""
-    nodes, began = box.plan.nodes, time.time() + 3
+    nodes = box.plan.nodes
     ends = [
         subprocess.Popen(
             ["ip", "netns", "exec", node.namespace, sys.executable, "-c", BARE, str(nodes[0].address), str(flow),
-             str(number), str(BARE_BYTES // BARE_FLOWS), str(began)],
+             str(number), str(BARE_BYTES // BARE_FLOWS)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         for number, node in enumerate(nodes[:2])
         for flow in range(BARE_FLOWS)
     ]  # fmt: skip
-    took = max(float(end.communicate(timeout=60)[0]) for end in ends)
-    return BARE_BYTES / took / RATE_BYTES_PER_S
+    for end in ends:
+        assert end.stdout is not None
+        if end.stdout.readline() != b"ready\n":
+            raise RuntimeError("bare sockets: a side ended before it was connected")
+    began = time.time()
+    for end in ends:
+        assert end.stdin is not None
+        end.stdin.write(b"\n")
+        end.stdin.flush()
+    last = max(float(end.communicate(timeout=60)[0]) for end in ends)
+    return BARE_BYTES / (last - began) / RATE_BYTES_PER_S
 
 
 def _hierarchical_gain(fit: Sequence[CommRun], large: Sequence[CommRun]) -> Iterator[Figure]:

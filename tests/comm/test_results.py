@@ -18,14 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.comm import choice
+from dlbench.comm.costs import cost
 from dlbench.comm.document import predictions_document
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
 from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
 from dlbench.comm.report import assemble, contenders, fit_caption, fusion_text, group_doubts, layout_text, same_messages
 from dlbench.errors import IncompleteDataError, UserError
+from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import predict
-from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.records.comm import read_network, scan_comm
 from dlbench.report.formats import terminal
 from dlbench.report.wording import optional
@@ -185,6 +187,28 @@ def test_a_copied_run_is_no_repeat(tmp_path: Path) -> None:
 def test_a_healthy_series_gives_no_warning(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, collective="all-to-all", sizes="4KiB,64KiB", group_size=4)
     assert group_doubts(only(tmp_path)) == []
+
+
+def test_hierarchical_of_earlier_records_is_read_priced_and_kept_apart_as_of_one_chunk(tmp_path: Path) -> None:
+    layout, size = Layout(ranks=8, group_size=4), 4 * 2**20
+    bare = predict("allreduce", "hierarchical", size, layout, factory.network(), chunks=1)
+
+    def earlier(point: dict[str, Any]) -> dict[str, Any]:
+        (steps, messages), *_ = {(one.steps, one.messages) for one in counts(*asked, chunks=1)}
+        return {"chunks": None, "steps": steps, "messages": [messages] * 8, "times_s": [bare] * len(point["times_s"])}
+
+    asked = "allreduce", "hierarchical", layout, size // 4, 4
+    request: dict[str, Any] = {"points": (8,), "group_size": 4, "algorithms": "hierarchical", "sizes": "1MiB,4MiB"}
+    factory.write_comm_series(tmp_path, factory.Story(change=earlier), **request)
+    factory.write_comm_series(tmp_path, series="later", **request)
+    old, new = sorted(table_of(tmp_path).groups, key=lambda group: group.series[0].rows[-1].chunks or 0)
+    for group, chunks in ((old, 1), (new, pipeline_chunks("allreduce", "hierarchical", layout, size // 4))):
+        assert not [one for one in group_doubts(group) if one.code == "counters"]
+        row = group.series[0].rows[-1]
+        assert row.chunks == chunks
+        one = cost("allreduce", "hierarchical", layout, size, "fp32", factory.network(), row=row)
+        assert one.steps == row.steps
+        assert f"c = {chunks}," in one.algorithm
 
 
 def test_counters_must_equal_the_formulas(tmp_path: Path) -> None:

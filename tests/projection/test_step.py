@@ -253,6 +253,10 @@ def test_another_way_is_what_it_changes() -> None:
     assert exchange(wire="fp16") < 0.6 * same
     assert exchange(fusion="own:single") > same
     assert exchange(exchange="hierarchical") < same
+    # Levels that follow each other have no chunks, and take longer.
+    one_thread = exchange(exchange="hierarchical", by=("horovod", "gloo"))
+    assert one_thread == exchange(exchange="hierarchical", by=("ddp", "nccl"))
+    assert one_thread > exchange(exchange="hierarchical", by=("ddp", "gloo"))
     # Of each rank's 1 %, 64 ranks send 0.64 numbers and as many places; dense is 2: less than half of the bytes.
     assert exchange(wire="topk", topk_density=0.01) < 0.6 * same
     # A measured count is what was measured there, beside its own runs without an error of the model.

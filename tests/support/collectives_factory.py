@@ -12,6 +12,7 @@ from typing import Any
 from dlbench.comm.measurements import layout_of
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import predict
+from dlbench.perfmodels.schedules import pipeline_chunks
 from dlbench.records.comm import CommPoint, CommRecord, CommRun
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
@@ -165,6 +166,7 @@ def _counters(plan: CommPlan, algorithm: str, num_bytes: int) -> dict[str, Any]:
     width = ELEMENT_BYTES[plan.comm.dtype]
     ranks = counts(plan.comm.collective, algorithm, _layout(plan), num_bytes // width, width, shards=plan.comm.shards)
     return {
+        "chunks": pipeline_chunks(plan.comm.collective, algorithm, _layout(plan), num_bytes // width),
         "steps": max(rank.steps for rank in ranks),
         "messages": [rank.messages for rank in ranks],
         "bytes_sent": [rank.bytes_sent for rank in ranks],

@@ -23,7 +23,7 @@ from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import MOST_OPERATIONS, MOST_QUEUED, Clock, StreamTimer
 from dlbench.perfmodels.algorithms import schedule
-from dlbench.perfmodels.schedules import all_to_all_block, block
+from dlbench.perfmodels.schedules import Layout, all_to_all_block, block, pipeline_chunks
 from dlbench.specs.comm import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective, CommSpec
 
 
@@ -42,6 +42,7 @@ class Contestant:
     carrier: str
     counters: Counters | None = None  # What it sent; None for libraries, which do not say.
     is_in_place: bool  # Whether it works on what the operation before left, in `Vectors.data`, not on `Vectors.given`.
+    chunks: int | None = None  # Of the vectors bound, in which an algorithm of dlbench sends them.
     waits = False  # Whether a call on a GPU returns only when its operation is done: the next cannot be queued before.
 
     def bind(self, vectors: Vectors) -> str:
@@ -79,6 +80,8 @@ class OwnAlgorithm(Contestant):
 
     def bind(self, vectors: Vectors) -> str:
         comm, transport = self._comm, self.transport
+        layout = Layout(ranks=transport.size, group_size=transport.group_size)
+        self.chunks = pipeline_chunks(comm.collective, self.algorithm, layout, len(vectors.data))
         steps = schedule(
             comm.collective,
             self.algorithm,
@@ -87,6 +90,7 @@ class OwnAlgorithm(Contestant):
             len(vectors.data),
             group_size=transport.group_size,
             shards=comm.shards,
+            chunks=self.chunks,
         )
         source = vectors.given if comm.collective == "all-to-all" else None
         if self._execution is not None:

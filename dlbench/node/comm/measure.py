@@ -267,6 +267,7 @@ class Measurement:
             skew_s=tuple(one.skew_s for one in samples),
             correct=not wrong if comm.check and was_run else None,
             max_error=_worst(errors) if comm.check and was_run else None,
+            chunks=contestant.chunks,
             steps=max(item["steps"] for item in counted) if counted else None,
             **{name: tuple(item[name] for item in counted) for name in ("messages", "bytes_sent", "bytes_across")},
             problem=wrong[0].partition(": ")[2] if wrong and not was_run else "; ".join(wrong[:3]),

@@ -324,8 +324,9 @@ class Execution:
         """
         number = 0
         try:
-            for number, operation in enumerate(self._program):  # noqa: B007  (an error is told by it)
-                operation()
+            with np.errstate(over="ignore", invalid="ignore"):  # as torch adds
+                for number, operation in enumerate(self._program):  # noqa: B007  (an error is told by it)
+                    operation()
         except RuntimeError as error:
             part = self._awaited.get(number)
             raise (self._transport.refused(error) if part is None else part.lost(error)) from None

@@ -33,7 +33,6 @@ class Group(Protocol):
     ranks: tuple[int, ...]  # Its ranks in the run, ascending.
     index: int  # Position of this rank among them.
     carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl, shared memory.
-    goes_on: bool  # Whether a sum that was begun goes on while this rank is in a call of another group of the library.
 
     def sum(self, vector: torch.Tensor) -> None:
         """All-reduce: `vector` becomes the sum over ranks, in place."""
@@ -131,8 +130,6 @@ _TAG = 17  # Of direct messages; those of a pair of ranks arrive in the order of
 
 class TorchGroup:
     """One process group."""
-
-    goes_on = True
 
     def __init__(self, ranks: tuple[int, ...], index: int, carrier: str, group: dist.ProcessGroup | None) -> None:
         self.ranks = ranks

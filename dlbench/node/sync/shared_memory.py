@@ -322,7 +322,6 @@ class SharedMemoryGroup:
     """
 
     carrier = "shared memory"
-    goes_on = False
 
     def __init__(
         self, ranks: tuple[int, ...], index: int, name: str, capacity_bytes: int, timeout_s: float = 60.0

@@ -60,7 +60,7 @@ def forecast(
     step; `step`: mean, seconds. Where the run or the network does not hold enough: what is missing, in words.
     """
     draws = len(network.draws)
-    ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=new.group_size)
+    ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=new.group_size, by=new.by)
 
     def exposed(way: Way, price: Price, scale: Array) -> Array:
         found = messages_of(result, way.fusion, lambda size: float(price(size)[0] * scale[0]), ranks)

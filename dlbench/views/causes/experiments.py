@@ -122,7 +122,8 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
     def way(**changes: str) -> Way:
         sync = plan.sync if result is None else result
         now: dict[str, Any] = {"exchange": sync.exchange, "fusion": AS_IT_RAN, "wire": sync.wire}
-        return Way(**{**now, **changes}, group_size=plan.group_size)
+        by = plan.engine.name, "" if result is None else result.carrier
+        return Way(**{**now, **changes}, group_size=plan.group_size, by=by)
 
     is_flat = plan.sync.exchange == "flat" and plan.sync.inside == "backend"
     if is_flat and case.point.nodes > 1 and may(exchange="hierarchical"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +18,10 @@ from dlbench.node.sync.groups import Group, GroupRanks, RankGroups
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.buckets import ExchangeThread
 from dlbench.node.sync.own.report import WINDOW_STEPS, Moments, StepMoments
-from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, sizes_up_to
+from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, given_line, sizes_up_to
 from dlbench.node.sync.timing import Clock
+from dlbench.perfmodels.schedules import Layout, level_chunks
+from dlbench.specs.comm import Level, LineCost, NetworkModel, Piece
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=30)
 
@@ -167,7 +171,6 @@ class Recorded:
     index: int = 0
     carrier: str = "nothing"
     calls: list[str] = field(default_factory=list)
-    goes_on: bool = False
 
     def sum(self, vector: torch.Tensor) -> None:
         self.calls.append(f"sum {vector.numel()}")
@@ -202,21 +205,61 @@ def groups_of(size: int, group_size: int, place: int = 0) -> tuple[RankGroups, R
 
 def test_a_share_travels_across_groups_not_the_vector() -> None:
     groups, _, inside, across = groups_of(12, 4)
-    assert Hierarchical(groups).sum(torch.zeros(40)) == "hierarchical"
+    assert Hierarchical(groups, lambda _: 1).sum(torch.zeros(40)) == "hierarchical"
     assert inside.calls == ["scatter 40", "gather 10"]
     assert across.calls == ["sum 10", "waited"]
 
 
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_chunk_is_scattered_before_the_one_ahead_of_it_is_waited_for(goes_on: bool) -> None:
-    """Where one thread of a library serves both levels, there is nothing to overlap and one chunk."""
+@pytest.mark.parametrize(
+    ("engine", "carrier", "overlap"),
+    [
+        ("ddp", "gloo", True),
+        ("ddp", "gloo, shared memory intra-group", True),
+        ("ddp", "nccl", False),
+        ("horovod", "gloo", False),
+        ("horovod", "mpi, shared memory intra-group", True),
+        ("horovod", "nccl, shared memory intra-group", False),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chunk_is_scattered_before_the_one_ahead_of_it_is_waited_for(
+    engine: str, carrier: str, overlap: bool, dtype: torch.dtype
+) -> None:
+    """Over NCCL, and where one thread of a library serves both levels, there is nothing to overlap and one chunk. Bytes
+    count, as in prices, whatever the type on the wire.
+    """
     groups, _, inside, across = groups_of(8, 4)
-    across.goes_on, across.calls = goes_on, inside.calls
-    Hierarchical(groups).sum(torch.zeros(4 * 65537))
-    ends = ["sum 32769", "scatter 131072", "sum 32768", "waited", "gather 32769", "waited", "gather 32768"]
+    across.calls = inside.calls
+    layout = Layout(ranks=8, group_size=4)
+    share = 65537 * (4 // dtype.itemsize)
+    Hierarchical(groups, partial(level_chunks, engine, carrier, layout)).sum(torch.zeros(4 * share, dtype=dtype))
+    first, last = share - share // 2, share // 2
+    ends = [f"sum {first}", f"scatter {4 * last}", f"sum {last}", "waited", f"gather {first}"]
     assert inside.calls == (
-        ["scatter 131076", *ends] if goes_on else ["scatter 262148", "sum 65537", "waited", "gather 65537"]
+        [f"scatter {4 * first}", *ends, "waited", f"gather {last}"]
+        if overlap
+        else [f"scatter {4 * share}", f"sum {share}", "waited", f"gather {share}"]
     )
+
+
+def test_a_predicted_line_is_that_of_the_chunks_that_are_sent(tmp_path: Path) -> None:
+    def level(alpha_s: float, beta_s_per_byte: float) -> Level:
+        return Level(pieces=(Piece(alpha_s=alpha_s, beta_s_per_byte=beta_s_per_byte),))
+
+    network = NetworkModel(system="box", transport="torch-gloo", inside=level(1e-6, 1e-9), across=level(1e-6, 1e-9))
+    (tmp_path / "box.network.json").write_text(network.model_dump_json(), encoding="utf-8")
+    layout = Layout(ranks=8, group_size=4)
+
+    def line(engine: str) -> LineCost:
+        chunks = partial(level_chunks, engine, "gloo", layout)
+        file = str(tmp_path / "box.network.json")
+        return given_line(file, "gloo hierarchical", "hierarchical", layout, largest_bytes=2**26, chunks=chunks)
+
+    size = 2**26
+    # One after the other: each level's ring by itself.
+    bare = (2 * 3 + 2) * 1e-6 + (2 * 3 / 4 * size + 2 * 1 / 2 * size / 4) * 1e-9
+    assert line("horovod").time(size) == pytest.approx(bare, rel=1e-3)
+    assert line("ddp").time(size) < 0.95 * bare
 
 
 @pytest.mark.parametrize(("place", "across_calls"), [(0, ["sum 40"]), (2, [])])
@@ -229,14 +272,14 @@ def test_only_leaders_speak_to_other_groups(place: int, across_calls: list[str])
 
 def test_hybrid_goes_by_the_bytes_of_the_message() -> None:
     groups, world, inside, _ = groups_of(8, 4)
-    hybrid = Hybrid(Flat(world, 4), Hierarchical(groups), 100)
+    hybrid = Hybrid(Flat(world, 4), Hierarchical(groups, lambda _: 1), 100)
     assert hybrid.sum(torch.zeros(24)) == "hierarchical"
     assert hybrid.sum(torch.zeros(25)) == "flat"
     assert hybrid.sum(torch.zeros(48, dtype=torch.float16)) == "hierarchical"
     assert world.calls == ["sum 25"]
     assert hybrid.way(99) == "hierarchical"
     assert hybrid.sent(100) == Flat(world, 4).sent(100)
-    assert hybrid.sent(96) == Hierarchical(groups).sent(96)
+    assert hybrid.sent(96) == Hierarchical(groups, lambda _: 1).sent(96)
     assert len(inside.calls) == 4
 
 
@@ -263,7 +306,7 @@ def test_bytes_by_counting_messages_of_rings(groups: int, size: int, blocks: int
     within = [ring(list(group), num_bytes) for group in who.inside]
     shares = [ring(list(place), num_bytes / size) for place in who.across]
     inside, across = (sum(values) for values in zip(*within, *shares, strict=True))
-    assert Hierarchical(made).sent(num_bytes) == pytest.approx((inside, across))
+    assert Hierarchical(made, lambda _: 1).sent(num_bytes) == pytest.approx((inside, across))
     # A tree sends the vector to or from each rank but the first, twice; leaders ring.
     tree = 2 * (size - 1) * num_bytes * groups / ranks
     assert Leader(made, reduce_is_sum=False).sent(num_bytes) == pytest.approx(

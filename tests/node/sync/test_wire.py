@@ -25,7 +25,6 @@ class ThreadGroup:
     """Ranks of one process; what a rank puts on the table the others read."""
 
     carrier = "threads"
-    goes_on = False
 
     def __init__(self, index: int, table: list[torch.Tensor], barrier: threading.Barrier) -> None:
         self.ranks = tuple(range(len(table)))

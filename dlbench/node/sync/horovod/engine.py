@@ -393,8 +393,6 @@ class HorovodEngine(Engine):
 class HorovodGroup:
     """One process set."""
 
-    goes_on = False  # Horovod's thread does one operation after the other.
-
     def __init__(self, hvd: Any, ranks: tuple[int, ...], index: int, carrier: str, process_set: Any) -> None:
         self.ranks = ranks
         self.index = index

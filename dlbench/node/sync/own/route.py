@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.overlap import hybrid_threshold
 from dlbench.perfmodels.predictions import predict
-from dlbench.perfmodels.schedules import Layout, block, pipeline_chunks
+from dlbench.perfmodels.schedules import Layout, block, level_chunks
 from dlbench.records.comm import read_network
 from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
@@ -101,6 +102,7 @@ class RouteBuilder:
     def __post_init__(self) -> None:
         self._gradient_bytes = ELEMENT_BYTES * sum(self.tensor_elements)
         self._who = GroupRanks(size=self.place.size, group_size=self.plan.group_size)
+        self._layout = Layout(ranks=self.place.size, group_size=self.plan.group_size)
         self._is_grouped = self.plan.sync.exchange in GROUPED
         self._multiple = self.plan.group_size if self._is_grouped else 1
         self._costs: list[LineCost] = []
@@ -168,7 +170,7 @@ class RouteBuilder:
         sync = self.plan.sync
         if sync.exchange == "leader":
             return Leader(groups, reduce_is_sum=self.communicators.reduce_is_sum and sync.inside == "backend")
-        hierarchical = Hierarchical(groups)
+        hierarchical = Hierarchical(groups, partial(level_chunks, self.plan.engine.name, carrier, self._layout))
         if sync.exchange == "hierarchical":
             return hierarchical
         if sync.hybrid_threshold_bytes is not None:
@@ -218,7 +220,12 @@ class RouteBuilder:
         sizes = [count * ELEMENT_BYTES for count in counts]
         lines = {
             part.name: given_line(
-                self.plan.sync.network, f"{carrier} {part.name}", part.name, self._who, largest_bytes=sizes[-1]
+                self.plan.sync.network,
+                f"{carrier} {part.name}",
+                part.name,
+                self._layout,
+                largest_bytes=sizes[-1],
+                chunks=part.chunks if isinstance(part, Hierarchical) else None,
             )
             for part in (method.parts if isinstance(method, Hybrid) else (method,))
         }
@@ -272,24 +279,22 @@ class Hierarchical(Method):
     """Two levels: reduce-scatter inside, all-reduce of each share across groups, all-gather inside.
 
     2 (g - 1) / g n bytes inside and 2 (m - 1) / m n / g across for each rank (the 2D form; Horovod's hierarchical and
-    torus all-reduce on GPUs). On CPUs a message goes in chunks: while the shares of one travel across groups, the next
-    is scattered and the one before gathered. Not on GPUs, where NCCL's communicators should not work at once, and not
-    where one thread of a library serves both levels.
+    torus all-reduce on GPUs). A message goes in chunks: while the shares of one travel across groups, the next is
+    scattered and the one before gathered.
     """
 
     name = "hierarchical"
 
-    def __init__(self, groups: RankGroups) -> None:
+    def __init__(self, groups: RankGroups, chunks: Callable[[int], int]) -> None:
+        """`chunks`: in how many a message of so many bytes goes: `level_chunks`."""
         self._groups = groups
+        self.chunks = chunks
 
     def sum(self, vector: torch.Tensor) -> str:
         inside, across = self._groups.inside, self._groups.across
         size = len(inside.ranks)
         under_way: list[tuple[Callable[[], object], torch.Tensor, torch.Tensor]] = []
-        layout = Layout(ranks=len(self._groups.world.ranks), group_size=size)
-        chunks = pipeline_chunks("allreduce", self.name, layout, vector.numel())
-        if vector.device.type != "cpu" or not (across.goes_on or inside.carrier != across.carrier):
-            chunks = 1
+        chunks = self.chunks(vector.numel() * vector.element_size())
         for chunk in range(chunks):
             first, count = (size * shares for shares in block(vector.numel() // size, chunks, chunk))
             part = vector[first : first + count]
@@ -459,21 +464,26 @@ _ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader
 """By which algorithm of `dlbench comm` an exchange is predicted; libraries sum by a ring (Gloo) or as fast (MPI)."""
 
 
-def given_line(path: str, name: str, method: str, who: GroupRanks, *, largest_bytes: int) -> LineCost:
+def given_line(
+    path: str, name: str, method: str, layout: Layout, *, largest_bytes: int, chunks: Callable[[int], int] | None
+) -> LineCost:
     """The line of an exchange: of its name and rank count if the file has it, else through predictions.
 
-    `path`: the file. `name`: of the line, e.g. gloo hierarchical. `method`: flat, hierarchical or leader. `who`: ranks
-    and groups. `largest_bytes`: predictions go up to this size. Raises `UserError`: the file cannot be read, or lacks a
-    level that the prediction needs; `IncompleteDataError`: it is damaged.
+    `path`: the file. `name`: of the line, e.g. gloo hierarchical. `method`: flat, hierarchical or leader. `layout`:
+    ranks and groups. `largest_bytes`: predictions go up to this size. `chunks`: of a message of so many bytes, where
+    the exchange cuts it. Raises `UserError`: the file cannot be read, or lacks a level that the prediction needs;
+    `IncompleteDataError`: it is damaged.
     """
     network = read_network(Path(path))
     for line in network.collectives:
-        if line.name == name and line.ranks == who.size:
+        if line.name == name and line.ranks == layout.ranks:
             return line
-    layout = Layout(ranks=who.size, group_size=who.group_size)
-    sizes = [count * ELEMENT_BYTES for count in sizes_up_to(largest_bytes, who.size)]
+    sizes = [count * ELEMENT_BYTES for count in sizes_up_to(largest_bytes, layout.ranks)]
     try:
-        seconds = [predict("allreduce", _ALGORITHMS[method], size, layout, network) for size in sizes]
+        seconds = [
+            predict("allreduce", _ALGORITHMS[method], size, layout, network, chunks=chunks and chunks(size))
+            for size in sizes
+        ]
     except UserError as error:
         raise UserError(f"sync.network {path}: {error}") from None
-    return fit_line(f"{name}, predicted", who.size, sizes, seconds)
+    return fit_line(f"{name}, predicted", layout.ranks, sizes, seconds)
