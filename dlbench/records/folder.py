@@ -57,14 +57,15 @@ class RunFolder:
         """The raw step times of one rank, to be read: its own file, or a part of its node's. Raises
         IncompleteDataError: the plan does not say which node that is.
         """
-        return self._rows(self.rank_steps(rank), self.node_steps, rank)
+        return self._rows(self.rank_steps, self.node_steps, rank)
 
     def spans(self, rank: int) -> Path:
         """The spans of one rank, likewise."""
-        return self._rows(self.rank_spans(rank), self.node_spans, rank)
+        return self._rows(self.rank_spans, self.node_spans, rank)
 
-    def _rows(self, own: Path, of_node: Callable[[int], Path], rank: int) -> Path:
-        if own.exists():
+    def _rows(self, of_rank: Callable[[int], Path], of_node: Callable[[int], Path], rank: int) -> Path:
+        # Of an earlier version's run what is missing is the rank's own file.
+        if (own := of_rank(rank)).exists() or of_rank(0).exists():
             return own
         try:
             status = self.plan.stat()
