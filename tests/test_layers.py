@@ -15,7 +15,7 @@ import pytest
 from tests.support.paths import ROOT
 
 BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status"}
-BASE |= {"sharing", "lazy"}
+BASE |= {"sharing", "lazy", "cache"}
 """The base: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "perfmodels", "records"}
 READING = BASE | {"specs", "records", "stats", "analysis"}
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "final_status": set(),
     "supervisor": {"process_tree", "final_status"},
     "opening": {"errors"},
+    "cache": {"opening"},
     "sharing": {"errors"},
     "lazy": set(),
     "stats": BASE,

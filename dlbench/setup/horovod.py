@@ -35,9 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlbench.cache import cache_folder
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.machine.cuda_parts import Nvcc, find_cuda_parts
-from dlbench.specs.files import cache_folder
 from dlbench.units import format_seconds
 
 VERSION = "0.28.1"

@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dlbench.cache import kept
 from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.gpus import HIDES, is_given_gpu, unusable
 from dlbench.setup.probes import ASK_HOROVOD, ask
 from dlbench.specs.comm import CommPlan
-from dlbench.specs.files import kept
 from dlbench.specs.horovod_build import HorovodBuild
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system import SystemSpec

@@ -13,10 +13,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 import dlbench
+from dlbench.cache import kept
 from dlbench.errors import UserError
 from dlbench.opening import file_sha256, read_json, why_unreadable
 from dlbench.specs.base import CountOrZero, Flag, Form, FromText, Spec
-from dlbench.specs.files import kept
 from dlbench.specs.launch import VariableName
 
 MAX_BYTES = 1 << 20  # Of an image's description at most.

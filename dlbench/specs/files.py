@@ -1,23 +1,20 @@
-"""Files that a request names: found by name, read strictly; and the user's cache.
+"""Files that a request names: found by name, read strictly.
 
 Names become files: an explicit path, then the folders in ``DLBENCH_PATH``, then the bundled ones. YAML text becomes
-plain dictionaries, safely: YAML 1.2, no tags, no duplicate keys, bounded size and depth. What takes long to find out is
-cached for as long as the thing it was found out of stays as it is.
+plain dictionaries, safely: YAML 1.2, no tags, no duplicate keys, bounded size and depth.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import unicodedata
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from dlbench import bundled
 from dlbench.errors import UserError, nearest
-from dlbench.opening import read_named, read_text, why_unreadable
+from dlbench.opening import read_named, why_unreadable
 
 Kind = Literal["workloads", "systems"]
 
@@ -160,44 +157,3 @@ def _refuse_contents(value: Any, origin: str, depth: int = 0) -> None:
     children = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
     for child in children if isinstance(children, list) else ():
         _refuse_contents(child, origin, depth + 1)
-
-
-_MAX_BYTES = 1 << 21
-_DIGEST = 64
-
-
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where all of it is: ``DLBENCH_CACHE``, else ``$XDG_CACHE_HOME/dlbench``, else ``~/.cache/dlbench``.
-
-    Raises `RuntimeError`: this user has no home.
-    """
-    if explicit := environment.get("DLBENCH_CACHE"):
-        return Path(explicit)
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlbench"
-
-
-def kept(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
-    """What `find` finds of a thing, found once for each of its states, of which the newest is kept; None is not.
-
-    `kind` is a folder of the cache, `name` the thing's, e.g. a path, `state` e.g. its size and time of last change.
-    """
-    try:
-        file = cache_folder() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()
-    except RuntimeError:
-        return find()
-    with suppress(OSError, ValueError):
-        text = read_text(file, _MAX_BYTES)
-        if text[:_DIGEST] == _seal(name, state, text[_DIGEST:]):
-            return text[_DIGEST:]
-    found = find()
-    if found is not None:
-        with suppress(OSError):  # a cache that cannot be written is none
-            file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_name(f"{file.name}.{os.getpid()}")
-            part.write_text(_seal(name, state, found) + found, encoding="utf-8")
-            part.replace(file)
-    return found
-
-
-def _seal(name: str, state: str, found: str) -> str:
-    return hashlib.sha256(os.fsencode(f"{name}\n{state}\n{found}")).hexdigest()

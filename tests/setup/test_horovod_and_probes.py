@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dlbench.cache import cache_folder
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.setup import horovod, probes
 from dlbench.setup.horovod import (
@@ -29,7 +30,6 @@ from dlbench.setup.horovod import (
     toolchain,
 )
 from dlbench.setup.probes import Finding, examine
-from dlbench.specs.files import cache_folder
 from tests.support.gpus import gpu_files
 
 CUDA_PARTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")

@@ -91,5 +91,5 @@ def test_make_asks_for_horovod_s_build_though_nothing_else_has_changed(tmp_path:
         assert done.returncode == 0, done.stderr
         called = (tmp_path / "called").read_text().splitlines()
         (tmp_path / "called").unlink()
-        assert called[0] == "dlbench setup horovod"
+        assert "dlbench setup horovod" in called[:2]  # the demo's data is made at the same time
         assert not any(line.startswith("python -m pip") for line in called)

@@ -231,8 +231,9 @@ class TrainingLoop:
         """The step's batch on the device; what of its copy is not hidden counts as h2d."""
         state, timer = self._state, self._timer
         if state.delivery is None:
-            batch = next(state.batches)  # on a CPU, where it stays
+            batch = next(state.batches)
             timer.mark(phases.INPUT)
+            batch = {name: tensor.to(self._context.device, non_blocking=True) for name, tensor in batch.items()}
         else:
             state.delivery.fetch()
             timer.mark(phases.INPUT)

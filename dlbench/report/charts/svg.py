@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
+from dlbench.cache import kept
 from dlbench.errors import EnvironmentLacksError
 from dlbench.report.charts.style import CONFIG, FONT
-from dlbench.specs.files import kept
 
 V8_ADDRESS_BYTES = 65 << 30
 """What V8 (of vl-convert 1.9) reserves when it starts: 64 GiB for its heap's cage, some for threads; measured."""
