@@ -6,7 +6,6 @@ was measured into docs/figures.json and docs/status.md.
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -48,7 +47,7 @@ from tests.bench import (
     watching,
     workloads,
 )
-from tests.bench.figures import Figure, save
+from tests.bench.figures import Figure, busy_cores, save
 
 # What the field's papers print: closed forms, congestion, the ladder, planning of many files.
 FIELD: dict[str, Callable[[], Iterator[Figure]]] = {
@@ -148,7 +147,7 @@ def main(names: list[str]) -> int:
         return 2
     for name in names:
         figures: list[Figure] = []
-        load = os.getloadavg()[0]
+        load = busy_cores()
         try:
             for figure in known[name]():
                 figures.append(figure)

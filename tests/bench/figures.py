@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class Measured:
     date: str
     machine: str
     load: float | None
-    """Processes that ran or waited in the minute before; None: not known."""
+    """Cores that others kept busy in the second before; None: not known."""
     code: str
     """Digest of the code that the area measures; empty: not known."""
 
@@ -85,6 +86,18 @@ def machine() -> str:
     cores = len(os.sched_getaffinity(0))
     kind = f"{of.get('model name', 'unknown processor')}, family {of.get('cpu family')}, model {of.get('model')}"
     return f"{cores} cores of {kind} ({widest}{reduced}), {'a GPU' if has_gpu() else 'no GPU'}"
+
+
+def busy_cores() -> float:
+    """Cores that anything keeps busy during a second in which the benchmark sleeps (/proc/stat, in hundredths)."""
+
+    def worked() -> int:
+        user, nice, system, _idle, _iowait, *interrupts = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        return sum(map(int, (user, nice, system, *interrupts)))
+
+    before, began = worked(), time.monotonic()
+    time.sleep(1)
+    return (worked() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
 
 
 def digest(places: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
 
 
 QUIET = 0.5
-"""Processes beside the benchmark up to which a machine of two cores counts as quiet."""
+"""Cores kept busy by others up to which a machine of two cores counts as quiet."""
 
 
 def key(area: str) -> str:
