@@ -51,11 +51,12 @@ def cost(
     width = ELEMENT_BYTES[dtype]
     elements = whole_elements(num_bytes, width)
     chunks = (row.chunks if row else None) or pipeline_chunks(collective, algorithm, layout, elements)
-    how: dict[str, int | None] = {"shards": shards, "chunks": chunks}
-    counted = counts(collective, algorithm, layout, elements, width, **how)
+    counted = counts(collective, algorithm, layout, elements, width, shards=shards, chunks=chunks)
     form = closed_form(collective, algorithm, layout, shards=shards, chunks=chunks)
     known = network or BYTES_ALONE
-    seconds = predict(collective, algorithm, num_bytes, layout, known, element_bytes=width, **how)
+    seconds = predict(
+        collective, algorithm, num_bytes, layout, known, element_bytes=width, shards=shards, chunks=chunks
+    )
     modelled = None if network is None else seconds
     least = ideal_seconds(collective, layout, num_bytes, known)
     links = known.across and known.across.links

@@ -123,8 +123,8 @@ def counter_problem(run: CommRun, point: CommPoint) -> str:
         return ""
     layout, shards = layout_of(run), run.plan.comm.shards
     width = ELEMENT_BYTES[point.dtype]
-    how: dict[str, int | None] = {"shards": shards, "chunks": point.chunks_run}
-    expected = counts(point.collective, point.algorithm, layout, point.num_bytes // width, width, **how)
+    what = point.collective, point.algorithm, layout, point.num_bytes // width, width
+    expected = counts(*what, shards=shards, chunks=point.chunks_run)
     found = []
     steps = max(rank.steps for rank in expected)
     if point.steps != steps:

@@ -424,8 +424,8 @@ class LoadTable:
             elements = whole_elements(seen.num_bytes, seen.element_bytes)
             if elements < 1 or not 0 < seen.seconds < float("inf"):
                 raise UserError(f"fit: {seen.num_bytes} bytes in {seen.seconds} s are no measurement")
-            how: dict[str, int | None] = {"shards": seen.shards, "chunks": seen.chunks}
-            summary = summarise(seen.collective, seen.algorithm, seen.layout, elements, sharing=sharing, **how)
+            what = seen.collective, seen.algorithm, seen.layout, elements
+            summary = summarise(*what, shards=seen.shards, chunks=seen.chunks, sharing=sharing)
             scale = seen.num_bytes / summary.elements
             for step, times in summary.steps:
                 reduced[index] += times * step.reduced * scale

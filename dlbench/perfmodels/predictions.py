@@ -119,8 +119,9 @@ def predict(
     """Seconds of a collective. `num_bytes`: of each rank's whole buffer, a whole number of elements. Raises
     `UserError`: a level that is needed was never measured; otherwise as `schedule`, whose arguments these are.
     """
-    how: dict[str, int | None] = {"shards": shards, "chunks": chunks}
-    found = features(collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, **how)
+    found = features(
+        collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, shards=shards, chunks=chunks
+    )
     return found.seconds(network)
 
 
@@ -147,8 +148,7 @@ def features(
     reduced = 0.0
     if elements:
         sharing = Sharing(**{name: level.links for name, level in network.levels.items()})
-        how: dict[str, int | None] = {"shards": shards, "chunks": chunks}
-        summary = summarise(collective, algorithm, layout, elements, sharing=sharing, **how)
+        summary = summarise(collective, algorithm, layout, elements, shards=shards, chunks=chunks, sharing=sharing)
         scale = num_bytes / summary.elements if summary.elements else 0.0
         levels = {name: level_of(network, name) for name in summary.levels}
         for step, times in summary.steps:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,18 +85,6 @@ def machine() -> str:
     cores = len(os.sched_getaffinity(0))
     kind = f"{of.get('model name', 'unknown processor')}, family {of.get('cpu family')}, model {of.get('model')}"
     return f"{cores} cores of {kind} ({widest}{reduced}), {'a GPU' if has_gpu() else 'no GPU'}"
-
-
-def busy_cores() -> float:
-    """Cores that anything keeps busy during a second in which the benchmark sleeps (/proc/stat, in hundredths)."""
-
-    def worked() -> int:
-        user, nice, system, _idle, _iowait, *interrupts = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-        return sum(map(int, (user, nice, system, *interrupts)))
-
-    before, began = worked(), time.monotonic()
-    time.sleep(1)
-    return (worked() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
 
 
 def digest(places: Sequence[str]) -> str:

@@ -183,9 +183,7 @@ class JpegReader(SampleReader):
         """Its header is read and, in training, its crop drawn by a generator of the seed and the key."""
         index, label = key[1], self._label(key[1])
         try:
-            # As of the list of the three, but quicker.
-            generator = np.random.default_rng(np.array([self._seed, *key], np.uint32))
-            drawn = training_image(data, self._size, generator, self._decoding) if self._training else None
+            drawn = training_image(data, self._size, self._generator(key), self._decoding) if self._training else None
         except ValueError as error:
             raise BadSampleError(f"{self.name(index)}: {error}") from None
 
@@ -204,6 +202,10 @@ class JpegReader(SampleReader):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One image; in training augmented. Raises BadSampleError: it is empty or damaged."""
         return self.begin(key, data)(out)
+
+    def _generator(self, key: Key) -> np.random.Generator:
+        # As of the list of the three, but quicker.
+        return np.random.default_rng(np.array([self._seed, *key], np.uint32))
 
     def _label(self, index: int) -> NDArray[np.int64]:
         label = self._images.label(index)
@@ -262,8 +264,7 @@ class EncodedReader(JpegReader):
             encoded = inspect(data)
         except ValueError as error:
             raise BadSampleError(f"{self.name(index)}: {error}") from None
-        generator = np.random.default_rng([self._seed, *key])
-        box, is_mirrored = training_crop(encoded.width, encoded.height, generator)
+        box, is_mirrored = training_crop(encoded.width, encoded.height, self._generator(key))
         arrays: dict[str, NDArray[Any]] = {
             "encoded": np.frombuffer(data, np.uint8),
             "box": np.asarray(box),

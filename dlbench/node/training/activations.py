@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from dlbench.machine.memory import resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
 from dlbench.node.memory.cut import BlockFunction
-from dlbench.node.memory.device_memory import keep_freed, peak_bytes
+from dlbench.node.memory.device_memory import keep_freed, peak_bytes, trim
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.planning import (
     Batch,
@@ -121,8 +120,7 @@ def activation_memory(
     bench = workbench(*(plan, place, model, device, precision, loss), beat=context.beat, gather=context.engine.gather)
     found = plan_memory(bench)
     if allocator is not None and allocator[0] == KEPT_FREED:
-        # What measuring freed is no part of what training holds.
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        trim()  # What measuring freed is no part of what training holds.
     if context.on_gpu:
         locked = found.plan.predicted.swapped_bytes
         what, kept = f"train.swap {plan.workload.train.swap}", checkpoint_bytes(plan, place.rank, model)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dlbench.machine.memory import peak_resident_bytes, reset_peak, resident_bytes
-from dlbench.node.memory.device_memory import CpuPeaks
+from dlbench.node.memory.device_memory import CpuPeaks, trim
 from dlbench.node.memory.host_update import HostUpdate, host_parameters
 from dlbench.node.memory.planning import MemoryPlan, Workbench, far_tier, planned
 from dlbench.node.models.build import build_model, loss_for
@@ -241,7 +241,7 @@ class Workshop:
         """
         for _ in range(2):  # libraries make their own buffers in the first
             self.step()
-        ctypes.CDLL(None).malloc_trim(0)  # what small tensors left free
+        trim()  # what small tensors left free
         before = resident_bytes()
         if before is None or not reset_peak():
             raise RuntimeError("the kernel does not tell resident memory")
