@@ -253,7 +253,7 @@ class Running:
         )
 
     def wait_until_measuring(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             runs = scan(self.folder).runs if self.folder.is_dir() else []
             if runs and len(runs[0].statuses) == 2 and all(s.stage == "measuring" for s in runs[0].statuses):

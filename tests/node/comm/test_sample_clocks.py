@@ -92,7 +92,7 @@ class Alone:
 
 
 class Planted:
-    algorithm, carrier, counters, is_in_place = "ring", "torch-nccl", None, False
+    algorithm, carrier, counters, is_in_place, chunks = "ring", "torch-nccl", None, False, None
 
     def __init__(self, gpu: Gpu, startup_s: float = STARTUP_S, kernels: int = 1, *, waits: bool = False) -> None:
         """`kernels`: launches of an operation."""

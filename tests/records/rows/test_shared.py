@@ -78,10 +78,11 @@ def test_ranks_share_the_file_of_their_node(tmp_path: Path) -> None:
 def test_runs_of_an_earlier_dlbench_are_read(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, 1, 2)
     rows(folder.node_steps(0), 2, 5)
-    for rank in range(2):
-        # A rank's own file was what its chunks hold now.
-        folder.rank_steps(rank).write_bytes(opened(folder.steps(rank))[0].read())
+    # A rank's own file was what its chunks hold now.
+    held = [opened(folder.steps(rank))[0].read() for rank in range(2)]
     folder.node_steps(0).unlink()
+    for rank in range(2):
+        folder.rank_steps(rank).write_bytes(held[rank])
     for rank in range(2):
         assert folder.steps(rank) == folder.rank_steps(rank)
         assert read_steps(folder.steps(rank)).steps["loss"].tolist() == [float(rank)] * 5
