@@ -11,6 +11,7 @@ machine disturb less. With one loader process each they are those of that proces
 from __future__ import annotations
 
 import io
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
@@ -77,8 +78,8 @@ def figures() -> Iterator[Figure]:
 
 def _images_of_one_core(tree: Path) -> Iterator[Figure]:
     loops: dict[str, Loop] = {
-        "bare loop": _bare(tree, is_whole=False),
-        "bare loop, decode full": _bare(tree, is_whole=True),
+        "bare loop": _round_of(_bare(tree, is_whole=False)),
+        "bare loop, decode full": _round_of(_bare(tree, is_whole=True)),
         "reader": _in_slots(open_images(tree, MODEL, SEED, training=True), IMAGES, BATCH),
         "reader, decode full": _in_slots(open_images(tree, MODEL, SEED, training=True, decoding="full"), IMAGES, BATCH),
     }
@@ -88,6 +89,14 @@ def _images_of_one_core(tree: Path) -> Iterator[Figure]:
     yield _ratio(speeds, "reader", "bare loop", what, 0.9)
     yield _ratio(speeds, "reader", "bare loop, decode full", what)
     yield _ratio(speeds, "reader", "reader, decode full", what)
+
+
+def _round_of(batches: Iterator[None]) -> Loop:
+    def loop(_number: int) -> None:
+        for _ in range(IMAGES // BATCH):
+            next(batches)
+
+    return loop
 
 
 def _in_slots(reader: SampleReader, samples: int, batch: int) -> Loop:
@@ -101,8 +110,8 @@ def _in_slots(reader: SampleReader, samples: int, batch: int) -> Loop:
     return loop
 
 
-def _bare(tree: Path, *, is_whole: bool) -> Loop:
-    """Decodes and resizes one image after another."""
+def _bare(tree: Path, *, is_whole: bool) -> Iterator[None]:
+    """Decodes and resizes one image after another, for ever; a batch of them at a time."""
     images = open_image_set(tree)
     encoded = [images.read(index) for index in range(IMAGES)]
     sizes = [(image.width, image.height) for image in map(inspect, encoded)]
@@ -110,9 +119,8 @@ def _bare(tree: Path, *, is_whole: bool) -> Loop:
         [training_crop(*size, np.random.default_rng([SEED, number, index]))[0] for index, size in enumerate(sizes)]
         for number in range(ROUNDS + 1)
     ]
-
-    def loop(number: int) -> None:
-        for data, box in zip(encoded, crops[number], strict=True):
+    for boxes in itertools.cycle(crops):
+        for done, (data, box) in enumerate(zip(encoded, boxes, strict=True), 1):
             if is_whole:
                 factor, pixels = 1, inspect(data).pixels()[0]
             else:
@@ -120,8 +128,8 @@ def _bare(tree: Path, *, is_whole: bool) -> Loop:
                 pixels = inspect(data).pixels(factor, box[3])[0]
             left, top, right, bottom = scaled_box(box, factor)
             resize(pixels[top:bottom, left:right], SIZE, SIZE)
-
-    return loop
+            if done % BATCH == 0:
+                yield
 
 
 class _Script(Dataset[Any]):
@@ -162,8 +170,14 @@ def _images_of_one_process(tree: Path) -> Iterator[Figure]:
         multiprocessing_context="forkserver",
     )
     name = "DataLoader, Pillow, ToTensor, Normalize"
-    ways: dict[str, Iterator[Any]] = {"reader": source, name: _endless(script)}
+    ways: dict[str, Iterator[Any]] = {
+        "reader": source,
+        name: _endless(script),
+        "bare loop": _bare(tree, is_whole=False),
+    }
     speeds: dict[str, list[float]] = {way: [] for way in ways}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of the bare loop, as the loader processes have one
     try:
         for number in range(ROUNDS + 1):
             for way, batches in ways.items():
@@ -172,9 +186,12 @@ def _images_of_one_process(tree: Path) -> Iterator[Figure]:
                     speeds[way].append(speed)
     finally:
         source.close()
+        torch.set_num_threads(threads)
     what = f"input, images 500x375 to {SIZE}, one loader process"
     yield from _rates(speeds, what, CPU_RATE)
     yield _ratio(speeds, "reader", name, what, 2.5)
+    # What no reader of these images with this decoder can pass.
+    yield _ratio(speeds, "bare loop", name, what)
 
 
 def _taken_speed(batches: Iterator[Any]) -> float:
