@@ -230,12 +230,16 @@ def trends(
       dlbench history trends --fail-on-regression
     """
     chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "scipy"))
+    from dlbench.analysis.metrics import by_name
     from dlbench.history.document import finding, trends_document
     from dlbench.history.entry import parse_where
     from dlbench.history.report import FOLLOWED, regression_text, trends_of
     from dlbench.history.store import read_acknowledged
 
-    followed = _known(metrics) or FOLLOWED
+    for name in metrics:
+        if name not in by_name():
+            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
+    followed = metrics or FOLLOWED
     opened = open_store(store, index)
     found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
     emit(trends_document(found), chosen, output, table or "changes")
@@ -473,15 +477,6 @@ def rebuild(store: Path | None, index: Path | None) -> None:
     opened = open_store(store, index)
     opened.rebuild()
     click.echo(f"{runs_text(len(opened.entries()))} indexed")
-
-
-def _known(metrics: Sequence[str]) -> Sequence[str]:
-    from dlbench.analysis.metrics import by_name
-
-    for name in metrics:
-        if name not in by_name():
-            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
-    return metrics
 
 
 def _write_option(found: SlowMonths, output: Path | None) -> None:

@@ -142,13 +142,15 @@ def rank_gpu(
     known = by_nvml if by_nvml is not None and (by_nvml.uuid == uuid or not by_nvml.uuid) else None
     bus = known.pci_bus_id if known is not None else _bus(properties)
     numa = known.numa_node if known is not None else place_of(bus)[0] if bus else None
+    own = device.index or 0
+    others = [number for number in range(torch.cuda.device_count()) if number != own]
     return RankGpu(
         uuid=uuid,
         pci_bus_id=bus or None,
         numa_node=numa,
         is_slice=is_slice or uuid.startswith("MIG-"),
         visible=torch.cuda.device_count(),
-        no_peer_access=_unreachable(device),
+        no_peer_access=tuple(number for number in others if not torch.cuda.can_device_access_peer(own, number)),
         by_mask=by_mask,
     )
 
@@ -160,12 +162,6 @@ def _bus(properties: Any) -> str:
         return ""
     domain, bus, device = parts
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
-
-
-def _unreachable(device: torch.device) -> tuple[int, ...]:
-    own = device.index or 0
-    others = [number for number in range(torch.cuda.device_count()) if number != own]
-    return tuple(number for number in others if not torch.cuda.can_device_access_peer(own, number))
 
 
 def require_own_gpu(

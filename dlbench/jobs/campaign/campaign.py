@@ -93,7 +93,10 @@ def jobs_of(
     _refuse_apart(plans, packing)
     given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
     jobs = []
-    for group in _groups(plans, packing):
+    groups: dict[Hashable, list[LaunchPlan]] = {}
+    for plan in plans:
+        groups.setdefault(group_of(plan, packing), []).append(plan)
+    for group in groups.values():
         if packing == "runs":
             jobs += [_array(part, given, chain) for part in _parts(group, _MOST_ELEMENTS)]
         else:
@@ -123,13 +126,6 @@ def _limit(every: Sequence[float]) -> str:
     return time_text(-int(-sum(every) // _MINUTE) * _MINUTE)
 
 
-def _groups(plans: Sequence[LaunchPlan], packing: Packing) -> list[list[LaunchPlan]]:
-    groups: dict[Hashable, list[LaunchPlan]] = {}
-    for plan in plans:
-        groups.setdefault(group_of(plan, packing), []).append(plan)
-    return list(groups.values())
-
-
 def group_of(plan: LaunchPlan, packing: Packing) -> Hashable:
     """What a run asks for; runs of which that is equal may share a job."""
     layout = plan.layout
@@ -152,18 +148,14 @@ def _within(group: Sequence[LaunchPlan], given: Mapping[str, float]) -> Iterator
     """Parts that stay below the longest time of a job, in their order; a pair of sides is never torn."""
     longest = limit_seconds(group[0].system.slurm.max_time)
     part: list[LaunchPlan] = []
-    for unit in _units(group):
+    size = 2 if isinstance(group[0], RunPlan) and group[0].series.side else 1
+    for unit in _parts(group, size):
         total = sum(given[plan.run_id] for plan in (*part, *unit))
         if part and longest and total > longest:
             yield part
             part = []
         part.extend(unit)
     yield part
-
-
-def _units(group: Sequence[LaunchPlan]) -> Iterator[Sequence[LaunchPlan]]:
-    size = 2 if isinstance(group[0], RunPlan) and group[0].series.side else 1
-    return _parts(group, size)
 
 
 def _parts(group: Sequence[LaunchPlan], size: int) -> Iterator[Sequence[LaunchPlan]]:
