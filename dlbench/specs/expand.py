@@ -66,7 +66,18 @@ def expand(
     """
     option_of(request)
     refuse_other_options(request)
-    request = _with_sizes(request)
+    # The same with sizes in bytes, whatever unit they were given in.
+    sweep = {}
+    for key, values in request.sweep.items():
+        sweep[key] = tuple(read_sizes({key: value}, "--sweep")[key] for value in values)
+        if len(set(map(repr, sweep[key]))) != len(values):
+            raise UserError(f"--sweep {key}: a value is given twice")
+    request = replace(
+        request,
+        overrides=read_sizes(request.overrides, "--set"),
+        sweep=sweep,
+        sides={side: read_sizes(found, f"--ab (side {side})") for side, found in request.sides.items()},
+    )
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     file = WorkloadFile(find("workloads", request.workload))
@@ -94,21 +105,6 @@ def expand(
             plans.append(_plan(request, chosen, place, (index, count), machine_cores, moment))
     _refuse(request, plans)
     return arranged(request, plans)
-
-
-def _with_sizes(request: Request) -> Request:
-    """The same with sizes in bytes, whatever unit they were given in."""
-    sweep = {}
-    for key, values in request.sweep.items():
-        sweep[key] = tuple(read_sizes({key: value}, "--sweep")[key] for value in values)
-        if len(set(map(repr, sweep[key]))) != len(values):
-            raise UserError(f"--sweep {key}: a value is given twice")
-    return replace(
-        request,
-        overrides=read_sizes(request.overrides, "--set"),
-        sweep=sweep,
-        sides={side: read_sizes(found, f"--ab (side {side})") for side, found in request.sides.items()},
-    )
 
 
 def _counts(request: SeriesRequest) -> Counts:

@@ -39,26 +39,21 @@ from dlbench.stats.pairing import Pairing, RunKey, in_all, pairing, session_of
 LEVEL = 0.95
 
 
-def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]:
-    """Ends of the interval of the mean. `values`: one for each run, shape (..., runs), at least two runs. `level`: its
-    confidence, between 0 and 1. Returns low and high ends, shape (...).
-    """
+def interval_of_mean(values: Array) -> tuple[Array, Array]:
+    """Low and high ends of the 95 % interval of the mean, shape (...), of two runs or more, shape (..., runs)."""
     n = values.shape[-1]
     mean = values.mean(axis=-1)
-    half = student_quantile((1 + level) / 2, n - 1) * np.sqrt(values.var(axis=-1, ddof=1) / n)
+    half = student_quantile((1 + LEVEL) / 2, n - 1) * np.sqrt(values.var(axis=-1, ddof=1) / n)
     return mean - half, mean + half
 
 
-def interval_of_difference(a: Array, b: Array, level: float = LEVEL) -> tuple[Array, Array]:
-    """Ends of the interval of mean of `a` less mean of `b`, of independent sides whose noise may differ in size. `a`:
-    one value for each run of a side, shape (..., runs), at least two runs. `b`: those of the other, shape (..., runs),
-    at least two runs. `level`: its confidence, between 0 and 1. Returns low and high ends, shape (...).
-    """
+def interval_of_difference(a: Array, b: Array) -> tuple[Array, Array]:
+    """The same of the mean of `a` less that of `b`, independent sides whose noise may differ in size."""
     from scipy.special import stdtrit
 
     difference = a.mean(axis=-1) - b.mean(axis=-1)
     error, freedom = welch_error(a, b)
-    half = stdtrit(freedom, (1 + level) / 2) * error
+    half = stdtrit(freedom, (1 + LEVEL) / 2) * error
     return difference - half, difference + half
 
 
@@ -330,25 +325,24 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
     return difference_estimate(_logarithms(top), _logarithms(bottom)).mapped(math.exp, unit)
 
 
-def shift_estimate(top: Sequence[float], bottom: Sequence[float], unit: str = "ratio") -> Estimate:
+def shift_estimate(top: Sequence[float], bottom: Sequence[float]) -> Estimate:
     """The ratio by which one side is shifted against the other, whatever outliers either holds.
 
     Value: the Hodges-Lehmann estimate, the median of the ratios of every value of one side to every value of the other
     (Annals of Mathematical Statistics 34, 1963); interval: inverted rank sum test, at the level nearest to 95 % from
     above that it attains. Fewer than `MIN_RUNS` values a side: the range of those ratios; one value: no interval.
 
-    `top`: positive values, in any order. `bottom`: those compared with. `unit`: of the result. Raises `ValueError`: a
-    side is empty or holds a value that is not positive and finite.
+    Raises `ValueError`: a side is empty or holds a value that is not positive and finite.
     """
     a, b = (np.log(_checked(side, least=0.0)) for side in (top, bottom))
     value, n = math.exp(float(np.median(np.subtract.outer(a, b)))), min(len(a), len(b))
     if n == 1:
-        return Estimate(value, None, None, 1, "single run", unit)
+        return Estimate(value, None, None, 1, "single run", "ratio")
     if n < MIN_RUNS:
         ends = math.exp(a.min() - b.max()), math.exp(a.max() - b.min())
-        return interval(value, *ends, n, "range", unit, level=range_level(n))
+        return interval(value, *ends, n, "range", "ratio", level=range_level(n))
     low, high = (math.exp(float(end)) for end in rank_sums(a, b, LEVEL))
-    return interval(value, low, high, n, "rank sums", unit, level=rank_sum_level(len(a), len(b), LEVEL))
+    return interval(value, low, high, n, "rank sums", "ratio", level=rank_sum_level(len(a), len(b), LEVEL))
 
 
 def of_known(

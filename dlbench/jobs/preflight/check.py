@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import dlbench
@@ -197,7 +196,18 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
     else:
         words = launch.supervised(look_command(plan, folder, python), sys.executable)
     if has_script(plan):
-        words = shell_command(plan, _script(plan, folder, words))
+        # Modules and setup lines before the look, in the words of a run's own script.
+        path = folder.path / "look.sh"
+        text = render(
+            "launch.sh.j2",
+            plan=plan,
+            variables=launch.rank_environment(plan),
+            command=f"exec {launch.quoted(words)}",
+            is_rank=plan.system.launch.launcher == "local",
+            is_job=False,
+        )
+        write_atomic(path, text)
+        words = shell_command(plan, path)
     ranks = RankProcesses(lambda *_: None, token, launcher="" if is_local else plan.system.launch.launcher)
     deadline = time.monotonic() + timeout_s
     with Interruption() as interruption:
@@ -219,21 +229,6 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
             raise
         finally:
             ranks.close(process_tree.temporary_places(environment))
-
-
-def _script(plan: CommPlan, folder: PreflightFolder, words: list[str]) -> Path:
-    """Modules and setup lines before the look, in the words of a run's own script."""
-    path = folder.path / "look.sh"
-    text = render(
-        "launch.sh.j2",
-        plan=plan,
-        variables=launch.rank_environment(plan),
-        command=f"exec {launch.quoted(words)}",
-        is_rank=plan.system.launch.launcher == "local",
-        is_job=False,
-    )
-    write_atomic(path, text)
-    return path
 
 
 MODULE = "dlbench.node.site_check"

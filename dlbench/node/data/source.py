@@ -155,9 +155,9 @@ def _exchange(
     return exchange, AwaitingReader(reader, endpoint.store, patience_s=endpoint.patience_s)
 
 
-def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister: Lister = ALONE) -> SampleReader:
+def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> SampleReader:
     """A reader of the training data where it lies; errors as of `build_source`."""
-    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=lister)
+    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=ALONE)
 
 
 def validation_path(data_spec: DataSpec) -> Path:
