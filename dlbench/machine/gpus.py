@@ -174,8 +174,8 @@ def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> t
     """What CUDA makes of a list of devices.
 
     `listed`: text of `CUDA_VISIBLE_DEVICES`; None: not set. `gpus`: whole GPUs, by PCI bus; one in MIG mode computes
-    only in its slices. `slices`: MIG slices of all GPUs. Returns None at all where an entry is not understood: a list
-    that CUDA would cut there is not guessed at.
+    only in its slices. Returns None at all where an entry is not understood: a list that CUDA would cut there is not
+    guessed at.
     """
     if listed is None:
         # A GPU in MIG mode is not counted as one, and of its slices CUDA takes the first.
@@ -389,7 +389,7 @@ def driver_version(root: Path = Path("/")) -> str:
 def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/")) -> Unusable | None:
     """What is known against a torch on this machine's GPU; None where nothing is.
 
-    `torch`: its version. `cuda`, `hip`: the versions of CUDA and ROCm it was built for.
+    `cuda`, `hip`: the versions of CUDA and ROCm it was built for.
     """
     base, driver = torch.partition("+")[0], driver_version(root)
     branch = int(driver.partition(".")[0] or 0)

@@ -170,8 +170,7 @@ def require_own_gpu(
     """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one.
 
     `gpu`: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none. `gather`: what every
-    rank, or every rank of this node, says. `by_nccl`: whether NCCL carries the messages. Raises EnvironmentLacksError:
-    they do.
+    rank, or every rank of this node, says. Raises EnvironmentLacksError: they do.
     """
     if place.size == 1 or gpu is None:
         return

@@ -70,16 +70,15 @@ def fit_network(
 ) -> NetworkModel:
     """The network that the measured collectives show.
 
-    A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with
-    an interval up to those of the level next to it: the points only show that it is no slower. Intervals are the middle
-    95 % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
+    A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with an
+    interval up to those of the level next to it: the points only show that it is no slower. Intervals are the middle 95
+    % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
     over `held_out`, None where no point could be held out; `largest_held_out` is left to `hold_out_largest`.
 
-    `observations`: measured points. `system`: name of the system. `transport`: what carried the messages. `sources`:
-    runs they are from. `fitted`: when, UTC, ISO 8601. `sharing`: links that ranks share; see `choose_sharing`.
-    `resampled`: seconds of every point in each resample of the runs, shape (resamples, points); None: single runs,
-    which say nothing of their scatter, so that there are no intervals. `runs`: behind each point, at least. Raises
-    `UserError`: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
+    `fitted`: when, UTC, ISO 8601. `sharing`: links that ranks share; see `choose_sharing`. `resampled`: seconds of
+    every point in each resample of the runs, shape (resamples, points); None: single runs, which say nothing of their
+    scatter, so that there are no intervals. `runs`: behind each point, at least. Raises `UserError`: too few points or
+    sizes, a point that is no measurement; otherwise as `schedules.schedule`.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)

@@ -60,9 +60,8 @@ def expand(
     lacking: Callable[[RunPlan], str] = lambda _plan: "",
 ) -> list[RunPlan]:
     """All runs of a request, in the order in which they should run. `machine_cores`: cores of this machine, used where
-    the system YAML leaves a node's cores open and no scheduler is involved. `now`: time stamp of the plans (default:
-    now). `lacking`: why this machine cannot do a plan, for steps of a ladder; empty where it can. Raises `UserError`:
-    anything wrong with the request, in one line.
+    the system YAML leaves a node's cores open and no scheduler is involved. `lacking`: why this machine cannot do a
+    plan, for steps of a ladder; empty where it can. Raises `UserError`: anything wrong with the request, in one line.
     """
     option_of(request)
     refuse_other_options(request)
@@ -321,9 +320,9 @@ def expand_comm(
 ) -> CommRuns:
     """All runs of a request, in the order in which they should run; repeats are interleaved over rank counts.
 
-    `request`: what a person asked for. `machine_cores`: cores of this machine, used where the system leaves a node's
-    cores open. `installed`: those of `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other.
-    `now`: time stamp of the plans (default: now). Raises `UserError`: anything wrong with the request, in one line.
+    `machine_cores`: cores of this machine, used where the system leaves a node's cores open. `installed`: those of
+    `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other. Raises `UserError`: anything wrong
+    with the request, in one line.
     """
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)

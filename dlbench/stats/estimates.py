@@ -73,8 +73,8 @@ def places(n: int, level: float = 0.95) -> tuple[int, float]:
     The number of runs below the median is binomial, so from the k-th smallest value to the k-th largest the level is
     1 - 2 P(fewer than k of n) (Hahn and Meeker, Statistical Intervals, 1991; Hoefler and Belli, SC'15, 3.1.2).
 
-    `n`: how many values, at least 2. `level`: wanted. Returns k, from 1, with the smallest attained level that is not
-    below `level`; k = 1 where none reaches it.
+    `n`: how many values, at least 2. Returns k, from 1, with the smallest attained level that is not below `level`;
+    k = 1 where none reaches it.
     """
     outcomes = 2**n
     allowed = math.floor(Fraction(1 - level) / 2 * outcomes)
@@ -191,7 +191,7 @@ class Estimate:
 
     def mapped(self, function: Callable[[float], float], unit: str) -> Estimate:
         """The estimate of a function of what is estimated; ends change places where it falls. `function`: monotone over
-        the interval. `unit`: of its values.
+        the interval.
         """
         if self.low is None or self.high is None:
             return replace(self, value=function(self.value), unit=unit)
@@ -205,8 +205,8 @@ class Estimate:
         return self.mapped(lambda value: 1 / value, unit)
 
     def scaled(self, factor: float, unit: str = "") -> Estimate:
-        """The same estimate in another unit, e.g. a speed-up as an efficiency. `factor`: a positive number. `unit`: of
-        the result. Raises `ValueError`: `factor` is not a positive number.
+        """The same estimate in another unit, e.g. a speed-up as an efficiency. Raises `ValueError`: `factor` is not a
+        positive number.
         """
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"cannot scale an estimate by {factor}")
@@ -219,8 +219,7 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
     Five runs or more: two of the ordered values, at the level nearest to 95 % from above that order statistics attain;
     the range at its own level, 93.75 %, of five. Two to four runs: the range. One run: no interval.
 
-    `values`: one finite value for each run, in any order. `unit`: of the values. Raises `ValueError`: no values, or one
-    that is not finite.
+    `values`: one finite value for each run, in any order. Raises `ValueError`: no values, or one that is not finite.
     """
     array, sessions = _checked(values), _sessions(values)
     value, ordered = float(np.median(array)), np.sort(_of_sessions(array, sessions, statistics.median))
@@ -241,8 +240,8 @@ def mean_estimate(values: Values, unit: str = "") -> Estimate:
 
     Five runs or more: Student's t. Two to four runs: the range. One run: no interval.
 
-    `values`: one finite value for each run, in the order of the runs. `unit`: of the values. Raises `ValueError`: no
-    values, or one that is not finite.
+    `values`: one finite value for each run, in the order of the runs. Raises `ValueError`: no values, or one that is
+    not finite.
     """
     array, sessions = _checked(values), _sessions(values)
     value, units = float(array.mean()), _of_sessions(array, sessions, statistics.fmean)
@@ -279,8 +278,8 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
     what drifts with both sides cancels. Otherwise of independent sides: Welch's t interval from five runs a side; with
     fewer the range of all differences; for a single run none.
 
-    `top`: one value for each run, by block and repeat. `bottom`: the same, for the runs compared with. `unit`: of the
-    values. Raises `ValueError`: a side is empty or holds a value that is not finite.
+    `top`: one value for each run, by block and repeat. Raises `ValueError`: a side is empty or holds a value that is
+    not finite.
     """
     pairs = pairing(top, bottom)
     if pairs.is_paired:
@@ -318,9 +317,8 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
     Geometric means alone keep products: where x = y z holds in each run, it holds of them, and the ratio of two is the
     geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986).
 
-    `top`: one positive value for each run, by block and repeat. `bottom`: the same, for the run compared with. `unit`:
-    of the result, `ratio` or `fraction`. Raises `ValueError`: a side is empty or holds a value that is not positive and
-    finite.
+    `top`: one positive value for each run, by block and repeat. `unit`: of the result, `ratio` or `fraction`. Raises
+    `ValueError`: a side is empty or holds a value that is not positive and finite.
     """
     return difference_estimate(_logarithms(top), _logarithms(bottom)).mapped(math.exp, unit)
 
@@ -446,9 +444,8 @@ several, have no interval of a level.
 
 
 def placed(estimate: Estimate, low: float, high: float) -> Placed:
-    """Where a true value lies against the region from `low` to `high`, as far as its interval decides that. `estimate`:
-    the value with its interval. `low`: end of the region, in the estimate's unit. `high`: the other end; equal ends ask
-    whether the value is another than that.
+    """Where a true value lies against the region from `low` to `high`, as far as its interval decides that; equal
+    ends ask whether the value is another than that.
     """
     if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"

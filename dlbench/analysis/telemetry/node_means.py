@@ -69,8 +69,8 @@ def node_telemetry(
 ) -> tuple[list[NodeTelemetry], dict[str, str]]:
     """Every sampled node of a run with a record, and why others have no samples, by node.
 
-    `nodes`: those that are looked at; None: all. `wanted`: the fields that are summed up. `read` reads a node, so that
-    readers of the same samples can share them. Raises IncompleteDataError: samples or steps are damaged.
+    `nodes`: those that are looked at; None: all. `read` reads a node, so that readers of the same samples can share
+    them. Raises IncompleteDataError: samples or steps are damaged.
     """
     found: list[NodeTelemetry] = []
     why: dict[str, str] = {}

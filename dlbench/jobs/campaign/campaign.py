@@ -40,10 +40,10 @@ Mode = Literal["same", "rotate"]
 def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_job: bool) -> list[RunPlan]:
     """The plans, each with the nodes that it runs on.
 
-    `mode`: `same`: every run on the first of the nodes. `rotate`: repeat k of n nodes begins at node k n, counted on
+    `mode`: `same`: every run on the first of the nodes; `rotate`: repeat k of n nodes begins at node k n, counted on
     from the beginning after the end. `hosts`: the nodes to choose from, as Slurm writes them. `share_one_job`: whether
-    points of different sizes share a job: then they share its nodes.
-    Raises `UserError`: there are too few nodes, or none that Slurm could read, or the system names nodes already.
+    points of different sizes share a job: then they share its nodes. Raises `UserError`: there are too few nodes, or
+    none that Slurm could read, or the system names nodes already.
     """
     option = f"--{mode}-nodes {hosts}"
     try:
@@ -85,10 +85,9 @@ def jobs_of(
 ) -> list[Job]:
     """The jobs of a series, in the order of their first runs.
 
-    `seconds`: what each run is given, by run id; none: its system's time limit. 0 is no limit. `packing`: which runs
-    share a job. `chain`: whether the elements of an array run one at a time.
-    Raises `UserError`: the sides of a comparison cannot share a job, because they ask Slurm for different things, or
-    shall not.
+    `seconds`: what each run is given, by run id; none: its system's time limit. 0 is no limit. `chain`: whether the
+    elements of an array run one at a time. Raises `UserError`: the sides of a comparison cannot share a job, because
+    they ask Slurm for different things, or shall not.
     """
     _refuse_apart(plans, packing)
     given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
@@ -383,9 +382,8 @@ def campaign_of(
 ) -> Campaign:
     """The jobs of a series.
 
-    `out`: folder of all runs, with earlier ones. `packing`: which runs share a job. `chain`: whether each job waits for
-    the one before. `time`: the time limit of a run that was asked for, as Slurm writes it; none: by earlier runs.
-    Raises `UserError`: the sides of a comparison cannot share a job.
+    `out`: folder of all runs, with earlier ones. `time`: the time limit of a run that was asked for, as Slurm writes
+    it; none: by earlier runs. Raises `UserError`: the sides of a comparison cannot share a job.
     """
     found = estimates(plans, out, asked=time)
     whole = Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=())

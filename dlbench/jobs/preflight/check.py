@@ -46,9 +46,8 @@ _STALL_S = 120.0
 def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
     """The plan, which is that of a run of `dlbench comm`.
 
-    `system`: what is looked at. `nodes`: how many; 1 without a scheduler. `machine_cores`: cores of this machine, where
-    the system leaves a node's cores open. `now`: its time stamp.
-    Raises `UserError`: no run can be planned on such a system.
+    `machine_cores`: cores of this machine, where the system leaves a node's cores open. Raises `UserError`: no run can
+    be planned on such a system.
     """
     # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
@@ -281,7 +280,7 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
 
     What each rank executes is a shell that a broken Python does not end, and in it the look under its supervisor.
 
-    `plan`: of the pre-flight; its launcher is not `local`. `python`: Python of the ranks.
+    `plan`: of the pre-flight; its launcher is not `local`.
     """
     before = _before_rank(launch.launcher_command(plan, folder.run, _PYTHON))
     return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *_program(folder, python)]

@@ -85,8 +85,7 @@ class HorovodEngine(Engine):
     ) -> None:
         """`use_mpi`: the launcher is an MPI one; otherwise ranks meet through `address_file`, where rank 0 gives its
         address, and Gloo. `interface`: of the network; None to find it. `fusion`: auto, none, or the size that messages
-        are fused up to. `exchange`: flat, horovod-hierarchical or horovod-torus. `is_watched`: whether Horovod's
-        timeline is used; not where dlbench itself exchanges. `stall_timeout_s`: of the run's watchdog.
+        are fused up to. `is_watched`: whether Horovod's timeline is used; not where dlbench itself exchanges.
         """
         self._stall_timeout_s = stall_timeout_s
         self._gpu = gpu
