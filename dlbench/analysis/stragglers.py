@@ -41,15 +41,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
-from dlbench.lazy import np, npt
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-    Flags = npt.NDArray[np.bool_]
-
+from dlbench.lazy import Flags, Times, np
 
 WORK_PHASES: Mapping[str, tuple[str, ...]] = {
     "input": ("input", "h2d"),
