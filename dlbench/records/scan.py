@@ -50,7 +50,7 @@ class LaunchedRun:
     folder: RunFolder
     plan: LaunchPlan
     record: Any  # What the runs of a kind record; None without one.
-    statuses: list[RankStatus]
+    statuses: list[RankStatus]  # What ranks last said, by rank; none of a run with a record, which says more.
     failure: Failure | None = None  # Why a launcher gave up; None where none did.
     interrupted: Interrupted | None = None  # That it stopped on request; None where it did not.
     seen: Failure | None = None
@@ -283,7 +283,9 @@ def _read(folder: RunFolder) -> Run:
     watch_cost = load_file(folder.watch_cost, WatchCost)
     if watch_cost is not None and watch_cost.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.watch_cost}: belongs to run {watch_cost.run_id}, not to {plan.run_id}")
-    statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
+    failure = read_failure(folder)
+    # A record says what became of the run; those of ten thousand ranks would take seconds.
+    statuses = read_statuses(folder) if record is None else []
     return Run(
         folder=folder,
         plan=plan,
