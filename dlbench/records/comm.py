@@ -175,7 +175,7 @@ def _read(folder: RunFolder) -> CommRun:
     record = load_file(folder.comm, CommRecord)
     if record is not None and record.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.comm}: belongs to run {record.run_id}, not to {plan.run_id}")
-    statuses, failure = read_statuses(folder) if record is None else [], read_failure(folder)
+    statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
     return CommRun(
         folder=folder,
         plan=plan,

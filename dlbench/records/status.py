@@ -138,9 +138,11 @@ def write_status(folder: RunFolder, status: RankStatus) -> None:
     write_json(folder.status(status.rank), status.model_dump(mode="json"))
 
 
-def read_statuses(folder: RunFolder) -> list[RankStatus]:
-    """The newest status of each rank in a run's folder, by rank. Raises IncompleteDataError: one of them is damaged, or
-    may not be read.
+def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatus]:
+    """The newest status of each rank in a run's folder, by rank.
+
+    `is_over`: whether a record says what became of the run; then a status that may not be read is passed over. Raises
+    IncompleteDataError: one of them is damaged, or may not be read.
     """
     newest: dict[int, RankStatus] = {}
     try:
@@ -153,7 +155,8 @@ def read_statuses(folder: RunFolder) -> list[RankStatus]:
         try:
             found = _statuses_in(name, read_json(path, MAX_BYTES))
         except PermissionError as error:
-            raise may_not_read(path, error) from None
+            if not is_over:
+                raise may_not_read(path, error) from None
         except (OSError, ValueError) as error:
             raise IncompleteDataError(
                 f"{path}: damaged: {why_unreadable(error)}; delete it or restore it from a copy"

@@ -15,7 +15,6 @@ import pytest
 
 from dlbench.jobs.box.box import Box
 from dlbench.records.comm import CommRecord, CommRun, scan_comm
-from dlbench.records.status import read_statuses
 from tests.conftest import Cli
 from tests.real.test_local_runs import alive
 
@@ -66,7 +65,8 @@ def test_two_ranks_of_this_machine(cli: Cli, tmp_path: Path) -> None:
                 assert point.correct is True
                 # Two ranks each send half a vector twice.
                 assert point.bytes_sent == (() if point.algorithm == "library" else (size, size))
-        assert [(status.stage, status.exit_code) for status in read_statuses(run.folder)] == [("done", 0)] * 2
+        assert [status.stage for status in run.statuses] == ["done", "done"]
+        assert [status.exit_code for status in run.statuses] == [0, 0]
         assert not (run.folder.path / "record.json").exists()
     assert cli("status").stdout.splitlines()[-1] == "2 runs, 2 valid"
 
@@ -204,9 +204,7 @@ def test_a_job_of_two_nodes(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
     assert submitted.returncode == 0, submitted.stderr
     deadline = time.monotonic() + 240
     run = only_run(tmp_path / "runs")
-    while time.monotonic() < deadline and (
-        run.state == "incomplete" or any(s.exit_code is None for s in read_statuses(run.folder))
-    ):
+    while time.monotonic() < deadline and (run.state == "incomplete" or any(s.exit_code is None for s in run.statuses)):
         time.sleep(0.5)
         run = only_run(tmp_path / "runs")
     logs = "\n".join(path.read_text(errors="replace")[-1500:] for path in run.folder.path.glob("slurm-*.out"))

@@ -201,16 +201,20 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
     lengths = [len(content) for content in plain[0]]
     if any([len(content) for content in own] != lengths for own in plain):
         return None
-    found: dict[str, Values] = {}
-    for some, kind, places in _stretches(columns, names):
-        parts = [np.zeros((len(some), len(readers), 0), dtype=kind)]
-        for _, group in groupby(range(len(lengths)), key=lengths.__getitem__):
-            blocks = list(group)
-            held = b"".join(content for own in plain for content in own[blocks[0] : blocks[-1] + 1])
-            turned = np.frombuffer(held, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
-            parts.append(first.values(turned, some, kind, places).reshape(len(some), len(readers), -1))
-        found.update(zip(some, np.concatenate(parts, axis=2), strict=True))
-    return found
+    stretches = _stretches(columns, names)
+    parts: list[list[Values]] = [[np.zeros((len(some), len(readers), 0), dtype=kind)] for some, kind, _ in stretches]
+    for _, group in groupby(range(len(lengths)), key=lengths.__getitem__):
+        blocks = list(group)
+        held = b"".join(content for own in plain for content in own[blocks[0] : blocks[-1] + 1])
+        turned = np.frombuffer(held, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
+        for stretch, found in zip(stretches, parts, strict=True):
+            found.append(first.values(turned, *stretch).reshape(len(stretch[0]), len(readers), -1))
+    whole = [np.concatenate(found, axis=2) for found in parts]
+    return {
+        name: of_one
+        for (some, *_), of_all in zip(stretches, whole, strict=True)
+        for name, of_one in zip(some, of_all, strict=True)
+    }
 
 
 _Stretch = tuple[list[str], str, "slice | list[int]"]
