@@ -7,7 +7,7 @@ readings. One rank exchanges nothing: what its exchange phase holds is the engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +168,8 @@ def _all_ranks(run: Run) -> RunSteps:
         steps = _ranks_alike(run, some, numbers) if alike else None
         # Files that differ are read one by one, which also finds what is wrong where something is.
         alike = steps is not None
-        for first, own in [(begin, steps)] if steps is not None else _one_by_one(run, some, numbers):
+        for first in [begin] if steps is not None else [entry.rank for entry in some]:
+            own = steps or _one_rank(run, entries[first], None if result is None else result.numbers)
             step_ns, start_ns = own["step_ns"], own["start_ns"]
             if result is None:
                 shape = (len(ranks), step_ns.shape[1])
@@ -221,7 +222,7 @@ def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:
-    """As `_one_rank` of several ranks, shape (ranks, steps); None where their files differ, or one is damaged."""
+    """As `_one_rank` of several ranks, shape (ranks, steps), at once; None where their files differ, or one is damaged."""
     assert run.record is not None
     try:
         paths = [run.folder.steps(entries[0].rank)]
@@ -254,18 +255,8 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     return None if any(_other_sums(entry, samples, ns) for entry, samples, ns in sums) else chosen
 
 
-def _one_by_one(
-    run: Run, entries: Sequence[RankResult], numbers: Times | None
-) -> Iterator[tuple[int, dict[str, Times]]]:
-    """Each rank's number, and its steps, shape (1, steps), read one after the other."""
-    for entry in entries:
-        own = {name: np.asarray(values)[None] for name, values in _one_rank(run, entry, numbers).items()}
-        numbers = own["step"][0] if numbers is None else numbers
-        yield entry.rank, own
-
-
 def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, Times]:
-    """`_COLUMNS` of the measured steps of one rank, checked; `numbers` are those of the ranks before."""
+    """`_COLUMNS` of the measured steps of a rank, shape (1, steps), checked; `numbers` are those of the ranks before."""
     assert run.record is not None
     path = run.folder.steps(entry.rank)
     reader = StepReader(path)
@@ -285,7 +276,7 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
         raise IncompleteDataError(f"{path}: {count} measured steps, not the same as on the other ranks")
     if other := _other_sums(entry, int(found["samples"].sum()), int(found["step_ns"].sum())):
         raise IncompleteDataError(f"{path}: {other}; no figure is made")
-    return found | _with_kernels(steps)
+    return {name: np.asarray(values)[None] for name, values in (found | _with_kernels(steps)).items()}
 
 
 def _foreign(run: Run, reader: StepReader, entry: RankResult) -> str:
