@@ -222,7 +222,7 @@ def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:
-    """As `_one_rank` of several ranks, shape (ranks, steps), at once; None where their files differ, or one is damaged."""
+    """As `_one_rank` of several ranks, shape (ranks, steps); None where their files differ, or one is damaged."""
     assert run.record is not None
     try:
         paths = [run.folder.steps(entries[0].rank)]
@@ -256,7 +256,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
 
 
 def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, Times]:
-    """`_COLUMNS` of the measured steps of a rank, shape (1, steps), checked; `numbers` are those of the ranks before."""
+    """`_COLUMNS` of the measured steps of a rank, shape (1, steps), checked; `numbers`: those of the ranks before."""
     assert run.record is not None
     path = run.folder.steps(entry.rank)
     reader = StepReader(path)
