@@ -73,6 +73,7 @@ class TrainState:
     resumed: Checkpoint | None
     staging: Staging | None  # What was staged on the nodes; None where nothing was.
     reading: RankReading | None  # How samples are read; None for synthetic data.
+    allocator: str | None  # How memory that tensors free is treated; None on a GPU.
     initial_digest: str  # SHA-256 of the parameters as training finds them.
     hashing_s: float  # What hashing them took, which is in no figure.
     warnings: tuple[str, ...]
