@@ -100,6 +100,9 @@ class TrainState:
         self.source.close()
         if self.memory is not None:
             self.memory.close()
+        if self.held is not None:
+            # Of a step that failed: with torch's profiler open, Python would crash at its end and lose the exit code.
+            self.held.before_warmup(is_watched=False)
 
 
 class InjectedFault:
