@@ -98,7 +98,11 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     if record.clock == "cuda-events":
         count, drift_ppm = min(count, int(LATE / 2 * 1_000_000 / MAX_DRIFT_PPM)), MAX_DRIFT_PPM
     step_ns = steps.step_ns[:, :count]
-    left_ns = np.cumsum(step_ns, axis=1) - step_ns + sum(steps.phase_ns[name][:, :count] for name in _UP_TO_EXCHANGE)
+    # In place: for large runs each of these is a large part of all memory.
+    left_ns = np.cumsum(step_ns, axis=1)
+    left_ns -= step_ns
+    for name in _UP_TO_EXCHANGE:
+        left_ns += steps.phase_ns[name][:, :count]
     left_ns += steps.begin_ns[:, None]
     bounds = [_to_node_0(line, times) for line, times in zip(known, left_ns, strict=True)]
     left_ns -= np.median(left_ns, axis=0).astype(np.int64)
