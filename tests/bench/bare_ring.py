@@ -49,12 +49,12 @@ def over_gloo(up: Any, down: Any) -> Callable[..., Callable[[], object]]:
 
         def call() -> None:
             arriving, leaving = receive(slots, peer, 0), send(others, peer, 0)
-            arriving.wait()
             leaving.wait()
-            arriving = receive(others, peer, 1)
+            returning = receive(others, peer, 1)
+            arriving.wait()
             np.add(into, arrived, into)
             leaving = send(owns, peer, 1)
-            arriving.wait()
+            returning.wait()
             leaving.wait()
 
         return call
@@ -74,9 +74,9 @@ def over_mpi(mpi: Any) -> Callable[..., Callable[[], object]]:
         def call() -> None:
             first_in.Start()
             first_out.Start()
-            first_in.Wait()
             first_out.Wait()
             second_in.Start()
+            first_in.Wait()
             np.add(into, arrived, into)
             second_out.Start()
             second_in.Wait()
