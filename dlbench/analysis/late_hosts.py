@@ -25,15 +25,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
-from dlbench.lazy import np, npt
+from dlbench.lazy import Times, np
 from dlbench.records.clocks import MAX_DRIFT_PPM, ClockLine
 from dlbench.records.record import Record
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
 
 
 def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, float]:

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.lazy import np, npt
+from dlbench.lazy import Times, np
 from dlbench.records.record import RankResult
 from dlbench.records.rows.shared import file_of, opened_at_once
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader, read_alike_steps
 from dlbench.records.scan import Run
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
 """What a step's time consists of, as the mean of all ranks sees it: the phases; what no phase holds; how far the

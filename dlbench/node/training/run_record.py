@@ -120,6 +120,8 @@ def rank_summary(
     transport = context.nccl.read() if context.nccl is not None else None
     found = environment.capture(warnings, withheld=context.plan.system.launch.referenced)
     found |= torch_facts(warnings, device)
+    if state.allocator is not None:
+        found["memory.allocator"] = state.allocator
     return {
         "result": result.model_dump(mode="json"),
         "environment": found,
