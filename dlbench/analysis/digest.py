@@ -82,7 +82,7 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
         fence_s=fence_s,
         outliers=_outliers(run.plan.run_id, steps, own, slowest_s, fence_s, hosts),
         autocorrelation=_autocorrelation(slowest_s),
-        map=_map(own, steps.numbers, hosts),
+        map=_map(own, steps.numbers, hosts),  # which sorts `own`
     )
 
 
@@ -129,7 +129,7 @@ def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
     widths = np.diff([*columns, steps])
     # Sums of whole nanoseconds, so that nothing is rounded before the mean.
     means = np.add.reduceat(own, columns, axis=1) / widths
-    cells = np.maximum.reduceat(means, rows, axis=0) / max(1.0, float(np.median(own)))
+    cells = np.maximum.reduceat(means, rows, axis=0) / max(1.0, float(np.median(own, overwrite_input=True)))
     return RankStepMap(
         rank_starts=tuple(rows),
         num_ranks=ranks,

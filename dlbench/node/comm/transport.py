@@ -353,15 +353,17 @@ class Execution:
             post(number, number + 1)
             open_sends = set(range(len(step.sends)))
             for which, arrival in enumerate(arrivals[step.first : step.end], step.first + 1):
-                wait(arrival.part)
-                # The last is taken while the other end learns that those of the next step may come.
+                # Before the last the other end learns that those of the next step may come.
                 is_due = which == step.end < len(arrivals) and arrivals[which].early == 1
+                if not is_due:
+                    wait(arrival.part)
                 for send in sorted(open_sends) if is_due else arrival.after:
                     if send in open_sends:
                         wait(step.sends[send])
                         open_sends.discard(send)
                 if is_due:
                     post(number, number + 1, least=1)
+                    wait(arrival.part)
                 if arrival.slot is not None:
                     self._program.append(_taking(arrival.place, arrival.slot, arrival.is_added))
                     added += 1
