@@ -17,7 +17,8 @@ from dlbench.cli.choosing import note, open_store
 from dlbench.cli.options import FILE, OUTPUT, F, InOrder, value_option, write_output
 from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
-from dlbench.report.wording import runs_text
+from dlbench.report.wording import clean, runs_text
+from dlbench.units import format_bytes, utc_now
 
 if TYPE_CHECKING:
     from dlbench.history.importing import Candidate, Outcome
@@ -280,7 +281,6 @@ def acknowledge(
     from dlbench.history.report import FOLLOWED, percent_change, trends_of
     from dlbench.history.store import MAX_REASON, Acknowledgement, read_acknowledged
     from dlbench.history.store import acknowledge as write
-    from dlbench.units import utc_now
 
     if not reason.strip() or len(reason) > MAX_REASON:
         raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
@@ -368,7 +368,6 @@ def slow_nodes(
         from dlbench.analysis.slow_nodes import TO_EXCLUDE
         from dlbench.history.document import exclude_option, unsafe_text
         from dlbench.history.report import host_sentence
-        from dlbench.report.wording import clean
 
         option = exclude_option(found)
         for host in found.slow:
@@ -401,7 +400,6 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
     """
     from dlbench.history.archive import write_archive
     from dlbench.history.entry import parse_where
-    from dlbench.units import format_bytes
 
     wanted = parse_where(where)
     opened = open_store(store, index)
@@ -465,9 +463,6 @@ def prune(
 
 def _removal_lines(chosen: Sequence[Removal], *, dry_run: bool, num_runs: int) -> Iterator[str]:
     """What went, or would go, run by run, and the sum."""
-    from dlbench.report.wording import clean
-    from dlbench.units import format_bytes
-
     verb = "would remove" if dry_run else "removed"
     for removal in chosen:
         files = len(removal.files)

@@ -44,6 +44,7 @@ from dlbench.datasets.images.shards import (
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
+from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
@@ -93,8 +94,6 @@ def write_shard(path: Path, container: Container, samples: Iterable[Packed], cla
 
 
 def _write_records(path: Path, samples: Iterable[Packed], classes: Sequence[str]) -> None:
-    from dlbench.datasets.tfrecord import RecordWriter, encode_example
-
     with RecordWriter(path) as writer:
         for sample in samples:
             features: dict[str, bytes | NDArray[np.int64]] = {
