@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Array = npt.NDArray[np.float64]
+    Times = npt.NDArray[np.int64]  # Nanoseconds.
+    Flags = npt.NDArray[np.bool_]
 else:
 
     class _Library:
@@ -24,6 +26,7 @@ else:
             setattr(self, attribute, found)
             return found
 
-    alt, np, npt, Array = _Library("altair"), _Library("numpy"), _Library("numpy.typing"), Any
+    alt, np, npt = _Library("altair"), _Library("numpy"), _Library("numpy.typing")
+    Array = Times = Flags = Any
 
-__all__ = ["Array", "alt", "np", "npt"]
+__all__ = ["Array", "Flags", "Times", "alt", "np", "npt"]

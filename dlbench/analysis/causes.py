@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dlbench.analysis.late_hosts import Leaving, leaving
 from dlbench.analysis.launching import waited_for_host
@@ -39,12 +39,9 @@ from dlbench.analysis.stragglers import Waiting, waiting, without_waits
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
 from dlbench.analysis.telemetry.throttling import throttled_share
 from dlbench.errors import IncompleteDataError
-from dlbench.lazy import np, npt
+from dlbench.lazy import Times, np
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
 
 Key = TypeVar("Key")
 

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
-from dlbench.lazy import np, npt
+from dlbench.lazy import Array, Times, np
 from dlbench.records.scan import Run
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-    Floats = npt.NDArray[np.float64]
 
 QUANTILES = 101  # Quantiles kept of a run's step times: 0 %, 1 %, ..., 100 %.
 MAX_MAP_ROWS = 64
@@ -87,12 +82,12 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
         fence_s=fence_s,
         outliers=_outliers(run.plan.run_id, steps, own, slowest_s, fence_s, hosts),
         autocorrelation=_autocorrelation(slowest_s),
-        map=_map(own, steps.numbers, hosts),
+        map=_map(own, steps.numbers, hosts),  # which sorts `own`
     )
 
 
 def _outliers(
-    run_id: str, steps: RunSteps, own: Times, slowest_s: Floats, fence_s: float, hosts: Sequence[str]
+    run_id: str, steps: RunSteps, own: Times, slowest_s: Array, fence_s: float, hosts: Sequence[str]
 ) -> tuple[OutlierStep, ...]:
     found = np.flatnonzero(slowest_s > fence_s)
     # Of equally long ones the first: a stable sort of the negatives.
@@ -119,7 +114,7 @@ def _outliers(
     return tuple(made)
 
 
-def _autocorrelation(values: Floats) -> float | None:
+def _autocorrelation(values: Array) -> float | None:
     """Lag 1, around the mean of all (Box and Jenkins 1970, section 2.1.5)."""
     if len(values) < MIN_CORRELATED or values.min() == values.max():
         return None
@@ -134,7 +129,7 @@ def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
     widths = np.diff([*columns, steps])
     # Sums of whole nanoseconds, so that nothing is rounded before the mean.
     means = np.add.reduceat(own, columns, axis=1) / widths
-    cells = np.maximum.reduceat(means, rows, axis=0) / max(1.0, float(np.median(own)))
+    cells = np.maximum.reduceat(means, rows, axis=0) / max(1.0, float(np.median(own, overwrite_input=True)))
     return RankStepMap(
         rank_starts=tuple(rows),
         num_ranks=ranks,

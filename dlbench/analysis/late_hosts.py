@@ -25,15 +25,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
-from dlbench.lazy import np, npt
+from dlbench.lazy import Times, np
 from dlbench.records.clocks import MAX_DRIFT_PPM, ClockLine
 from dlbench.records.record import Record
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
 
 
 def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, float]:
@@ -98,11 +94,16 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     if record.clock == "cuda-events":
         count, drift_ppm = min(count, int(LATE / 2 * 1_000_000 / MAX_DRIFT_PPM)), MAX_DRIFT_PPM
     step_ns = steps.step_ns[:, :count]
-    left_ns = np.cumsum(step_ns, axis=1) - step_ns + sum(steps.phase_ns[name][:, :count] for name in _UP_TO_EXCHANGE)
+    # In place: for large runs each of these is a large part of all memory.
+    left_ns = np.cumsum(step_ns, axis=1)
+    left_ns -= step_ns
+    for name in _UP_TO_EXCHANGE:
+        left_ns += steps.phase_ns[name][:, :count]
     left_ns += steps.begin_ns[:, None]
     bounds = [_to_node_0(line, times) for line, times in zip(known, left_ns, strict=True)]
-    left_ns -= np.median(left_ns, axis=0).astype(np.int64)
-    own = largest_by_host(hosts, np.median(left_ns, axis=1).tolist())
+    for some in np.array_split(left_ns, max(1, count // 64), axis=1):  # views; the median copies
+        some -= np.median(some, axis=0).astype(np.int64)
+    own = largest_by_host(hosts, np.median(left_ns, axis=1, overwrite_input=True).tolist())
     drift = int(step_ns.sum(axis=1).max()) * drift_ppm / 1_000_000 + max(rank.clock_error_s for rank in ranks) * 1e9
     bound = {host: max(b for b, name in zip(bounds, hosts, strict=True) if name == host) + drift for host in own}
     others = of_others(own)

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.lazy import np, npt
+from dlbench.lazy import Times, np
 from dlbench.records.record import RankResult
+from dlbench.records.rows.shared import file_of, opened_at_once
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader, read_alike_steps
 from dlbench.records.scan import Run
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
 """What a step's time consists of, as the mean of all ranks sees it: the phases; what no phase holds; how far the
@@ -30,7 +27,7 @@ ROUNDING_NS = 10_000
 # `measured_s` and the step times are the same clock readings; more apart than this, one of them is damaged.
 TOLERANCE = 0.01
 
-# Step files that are read together.
+# Ranks with step files of their own that are read together.
 _AT_ONCE = 16
 _COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
 _BOUNDS = tuple(name for name, _ in LAUNCH_FIELDS)
@@ -156,31 +153,29 @@ def _all_ranks(run: Run) -> RunSteps:
         raise IncompleteDataError(
             f"{run.folder.record}: holds {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; no figure is made"
         )
-    # Few files at a time, so that a run of many ranks is never held twice.
+    # Few ranks at a time, so that a run of many is never held twice: those of a node, whose file is read once.
     result: RunSteps | None = None
     entries = sorted(run.record.ranks, key=lambda rank: rank.rank)
-    alike = True
-    for first in range(0, len(entries), _AT_ONCE):
-        some = entries[first : first + _AT_ONCE]
+    own_file = run.folder.steps(0) == run.folder.rank_steps(0)
+    width, alike = _AT_ONCE if own_file else run.plan.layout.ranks_per_node, True
+    for begin in range(0, len(entries), width):
+        some = entries[begin : begin + width]
         numbers = None if result is None else result.numbers
         steps = _ranks_alike(run, some, numbers) if alike else None
         # Files that differ are read one by one, which also finds what is wrong where something is.
         alike = steps is not None
-        for entry in some:
-            own = (
-                _one_rank(run, entry, numbers)
-                if steps is None
-                else {k: v[entry.rank - first] for k, v in steps.items()}
-            )
+        for first in [begin] if steps is not None else [entry.rank for entry in some]:
+            own = steps or _one_rank(run, entries[first], None if result is None else result.numbers)
+            step_ns, start_ns = own["step_ns"], own["start_ns"]
             if result is None:
-                numbers, shape = own["step"].copy(), (len(ranks), len(own["step"]))
+                shape = (len(ranks), step_ns.shape[1])
                 result = RunSteps(
-                    numbers=numbers,
+                    numbers=own["step"][0].copy(),
                     begin_ns=np.empty(len(ranks), np.int64),
                     end_ns=np.empty(len(ranks), np.int64),
                     step_ns=np.empty(shape, np.int64),
                     phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
-                    unbroken=len(own["step"]),
+                    unbroken=shape[1],
                     launch=Launching(
                         bound_ns={phase: np.empty(shape, np.int64) for phase in LAUNCHED},
                         kernel_ns={phase: np.empty(shape[0], np.int64) for phase in LAUNCHED},
@@ -188,19 +183,22 @@ def _all_ranks(run: Run) -> RunSteps:
                     if _KERNELS[0] in own
                     else None,
                 )
-            result.begin_ns[entry.rank] = own["start_ns"][0]
-            result.end_ns[entry.rank] = own["start_ns"][-1] + own["step_ns"][-1]
-            result.step_ns[entry.rank] = own["step_ns"]
+            place = slice(first, first + len(step_ns))
+            result.begin_ns[place] = start_ns[:, 0]
+            result.end_ns[place] = start_ns[:, -1] + step_ns[:, -1]
+            result.step_ns[place] = step_ns
             for phase in PHASES:
-                result.phase_ns[phase][entry.rank] = own[f"{phase}_ns"]
+                result.phase_ns[phase][place] = own[f"{phase}_ns"]
             if (result.launch is None) != (_KERNELS[0] not in own):
-                raise IncompleteDataError(f"{run.folder.steps(entry.rank)}: other columns than on rank 0")
+                raise IncompleteDataError(f"{run.folder.steps(first)}: other columns than on rank 0")
             if result.launch is not None:
                 for phase, kernels, bound in zip(LAUNCHED, _KERNELS, _BOUNDS, strict=True):
-                    result.launch.kernel_ns[phase][entry.rank] = own[kernels]
-                    result.launch.bound_ns[phase][entry.rank] = own[bound]
-            unbroken = min(result.unbroken, _unbroken(own["start_ns"], own["step_ns"]))
-            result = replace(result, unbroken=unbroken)
+                    result.launch.kernel_ns[phase][place] = own[kernels]
+                    result.launch.bound_ns[phase][place] = own[bound]
+            # Without a pause a step begins where the one before ends.
+            late = start_ns[:, 1:] - start_ns[:, :1] - np.cumsum(step_ns[:, :-1], axis=1) > ROUNDING_NS
+            if late.any():
+                result = replace(result, unbroken=min(result.unbroken, int(late.any(axis=0).argmax()) + 1))
     assert result is not None
     return result
 
@@ -219,19 +217,19 @@ def _with_kernels(steps: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unbroken(start_ns: Times, step_ns: Times) -> int:
-    """First steps of a rank without a pause between them: a step begins where the one before ends."""
-    late = np.flatnonzero(start_ns[1:] - start_ns[0] - np.cumsum(step_ns[:-1]) > ROUNDING_NS)
-    return int(late[0]) + 1 if len(late) else len(step_ns)
-
-
 def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:
     """As `_one_rank` of several ranks, shape (ranks, steps); None where their files differ, or one is damaged."""
     assert run.record is not None
     try:
-        readers = [StepReader(run.folder.steps(entry.rank)) for entry in entries]
+        paths = [run.folder.steps(entries[0].rank)]
+        if (file := file_of(paths[0])) == paths[0]:
+            paths += [run.folder.steps(entry.rank) for entry in entries[1:]]
+            readers = [StepReader(path) for path in paths]
+        else:
+            rows = opened_at_once(file)
+            readers = [StepReader(file / f"rank-{one.rank:04d}", rows[one.rank]) for one in entries]
         steps = read_alike_steps(readers, _columns(readers[0]))
-    except IncompleteDataError:
+    except (IncompleteDataError, OSError, KeyError):
         return None
     if steps is None or any(reader.torn_bytes for reader in readers):
         return None
@@ -254,7 +252,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
 
 
 def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, Times]:
-    """`_COLUMNS` of the measured steps of one rank, checked; `numbers` are those of the ranks before."""
+    """`_COLUMNS` of the measured steps of a rank, shape (1, steps), checked; `numbers`: those of the ranks before."""
     assert run.record is not None
     path = run.folder.steps(entry.rank)
     reader = StepReader(path)
@@ -274,7 +272,7 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
         raise IncompleteDataError(f"{path}: {count} measured steps, not the same as on the other ranks")
     if other := _other_sums(entry, int(found["samples"].sum()), int(found["step_ns"].sum())):
         raise IncompleteDataError(f"{path}: {other}; no figure is made")
-    return found | _with_kernels(steps)
+    return {name: np.asarray(values)[None] for name, values in (found | _with_kernels(steps)).items()}
 
 
 def _foreign(run: Run, reader: StepReader, entry: RankResult) -> str:

@@ -41,15 +41,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from dlbench.analysis.measures import RunSteps
-from dlbench.lazy import np, npt
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-    Flags = npt.NDArray[np.bool_]
-
+from dlbench.lazy import Flags, Times, np
 
 WORK_PHASES: Mapping[str, tuple[str, ...]] = {
     "input": ("input", "h2d"),
@@ -242,7 +236,9 @@ def _moved(
     by_phase: dict[str, int] = {}
     for name, values in beyond.items():
         charged = np.where(fits, values, np.floor(values * share).astype(np.int64))
-        by_rank[name] = _sums_upto(charged, ends)
+        # Sums of pieces that lie one behind the other, by where each ends.
+        total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(charged)])[ends]
+        by_rank[name] = np.diff(total, prepend=0)
         by_phase |= _by_phase(charged, {phase: excess(phases[phase]) for phase in WORK_PHASES[name]})
     return by_rank, by_phase
 
@@ -260,12 +256,6 @@ def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
         found[name] = int((upto - before).sum())
         before = upto
     return {**found, last: int((charged - before).sum())}
-
-
-def _sums_upto(values: Times, ends: Times) -> Times:
-    """Sums of pieces that lie one behind the other, by where each ends."""
-    total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])[ends]
-    return np.diff(total, prepend=0)
 
 
 def _shared_out(waited: Times, late: Times) -> Times:

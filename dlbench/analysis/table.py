@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -227,7 +226,7 @@ def load_runs(
         processes = min(cores, MAX_PROCESSES, sum(weights) // WORTH_A_PROCESS)
     # The largest first, so that none of them is left for the end.
     order = sorted(range(len(runs)), key=lambda number: -weights[number])
-    items = [dataclasses.replace(runs[number], statuses=[]) for number in order]
+    items = [runs[number] for number in order]
     work = partial(load_or_say, wanted=wanted)
     with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read") as results:
         found = {order[place]: result for place, result in results}

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 import dlbench
 from dlbench.cli.completion import completing
 from dlbench.cli.streams import Streams, ending_of, os_error_words
-from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
+from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Start": (
@@ -104,8 +104,6 @@ class CommandGroups(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            from dlbench.errors import nearest
-
             ctx.fail(f"unknown command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 

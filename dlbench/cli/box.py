@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from dlbench.errors import RunError
+
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 
 
@@ -108,7 +110,6 @@ def status(folder: Path) -> None:
     Example:
       dlbench box status /tmp/box
     """
-    from dlbench.errors import RunError
     from dlbench.jobs.box.box import Box
 
     found = Box.attach(folder)

@@ -97,7 +97,21 @@ def runs_at(*paths: Path) -> Scan:
     folders = [path for path in roots if path not in stores]
     found = scan(*folders) if folders else Scan(root=roots[0])
     for store in stores:
-        _add_history(found, store)
+        # Adds the runs of a history; the same run in a second folder of it is no repeat.
+        from dlbench.history.files import Store
+        from dlbench.records.scan import read_run
+
+        runs: dict[str, Run] = {}
+        for folder in Store.at(store).listing():
+            try:
+                run = read_run(store / folder)
+            except WithheldError as error:
+                found.withheld.append(str(error))
+            except (IncompleteDataError, UserError) as error:
+                found.problems.append(str(error))
+            else:
+                runs.setdefault(run.plan.run_id, run)
+        found.runs += runs.values()
     _note_withheld(found.withheld)
     if stores:
         found.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
@@ -118,24 +132,6 @@ def _note_withheld(lines: Sequence[str]) -> None:
         if line not in noted:
             noted.add(line)
             click.echo(f"note: {cleaned(line)}", err=True)
-
-
-def _add_history(found: Scan, store: Path) -> None:
-    """Adds the runs of a history; the same run in a second folder of it is no repeat."""
-    from dlbench.history.files import Store
-    from dlbench.records.scan import read_run
-
-    runs: dict[str, Run] = {}
-    for folder in Store.at(store).listing():
-        try:
-            run = read_run(store / folder)
-        except WithheldError as error:
-            found.withheld.append(str(error))
-        except (IncompleteDataError, UserError) as error:
-            found.problems.append(str(error))
-        else:
-            runs.setdefault(run.plan.run_id, run)
-    found.runs += runs.values()
 
 
 def expanded(paths: Iterable[Path]) -> list[Path]:

@@ -20,7 +20,6 @@ from dlbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from dlbench.datasets.making.catalogue import BuildPlan
-    from dlbench.datasets.manifest import Manifest
     from dlbench.datasets.verification import Verdict
 
 _LINE_EVERY_S = 10.0
@@ -189,15 +188,11 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
         if num and MANIFEST_KINDS[manifest.kind] in LISTED:
             keep_indexes(folder / split, anew=False)
     click.echo(folder)
-    click.echo(_described(manifest, build.unit), err=True)
-
-
-def _described(manifest: Manifest, unit: str) -> str:
-    counts = " and ".join(f"{num:,} {unit} in {split}" for split, num in manifest.counts.items())
+    counts = " and ".join(f"{num:,} {build.unit} in {split}" for split, num in manifest.counts.items())
     text = f"{counts}; {format_bytes(manifest.num_bytes)} in {manifest.num_files:,} files"
     if manifest.distinct_bytes is not None and manifest.distinct_bytes < manifest.num_bytes:
         text += f", of which {format_bytes(manifest.distinct_bytes)} do not repeat"
-    return text
+    click.echo(text, err=True)
 
 
 @click.command()

@@ -14,8 +14,9 @@ from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, write_output
 from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, require_modules
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
-from dlbench.exports.mllog import Statement, Status
-from dlbench.records.scan import Run
+from dlbench.exports.mllog import Statement, Status, obstacles, rules_of, to_mllog
+from dlbench.records.folder import RunFolder
+from dlbench.records.scan import Run, read_run
 
 MetricFormat = Literal["openmetrics", "jsonl"]
 
@@ -104,8 +105,6 @@ def mllog(
     Example:
       dlbench export mllog runs/RUN --org "My lab" -o result_0.txt
     """
-    from dlbench.exports.mllog import obstacles, rules_of, to_mllog
-
     found = _read(run, output)
     statement = _statement(org, platform, status, cache_cleared)
     if importlib.util.find_spec("numpy") is None:
@@ -153,8 +152,6 @@ def _read(path: Path, output: Path | None) -> Run:
     check_writable(output)
     if not path.is_dir():
         raise UserError(f"{path}: no such folder of a run")
-    from dlbench.records.folder import RunFolder
-    from dlbench.records.scan import read_run
 
     if not RunFolder(path).plan.exists():
         inside = sorted(folder.parent.name for folder in path.glob("*/plan.json"))

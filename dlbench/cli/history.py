@@ -17,12 +17,12 @@ from dlbench.cli.choosing import note, open_store
 from dlbench.cli.options import FILE, OUTPUT, F, InOrder, value_option, write_output
 from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
-from dlbench.report.wording import runs_text
+from dlbench.report.wording import clean, runs_text
+from dlbench.units import format_bytes, utc_now
 
 if TYPE_CHECKING:
     from dlbench.history.importing import Candidate, Outcome
     from dlbench.history.reading import Removal
-    from dlbench.history.slow_months import SlowMonths
     from dlbench.history.store import History
     from dlbench.history.tables import TableName
     from dlbench.records.folder import RunFolder
@@ -230,12 +230,16 @@ def trends(
       dlbench history trends --fail-on-regression
     """
     chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "scipy"))
+    from dlbench.analysis.metrics import by_name
     from dlbench.history.document import finding, trends_document
     from dlbench.history.entry import parse_where
     from dlbench.history.report import FOLLOWED, regression_text, trends_of
     from dlbench.history.store import read_acknowledged
 
-    followed = _known(metrics) or FOLLOWED
+    for name in metrics:
+        if name not in by_name():
+            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
+    followed = metrics or FOLLOWED
     opened = open_store(store, index)
     found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
     emit(trends_document(found), chosen, output, table or "changes")
@@ -277,7 +281,6 @@ def acknowledge(
     from dlbench.history.report import FOLLOWED, percent_change, trends_of
     from dlbench.history.store import MAX_REASON, Acknowledgement, read_acknowledged
     from dlbench.history.store import acknowledge as write
-    from dlbench.units import utc_now
 
     if not reason.strip() or len(reason) > MAX_REASON:
         raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
@@ -362,7 +365,17 @@ def slow_nodes(
 
     found = slow_months(open_store(store, index).entries(parse_where(where)))
     if exclude:
-        _write_option(found, output)
+        from dlbench.analysis.slow_nodes import TO_EXCLUDE
+        from dlbench.history.document import exclude_option, unsafe_text
+        from dlbench.history.report import host_sentence
+
+        option = exclude_option(found)
+        for host in found.slow:
+            mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
+            click.echo(f"dlbench: {mark}: {host_sentence(host)}", err=True)
+        write_output(f"{option}\n".encode() if option else b"", output)
+        for name in found.unsafe:
+            click.echo(f"dlbench: {clean(unsafe_text(name))}", err=True)
     else:
         emit(nodes_document(found), chosen, output, "hosts")
     finish(found.damaged)
@@ -387,7 +400,6 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
     """
     from dlbench.history.archive import write_archive
     from dlbench.history.entry import parse_where
-    from dlbench.units import format_bytes
 
     wanted = parse_where(where)
     opened = open_store(store, index)
@@ -451,9 +463,6 @@ def prune(
 
 def _removal_lines(chosen: Sequence[Removal], *, dry_run: bool, num_runs: int) -> Iterator[str]:
     """What went, or would go, run by run, and the sum."""
-    from dlbench.report.wording import clean
-    from dlbench.units import format_bytes
-
     verb = "would remove" if dry_run else "removed"
     for removal in chosen:
         files = len(removal.files)
@@ -473,27 +482,3 @@ def rebuild(store: Path | None, index: Path | None) -> None:
     opened = open_store(store, index)
     opened.rebuild()
     click.echo(f"{runs_text(len(opened.entries()))} indexed")
-
-
-def _known(metrics: Sequence[str]) -> Sequence[str]:
-    from dlbench.analysis.metrics import by_name
-
-    for name in metrics:
-        if name not in by_name():
-            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
-    return metrics
-
-
-def _write_option(found: SlowMonths, output: Path | None) -> None:
-    from dlbench.analysis.slow_nodes import TO_EXCLUDE
-    from dlbench.history.document import exclude_option, unsafe_text
-    from dlbench.history.report import host_sentence
-    from dlbench.report.wording import clean
-
-    option = exclude_option(found)
-    for host in found.slow:
-        mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
-        click.echo(f"dlbench: {mark}: {host_sentence(host)}", err=True)
-    write_output(f"{option}\n".encode() if option else b"", output)
-    for name in found.unsafe:
-        click.echo(f"dlbench: {clean(unsafe_text(name))}", err=True)

@@ -76,18 +76,7 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
       dlbench io cosmoflow --preset ci --data data/demo/density --like runs/RUN
       dlbench io resnet50 --preset ci --data data/demo/images --tiers --repeats 5
     """
-    _refuse_other_mode(tiers, options)
-    if not 1 <= repeats <= MAX_REPEATS:
-        raise UserError(f"--repeats {repeats}: must be from 1 to {MAX_REPEATS}")
-    request = _request(workload, ranks, repeats, system, tiers, options)
-    if tiers:
-        code = _tiers(request, options, as_json=as_json)
-        sys.exit(code)
-    _readers(request, repeats, options, as_json=as_json)
-
-
-def _refuse_other_mode(tiers: bool, options: dict[str, Any]) -> None:
-    """Options of the one do nothing in the other. Raises UserError: such an option is given."""
+    # Options of the one do nothing in the other.
     for option in shared.given_options(*(_OF_READERS if tiers else _OF_TIERS)):
         trains = "is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)"
         raise UserError(f"{option}: {'is of the readers alone: leave out --tiers' if tiers else trains}")
@@ -95,6 +84,13 @@ def _refuse_other_mode(tiers: bool, options: dict[str, Any]) -> None:
         raise UserError("--like and --rate exclude each other: both say what an accelerator needs")
     if options["seconds"] is not None and options["seconds"] > MAX_SECONDS:
         raise UserError(f"--seconds {options['seconds']:g}: must be at most {MAX_SECONDS:g}")
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise UserError(f"--repeats {repeats}: must be from 1 to {MAX_REPEATS}")
+    request = _request(workload, ranks, repeats, system, tiers, options)
+    if tiers:
+        code = _tiers(request, options, as_json=as_json)
+        sys.exit(code)
+    _readers(request, repeats, options, as_json=as_json)
 
 
 def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, options: dict[str, Any]) -> Request:

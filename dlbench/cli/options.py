@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from dlbench.errors import EnvironmentLacksError, MachineError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
 
 if TYPE_CHECKING:
     from dlbench.specs.comm import CommPlan
@@ -557,7 +557,6 @@ def write_output(content: bytes, output: Path | None) -> None:
         # Bytes, because a batch job's locale may not know the characters.
         click.echo(content, nl=False)
         return
-    from dlbench.errors import RunError
     from dlbench.records.files import write_result
 
     try:

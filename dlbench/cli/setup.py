@@ -10,7 +10,7 @@ import click
 
 from dlbench.cli.options import AS_JSON, FILE, value_option
 from dlbench.cli.streams import cleaned, terminal
-from dlbench.errors import ExitCode
+from dlbench.errors import ExitCode, UserError
 
 _MARKS = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}
 
@@ -76,7 +76,6 @@ def prepare(folder: Path, extras: tuple[str, ...], horovod: bool, data: Path | N
       dlbench prepare dlbench-offline --extra node --extra analysis --horovod
       dlbench-offline/install.sh /shared/me/dlbench
     """
-    from dlbench.errors import UserError
     from dlbench.setup.prepare import prepare as made
     from dlbench.units import format_bytes
 

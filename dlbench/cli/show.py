@@ -247,21 +247,17 @@ def show(
     if form == "json":
         click.echo(json.dumps(content, indent=2))
     elif form == "yaml":
-        click.echo(_yaml(content), nl=False)
+        from ruamel.yaml import YAML
+
+        yaml = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # the order of the fields says more
+        sink = io.StringIO()
+        yaml.dump(content, sink)
+        click.echo(sink.getvalue(), nl=False)
     else:
         for line in _explained(made, content, layers, presets):
             click.echo(cleaned(line))
-
-
-def _yaml(content: dict[str, Any]) -> str:
-    from ruamel.yaml import YAML
-
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # the order of the fields says more
-    sink = io.StringIO()
-    yaml.dump(content, sink)
-    return sink.getvalue()
 
 
 _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")

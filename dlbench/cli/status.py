@@ -77,23 +77,19 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
         rows = [{name: getattr(one, name) for name in _TOLD} for one in found]
         click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
-        _print(found, series)
+        for one in found:
+            click.echo(f"{one.state:<11} {one.run_id}" + (f"  job {one.job}" if one.job else ""))
+            if one.detail:
+                click.echo(cleaned(f"            {_one_line(one.detail)}"))
+        for row in series:
+            click.echo(f"series {row['series']}: {row['detail']}")
+        click.echo(f"{len(found)} run{'s' * (len(found) != 1)}, {sum(one.state == 'valid' for one in found)} valid")
     for problem in problems:
         click.echo(f"dlbench: damaged: {_one_line(problem)}", err=True)
     if problems:
         sys.exit(int(ExitCode.INCOMPLETE))
     if any(one.is_failed for one in found) or any(one["is_cut_off"] for one in series):
         sys.exit(int(ExitCode.RUN_FAILED))
-
-
-def _print(found: Sequence[RunStatus], series: Sequence[dict[str, Any]]) -> None:
-    for one in found:
-        click.echo(f"{one.state:<11} {one.run_id}" + (f"  job {one.job}" if one.job else ""))
-        if one.detail:
-            click.echo(cleaned(f"            {_one_line(one.detail)}"))
-    for row in series:
-        click.echo(f"series {row['series']}: {row['detail']}")
-    click.echo(f"{len(found)} run{'s' * (len(found) != 1)}, {sum(one.state == 'valid' for one in found)} valid")
 
 
 def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
@@ -228,7 +224,12 @@ def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> Non
         with open_inside(path) as file:
             sizes[path] = file.seek(0, os.SEEK_END)
             file.seek(max(0, sizes[path] - _MAX_BYTES))
-            _print_text(path, file.read(_MAX_BYTES), lines, is_one=len(paths) == 1)
+            text = file.read(_MAX_BYTES).decode("utf-8", "replace")
+            shown = text.splitlines()
+            if len(paths) > 1:
+                click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
+            for line in shown[-lines:] if lines else shown:
+                click.echo(cleaned(line))
     if follow:
         _follow(folder, rank, sizes)
 
@@ -254,15 +255,6 @@ def run_folder(run: str, out: Path) -> RunFolder:
 
 def _escaped(text: str) -> str:
     return glob.escape(text) if text and "/" not in text and text not in (".", "..") else "*no run*"
-
-
-def _print_text(path: Path, content: bytes, lines: int, *, is_one: bool) -> None:
-    text = content.decode("utf-8", "replace")
-    shown = text.splitlines()
-    if not is_one:
-        click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
-    for line in shown[-lines:] if lines else shown:
-        click.echo(cleaned(line))
 
 
 def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None:
@@ -299,16 +291,12 @@ def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None
             return
         is_over = is_over or any(path.exists() for path in (folder.record, folder.comm, folder.failure))
         if not is_over and time.monotonic() >= asked + EVERY_S:
-            is_over, asked = _is_over(folder), time.monotonic()
+            # Whether nothing is to come of a run, as where its job ended without a record.
+            from dlbench.jobs.campaign.run_status import run_statuses
+
+            (one,), _ = run_statuses([read_launched(folder.path)])
+            is_over, asked = one.ahead == "nothing", time.monotonic()
         time.sleep(_LOOK_S)
-
-
-def _is_over(folder: RunFolder) -> bool:
-    """Whether nothing is to come of a run, as where its job ended without a record."""
-    from dlbench.jobs.campaign.run_status import run_statuses
-
-    (one,), _ = run_statuses([read_launched(folder.path)])
-    return one.ahead == "nothing"
 
 
 @click.command()

@@ -52,7 +52,12 @@ def trace(
     check_writable(output)
     if cores and chosen == "parquet":
         raise UserError("--cores: has no effect on --format parquet, which holds every field that was sampled")
-    _require(chosen)
+    needed = {"numpy": "analysis"} | ({"pandas": "analysis", "pyarrow": "parquet"} if chosen == "parquet" else {})
+    for name, extra in needed.items():
+        if importlib.util.find_spec(name) is None:
+            raise EnvironmentLacksError(
+                f"trace: {name} is not installed in {sys.prefix}; remedy: pip install 'dlbench[{extra}]'"
+            )
     from dlbench.perfetto.rows import Notes
     from dlbench.perfetto.run import Selection, parse_ranks, parse_steps, read_trace_run
 
@@ -104,15 +109,6 @@ def _format_of(output: Path, asked: FormatName | None) -> FormatName:
     if by_name is not None and asked is not None and by_name != asked:
         raise UserError(f"-o {output}: --format {asked} and the name's ending exclude each other")
     return by_name or asked or "perfetto"
-
-
-def _require(chosen: FormatName) -> None:
-    needed = {"numpy": "analysis"} | ({"pandas": "analysis", "pyarrow": "parquet"} if chosen == "parquet" else {})
-    for name, extra in needed.items():
-        if importlib.util.find_spec(name) is None:
-            raise EnvironmentLacksError(
-                f"trace: {name} is not installed in {sys.prefix}; remedy: pip install 'dlbench[{extra}]'"
-            )
 
 
 def _read(path: Path) -> Run:

@@ -81,10 +81,11 @@ def cost(
 
 COSTS = columns_of(Cost)
 COST_WORDS = (
-    "Volume: bytes that the busiest rank sends. Over ideal: time, measured or else predicted, over the least "
-    "start-ups and bytes of any algorithm; without costs of messages, of bytes alone. α: start-up of a message; β, γ: "
-    "seconds a byte sent and reduced; A, B: between groups, φ at once on a link; p ranks, m groups of g, k servers, "
-    "c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L. Of hierarchical in chunks the sum of both levels, which overlap."
+    "Volume: bytes that the busiest rank sends. Over ideal: time, measured or else predicted, over what the least "
+    "start-ups, bytes or sums of any algorithm take alone, whichever is most, as all may overlap; without costs of "
+    "messages, bytes. α: start-up of a message; β, γ: seconds a byte sent and reduced; A, B: between groups, φ at "
+    "once on a link; p ranks, m groups of g, k servers, c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L. Of "
+    "hierarchical in chunks the sum of both levels, which overlap."
 )
 
 

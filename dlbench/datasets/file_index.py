@@ -141,7 +141,6 @@ def _described(value: Any, blocks: list[bytes | memoryview]) -> Any:
 def unpacked(data: memoryview, expected: Sequence[type]) -> Any:
     """What `packed` was given. Arrays are views of `data`.
 
-    `data`: all bytes. `expected`: the dataclasses that may be in it.
     Raises ValueError: they are not of this form, or cut off.
     """
     kinds: Mapping[str, Callable[..., Any]] = {one.__name__: one for one in expected}

@@ -92,7 +92,13 @@ def _kind_of_file(path: Path, sure: bool) -> str | None:
     if name.endswith(("_x.npy", "_y.npy")):
         return "density"
     if name.endswith((".h5", ".hdf5", ".hdf")):
-        return _kind_of_hdf5(path, sure)
+        try:
+            with open_hdf5(path) as file:
+                return "samples" if "next_sentence_labels" in file else "density"
+        except (OSError, ValueError, KeyError, RuntimeError):  # what h5py says of damage
+            if sure:
+                return None
+            return "samples" if path.name.startswith("samples-") else "density"
     if name.endswith(".tar"):
         return "image-shards"
     if name.endswith((".tfrecord", ".tfrecords", ".gz")) or re.search(r"-\d+-of-\d+$", name):
@@ -104,16 +110,6 @@ def _kind_of_file(path: Path, sure: bool) -> str | None:
             return "density" if path.name.startswith("density-") else "image-shards"
         return "density" if "x" in features else "image-shards"
     return None
-
-
-def _kind_of_hdf5(path: Path, sure: bool) -> str | None:
-    try:
-        with open_hdf5(path) as file:
-            return "samples" if "next_sentence_labels" in file else "density"
-    except (OSError, ValueError, KeyError, RuntimeError):  # what h5py says of damage
-        if sure:
-            return None
-        return "samples" if path.name.startswith("samples-") else "density"
 
 
 def keep_indexes(source: Path, *, anew: bool = True) -> None:

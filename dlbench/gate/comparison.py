@@ -60,7 +60,17 @@ def compare_sides(
 
     Raises `UserError`: both sides are the same runs, or they are not comparable; names the keys.
     """
-    _refuse_same(a, b, options)
+    # Runs compared with themselves are always equal: a gate would pass for ever.
+    ids = [
+        {(run.run_id, run.finished, *sorted(run.figures.items())) for point in side.points for run in point.runs}
+        for side in (a, b)
+    ]
+    if ids[0] == ids[1]:
+        raise UserError(
+            f"A ({a.name}) and B ({b.name}) are the same {len(ids[0])} run{'s' * (len(ids[0]) > 1)}: nothing to "
+            f"compare; give two folders, choose each side with {options[0]} and {options[1]}, or give --paired for "
+            "runs of run --ab"
+        )
     matches, only_b = _matches(a, b, allowed)
     sessions = sessions_at((*a.points, *b.points, *(() if history is None else history.points)))
     at_least = floors_at(b.points, floors, b.name)
@@ -164,20 +174,6 @@ def _apart(one: SidePoint, other: SidePoint, allowed: Collection[str]) -> list[K
         if here != there
     ]
     return places + differences(without(one.content, allowed), without(other.content, allowed))
-
-
-def _refuse_same(a: Side, b: Side, options: tuple[str, str]) -> None:
-    """Runs compared with themselves are always equal: a gate would pass for ever."""
-    ids = [
-        {(run.run_id, run.finished, *sorted(run.figures.items())) for point in side.points for run in point.runs}
-        for side in (a, b)
-    ]
-    if ids[0] == ids[1]:
-        raise UserError(
-            f"A ({a.name}) and B ({b.name}) are the same {len(ids[0])} run{'s' * (len(ids[0]) > 1)}: nothing to "
-            f"compare; give two folders, choose each side with {options[0]} and {options[1]}, or give --paired for "
-            "runs of run --ab"
-        )
 
 
 def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) -> list[list[SideRun]]:

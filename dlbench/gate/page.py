@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from dlbench.analysis.metrics import DEFAULT_METRICS
 from dlbench.errors import DlbenchError
 from dlbench.gate.report import (
     ComparisonReport,
@@ -32,6 +33,7 @@ from dlbench.gate.report import (
     share_text,
 )
 from dlbench.gate.sides import KeyDifference
+from dlbench.gate.verdicts import Rule
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, methods_section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
@@ -189,9 +191,7 @@ def next_step(report: ComparisonReport) -> str:
 
 def paired_lines(scan: Scan) -> list[str]:
     """What the paired comparisons of some runs say, or why they say nothing: for the end of `dlbench run --ab`."""
-    from dlbench.analysis.metrics import DEFAULT_METRICS
     from dlbench.gate.comparison import compare_pairs, paired_points
-    from dlbench.gate.verdicts import Rule
 
     try:
         points, both = paired_points(scan, str(scan.root), {}, "--where")

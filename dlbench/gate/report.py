@@ -295,7 +295,13 @@ def report_of(
     history: str,
 ) -> ComparisonReport:
     """The points of a comparison with the verdict of all of them, and what holds for all said once."""
-    points = _with_unique_labels(points)
+    # Points of equal labels are counted: a CI server takes test cases of one name for one.
+    seen: dict[str, int] = {}
+    result = []
+    for point in points:
+        seen[point.label] = number = seen.get(point.label, 0) + 1
+        result.append(dataclasses.replace(point, label=f"{point.label} ({number})") if number > 1 else point)
+    points = tuple(result)
     environment = _of_all([point.environment for point in points])
     cautions = _of_all([point.cautions for point in points])
     points = tuple(
@@ -328,16 +334,6 @@ def report_of(
         notices=tuple(sorted({*notices} - {""})),
         methods=methods(points, rule, paired=paired, num_compared=num_compared),
     )
-
-
-def _with_unique_labels(points: Sequence[PointResult]) -> tuple[PointResult, ...]:
-    """Points of equal labels are counted: a CI server takes test cases of one name for one."""
-    seen: dict[str, int] = {}
-    result = []
-    for point in points:
-        seen[point.label] = number = seen.get(point.label, 0) + 1
-        result.append(dataclasses.replace(point, label=f"{point.label} ({number})") if number > 1 else point)
-    return tuple(result)
 
 
 def _of_all(lists: Sequence[tuple[T, ...]]) -> tuple[T, ...]:

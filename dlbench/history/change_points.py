@@ -210,21 +210,21 @@ def detect(values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effec
     return _with_drifts(logs, _shaped(logs, places, tested), evidence, min_effect)
 
 
-def detect_together(histories: Sequence[Sequence[float]], *, evidence: float = MIN_EVIDENCE) -> list[list[Found]]:
+def detect_together(histories: Sequence[Sequence[float]]) -> list[list[Found]]:
     """`detect` for each of several histories, the evidence divided by what all of them cost.
 
     A history is one test, or as many as it has changes; those too short for any are none.
     """
-    found = [detect(values, evidence=evidence) for values in histories]
+    found = [detect(values) for values in histories]
     while True:
         kept = sum(map(len, found))
         tests = kept + sum(not one and len(values) >= MIN_NIGHTS for one, values in zip(found, histories, strict=True))
         cost = tests / max(1, kept)
-        if all(one.evidence >= evidence * cost for changes in found for one in changes):
+        if all(one.evidence >= MIN_EVIDENCE * cost for changes in found for one in changes):
             return [[replace(one, evidence=one.evidence / cost) for one in changes] for changes in found]
         found = [
-            detect(values, evidence=evidence * cost)
-            if any(one.evidence < evidence * cost for one in changes)
+            detect(values, evidence=MIN_EVIDENCE * cost)
+            if any(one.evidence < MIN_EVIDENCE * cost for one in changes)
             else changes
             for values, changes in zip(histories, found, strict=True)
         ]

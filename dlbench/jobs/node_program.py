@@ -42,10 +42,9 @@ def reader_command(python: str) -> list[str]:
 def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
     """Reads as the order says; returns when all its repeats are done.
 
-    `order`: as `dlbench.node.data.reading_rate` wants it, ready for JSON. `python`: the interpreter of the compute
-    side.
-    Raises `UserError`: the data set is missing or does not fit the model. `IncompleteDataError`: samples are damaged.
-    `EnvironmentLacksError` or `RunError` or `KeyboardInterrupt`: as `answer_of`.
+    `order`: as `dlbench.node.data.reading_rate` wants it, ready for JSON. Raises `UserError`: the data set is missing
+    or does not fit the model. `IncompleteDataError`: samples are damaged. `EnvironmentLacksError` or `RunError` or
+    `KeyboardInterrupt`: as `answer_of`.
     """
     return answer_of(reader_command(python), order, ReadingRate, "the readers' process")
 
@@ -61,10 +60,9 @@ def profile_command(python: str) -> list[str]:
 def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
     """Measures what the order names.
 
-    `order`: as `dlbench.node.memory_profile` wants it, ready for JSON. `python`: the interpreter of the compute side.
-    Raises `UserError`: the network is no chain, or the folder of the swap file is none. `EnvironmentLacksError`: the
-    machine lacks memory or room for the swap file; else as `answer_of`. `RunError` or `KeyboardInterrupt`: as
-    `answer_of`.
+    `order`: as `dlbench.node.memory_profile` wants it, ready for JSON. Raises `UserError`: the network is no chain, or
+    the folder of the swap file is none. `EnvironmentLacksError`: the machine lacks memory or room for the swap file;
+    else as `answer_of`. `RunError` or `KeyboardInterrupt`: as `answer_of`.
     """
     return answer_of(profile_command(python), order, MemoryProfile, "the profile's process")
 

@@ -375,8 +375,8 @@ class RankProcesses:
     def first_ending(self, log: Callable[[int], Path], killed: tuple[int, int] | None = None) -> Ending | None:
         """How the rank that failed first ended; None if none did.
 
-        `log`: the log of a process. `killed`: rank and signal by what the launcher's own program says, for ranks whose
-        supervisor was killed with them.
+        `killed`: rank and signal by what the launcher's own program says, for ranks whose supervisor was killed with
+        them.
         """
         ends = self._ends()
         if not ends:

@@ -174,8 +174,8 @@ def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> t
     """What CUDA makes of a list of devices.
 
     `listed`: text of `CUDA_VISIBLE_DEVICES`; None: not set. `gpus`: whole GPUs, by PCI bus; one in MIG mode computes
-    only in its slices. `slices`: MIG slices of all GPUs. Returns None at all where an entry is not understood: a list
-    that CUDA would cut there is not guessed at.
+    only in its slices. Returns None at all where an entry is not understood: a list that CUDA would cut there is not
+    guessed at.
     """
     if listed is None:
         # A GPU in MIG mode is not counted as one, and of its slices CUDA takes the first.
@@ -215,10 +215,13 @@ def slices_listed(listed: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (listed or "").split(",") if part.strip().upper().startswith("MIG-"))
 
 
-def gpu_trouble(uuid: str, wait_s: float = 5.0) -> str:
+_WAIT_S = 5.0  # How long NVML may take to answer.
+
+
+def gpu_trouble(uuid: str) -> str:
     """What NVML says against a GPU, in its words; empty where it answers for it, or is not here.
 
-    Asked on a thread of its own for `wait_s` seconds at most: a driver may wait for a GPU that is gone.
+    Asked on a thread of its own: a driver may wait for a GPU that is gone.
     """
 
     def trouble(nvml: ModuleType) -> str:
@@ -228,8 +231,8 @@ def gpu_trouble(uuid: str, wait_s: float = 5.0) -> str:
             return str(error)
         return ""
 
-    said = _asked(trouble, wait_s)
-    return f"nothing within {wait_s:.0f} s" if said is None else said
+    said = _asked(trouble)
+    return f"nothing within {_WAIT_S:.0f} s" if said is None else said
 
 
 _MODES = {
@@ -238,11 +241,11 @@ _MODES = {
 }
 
 
-def restricted_mode(uuid: str | None, wait_s: float = 5.0) -> str:
+def restricted_mode(uuid: str | None) -> str:
     """A GPU's compute mode and who computes on it, where the mode keeps processes off it; empty where it does not.
 
     E.g. `exclusive process mode, used by process 4711`. `uuid`: None where the GPU is not known: the first of the
-    machine that is in such a mode counts. Asked for `wait_s` seconds at most. Source: nvml.h, `nvmlComputeMode_t`.
+    machine that is in such a mode counts. Source: nvml.h, `nvmlComputeMode_t`.
     """
 
     def mode(nvml: ModuleType) -> str:
@@ -259,10 +262,10 @@ def restricted_mode(uuid: str | None, wait_s: float = 5.0) -> str:
                     return words
         return ""
 
-    return _asked(mode, wait_s) or ""
+    return _asked(mode) or ""
 
 
-def _asked(question: Callable[[ModuleType], str], wait_s: float) -> str | None:
+def _asked(question: Callable[[ModuleType], str]) -> str | None:
     """NVML's answer, empty without NVML; None where there was none in time."""
     answers: list[str] = []
 
@@ -272,7 +275,7 @@ def _asked(question: Callable[[ModuleType], str], wait_s: float) -> str | None:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(wait_s)
+    asking.join(_WAIT_S)
     return answers[0] if answers else None
 
 
@@ -386,7 +389,7 @@ def driver_version(root: Path = Path("/")) -> str:
 def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/")) -> Unusable | None:
     """What is known against a torch on this machine's GPU; None where nothing is.
 
-    `torch`: its version. `cuda`, `hip`: the versions of CUDA and ROCm it was built for.
+    `cuda`, `hip`: the versions of CUDA and ROCm it was built for.
     """
     base, driver = torch.partition("+")[0], driver_version(root)
     branch = int(driver.partition(".")[0] or 0)

@@ -55,12 +55,12 @@ class _Counts(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recent"))
 
 
-def cached_pages(files: Sequence[Path], seed: int = 0) -> CachedPages:
+def cached_pages(files: Sequence[Path]) -> CachedPages:
     """The share of the pages of files that is in the page cache, nothing being read for it.
 
     Of a data set some hundred files, drawn at random, are looked at.
     """
-    generator = random.Random(seed)
+    generator = random.Random(0)
     library = ctypes.CDLL(None)
     chosen = list(files) if len(files) <= _LOOKED_AT else generator.sample(files, _LOOKED_AT)
     cached = looked = 0

@@ -157,10 +157,7 @@ class Source:
         return both
 
     def read(self, *, slow: bool) -> list[float]:
-        """One value for each field, in their order; NaN where it was not read this time, or failed.
-
-        `slow`: read the slow tier too.
-        """
+        """One value for each field, in their order; NaN where it was not read this time, or failed."""
         values = [math.nan] * len(self.fields)
         # Expensive reads last, so that the others are read at one time, close to the sample's own.
         for tier in (False, True) if slow else (False,):

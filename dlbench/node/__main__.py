@@ -5,6 +5,7 @@ Nothing heavy is imported before the rank is bound to its cores, because thread 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 STARTED = time.monotonic()
+if __name__ == "__main__":
+    gc.disable()  # What is imported stays, and is frozen below: collecting meanwhile costs 0.3 s of CPU.
 
 from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 
@@ -139,6 +142,8 @@ def _train(
 
     device = device_for(plan, place, chosen=binding.gpu_by_mask)
     engine = build_engine(plan, folder, place, device, rank_gpu(device, binding.gpu))
+    gc.freeze()
+    gc.enable()
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
     watchdog = Watchdog(
         plan.measure.stall_timeout_s, lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
@@ -190,6 +195,8 @@ def _exchange(
     from dlbench.node.devices import NcclLog, device_for
     from dlbench.node.training.progress import Watchdog
 
+    gc.freeze()
+    gc.enable()
     device = device_for(plan, place, chosen=binding.gpu_by_mask)
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
 
@@ -224,4 +231,6 @@ def _exchange(
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    gc.freeze()  # The interpreter's end would collect, and look at all of torch: 0.4 s of CPU.
+    sys.exit(code)

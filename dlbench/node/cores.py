@@ -132,8 +132,8 @@ def assign(masks: Sequence[Collection[int]], near: Sequence[Collection[int]]) ->
     """A GPU of its own for each rank of a node, so that fewest of their cores are away from their GPU.
 
     Of equal ways one in which most ranks have the GPU of their place. All sets of GPUs are looked at: a second for
-    sixteen of each, and a millisecond for eight. `masks`: cores of each rank. `near`: the processors next to each GPU;
-    at least as many GPUs as ranks.
+    sixteen of each, and a millisecond for eight. `near`: the processors next to each GPU; at least as many GPUs as
+    ranks.
     """
     away = [[len(set(mask).difference(close)) for close in near] for mask in masks]
 

@@ -142,13 +142,15 @@ def rank_gpu(
     known = by_nvml if by_nvml is not None and (by_nvml.uuid == uuid or not by_nvml.uuid) else None
     bus = known.pci_bus_id if known is not None else _bus(properties)
     numa = known.numa_node if known is not None else place_of(bus)[0] if bus else None
+    own = device.index or 0
+    others = [number for number in range(torch.cuda.device_count()) if number != own]
     return RankGpu(
         uuid=uuid,
         pci_bus_id=bus or None,
         numa_node=numa,
         is_slice=is_slice or uuid.startswith("MIG-"),
         visible=torch.cuda.device_count(),
-        no_peer_access=_unreachable(device),
+        no_peer_access=tuple(number for number in others if not torch.cuda.can_device_access_peer(own, number)),
         by_mask=by_mask,
     )
 
@@ -162,20 +164,13 @@ def _bus(properties: Any) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
-def _unreachable(device: torch.device) -> tuple[int, ...]:
-    own = device.index or 0
-    others = [number for number in range(torch.cuda.device_count()) if number != own]
-    return tuple(number for number in others if not torch.cuda.can_device_access_peer(own, number))
-
-
 def require_own_gpu(
     gpu: RankGpu | None, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, by_nccl: bool
 ) -> None:
     """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one.
 
     `gpu`: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none. `gather`: what every
-    rank, or every rank of this node, says. `by_nccl`: whether NCCL carries the messages. Raises EnvironmentLacksError:
-    they do.
+    rank, or every rank of this node, says. Raises EnvironmentLacksError: they do.
     """
     if place.size == 1 or gpu is None:
         return

@@ -58,12 +58,15 @@ def measure(plan: RunPlan) -> MemoryProfile:
     import torch
 
     from dlbench.node.devices import device_for
+    from dlbench.node.memory.device_memory import keep_freed
     from dlbench.node.models.build import build_model, loss_for
     from dlbench.node.training.activations import workbench
     from dlbench.node.training.precision import Precision
 
     workload = plan.workload
     device = device_for(plan, place)
+    if device.type == "cpu":
+        keep_freed()  # as training does
     torch.manual_seed(workload.train.seed)
     model = build_model(workload.model).to(device)
     loss = loss_for(workload.model, label_smoothing=workload.train.label_smoothing)

@@ -113,7 +113,12 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
     if single_machine:
         return LOOPBACK
     if interface is not None:
-        return _address_of(interface)
+        import psutil
+
+        for item in psutil.net_if_addrs().get(interface, []):
+            if item.family == socket.AF_INET:
+                return str(item.address)
+        raise RunError(f"launch.interface {interface}: this node has no such interface with an IPv4 address")
     name = socket.gethostname()
     try:
         address = socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]
@@ -130,16 +135,15 @@ def gloo_interface(single_machine: bool, planned: str | None, endpoint: Endpoint
     """
     if planned is not None and not single_machine:
         return planned
-    return _interface_towards(endpoint.address, endpoint.port)
-
-
-def _address_of(interface: str) -> str:
     import psutil
 
-    for item in psutil.net_if_addrs().get(interface, []):
-        if item.family == socket.AF_INET:
-            return str(item.address)
-    raise RunError(f"launch.interface {interface}: this node has no such interface with an IPv4 address")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((endpoint.address, endpoint.port))  # a datagram socket: chooses the route, sends nothing
+        local = probe.getsockname()[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(item.family == socket.AF_INET and item.address == local for item in addresses):
+            return str(name)
+    raise RunError(f"no network interface has the address {local} used to reach {endpoint.address}")
 
 
 def _is_reachable(address: str) -> bool:
@@ -169,16 +173,3 @@ def _routed_address() -> str:
         if outside and not _INNER.match(name):
             return outside[0]
     raise RunError("this node has no network address but loopback and bridges of its own: set launch.interface")
-
-
-def _interface_towards(address: str, port: int) -> str:
-    """The network interface whose address is used to reach `address`."""
-    import psutil
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))  # a datagram socket: chooses the route, sends nothing
-        local = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(item.family == socket.AF_INET and item.address == local for item in addresses):
-            return str(name)
-    raise RunError(f"no network interface has the address {local} used to reach {address}")

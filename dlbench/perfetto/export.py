@@ -107,7 +107,13 @@ def _write(
                 notes.add(met)
     sink = TextSink(file, compress=compress)
     content = {**facts, "events": notes.num_events, "notes": notes.sentences, "problems": list(notes.problems)}
-    sink.write(_about(run, content))
+    # The facts as events, because viewers do not show `otherData`; the last event of the file.
+    pid = node_pid(run, len(run.clocks))
+    text = process_events(pid, f"about this trace of {content['run_id']}", -1)
+    text += thread_events(pid, thread_id(COMPUTE_THREAD), "notes")
+    for line in [*content["problems"], *content["notes"]]:
+        text += note_event(pid, line, {})
+    sink.write(text + note_event(pid, f"run {content['run_id']}", dict(content)).removesuffix(",\n") + "\n")
     sink.write(f'],"otherData":{dumped(content)}}}\n')
     sink.close()
 
@@ -129,16 +135,6 @@ def _num_workers(run: TraceRun, num_parts: int) -> int:
     if size < PARALLEL_BYTES:
         return 1
     return min(num_parts, MOST_WORKERS, len(os.sched_getaffinity(0)))
-
-
-def _about(run: TraceRun, content: Mapping[str, Any]) -> str:
-    """The facts as events, because viewers do not show `otherData`; the last event of the file."""
-    pid = node_pid(run, len(run.clocks))
-    text = process_events(pid, f"about this trace of {content['run_id']}", -1)
-    text += thread_events(pid, thread_id(COMPUTE_THREAD), "notes")
-    for line in [*content["problems"], *content["notes"]]:
-        text += note_event(pid, line, {})
-    return text + note_event(pid, f"run {content['run_id']}", dict(content)).removesuffix(",\n") + "\n"
 
 
 # Measured on generated runs: higher levels take longer than making the text and save little.

@@ -118,13 +118,23 @@ def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceR
     Also returns what a trace says of itself (without what is met later). Raises UserError: no chosen rank has a chosen
     step; or IncompleteDataError: there is nothing to show.
     """
-    node_of = _nodes(run)
+    layout = run.plan.layout
+    recorded = {} if run.record is None else {rank.rank: rank.node_rank for rank in run.record.ranks}
+    node_of = tuple(recorded.get(rank, rank // layout.ranks_per_node) for rank in range(layout.ranks))
+    if max(node_of) >= layout.nodes:
+        raise IncompleteDataError(
+            f"{run.folder.record}: damaged: a rank is on node {max(node_of)}, the plan has {layout.nodes} nodes"
+        )
     watch = run.record.watch if run.record is not None else None
     lines = {} if watch is None else {node.node_rank: node.clock for node in watch.nodes}
     sampled = () if watch is None else tuple(node.node_rank for node in watch.nodes)
     earliest = _earliest(run, node_of, notes)
     try:
-        axis = make_axis(lines, _hosts(run, node_of), earliest)
+        hosts = {node: f"node {node}" for node in range(run.plan.layout.nodes)}
+        hosts |= {node_of[status.rank]: status.host for status in run.statuses if status.rank < len(node_of)}
+        if run.record is not None:
+            hosts |= {rank.node_rank: rank.host for rank in run.record.ranks}
+        axis = make_axis(lines, hosts, earliest)
     except IncompleteDataError as error:
         raise IncompleteDataError(f"{run.folder.path}: {error}") from None
     made = TraceRun(
@@ -138,25 +148,6 @@ def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceR
         sampled_nodes=sampled,
     )
     return made, _facts(run, selection, axis)
-
-
-def _nodes(run: Run) -> tuple[int, ...]:
-    layout = run.plan.layout
-    recorded = {} if run.record is None else {rank.rank: rank.node_rank for rank in run.record.ranks}
-    nodes = tuple(recorded.get(rank, rank // layout.ranks_per_node) for rank in range(layout.ranks))
-    if max(nodes) >= layout.nodes:
-        raise IncompleteDataError(
-            f"{run.folder.record}: damaged: a rank is on node {max(nodes)}, the plan has {layout.nodes} nodes"
-        )
-    return nodes
-
-
-def _hosts(run: Run, node_of: tuple[int, ...]) -> dict[int, str]:
-    hosts = {node: f"node {node}" for node in range(run.plan.layout.nodes)}
-    hosts |= {node_of[status.rank]: status.host for status in run.statuses if status.rank < len(node_of)}
-    if run.record is not None:
-        hosts |= {rank.node_rank: rank.host for rank in run.record.ranks}
-    return hosts
 
 
 def _earliest(run: Run, node_of: tuple[int, ...], notes: Notes) -> dict[int, int]:

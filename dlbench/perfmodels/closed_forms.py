@@ -7,8 +7,8 @@ of g, k servers, c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L.
 Sources: Thakur, Rabenseifner & Gropp 2005 (section 4), a number of ranks that is no power of two by folding the
 surplus; double binary tree, Sanders, Speck & Träff 2009, here with each phase in L + c - 1 steps in which a rank takes
 two chunks; hierarchical, Mikami et al. 2018, the sum of its levels, which overlap where there are chunks; leader, Jia
-et al. 2018; the ideal, Chan, Heimlich, Purkayastha & van de Geijn 2007 (their lower bounds of each cost, which no
-algorithm need reach at once).
+et al. 2018; the ideal, Chan, Heimlich, Purkayastha & van de Geijn 2007 (the largest of their lower bounds of each
+cost).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from dlbench.perfmodels.schedules import Layout, power_below
-from dlbench.specs.comm import Collective, NetworkModel
+from dlbench.specs.comm import Collective, Level, NetworkModel
 
 _RING = "2 * (p - 1) * α + 2 * (p - 1) / p * n * β + (p - 1) / p * n * γ"
 _HALF = "(p - 1) * α + (p - 1) / p * n * β"  # Of a ring: one of its two phases.
@@ -108,7 +108,7 @@ def closed_form(
     halving or doubling of ranks that are no power of two.
 
     `layout`: ranks and groups; groups matter for hierarchical and leader alone. `shards`: servers of parameter-server,
-    beside workers on the first ranks; none: every rank is one. `chunks`: of hierarchical, double-binary-tree and chain.
+    beside workers on the first ranks; none: every rank is one.
     """
     found: Sequence[str] | None = FORMS.get(f"{collective} {algorithm}")
     p, power = layout.ranks, power_below(layout.ranks)
@@ -131,26 +131,27 @@ def closed_form(
     return ClosedForm(*(Formula(re.sub(r"\b[TSHIV]\b", lambda one: words[one[0]], text), letters) for text in found))
 
 
-def ideal(collective: Collective, ranks: int) -> Formula:
-    """Seconds by the least start-ups, bytes and bytes reduced of any algorithm, a port per rank."""
-    sent = {"allreduce": "2 * (p - 1) / p * n", "broadcast": "n", "reduce": "n"}.get(collective, "(p - 1) / p * n")
-    reduced = " + (p - 1) / p * n * γ" if collective in ("allreduce", "reduce-scatter", "reduce") else ""
-    return Formula(f"D * α + {sent} * β{reduced}", _letters(Layout(ranks=ranks, group_size=ranks)))
-
-
 def ideal_seconds(collective: Collective, layout: Layout, num_bytes: int, network: NetworkModel) -> float:
-    """The ideal by the cheapest messages of a network; or that between nodes alone, where this is more."""
+    """The longest of the least costs of any algorithm, each by itself: start-ups, a rank's bytes and bytes reduced by
+    the cheapest messages of a network, and start-ups and bytes between nodes. Sums of them are no bound: transfers,
+    additions and levels may be under way at once.
+    """
+
+    def least(ranks: int, levels: Sequence[Level], flows: int) -> float:
+        pieces = [piece for level in levels for piece in level.pieces]
+        sent = 1.0 if collective in ("broadcast", "reduce") else (ranks - 1) / ranks
+        sent *= 2 if collective == "allreduce" else 1
+        start_ups = (ranks - 1).bit_length() * min(one.alpha_s for one in pieces)
+        return max(start_ups, sent * num_bytes * min(one.beta_s_per_byte for one in pieces) / flows)
+
     inside, between = network.levels.get("inside"), network.levels.get("across")
-    nodes = -(-layout.ranks // layout.node_size)
+    ranks, nodes = layout.ranks, -(-layout.ranks // layout.node_size)
     used = [one for one, is_used in ((inside, layout.node_size > 1), (between, nodes > 1)) if one and is_used]
-    pieces = [piece for level in used for piece in level.pieces]
-    alpha, beta = min(one.alpha_s for one in pieces), min(one.beta_s_per_byte for one in pieces)
-    found = ideal(collective, layout.ranks)(n=num_bytes, α=alpha, β=beta, γ=network.gamma_s_per_byte)
-    if between is None or not 1 < nodes < layout.ranks:
-        return float(found)
-    alpha, beta = min(one.alpha_s for one in between.pieces), min(one.beta_s_per_byte for one in between.pieces)
-    shared = beta / (between.links or layout.node_size)
-    return float(max(found, ideal(collective, nodes)(n=num_bytes, α=alpha, β=shared, γ=0)))
+    is_summed = collective in ("allreduce", "reduce-scatter", "reduce")
+    found = max(least(ranks, used, 1), is_summed * (ranks - 1) / ranks * num_bytes * network.gamma_s_per_byte)
+    if between is None or not 1 < nodes < ranks:
+        return found
+    return max(found, least(nodes, [between], between.links or layout.node_size))
 
 
 def _letters(layout: Layout, shards: int = 1, chunks: int = 1) -> dict[str, Fraction]:

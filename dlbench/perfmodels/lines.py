@@ -46,14 +46,14 @@ def reweighted(rows: Array, errors: Array) -> Array:
     return non_negative(rows * weights[:, None], weights)
 
 
-def least_relative(rows: Array, measured: Array, rounds: int = 40) -> Array:
+def least_relative(rows: Array, measured: Array) -> Array:
     """The x >= 0 with the least sum of |rows x / measured - 1|, by iteratively reweighted least squares. `rows`:
-    (points, costs). `measured`: (points,), positive. `rounds`: most reweightings.
+    (points, costs). `measured`: (points,), positive.
     """
     relative = rows / measured[:, None]
     x = non_negative(relative, np.ones(len(measured)))
     best, least = x, float(np.abs(relative @ x - 1).sum())
-    for _ in range(rounds):
+    for _ in range(40):
         x = reweighted(relative, relative @ x - 1)
         total = float(np.abs(relative @ x - 1).sum())
         if total < least:
@@ -66,8 +66,7 @@ def least_relative(rows: Array, measured: Array, rounds: int = 40) -> Array:
 def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LineCost:
     """A collective of one kind as a line: seconds = startup + bytes x per byte, by least absolute relative errors.
 
-    `name`: what was timed. `ranks`: ranks it was timed with. `sizes`: bytes of each point. `seconds`: time of each
-    point, positive. Raises `UserError`: fewer than two sizes, or a time that is not positive; `ValueError`: not as many
+    Raises `UserError`: fewer than two sizes, or a time that is not positive; `ValueError`: not as many
     times as sizes.
     """
     if len(sizes) != len(seconds):

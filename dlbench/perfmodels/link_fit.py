@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
-from dlbench.lazy import Array, np, npt
+from dlbench.lazy import Array, Flags, np, npt
 from dlbench.perfmodels.lines import reweighted
 from dlbench.perfmodels.patterns import ONE_LINK, Load, Sharing, summarise
 from dlbench.perfmodels.predictions import whole_elements
@@ -45,7 +45,6 @@ from dlbench.specs.comm import (
 )
 
 if TYPE_CHECKING:
-    Mask = npt.NDArray[np.bool_]
     Indices = npt.NDArray[np.int64]
 
 
@@ -70,16 +69,15 @@ def fit_network(
 ) -> NetworkModel:
     """The network that the measured collectives show.
 
-    A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with
-    an interval up to those of the level next to it: the points only show that it is no slower. Intervals are the middle
-    95 % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
+    A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with an
+    interval up to those of the level next to it: the points only show that it is no slower. Intervals are the middle 95
+    % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
     over `held_out`, None where no point could be held out; `largest_held_out` is left to `hold_out_largest`.
 
-    `observations`: measured points. `system`: name of the system. `transport`: what carried the messages. `sources`:
-    runs they are from. `fitted`: when, UTC, ISO 8601. `sharing`: links that ranks share; see `choose_sharing`.
-    `resampled`: seconds of every point in each resample of the runs, shape (resamples, points); None: single runs,
-    which say nothing of their scatter, so that there are no intervals. `runs`: behind each point, at least. Raises
-    `UserError`: too few points or sizes, a point that is no measurement; otherwise as `schedules.schedule`.
+    `fitted`: when, UTC, ISO 8601. `sharing`: links that ranks share; see `choose_sharing`. `resampled`: seconds of
+    every point in each resample of the runs, shape (resamples, points); None: single runs, which say nothing of their
+    scatter, so that there are no intervals. `runs`: behind each point, at least. Raises `UserError`: too few points or
+    sizes, a point that is no measurement; otherwise as `schedules.schedule`.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
@@ -264,7 +262,7 @@ def _fit(table: LoadTable, observations: Sequence[Observation]) -> CostFit:
     return _with_gamma(table, _moved(table, best, everything), everything)
 
 
-def _moved(table: LoadTable, fit: CostFit, points: Mask) -> CostFit:
+def _moved(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
     """The fit with each break looked for again in the presence of the others."""
     best = fit
     for level in LEVELS:
@@ -290,14 +288,14 @@ def _clearly_better(table: LoadTable, new: CostFit, old: CostFit) -> bool:
     return criterion(new) < criterion(old) - CLEAR_GAIN
 
 
-def _with_gamma(table: LoadTable, fit: CostFit, points: Mask) -> CostFit:
+def _with_gamma(table: LoadTable, fit: CostFit, points: Flags) -> CostFit:
     if fit.structure.gamma or not table.reduced.any():
         return fit
     new = descend(table, replace(fit.structure, gamma=True), points, fit)
     return new if _clearly_better(table, new, fit) else fit
 
 
-def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Mask) -> CostFit:
+def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Flags) -> CostFit:
     """The fit with the best break more at a level, if that is clearly better; else the same fit. Breaks stand at sizes
     that messages have: first one an octave is tried, then those around the best of them.
     """
@@ -315,7 +313,7 @@ def _with_break(table: LoadTable, fit: CostFit, level: LevelName, points: Mask) 
     return best if _clearly_better(table, best, fit) else fit
 
 
-def _broken(table: LoadTable, fit: CostFit, level: LevelName, size: float, points: Mask) -> CostFit | None:
+def _broken(table: LoadTable, fit: CostFit, level: LevelName, size: float, points: Flags) -> CostFit | None:
     """The fit with a break more; None if a piece would hold too few points."""
     breaks = tuple(sorted({*fit.structure.breaks(level), math.ceil(size)}))
     new = descend(table, _with_breaks(fit.structure, level, breaks), points, fit)
@@ -503,7 +501,7 @@ class CostFit:
     rows: Array  # Of all observations, at these costs.
 
 
-def descend(table: LoadTable, structure: Structure, points: Mask, old: CostFit | None = None) -> CostFit:
+def descend(table: LoadTable, structure: Structure, points: Flags, old: CostFit | None = None) -> CostFit:
     """The best costs for some of the points, beginning from those of another fit or from general ones."""
     loads = table.loads(structure)
     used = _STARTS if len(table.sizes("beyond")) else _STARTS[:-1]
@@ -528,7 +526,7 @@ def _carry(old: CostFit, structure: Structure) -> Array:
     return costs
 
 
-def _rounds(table: LoadTable, loads: Array, structure: Structure, points: Mask, costs: Array) -> CostFit:
+def _rounds(table: LoadTable, loads: Array, structure: Structure, points: Flags, costs: Array) -> CostFit:
     """Rows at the costs, costs from the rows, and again; the best round counts, the start does not."""
     best: CostFit | None = None
     errors = np.ones(len(table.seconds))

@@ -24,8 +24,8 @@ def merged(
     groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Sizes of the merged messages, and when they are ready: with the last of their gradients. `groups`: gradients of
-    each message; together all of them. `sizes`: bytes of each gradient. `ready_s`: when each is ready. Raises
-    `ValueError`: groups that are no partition, not as many times as sizes, or a size below 0.
+    each message; together all of them. Raises `ValueError`: groups that are no partition, not as many times as sizes,
+    or a size below 0.
     """
     _check(sizes, ready_s)
     if sum(groups) != len(sizes) or any(count < 1 for count in groups):
@@ -39,12 +39,11 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
     """Gradients of each message so that the last exchange ends as early as any partition in this order allows.
 
     Exact: the end of a message grows with the end of the one before, so the best way to send the first j gradients
-    contains a best way to send the first i for some i < j: end(j) = min over i of max(end(i), ready(j)) + startup +
-    per byte x bytes of i + 1, ..., j. Of partitions that end alike, one with few messages is taken. Time grows with
-    the square of the number of gradients.
+    contains a best way to send the first i for some i < j: end(j) = min over i of max(end(i), ready(j)) + startup + per
+    byte x bytes of i + 1, ..., j. Of partitions that end alike, one with few messages is taken. Time grows with the
+    square of the number of gradients.
 
-    `sizes`: bytes of each gradient. `ready_s`: when each is ready, ascending. `cost`: of a message. Raises
-    `ValueError`: as `merged`, or times that do not ascend.
+    `ready_s`: when each is ready, ascending. Raises `ValueError`: as `merged`, or times that do not ascend.
     """
     _check(sizes, ready_s, ascending=True)
     total = [0.0, *accumulate(float(size) for size in sizes)]

@@ -72,9 +72,9 @@ def consistency(
 ) -> Verdict:
     """Whether a throughput, an amount of training and a time can all be true.
 
-    `throughput`: samples per second, all ranks together. `samples`: samples of an epoch. `epochs`: epochs trained.
-    `seconds`: the stated time to train. `tolerance`: share by which the two times may differ; 0.05 for figures of two
-    digits. Raises `ValueError`: a number is not positive or not finite, or tolerance is not in [0, 1).
+    `throughput`: samples per second, all ranks together. `seconds`: the stated time to train. `tolerance`: share by
+    which the two times may differ; 0.05 for figures of two digits. Raises `ValueError`: a number is not positive or not
+    finite, or tolerance is not in [0, 1).
     """
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance {tolerance} is not in [0, 1)")
@@ -112,7 +112,7 @@ def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
 
     Both are those in force at the plan's global batch.
 
-    `plan`: of a run. `epoch_samples`: samples of an epoch; None where they are not known.
+    `epoch_samples`: samples of an epoch; None where they are not known.
     """
     schedule, quality = plan.workload.train.at_batch(plan.global_batch).schedule, plan.goal
     if schedule.total_epochs is not None and epoch_samples:

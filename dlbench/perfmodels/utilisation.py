@@ -31,7 +31,7 @@ class Peak:
 
 def datasheet_peak(device: str, precision: str) -> Peak | None:
     """The stated peak of a GPU, or None where no data sheet gives one: then it must be given. `device`: name as torch
-    or NVML gives it, e.g. NVIDIA A100-SXM4-40GB. `precision`: fp32, tf32, bf16 or fp16.
+    or NVML gives it, e.g. NVIDIA A100-SXM4-40GB.
     """
     sheet = sheet_of(device)
     if sheet is None or precision not in sheet.tflops:
@@ -54,9 +54,9 @@ def model_flops_utilisation(
 ) -> float:
     """MFU as a fraction; above 1, one of the numbers is wrong.
 
-    `training_flops_per_sample`: forward and backward of the model, operations (not multiply-adds). `samples_per_s`:
-    throughput of all ranks. `peak_flops_per_s`: peak of the device, or the cores, of one rank, for the precision in
-    force. `ranks`: how many. Raises `ValueError`: a number is not positive or not finite.
+    `training_flops_per_sample`: forward and backward of the model, operations (not multiply-adds). `peak_flops_per_s`:
+    peak of the device, or the cores, of one rank, for the precision in force. Raises `ValueError`: a number is not
+    positive or not finite.
     """
     positive("training_flops_per_sample", training_flops_per_sample)
     positive("samples_per_s", samples_per_s)

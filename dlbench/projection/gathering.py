@@ -27,7 +27,6 @@ from dlbench.projection.ingredients import (
     Supply,
 )
 from dlbench.projection.nodes import scatter_of
-from dlbench.records.exchange import ExchangeResult
 from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
@@ -61,7 +60,11 @@ def gathered(
     per_node, points, left_out = _points(group)
     anchor = points[-1]
     runs = [table.runs[run_id] for run_id in anchor.run_ids]
-    exchange = _exchange_of(runs)
+    # Of the run in the middle by communication time (the lower middle of an even number).
+    known = [run.record.exchange for run in runs if run.record is not None and run.record.exchange is not None]
+    timed = [one for one in known if one.communication_s is not None and one.of_gradients] or known
+    timed.sort(key=lambda one: one.communication_s or 0.0)
+    exchange = timed[(len(timed) - 1) // 2] if timed else None
     leaves = {rank.switch for run in runs if run.record for rank in run.record.ranks if rank.switch}
     notes = [f"Left out, as nodes are not full there: {', '.join(left_out)}."] if left_out else []
     if len(leaves) > 1:
@@ -178,14 +181,6 @@ def without_strategy(run: Run) -> Run:
 def _own_work(run_id: str, table: RunTable) -> float | None:
     causes = table.causes.get(run_id)
     return None if causes is None else statistics.median(causes.work_ns) / causes.steps / 1e9 or None
-
-
-def _exchange_of(runs: Sequence[Run]) -> ExchangeResult | None:
-    """Of the run in the middle by communication time (the lower middle of an even number)."""
-    known = [run.record.exchange for run in runs if run.record is not None and run.record.exchange is not None]
-    timed = [one for one in known if one.communication_s is not None and one.of_gradients] or known
-    timed.sort(key=lambda one: one.communication_s or 0.0)
-    return timed[(len(timed) - 1) // 2] if timed else None
 
 
 def _batches(

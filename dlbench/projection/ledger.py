@@ -91,7 +91,6 @@ def record(
     runs: Path, ingredients: Ingredients, projection: Projection, now: datetime, strategies: Sequence[StrategyRow] = ()
 ) -> Path:
     """Writes a projection into the ledger of a folder of runs and returns its file. `now`: aware, any time zone.
-    `strategies`: rows of their table.
 
     Raises `UserError`: it is a run's own folder, nothing was projected, or it cannot be written. `RunError`: no space.
     """

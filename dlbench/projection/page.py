@@ -122,10 +122,22 @@ def projected_group(
     phi = dict(projection.targets[-1].phi) if projection.targets else {}
     levels = given.network.levels.items() if given.network is not None else ()
     rows = [row for one in more for sheet in one.sheets for row in sheet.rows]
+    anchor, first, network = given.anchor, given.points[0], given.network
+    costs = "not known" if network is None else f"{network.system}, {network.transport}"
+    if network is not None and network.num_points:
+        costs += f", {network.num_points} points"
+    runs, ranks = sum(len(point.runs) for point in given.points), counted([point.ranks for point in given.points])
+    said = (
+        f"from {runs_text(runs)} at {ranks} ranks",
+        f"anchor (the largest measured point) {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
+        f"baseline {ranks_text(first.ranks)}; projected for {given.scaling} scaling",
+        *filter(None, (given.engine, given.data)),
+        f"network {costs}; {given.source}",
+    )
     return ProjectedGroup(
         id=group_id,
         label=given.title,
-        basis=_basis(given),
+        basis=sentence("; ".join(said)),
         configuration=given.configuration,
         system=given.system,
         sample_unit=given.sample_unit,
@@ -143,22 +155,6 @@ def projected_group(
         strategies=tuple(row for row in rows if isinstance(row, StrategyRow)),
         more=tuple(more),
     )
-
-
-def _basis(given: Ingredients) -> str:
-    anchor, first, network = given.anchor, given.points[0], given.network
-    costs = "not known" if network is None else f"{network.system}, {network.transport}"
-    if network is not None and network.num_points:
-        costs += f", {network.num_points} points"
-    runs, ranks = sum(len(point.runs) for point in given.points), counted([point.ranks for point in given.points])
-    said = (
-        f"from {runs_text(runs)} at {ranks} ranks",
-        f"anchor (the largest measured point) {place_text(anchor.ranks, anchor.nodes)}, {runs_text(len(anchor.runs))}",
-        f"baseline {ranks_text(first.ranks)}; projected for {given.scaling} scaling",
-        *filter(None, (given.engine, given.data)),
-        f"network {costs}; {given.source}",
-    )
-    return sentence("; ".join(said))
 
 
 def measured_points(given: Ingredients) -> tuple[MeasuredPoint, ...]:

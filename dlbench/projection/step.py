@@ -9,7 +9,7 @@ beta_j when it is ready as a share of the backward pass,
     s_j   = max(a_j, e_{j-1}),  e_j = s_j + rho c_j(p)
     X(p)  = max(0, e_J - (A + S))                             what shows behind the backward pass
     E(p)  = max(0, X(p) + exchange - X(anchor))
-    T(p)  = A + U + H + S(p) + E(p) + I(p)                    I: waiting for storage (`input`)
+    T(p)  = A + U + H + S(p) + E(p) + I(p)                    I: waiting for storage
 
 rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange).
 So at the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there.
@@ -50,8 +50,7 @@ from dlbench.projection.exchange import (
     priced_as,
     taken_apart,
 )
-from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
-from dlbench.projection.input import input_wait
+from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
@@ -61,7 +60,7 @@ from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
 from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
-from dlbench.units import format_seconds
+from dlbench.units import format_bytes, format_seconds
 
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
@@ -425,7 +424,7 @@ class _Model:
         if found.supply is not None and batch and measured:
             took = anchor.ranks * measured / sum(at.values(), np.zeros(draws))
             step = sum(parts.values(), np.zeros(draws))
-            wait, more = input_wait(found.supply, nodes, anchor.nodes, samples=ranks * batch, step_s=step, proven=took)
+            wait, more = _input_wait(found.supply, nodes, anchor.nodes, samples=ranks * batch, step_s=step, proven=took)
             parts["input"] = parts["input"] + wait
             told = (*told, *more)
         step = sum(parts.values(), np.zeros(draws))
@@ -590,3 +589,28 @@ def _target(
         is_disputed=False,
         drawn={"step": step, "error": error, **parts},
     )
+
+
+def _input_wait(
+    supply: Supply, nodes: int, anchor_nodes: int, *, samples: int, step_s: Array, proven: Array
+) -> tuple[Array, tuple[Flag, ...]]:
+    """What a step is longer because storage does not deliver, seconds by draw, and what to know of it. Only where it
+    was seen to give no more for more demand is its rate a limit; elsewhere more may come than was asked for.
+
+    `samples`: of a step, all ranks; `step_s`: the step without that wait; `proven`: samples/s that the anchor's runs
+    took, which cannot be more than there is.
+    """
+    size, rate, none = supply.sample_bytes, supply.bytes_per_s, np.zeros_like(step_s)
+    if size is None or rate is None:
+        return none, ()
+    share, more = (nodes / (supply.nodes or nodes), nodes / anchor_nodes) if supply.is_per_node else (1.0, 1.0)
+    there, wanted = np.maximum(rate * share, proven * size * more), samples * size
+    if supply.is_saturated:
+        return np.maximum(0.0, wanted / there - step_s), ()
+    asked, limit = float(np.median(wanted / step_s)), float(np.median(there))
+    if asked <= limit:
+        return none, ()
+    needed, seen = (f"{format_bytes(round(one))}/s" for one in (asked, limit))
+    flag = flagged("F5", needed=needed, proven=seen, nodes=supply.nodes or "some")
+    if_all = f"; if that is all there is, a step takes {wanted / limit:.4g} s"
+    return none, (Flag(code=flag.code, text=flag.text + if_all),)

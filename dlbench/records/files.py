@@ -77,7 +77,17 @@ def write_result(path: Path, content: bytes | str) -> None:
     Raises RunError: the file system refuses, or nobody reads the pipe.
     """
     if is_stream(path):
-        _write_through(path, content.encode("utf-8") if isinstance(content, str) else content)
+        data = content.encode("utf-8") if isinstance(content, str) else content
+        try:
+            # Not blocking: a pipe without a reader would be waited for.
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
+                mode = os.fstat(stream.fileno()).st_mode
+                if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
+                    raise RunError(f"{path}: cannot be written: is neither a file nor a pipe")
+                os.set_blocking(stream.fileno(), True)
+                stream.write(data)
+        except OSError as error:
+            raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
     else:
         write_atomic(Path(os.path.realpath(path)) if path.is_symlink() else path, content)
 
@@ -89,22 +99,6 @@ def is_stream(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _write_through(path: Path, data: bytes) -> None:
-    """Writes to a character device, or to a pipe that somebody reads. Raises RunError: it is a disk or a socket, nobody
-    reads the pipe, or it takes no more.
-    """
-    try:
-        # Not blocking: a pipe without a reader would be waited for.
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), "wb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode
-            if not (stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)):
-                raise RunError(f"{path}: cannot be written: is neither a file nor a pipe")
-            os.set_blocking(stream.fileno(), True)
-            stream.write(data)
-    except OSError as error:
-        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:

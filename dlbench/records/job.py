@@ -214,7 +214,15 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
         return Failure(reason=f"no rank started: {no_program[1][:_TOLD]}")
     ending = _first(text)
     if ending is None:
-        return _of_its_script(text, statuses)
+        # How the part of the job's script ended that is the run's, where neither srun nor a rank said why.
+        code = _CODE.search(text)
+        if code is None or any(status.stage == "failed" for status in statuses):
+            return None
+        if statuses:
+            return Failure(reason=f"it ended with exit code {code[1]}; see launch.log")
+        said = [*_OWN_ERROR.findall(text)[:1], *_SCRIPT.findall(text)[-1:], ""][0][:_TOLD]
+        words = f": {said}" if said else ""
+        return Failure(reason=f"it ended with exit code {code[1]} before any rank started{words}; see launch.log")
     cause = first_cause(statuses)
     if cause is not None and cause.failure == "own" and not _came_before(ending, cause):
         return None
@@ -276,18 +284,6 @@ def _text_of(folder: RunFolder, name: str) -> str:
         return read_end(folder.path / name, END_OF_LOG).decode("utf-8", "replace")
     except OSError:  # there is none, or it may not be read
         return ""
-
-
-def _of_its_script(text: str, statuses: Sequence[RankStatus]) -> Failure | None:
-    """How the part of the job's script ended that is the run's, where neither srun nor a rank said why."""
-    code = _CODE.search(text)
-    if code is None or any(status.stage == "failed" for status in statuses):
-        return None
-    if statuses:
-        return Failure(reason=f"it ended with exit code {code[1]}; see launch.log")
-    said = [*_OWN_ERROR.findall(text)[:1], *_SCRIPT.findall(text)[-1:], ""][0][:_TOLD]
-    words = f": {said}" if said else ""
-    return Failure(reason=f"it ended with exit code {code[1]} before any rank started{words}; see launch.log")
 
 
 def _of_the_whole_job(text: str) -> str:

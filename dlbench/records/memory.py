@@ -9,9 +9,6 @@ from pydantic import ConfigDict, Field
 from dlbench.specs.base import Count, CountOrZero, Fraction, NonNegative, RankNumber, Spec
 from dlbench.specs.memory import BlockPlan, Chain, Recompute, Swap, TransferRates
 
-KEPT_FREED = "what tensors free is kept for the next ones"
-"""Setting `memory.allocator`, of runs out of core on a CPU whose C library is glibc."""
-
 
 class RankMemory(Spec):
     """What one rank held, moved and waited for in its measured steps."""

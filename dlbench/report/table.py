@@ -328,14 +328,12 @@ def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
     return Cell(text, interval + (unit if interval else ""), number=figure.value)
 
 
-def text_sheet(
-    name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[Value]], caption: str = ""
-) -> Sheet[Any]:
+def text_sheet(name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[Value]]) -> Sheet[Any]:
     """A table of ready texts, for people only."""
     columns: tuple[Column[Any], ...] = tuple(
         Column("", head, operator.itemgetter(place)) for place, head in enumerate(header)
     )
-    return Sheet(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)), caption=caption)
+    return Sheet(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)))
 
 
 def _pivoted(pivot: Pivot[R], rows: Sequence[R], kind: Callable[[R], RowKind]) -> TextTable:

@@ -176,7 +176,11 @@ def _of_environment(path: Path, found: Survey, contents: Contents) -> Entry | No
     if path.parent == found.site and path.suffix == ".pth":
         return _paths(path, name, found, contents)
     if path.parent == found.prefix / "bin" and path.stat().st_size < _SCRIPT_BYTES:
-        return _program(path, name, found)
+        # A program of the environment: one that names its Python by a path finds it next to itself.
+        content = read_bytes(path, _SCRIPT_BYTES)
+        first, _, rest = content.partition(b"\n")
+        own = os.fsencode(found.prefix / "bin") + b"/python"
+        return Entry(name=name, path=path, content=_HEAD + rest if first.startswith(b"#!" + own) else None)
     return Entry(name=name, path=path)
 
 
@@ -209,14 +213,6 @@ def _paths(path: Path, name: str, found: Survey, contents: Contents) -> Entry | 
             contents.outside.append(str(folder))
         lines.append(line)
     return Entry(name=name, path=path, content="".join(f"{line}\n" for line in lines).encode()) if lines else None
-
-
-def _program(path: Path, name: str, found: Survey) -> Entry:
-    """A program of the environment: one that names its Python by a path finds it next to itself."""
-    content = read_bytes(path, _SCRIPT_BYTES)
-    first, _, rest = content.partition(b"\n")
-    own = os.fsencode(found.prefix / "bin") + b"/python"
-    return Entry(name=name, path=path, content=_HEAD + rest if first.startswith(b"#!" + own) else None)
 
 
 def _checkout(package: Path, name: str) -> Iterator[Entry]:

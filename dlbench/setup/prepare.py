@@ -53,10 +53,9 @@ def prepare(
 
     `folder`: where to; it must not exist, or be empty. `chosen`: sets of packages besides the core's. `with_horovod`:
     whether the wheel of Horovod for this Python, torch and toolchain comes with it. `data`: a folder of data sets that
-    comes with it. `say`: gets a line for each step.
-    Raises `UserError`: the folder is not empty or lies in the data, or a set of packages is not known. `RunError`: pip
-    could not fetch or build something, and the line holds the end of what it said; or a file of the data cannot be
-    copied. `EnvironmentLacksError`: Horovod cannot be built here.
+    comes with it. Raises `UserError`: the folder is not empty or lies in the data, or a set of packages is not known.
+    `RunError`: pip could not fetch or build something, and the line holds the end of what it said; or a file of the
+    data cannot be copied. `EnvironmentLacksError`: Horovod cannot be built here.
     """
     unknown = sorted(set(chosen) - set(extras()))
     if unknown:

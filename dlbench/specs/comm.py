@@ -111,7 +111,7 @@ class CommSeries(Spec):
 
 def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
     """Why ranks of this layout do not form groups for a grouped algorithm; None if they do. `group_size`: ranks of a
-    group; none: those of a node. `layout`: nodes and ranks.
+    group; none: those of a node.
     """
     group, ranks = group_size or layout.ranks_per_node, layout.ranks
     if group not in (1, ranks) and layout.ranks_per_node % group == 0:

@@ -60,13 +60,23 @@ def expand(
     lacking: Callable[[RunPlan], str] = lambda _plan: "",
 ) -> list[RunPlan]:
     """All runs of a request, in the order in which they should run. `machine_cores`: cores of this machine, used where
-    the system YAML leaves a node's cores open and no scheduler is involved. `now`: time stamp of the plans (default:
-    now). `lacking`: why this machine cannot do a plan, for steps of a ladder; empty where it can. Raises `UserError`:
-    anything wrong with the request, in one line.
+    the system YAML leaves a node's cores open and no scheduler is involved. `lacking`: why this machine cannot do a
+    plan, for steps of a ladder; empty where it can. Raises `UserError`: anything wrong with the request, in one line.
     """
     option_of(request)
     refuse_other_options(request)
-    request = _with_sizes(request)
+    # The same with sizes in bytes, whatever unit they were given in.
+    sweep = {}
+    for key, values in request.sweep.items():
+        sweep[key] = tuple(read_sizes({key: value}, "--sweep")[key] for value in values)
+        if len(set(map(repr, sweep[key]))) != len(values):
+            raise UserError(f"--sweep {key}: a value is given twice")
+    request = replace(
+        request,
+        overrides=read_sizes(request.overrides, "--set"),
+        sweep=sweep,
+        sides={side: read_sizes(found, f"--ab (side {side})") for side, found in request.sides.items()},
+    )
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     file = WorkloadFile(find("workloads", request.workload))
@@ -94,21 +104,6 @@ def expand(
             plans.append(_plan(request, chosen, place, (index, count), machine_cores, moment))
     _refuse(request, plans)
     return arranged(request, plans)
-
-
-def _with_sizes(request: Request) -> Request:
-    """The same with sizes in bytes, whatever unit they were given in."""
-    sweep = {}
-    for key, values in request.sweep.items():
-        sweep[key] = tuple(read_sizes({key: value}, "--sweep")[key] for value in values)
-        if len(set(map(repr, sweep[key]))) != len(values):
-            raise UserError(f"--sweep {key}: a value is given twice")
-    return replace(
-        request,
-        overrides=read_sizes(request.overrides, "--set"),
-        sweep=sweep,
-        sides={side: read_sizes(found, f"--ab (side {side})") for side, found in request.sides.items()},
-    )
 
 
 def _counts(request: SeriesRequest) -> Counts:
@@ -325,9 +320,9 @@ def expand_comm(
 ) -> CommRuns:
     """All runs of a request, in the order in which they should run; repeats are interleaved over rank counts.
 
-    `request`: what a person asked for. `machine_cores`: cores of this machine, used where the system leaves a node's
-    cores open. `installed`: those of `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other.
-    `now`: time stamp of the plans (default: now). Raises `UserError`: anything wrong with the request, in one line.
+    `machine_cores`: cores of this machine, used where the system leaves a node's cores open. `installed`: those of
+    `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other. Raises `UserError`: anything wrong
+    with the request, in one line.
     """
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)

@@ -32,7 +32,6 @@ PointT = TypeVar("PointT")
 def refuse_too_many(runs: int, option: str) -> None:
     """Refuses a series that nobody can plan, run or read.
 
-    `option`: what asked for them.
     Raises `UserError`: more than `MAX_RUNS`.
     """
     if runs > MAX_RUNS:

@@ -160,7 +160,10 @@ def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> st
     if ranks == 1:
         return None
     if sync.exchange == "none":
-        return _apart_problem(sync)
+        for key in ("fusion", "wire", "inside", "group_size"):
+            if getattr(sync, key) != SyncSpec.model_fields[key].default:
+                return f"sync.exchange none: no gradient is exchanged, so that sync.{key} has no effect; leave it out"
+        return None
     group = sync.group_size or ranks // nodes
     if sync.exchange in GROUPED or sync.group_size is not None:
         if (ranks // nodes) % group:
@@ -173,13 +176,6 @@ def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> st
     if sync.inside == "shared-memory" and sync.exchange == "flat" and nodes > 1:
         return "sync.inside shared-memory: ranks of several nodes share no memory; use exchange hierarchical or leader"
     return _engine_problem(sync, engine)
-
-
-def _apart_problem(sync: SyncSpec) -> str | None:
-    for key in ("fusion", "wire", "inside", "group_size"):
-        if getattr(sync, key) != SyncSpec.model_fields[key].default:
-            return f"sync.exchange none: no gradient is exchanged, so that sync.{key} has no effect; leave it out"
-    return None
 
 
 def _engine_problem(sync: SyncSpec, engine: str) -> str | None:

@@ -39,26 +39,21 @@ from dlbench.stats.pairing import Pairing, RunKey, in_all, pairing, session_of
 LEVEL = 0.95
 
 
-def interval_of_mean(values: Array, level: float = LEVEL) -> tuple[Array, Array]:
-    """Ends of the interval of the mean. `values`: one for each run, shape (..., runs), at least two runs. `level`: its
-    confidence, between 0 and 1. Returns low and high ends, shape (...).
-    """
+def interval_of_mean(values: Array) -> tuple[Array, Array]:
+    """Low and high ends of the 95 % interval of the mean, shape (...), of two runs or more, shape (..., runs)."""
     n = values.shape[-1]
     mean = values.mean(axis=-1)
-    half = student_quantile((1 + level) / 2, n - 1) * np.sqrt(values.var(axis=-1, ddof=1) / n)
+    half = student_quantile((1 + LEVEL) / 2, n - 1) * np.sqrt(values.var(axis=-1, ddof=1) / n)
     return mean - half, mean + half
 
 
-def interval_of_difference(a: Array, b: Array, level: float = LEVEL) -> tuple[Array, Array]:
-    """Ends of the interval of mean of `a` less mean of `b`, of independent sides whose noise may differ in size. `a`:
-    one value for each run of a side, shape (..., runs), at least two runs. `b`: those of the other, shape (..., runs),
-    at least two runs. `level`: its confidence, between 0 and 1. Returns low and high ends, shape (...).
-    """
+def interval_of_difference(a: Array, b: Array) -> tuple[Array, Array]:
+    """The same of the mean of `a` less that of `b`, independent sides whose noise may differ in size."""
     from scipy.special import stdtrit
 
     difference = a.mean(axis=-1) - b.mean(axis=-1)
     error, freedom = welch_error(a, b)
-    half = stdtrit(freedom, (1 + level) / 2) * error
+    half = stdtrit(freedom, (1 + LEVEL) / 2) * error
     return difference - half, difference + half
 
 
@@ -78,8 +73,8 @@ def places(n: int, level: float = 0.95) -> tuple[int, float]:
     The number of runs below the median is binomial, so from the k-th smallest value to the k-th largest the level is
     1 - 2 P(fewer than k of n) (Hahn and Meeker, Statistical Intervals, 1991; Hoefler and Belli, SC'15, 3.1.2).
 
-    `n`: how many values, at least 2. `level`: wanted. Returns k, from 1, with the smallest attained level that is not
-    below `level`; k = 1 where none reaches it.
+    `n`: how many values, at least 2. Returns k, from 1, with the smallest attained level that is not below `level`;
+    k = 1 where none reaches it.
     """
     outcomes = 2**n
     allowed = math.floor(Fraction(1 - level) / 2 * outcomes)
@@ -196,7 +191,7 @@ class Estimate:
 
     def mapped(self, function: Callable[[float], float], unit: str) -> Estimate:
         """The estimate of a function of what is estimated; ends change places where it falls. `function`: monotone over
-        the interval. `unit`: of its values.
+        the interval.
         """
         if self.low is None or self.high is None:
             return replace(self, value=function(self.value), unit=unit)
@@ -210,8 +205,8 @@ class Estimate:
         return self.mapped(lambda value: 1 / value, unit)
 
     def scaled(self, factor: float, unit: str = "") -> Estimate:
-        """The same estimate in another unit, e.g. a speed-up as an efficiency. `factor`: a positive number. `unit`: of
-        the result. Raises `ValueError`: `factor` is not a positive number.
+        """The same estimate in another unit, e.g. a speed-up as an efficiency. Raises `ValueError`: `factor` is not a
+        positive number.
         """
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"cannot scale an estimate by {factor}")
@@ -224,8 +219,7 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
     Five runs or more: two of the ordered values, at the level nearest to 95 % from above that order statistics attain;
     the range at its own level, 93.75 %, of five. Two to four runs: the range. One run: no interval.
 
-    `values`: one finite value for each run, in any order. `unit`: of the values. Raises `ValueError`: no values, or one
-    that is not finite.
+    `values`: one finite value for each run, in any order. Raises `ValueError`: no values, or one that is not finite.
     """
     array, sessions = _checked(values), _sessions(values)
     value, ordered = float(np.median(array)), np.sort(_of_sessions(array, sessions, statistics.median))
@@ -246,8 +240,8 @@ def mean_estimate(values: Values, unit: str = "") -> Estimate:
 
     Five runs or more: Student's t. Two to four runs: the range. One run: no interval.
 
-    `values`: one finite value for each run, in the order of the runs. `unit`: of the values. Raises `ValueError`: no
-    values, or one that is not finite.
+    `values`: one finite value for each run, in the order of the runs. Raises `ValueError`: no values, or one that is
+    not finite.
     """
     array, sessions = _checked(values), _sessions(values)
     value, units = float(array.mean()), _of_sessions(array, sessions, statistics.fmean)
@@ -284,8 +278,8 @@ def difference_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, flo
     what drifts with both sides cancels. Otherwise of independent sides: Welch's t interval from five runs a side; with
     fewer the range of all differences; for a single run none.
 
-    `top`: one value for each run, by block and repeat. `bottom`: the same, for the runs compared with. `unit`: of the
-    values. Raises `ValueError`: a side is empty or holds a value that is not finite.
+    `top`: one value for each run, by block and repeat. Raises `ValueError`: a side is empty or holds a value that is
+    not finite.
     """
     pairs = pairing(top, bottom)
     if pairs.is_paired:
@@ -323,32 +317,30 @@ def ratio_estimate(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float], 
     Geometric means alone keep products: where x = y z holds in each run, it holds of them, and the ratio of two is the
     geometric mean of the ratios of the pairs (Fleming and Wallace, CACM 29(3), 1986).
 
-    `top`: one positive value for each run, by block and repeat. `bottom`: the same, for the run compared with. `unit`:
-    of the result, `ratio` or `fraction`. Raises `ValueError`: a side is empty or holds a value that is not positive and
-    finite.
+    `top`: one positive value for each run, by block and repeat. `unit`: of the result, `ratio` or `fraction`. Raises
+    `ValueError`: a side is empty or holds a value that is not positive and finite.
     """
     return difference_estimate(_logarithms(top), _logarithms(bottom)).mapped(math.exp, unit)
 
 
-def shift_estimate(top: Sequence[float], bottom: Sequence[float], unit: str = "ratio") -> Estimate:
+def shift_estimate(top: Sequence[float], bottom: Sequence[float]) -> Estimate:
     """The ratio by which one side is shifted against the other, whatever outliers either holds.
 
     Value: the Hodges-Lehmann estimate, the median of the ratios of every value of one side to every value of the other
     (Annals of Mathematical Statistics 34, 1963); interval: inverted rank sum test, at the level nearest to 95 % from
     above that it attains. Fewer than `MIN_RUNS` values a side: the range of those ratios; one value: no interval.
 
-    `top`: positive values, in any order. `bottom`: those compared with. `unit`: of the result. Raises `ValueError`: a
-    side is empty or holds a value that is not positive and finite.
+    Raises `ValueError`: a side is empty or holds a value that is not positive and finite.
     """
     a, b = (np.log(_checked(side, least=0.0)) for side in (top, bottom))
     value, n = math.exp(float(np.median(np.subtract.outer(a, b)))), min(len(a), len(b))
     if n == 1:
-        return Estimate(value, None, None, 1, "single run", unit)
+        return Estimate(value, None, None, 1, "single run", "ratio")
     if n < MIN_RUNS:
         ends = math.exp(a.min() - b.max()), math.exp(a.max() - b.min())
-        return interval(value, *ends, n, "range", unit, level=range_level(n))
+        return interval(value, *ends, n, "range", "ratio", level=range_level(n))
     low, high = (math.exp(float(end)) for end in rank_sums(a, b, LEVEL))
-    return interval(value, low, high, n, "rank sums", unit, level=rank_sum_level(len(a), len(b), LEVEL))
+    return interval(value, low, high, n, "rank sums", "ratio", level=rank_sum_level(len(a), len(b), LEVEL))
 
 
 def of_known(
@@ -452,9 +444,8 @@ several, have no interval of a level.
 
 
 def placed(estimate: Estimate, low: float, high: float) -> Placed:
-    """Where a true value lies against the region from `low` to `high`, as far as its interval decides that. `estimate`:
-    the value with its interval. `low`: end of the region, in the estimate's unit. `high`: the other end; equal ends ask
-    whether the value is another than that.
+    """Where a true value lies against the region from `low` to `high`, as far as its interval decides that; equal
+    ends ask whether the value is another than that.
     """
     if estimate.low is None or estimate.high is None or estimate.n < MIN_RUNS or estimate.kind == "range":
         return "insufficient"

@@ -110,7 +110,7 @@ def resampled(
 ) -> Array | None:
     """The centre over runs of each point in each resample, shape (resamples, points). `points`: of each point a
     positive value for each run, by a key that interleaved runs of different points share. `centre`: what is made of the
-    runs. `resamples`: how many. Returns None where a point has fewer than `LEAST_RUNS` runs.
+    runs. Returns None where a point has fewer than `LEAST_RUNS` runs.
     """
     if min(map(len, points), default=0) < LEAST_RUNS:
         return None

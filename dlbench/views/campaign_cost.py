@@ -336,10 +336,17 @@ class CampaignCostView(ReportView):
 
 def cost_section(found: CampaignCost) -> Section:
     """The whole view, which `dlbench cost` prints alone."""
+    # Slurm reports whole seconds.
+    wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
+    share = found.share_measured
+    steps = ", share of measured steps not measured" if found.node_hours else ""
+    if share is not None:
+        some = " of what Slurm reports separately" if found.why_not_apart else ""
+        steps = f", {percent(share, 0)}{some} in measured steps"
     return Section(
         id=CampaignCostView.id,
         title=CampaignCostView.title,
-        headline=_headline(found),
+        headline=f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}",
         words=tuple(_words(found)),
         sheets=(_parts_sheet(found), _points_sheet(found), _runs_sheet(found)),
         notes=tuple(_notes(found)),
@@ -348,17 +355,6 @@ def cost_section(found: CampaignCost) -> Section:
 
 def _jobs_text(count: int) -> str:
     return f"{count:,} job{'s' * (count != 1)}"
-
-
-def _headline(found: CampaignCost) -> str:
-    # Slurm reports whole seconds.
-    wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
-    share = found.share_measured
-    steps = ", share of measured steps not measured" if found.node_hours else ""
-    if share is not None:
-        some = " of what Slurm reports separately" if found.why_not_apart else ""
-        steps = f", {percent(share, 0)}{some} in measured steps"
-    return f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}"
 
 
 def _words(found: CampaignCost) -> Iterator[str]:

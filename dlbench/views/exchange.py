@@ -610,10 +610,19 @@ def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Cha
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]
     end = alt.Chart(alt.InlineData(values=[{"to": point.timeline_backward_s}]))
     rule = end.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.2).encode(x=alt.X("to:Q"))
+    # The backward pass on line 0, then each message's wait and exchange on a line of its own.
+    backward, waits, under_way = _KINDS
+    rows: Rows = [span("backward", backward, 0.0, point.timeline_backward_s or 0.0)]
+    for number, message in drawn:
+        start, took = message.start_s or 0.0, message.exchange_s or 0.0
+        name, what = f"message {number}", f"{format_bytes(message.num_bytes)}, {message.method}"
+        if message.ready_s is not None and message.ready_s < start:
+            rows.append(span(name, waits, message.ready_s, start, what))
+        rows.append(span(name, under_way, start, start + took, what))
     return [
         *charts,
         finish(
-            alt.layer(spans(_bars(point, drawn), _KINDS), rule),
+            alt.layer(spans(rows, _KINDS), rule),
             group,
             name="timeline",
             title=f"A step's messages at {place_of(point)}",
@@ -626,19 +635,6 @@ def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Cha
 
 def _is_timed(message: Message) -> bool:
     return message.start_s is not None and message.exchange_s is not None
-
-
-def _bars(point: ExchangePoint, drawn: list[tuple[int, Message]]) -> Rows:
-    """The backward pass on line 0, then each message's wait and exchange on a line of its own."""
-    backward, waits, under_way = _KINDS
-    rows: Rows = [span("backward", backward, 0.0, point.timeline_backward_s or 0.0)]
-    for number, message in drawn:
-        start, took = message.start_s or 0.0, message.exchange_s or 0.0
-        name, what = f"message {number}", f"{format_bytes(message.num_bytes)}, {message.method}"
-        if message.ready_s is not None and message.ready_s < start:
-            rows.append(span(name, waits, message.ready_s, start, what))
-        rows.append(span(name, under_way, start, start + took, what))
-    return rows
 
 
 def span(name: str, kind: str, first: float, last: float, what: str = "") -> dict[str, Any]:

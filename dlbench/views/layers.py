@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dlbench.analysis.scaling import Group
 from dlbench.records.record import LayerMacs
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, RowKind, Sheet, column, columns_of
@@ -31,24 +30,6 @@ class LayerTable:
         return sum(layer.macs for layer in self.layers)
 
 
-def layer_tables(groups: Sequence[Group]) -> tuple[LayerTable, ...]:
-    """The layers of each network once, however many groups train it; of the first run of a group that records them."""
-    found: dict[tuple[LayerMacs, ...], LayerTable] = {}
-    for group in groups:
-        layers = next((run.record.layers for run in group.runs if run.record and run.record.layers), ())
-        record = group.sample.record
-        if not layers or record is None or layers in found:
-            continue
-        workload = group.sample.plan.workload
-        found[layers] = LayerTable(
-            title=f"{workload.name}, {workload.preset} preset",
-            num_parameters=record.num_parameters,
-            training_flops_per_sample=training_flops(group),
-            layers=layers,
-        )
-    return tuple(found.values())
-
-
 MAX_LAYERS = 5  # Layers with most multiply-accumulates that people see; the others are summed.
 
 NOTE = "MAC: multiply-accumulate of a sample's forward pass (2 FLOPs); training takes three times as many."
@@ -63,7 +44,21 @@ class LayersView(ReportView):
     key = "layers"
 
     def numbers(self, source: ReportSource) -> tuple[LayerTable, ...]:
-        return layer_tables(source.groups)
+        # The layers of each network once, however many groups train it; of the first run of a group that records them.
+        found: dict[tuple[LayerMacs, ...], LayerTable] = {}
+        for group in source.groups:
+            layers = next((run.record.layers for run in group.runs if run.record and run.record.layers), ())
+            record = group.sample.record
+            if not layers or record is None or layers in found:
+                continue
+            workload = group.sample.plan.workload
+            found[layers] = LayerTable(
+                title=f"{workload.name}, {workload.preset} preset",
+                num_parameters=record.num_parameters,
+                training_flops_per_sample=training_flops(group),
+                layers=layers,
+            )
+        return tuple(found.values())
 
     def shown(self, report: Report, found: tuple[LayerTable, ...]) -> Section:
         return Section(headline=_headline(found), sheets=tuple(map(_sheet, found)), notes=(NOTE,))

@@ -122,7 +122,6 @@ def assemble(
     """The report of everything found under one folder; equal folders give equal reports.
 
     A history says what changed over months, next to the runs; without digests no view may ask for single steps.
-    `network`: fitted costs of the network, for projections.
     """
     table = tabulate(scan, with_causes=True, with_digests=with_digests)
     measured = list(table.runs.values())

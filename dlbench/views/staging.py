@@ -140,23 +140,6 @@ class BreakEven:
     is_lazy: bool  # Nothing is copied before training: there is nothing to pay back.
 
 
-def break_evens(groups: Sequence[scaling.Group], table: RunTable) -> tuple[BreakEven, ...]:
-    """Every staged group next to the one that differs in nothing but staging, by rank count."""
-    found = compare(
-        with_real_data(groups),
-        differ_in=lambda run: averaged_id_without(run, STAGING_KEYS),
-        kind=lambda group: group.id,
-        reference=lambda group: group.sample.plan.workload.data.staging == "none",
-    )
-    rows = []
-    for one in found:
-        pairs = [(side, one.references.get(place)) for place, sides in one.places.items() for side in sides]
-        for side, base in sorted(pairs, key=lambda pair: one.groups.index(pair[0].group)):
-            row = None if base is None or base is side else _row(side, base, table)
-            rows += [row] if row is not None else []
-    return tuple(rows)
-
-
 def _row(side: Side, base: Side, table: RunTable) -> BreakEven | None:
     """None where nothing was staged, or an epoch's time is not known."""
     results = _results(side.point, table)
@@ -282,7 +265,20 @@ class BreakEvenView(ReportView):
     key = "break_even"
 
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
-        return break_evens(source.groups, source.table)
+        # Every staged group next to the one that differs in nothing but staging, by rank count.
+        found = compare(
+            with_real_data(source.groups),
+            differ_in=lambda run: averaged_id_without(run, STAGING_KEYS),
+            kind=lambda group: group.id,
+            reference=lambda group: group.sample.plan.workload.data.staging == "none",
+        )
+        rows = []
+        for one in found:
+            pairs = [(side, one.references.get(place)) for place, sides in one.places.items() for side in sides]
+            for side, base in sorted(pairs, key=lambda pair: one.groups.index(pair[0].group)):
+                row = None if base is None or base is side else _row(side, base, source.table)
+                rows += [row] if row is not None else []
+        return tuple(rows)
 
     def shown(self, report: Report, found: tuple[BreakEven, ...]) -> Section:
         return Section(

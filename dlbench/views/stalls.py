@@ -338,11 +338,19 @@ def _sections(found: Sequence[Stalls]) -> tuple[Section, ...]:
     if not found:
         return ()
     words, notes = tuple(map(_finding, found)), tuple(text for point in found for text in _remarks(point))
+    # What fetching and preparing cost at the largest point.
+    point = found[-1]
+    names = {"preparation": "preparing", "fetch": "fetching"}
+    parts = [
+        f"{names[part.name]} {NOT_MEASURED if part.share is None else value_text(part.share)}"
+        for part in point.parts
+        if part.name in names
+    ]
     return (
         Section(
             id=StallsView.id,
             title=StallsView.title,
-            headline=_headline(found[-1]),
+            headline=f"{place_of(point)}: {', '.join(parts)} of the step",
             words=words,
             brief=(*words, *notes),
             charts=lambda: _charts(found),
@@ -350,17 +358,6 @@ def _sections(found: Sequence[Stalls]) -> tuple[Section, ...]:
             notes=notes,
         ),
     )
-
-
-def _headline(point: Stalls) -> str:
-    """What fetching and preparing cost at the largest point."""
-    names = {"preparation": "preparing", "fetch": "fetching"}
-    parts = [
-        f"{names[part.name]} {NOT_MEASURED if part.share is None else value_text(part.share)}"
-        for part in point.parts
-        if part.name in names
-    ]
-    return f"{place_of(point)}: {', '.join(parts)} of the step"
 
 
 def stalls_document(found: Sequence[Stalls]) -> Document:

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_means import COUNTERS, NodeTelemetry
@@ -15,7 +15,7 @@ from dlbench.analysis.telemetry.node_samples import Interval, NodeSamples, NodeS
 from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.analysis.telemetry.throttling import computes_on_gpu, gpus_of_ranks
 from dlbench.errors import IncompleteDataError
-from dlbench.lazy import alt, np, npt
+from dlbench.lazy import Array, Flags, Times, alt, np
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS, THROTTLING_MASK, throttling_names
 from dlbench.report.charts.chart import Chart, tooltips
@@ -25,12 +25,6 @@ from dlbench.report.wording import percent
 from dlbench.units import format_number, format_seconds
 from dlbench.views.model import Group
 from dlbench.views.view import place_of
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-    Floats = npt.NDArray[np.float64]
-    Flags = npt.NDArray[np.bool_]
-
 
 MAX_POINTS = 200  # Points of a line, those without a value counted.
 MAX_STRETCHES = 40  # Of a lane: further ones are joined to their nearest neighbours.
@@ -65,7 +59,7 @@ def series(samples: NodeSamples, names: Sequence[str], window: Interval) -> tupl
     return tuple(found)
 
 
-def _values(samples: NodeSamples, names: Sequence[str]) -> tuple[Times, Floats, Flags]:
+def _values(samples: NodeSamples, names: Sequence[str]) -> tuple[Times, Array, Flags]:
     """Times, values, and whether nothing is known between a value and the next, shape (n - 1,)."""
     period_s = max(samples.period_of(name) for name in names)
     each = [samples.columns[name] for name in names]
@@ -81,7 +75,7 @@ def _values(samples: NodeSamples, names: Sequence[str]) -> tuple[Times, Floats, 
     return times, values[held], ~joined(times, period_s)
 
 
-def thinned(time_ns: Times, values: Floats, gap_behind: Flags, max_points: int = MAX_POINTS) -> list[int]:
+def thinned(time_ns: Times, values: Array, gap_behind: Flags, max_points: int = MAX_POINTS) -> list[int]:
     """Which points stand for all: the smallest and largest of equal spans of time, both sides of the longest gaps.
 
     With a point in every gap between two chosen ones there are at most `max_points`.

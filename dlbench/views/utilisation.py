@@ -244,12 +244,9 @@ def published_rates() -> RateFile:
     return RateFile.model_validate(read_yaml(bundled.folder("reports") / "rates.yaml"))
 
 
-def rates_beside(group: scaling.Group, file: RateFile | None = None) -> tuple[PublishedRate, ...]:
-    """The published figures of the group's network and precision on its card, for every point with as many GPUs.
-
-    `file`: None: the bundled figures.
-    """
-    found = published_rates() if file is None else file
+def rates_beside(group: scaling.Group) -> tuple[PublishedRate, ...]:
+    """The published figures of the group's network and precision on its card, for every point with as many GPUs."""
+    found = published_rates()
     sources = {one.id: one for one in found.sources}
     networks = {one.id: one for one in found.networks}
     found_rates = []

@@ -28,6 +28,7 @@ from dlbench.analysis.comparability import (
 from dlbench.analysis.repeats import mixed_configurations
 from dlbench.analysis.table import tabulate
 from dlbench.cli import cli as dlbench
+from dlbench.node.memory.device_memory import KEPT_FREED
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
@@ -138,6 +139,12 @@ def test_doubts_say_whether_runs_are_averaged_or_compared(tmp_path: Path) -> Non
     assert compared.text.startswith("figures are compared that did not run alike: kernel: 6.1 in 1, 6.2 in 1")
     (averaged,) = mixed_configurations({"1 rank": {"a": old, "b": new}, "2 ranks": {"c": old}})
     assert averaged.text == "runs that are averaged (at 1 rank) are no repeats: kernel: 6.1 in 2, 6.2 in 1"
+
+
+def test_a_run_that_keeps_freed_pages_is_unlike_one_of_a_version_that_did_not() -> None:
+    old = {"kernel": "6.1"}
+    (compared,) = mixed_configurations({"A": {"a": old}, "B": {"b": {**old, "memory.allocator": KEPT_FREED}}})
+    assert f"memory.allocator: {KEPT_FREED} in 1, not set in 1" in compared.text
 
 
 OWN_VARIABLES = {

@@ -176,9 +176,10 @@ def _measured(part: Part) -> Iterator[Figure]:
         runs.mkdir()
         part.write(runs)
         taken = [_rendered(part.command, runs, page) for _ in range(part.repeats)]
-        seconds, peaks = [one[0] for one in taken], [one[1] for one in taken]
+        seconds, peaks, spent = zip(*taken, strict=True)
         cores = f"range; {len(os.sched_getaffinity(0))} usable cores"
         yield _figure(f"page of {part.name}: time to render", seconds, "s", part.seconds, cores)
+        yield _figure(f"page of {part.name}: CPU time", spent, "s", None, "range; of all processes")
         memory = "range; sum over all processes, what they share is counted for each"
         most = None if part.memory_bytes is None else part.memory_bytes / 1e6
         yield _figure(f"page of {part.name}: peak memory", [peak / 1e6 for peak in peaks], "MB", most, memory)
@@ -210,12 +211,14 @@ def _figure(name: str, values: Sequence[float], unit: str, most: float | None, r
     )
 
 
-def _rendered(asked: Sequence[str], runs: Path, page: Path) -> tuple[float, float]:
-    """Seconds of the command, and the most memory that it and its children held at one time, bytes."""
+def _rendered(asked: Sequence[str], runs: Path, page: Path) -> tuple[float, float, float]:
+    """Seconds of the command, the most memory that it and its children held at one time, bytes, and their CPU time."""
     command = [sys.executable, "-m", "dlbench", *asked, str(runs), "-o", str(page)]
     with tempfile.TemporaryFile("w+") as told:
-        start = time.monotonic()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told)
+        # As installed: bytecode is kept, and compiled in the first round at most.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        start, before = time.monotonic(), os.times()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told, env=environment)
         watched = psutil.Process(process.pid)
         peak = 0
         while process.poll() is None:
@@ -226,11 +229,12 @@ def _rendered(asked: Sequence[str], runs: Path, page: Path) -> tuple[float, floa
                         held += one.memory_info().rss
             peak = max(peak, held)
             time.sleep(0.05)
-        seconds = time.monotonic() - start
+        seconds, after = time.monotonic() - start, os.times()
         if process.returncode != 0:
             told.seek(0)
             raise RuntimeError(f"dlbench {asked[0]} ended with {process.returncode}: {told.read()[-500:]}")
-    return seconds, float(peak)
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return seconds, float(peak), spent
 
 
 def _opened(part: Part, page: Path) -> Iterator[Figure]:

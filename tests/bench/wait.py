@@ -25,9 +25,10 @@ REPEATS, RUNS = 3, 6
 GOAL_S, GOAL_IMPORT_S, GOAL_BUILD_S = 4.0, 1.2, 120.0
 BUILD = "wait: Horovod's build for CPUs, dlbench setup horovod without a kept wheel"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-RANK = (
+RANK = (  # As a rank does: nothing is collected meanwhile, nor at the end.
+    "import gc; gc.disable(); "
     "import dlbench.node.__main__, torch, dlbench.node.devices, dlbench.node.sync.build_engine, "
-    "dlbench.node.training.run, dlbench.node.sync.horovod.engine, horovod.torch"
+    "dlbench.node.training.run, dlbench.node.sync.horovod.engine, horovod.torch; gc.freeze()"
 )
 
 

@@ -121,6 +121,7 @@ SHAPING = {
     "SLURM_JOB_PARTITION": "gpu",
     "SLURM_JOB_ACCOUNT": "project1",
     "SLURM_DISTRIBUTION": "block:block",
+    **dict.fromkeys(("MALLOC_CONF", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"), "glibc.malloc.trim_threshold=1"),
     "LOADEDMODULES": "gcc/13.2:cuda/12.4:openmpi/5.0",
 }
 

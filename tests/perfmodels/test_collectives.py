@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
-from dlbench.perfmodels.closed_forms import FORMS, closed_form, ideal, ideal_seconds
+from dlbench.perfmodels.closed_forms import FORMS, closed_form, ideal_seconds
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, held_out
 from dlbench.perfmodels.patterns import Sharing
@@ -81,7 +81,6 @@ def test_forms_read_as_the_literature_writes_them() -> None:
         "2 log2 p α + 2 (p - 1)/p n β + (p - 1)/p n γ",
         "2 L α + 2 (q - 1)/q n β + (q - 1)/q n γ + 2 α + 2 n β + n γ",
     ]
-    assert str(ideal("allreduce", 6)) == "D α + 2 (p - 1)/p n β + (p - 1)/p n γ"
 
 
 def test_the_figures_of_the_literature_for_eight_ranks() -> None:
@@ -166,17 +165,38 @@ def test_predictions_are_the_closed_forms(name: tuple[Collective, str], ranks: i
     group_size=st.integers(1, 5),
     shared_link=st.booleans(),
     shards=st.none() | st.just(1),
+    chunks=st.none() | st.integers(1, 16),
+    gamma=st.sampled_from([1e-10, 4e-9, 1e-7]),
 )
 def test_nothing_is_faster_than_the_ideal(
-    name: tuple[Collective, str], groups: int, group_size: int, shared_link: bool, shards: int | None
+    name: tuple[Collective, str],
+    groups: int,
+    group_size: int,
+    shared_link: bool,
+    shards: int | None,
+    chunks: int | None,
+    gamma: float,
 ) -> None:
-    """Wherever ranks are, and with pieces of costs."""
+    """Wherever ranks are, with pieces of costs, and with levels that overlap."""
     if groups * group_size > 1:
         layout = Layout(ranks=groups * group_size, group_size=group_size)
         pieces = level((65536, 2e-5, 3e-9), (None, 5e-5, 3e-10)), level((None, 1e-4, 4e-9))
-        priced = network(*pieces, gamma=1e-10, shared_link=shared_link)
-        seconds = predict(*name, 4 * 720720, layout, priced, shards=shards)
+        priced = network(*pieces, gamma=gamma, shared_link=shared_link)
+        seconds = predict(*name, 4 * 720720, layout, priced, shards=shards, chunks=chunks)
         assert seconds >= ideal_seconds(name[0], layout, 4 * 720720, priced) * (1 - 1e-9)
+
+
+def test_the_ideal_is_the_largest_of_its_costs_not_their_sum() -> None:
+    layout, n = Layout(ranks=8, group_size=4), 720720
+    inside, across = level((None, 2e-5, 3e-9)), level((None, 1e-4, 4e-9))
+    found = [
+        ideal_seconds("allreduce", layout, n, network(inside, across, gamma=gamma, shared_link=True))
+        for gamma in (0.0, 1e-7)
+    ]
+    assert found == pytest.approx([2 * 7 / 8 * n * 3e-9, 7 / 8 * n * 1e-7])
+    assert ideal_seconds("allreduce", layout, 8, network(inside, across)) == pytest.approx(
+        1e-4
+    )  # One start-up between.
 
 
 def test_one_server_is_a_bottleneck_by_its_closed_form() -> None:

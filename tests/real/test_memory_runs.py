@@ -54,6 +54,8 @@ def test_a_run_says_what_its_activations_did(tmp_path: Path) -> None:
     swapped, record = run_of(tmp_path, "swap", *words, *settings(tmp_path, "train.swap=streamed"))
     assert left_behind(swapped) == left_behind(in_core)
     assert plain.memory is None
+    # Both treat freed memory alike, and say how.
+    assert plain.environment["memory.allocator"] == record.environment["memory.allocator"]
 
     memory = record.memory
     assert memory.tier == memory.rates.tier

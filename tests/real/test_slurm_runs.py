@@ -19,6 +19,7 @@ from dlbench.datasets.making.production import produce
 from dlbench.jobs.box.box import Box
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.records.status import read_statuses
 from tests.conftest import Cli
 from tests.support.horovod import require_horovod_over_mpi
 from tests.support.images import write_tiny_image
@@ -46,7 +47,7 @@ def wait_for(folder: Path, count: int) -> list[Run]:
         runs = scan(folder).runs
         ended = len(runs) == count and all(run.state != "incomplete" for run in runs)
         # The ranks write their last status after the record.
-        if ended and all(status.exit_code is not None for run in runs for status in run.statuses):
+        if ended and all(status.exit_code is not None for run in runs for status in read_statuses(run.folder)):
             return runs
         time.sleep(0.5)
     logs = "\n".join(p.read_text(errors="replace")[-1500:] for p in folder.rglob("slurm-*.out"))

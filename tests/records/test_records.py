@@ -807,7 +807,8 @@ def test_samples_of_version_1_still_read() -> None:
     assert (valid.plan.workload.name, valid.plan.layout.ranks, valid.plan.engine.name) == ("cosmoflow", 2, "horovod")
     assert valid.record.num_parameters == 4_778_788
     assert valid.record.gradient_bytes == 4 * valid.record.num_parameters
-    assert [s.stage for s in valid.statuses] == ["done", "done"]
+    assert valid.statuses == []  # the record says more
+    assert [s.stage for s in read_statuses(valid.folder)] == ["done", "done"]
     for rank in valid.record.ranks:
         steps = read_steps(valid.folder.steps(rank.rank))
         assert list(steps.steps["warmup"]) == [1, 0, 0, 0]

@@ -488,6 +488,9 @@ def test_yaml_without_tags_and_directives(text: str) -> None:
 def test_yaml_that_no_file_could_hold() -> None:
     """Half of a surrogate pair cannot be written as UTF-8, so no plan could be saved with it."""
     assert yaml_refusal('a: "\\ud800"')
+    first = parse_yaml("a: {b: [1]}", "o")
+    first["a"]["b"].append(2)
+    assert parse_yaml("a: {b: [1]}", "o") == {"a": {"b": [1]}}  # whatever became of what was read before
     assert parse_yaml('"\\U0001F600"', "o") == "\N{GRINNING FACE}"
 
 

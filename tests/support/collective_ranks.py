@@ -84,9 +84,10 @@ class Rank:
         group_size = options["group_size"]
         if self.plan.comm.transport == "mpi":
             mpi = start_mpi(place, self.plan.system.launch.launcher, many_threads=False)
-            transport = MpiTransport(mpi, place, group_size, self.plan.comm.timeout_s, segment_bytes=segment)
+            transport = MpiTransport(mpi, place, group_size, segment_bytes=segment)
         else:
-            transport = GlooTransport(control.new_group("gloo", "test"), place, group_size, segment_bytes=segment)
+            up, down = (control.new_group("gloo", "test") for _ in range(2))
+            transport = GlooTransport(up, down, place, group_size, segment_bytes=segment)
         found = []
         for collective, names in ALGORITHMS.items():
             for name in names:

@@ -22,7 +22,7 @@ from pathlib import Path
 from dlbench.cli import COMMANDS
 
 _FORKS = multiprocessing.get_context("forkserver")
-# Nothing that starts threads: a fork would lose them. torch._dynamo is what the first optimizer would import.
+# Nothing that starts threads: a fork would lose them. torch._dynamo is what FSDP would import.
 _FORKS.set_forkserver_preload(
     [
         *(

@@ -21,7 +21,7 @@ from dlbench.records.rows.samples import sample_writer
 from dlbench.records.rows.shared import chunk, opened, parts_of
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, SpanWriter
 from dlbench.records.rows.steps import PHASES, StepWriter
-from dlbench.records.status import write_status
+from dlbench.records.status import NodeStatuses, read_statuses, write_node_statuses, write_status
 from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import MS, exchange_result, plans, status
 
@@ -284,12 +284,18 @@ def _renamed(path: Path, **changes: Any) -> bytes:
 
 
 def gathered(folder: RunFolder, ranks_per_node: int) -> RunFolder:
-    """The same run with the rows of a node's ranks in one file, as ranks write them."""
+    """The same run with the rows and the statuses of a node's ranks in one file, as ranks write them."""
     for kind in ("steps", "spans"):
         for path in sorted(folder.path.glob(f"rank-*.{kind}")):
             with (folder.path / f"node-{int(path.stem[5:]) // ranks_per_node:04d}.{kind}").open("ab") as file:
                 file.write(path.read_bytes())
             path.unlink()
+    statuses = read_statuses(folder)
+    for node in {one.rank // ranks_per_node for one in statuses}:
+        own = tuple(one for one in statuses if one.rank // ranks_per_node == node)
+        write_node_statuses(folder, NodeStatuses(node=node, ranks=own))
+        for one in own:
+            folder.status(one.rank).unlink()
     return folder
 
 

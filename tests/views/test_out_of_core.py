@@ -12,7 +12,7 @@ from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
 from dlbench.perfmodels.memory.blocks import Kind, Lane, Operation
 from dlbench.perfmodels.memory.planner import fixed_plan
-from dlbench.records.memory import KEPT_FREED, MemoryResult
+from dlbench.records.memory import MemoryResult
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
@@ -201,27 +201,6 @@ def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: P
     (section,) = OutOfCoreView().sections(report)
     assert section.words[0].startswith(f"Within 20 MiB a rank, 2 ranks, batch {batch}: take {best.method}, the fastest")
     assert section.words[0].endswith("would not fit.")
-
-
-@pytest.mark.parametrize(
-    ("words", "peaks", "favours"),
-    [
-        (KEPT_FREED, "Peaks are of live tensors", True),
-        ("left as the environment has it", "Peaks are of live tensors", False),
-        ("tensors from 1 MiB on are mapped one by one", "Peaks are of what became resident", False),
-    ],
-)
-@pytest.mark.parametrize("in_core", [False, True])
-def test_how_freed_memory_was_treated_is_noted_with_what_it_means(
-    tmp_path: Path, words: str, peaks: str, favours: bool, in_core: bool
-) -> None:
-    said = {"key": "memory.allocator", "requested": None, "effective": words, "evidence": "mallopt"}
-    for plan in method_plans([("none", "none")] * in_core + [("blocks", "none")], batches=(8,), repeats=1):
-        write_memory_run(tmp_path, plan, settings=[] if plan.workload.train.is_in_core else [said])
-    (section,) = OutOfCoreView().sections(assemble(scan(tmp_path)))
-    (note,) = [text for text in section.notes if text.startswith(f"Freed memory on CPUs, out of core: {words}. ")]
-    assert peaks in note
-    assert any("favour out of core" in text for text in section.notes) == (favours and in_core)
 
 
 def test_runs_without_a_method_are_told_how_to_get_one(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
         host = host_sources(samples, stages)
         sources += found
         # A node that does no work on a GPU takes nothing from the figures of those that do.
-        if not found and (computes_on_gpu(run, node) or not _has_gpu(run)):
+        if not found and (computes_on_gpu(run, node) or not any(computes_on_gpu(run, node) for node in nodes_of(run))):
             why.setdefault("GPUs", _on(samples, use.how if not use.gpus else _why_no_gpu(samples, use)))
         if isinstance(host, str):
             why.setdefault("processors", _on(samples, host))
@@ -137,10 +137,6 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
         doubts=tuple(dict.fromkeys(doubts)),
         notes=tuple(notes),
     )
-
-
-def _has_gpu(run: Run) -> bool:
-    return any(computes_on_gpu(run, node) for node in nodes_of(run))
 
 
 def _on(samples: NodeSamples, text: str) -> str:

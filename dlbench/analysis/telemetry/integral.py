@@ -13,14 +13,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from dlbench.lazy import np, npt
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-    Floats = npt.NDArray[np.float64]
-    Flags = npt.NDArray[np.bool_]
+from dlbench.lazy import Array, Flags, Times, np
 
 MAX_GAP_PERIODS = 5  # Samples further apart than this many of their own periods are not joined.
 
@@ -62,8 +56,8 @@ class Curve:
     """A rate over time, linear between neighbouring samples."""
 
     time_ns: Times  # When samples were taken, growing; shape (n,).
-    begin_rate: Floats  # Per second at the begin of each piece between two samples; shape (max(n - 1, 0),).
-    end_rate: Floats  # The same at its end.
+    begin_rate: Array  # Per second at the begin of each piece between two samples; shape (max(n - 1, 0),).
+    end_rate: Array  # The same at its end.
     known: Flags  # Whether the piece is known.
     bridged: Flags  # Whether it is known as a whole only: a gap over which a counter went on.
     resets: int = 0  # How often the counter fell.
@@ -120,7 +114,7 @@ class Curve:
         return int(((self.time_ns >= begin_ns) & (self.time_ns <= end_ns)).sum())
 
 
-def counter_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
+def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """A counter that runs from anywhere, NaN where it was not read.
 
     A gap longer than five periods is known as a whole, because the counter went on counting, and not in part. Where the
@@ -141,7 +135,7 @@ def counter_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
     )
 
 
-def rate_curve(time_ns: Times, values: Floats, period_s: float) -> Curve:
+def rate_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """A rate such as power, NaN where it was not read; gaps longer than five periods are not bridged.
 
     The period is that of the neighbouring samples, because a sampler that runs out of room doubles its own. Both arrays
@@ -181,7 +175,7 @@ def _joined(content: bytes, period_s: float) -> bytes:
     return near.tobytes()
 
 
-def _readable(time_ns: Times, values: Floats) -> tuple[Times, Floats]:
+def _readable(time_ns: Times, values: Array) -> tuple[Times, Array]:
     """Samples that hold a value, each later than the one before."""
     held = np.isfinite(values)
     times, read = time_ns[held], values[held].astype(np.float64)

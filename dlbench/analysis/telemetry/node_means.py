@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_samples import (
@@ -18,12 +17,9 @@ from dlbench.analysis.telemetry.node_samples import (
     why_not_sampled,
 )
 from dlbench.analysis.telemetry.throttling import nearest_time
-from dlbench.lazy import np, npt
+from dlbench.lazy import Array, np
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import clock_reason_names
-
-if TYPE_CHECKING:
-    Floats = npt.NDArray[np.float64]
 
 COUNTERS = re.compile(r".*(_j|throttled_s|(received|sent|read|written)_bytes|pcie_replays|ecc_(un)?corrected)")
 """Fields that count from anywhere: their rate is reported."""
@@ -69,8 +65,8 @@ def node_telemetry(
 ) -> tuple[list[NodeTelemetry], dict[str, str]]:
     """Every sampled node of a run with a record, and why others have no samples, by node.
 
-    `nodes`: those that are looked at; None: all. `wanted`: the fields that are summed up. `read` reads a node, so that
-    readers of the same samples can share them. Raises IncompleteDataError: samples or steps are damaged.
+    `nodes`: those that are looked at; None: all. `read` reads a node, so that readers of the same samples can share
+    them. Raises IncompleteDataError: samples or steps are damaged.
     """
     found: list[NodeTelemetry] = []
     why: dict[str, str] = {}
@@ -112,7 +108,7 @@ def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool])
     )
 
 
-def _summary(samples: NodeSamples, name: str, values: Floats, window: Interval) -> FieldSummary | None:
+def _summary(samples: NodeSamples, name: str, values: Array, window: Interval) -> FieldSummary | None:
     """None where nothing of the field is known in the window."""
     is_rate = COUNTERS.fullmatch(name) is not None
     if is_rate:

@@ -6,20 +6,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbench.errors import IncompleteDataError
-from dlbench.lazy import np, npt
+from dlbench.lazy import Array, Times, np
 from dlbench.records.record import RankResult
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.spans import STAGE, STAGING, SpanReader
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
 from dlbench.records.watch import NodeWatch
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-    Floats = npt.NDArray[np.float64]
 
 Interval = tuple[int, int]  # Begin and end, nanoseconds of the node's clock.
 
@@ -40,7 +36,7 @@ class NodeSamples:
     host: str
     period_s: float  # Longest period that the sampler had, seconds.
     time_ns: Times  # When each sample was taken, shape (n,).
-    columns: dict[str, Floats]  # The wanted fields by name, NaN where one was not read; each of shape (n,).
+    columns: dict[str, Array]  # The wanted fields by name, NaN where one was not read; each of shape (n,).
     names: tuple[str, ...]  # All sampled fields.
     unavailable: dict[str, str]  # What the node could not read, and why; a name may stand for a group (`gpu`).
     facts: dict[str, str]  # What does not change: names and UUIDs of GPUs, limits.

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_samples import (
@@ -19,14 +18,9 @@ from dlbench.analysis.telemetry.node_samples import (
     read_node,
     why_not_sampled,
 )
-from dlbench.lazy import np, npt
+from dlbench.lazy import Array, Times, np, npt
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
-
-if TYPE_CHECKING:
-    Times = npt.NDArray[np.int64]
-    Floats = npt.NDArray[np.float64]
-
 
 _FIELDS = re.compile(r"gpu\.\d+\.(sm_clock_hz|sm_clock_max_hz|clock_reasons)")
 _QUOTA = "host.cpu.throttled_s"
@@ -121,9 +115,9 @@ class _Weights:
 
     samples: NodeSamples
     window: Interval
-    known: dict[tuple[bytes, float], Floats] = field(default_factory=dict)
+    known: dict[tuple[bytes, float], Array] = field(default_factory=dict)
 
-    def of(self, held: npt.NDArray[np.bool_], period_s: float) -> Floats:
+    def of(self, held: npt.NDArray[np.bool_], period_s: float) -> Array:
         key = held.tobytes(), period_s
         if key not in self.known:
             self.known[key] = nearest_time(self.samples.time_ns[held], self.window, period_s)
@@ -163,7 +157,7 @@ def _gpu(samples: NodeSamples, name: str, weigh: _Weights) -> Throttled | str:
     )
 
 
-def _reference(samples: NodeSamples, name: str, at_work: Floats, highest_throttled: float) -> float | None:
+def _reference(samples: NodeSamples, name: str, at_work: Array, highest_throttled: float) -> float | None:
     """The clock without throttling, Hz: as seen at work in the window, else the GPU's maximum.
 
     Clocks below a throttled one are of a GPU that was about to work or to rest, and no reference.
@@ -181,7 +175,7 @@ def _reference(samples: NodeSamples, name: str, at_work: Floats, highest_throttl
     return highest if math.isfinite(highest) and highest > 0 else None
 
 
-def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Floats:
+def nearest_time(time_ns: Times, window: Interval, period_s: float) -> Array:
     """How much of the window each sample stands for, nanoseconds: what is nearer to it than to any other sample.
 
     Times in gaps between samples, before the first and behind the last belong to none. `time_ns` grows, shape (n,);

@@ -124,7 +124,10 @@ def _density(request: DatasetRequest) -> BuildPlan:
     from dlbench.datasets.making.density_recipe import DensityRecipe
 
     _refuse("density", request, "classes")
-    size = _edge(request.size or "128")
+    text = request.size or "128"
+    if not (text.isascii() and text.isdigit() and 4 <= int(text) <= 1024):
+        raise UserError(f"--size {text!r}: not the edge of a volume, a whole number from 4 to 1024")
+    size = int(text)
 
     def recipe(train: int, validation: int) -> DensityRecipe:
         return DensityRecipe(
@@ -178,12 +181,6 @@ def _pixels(text: str) -> tuple[int, int]:
     if not (width.isascii() and width.isdigit() and (not mark or (height.isascii() and height.isdigit()))):
         raise UserError(f"--size {text!r}: not a size in pixels such as 500x375, or 256 for a square")
     return int(width), int(height or width)
-
-
-def _edge(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 4 <= int(text) <= 1024):
-        raise UserError(f"--size {text!r}: not the edge of a volume, a whole number from 4 to 1024")
-    return int(text)
 
 
 # Data sets from data sets

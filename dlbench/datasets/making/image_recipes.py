@@ -44,6 +44,7 @@ from dlbench.datasets.images.shards import (
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
+from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
@@ -93,8 +94,6 @@ def write_shard(path: Path, container: Container, samples: Iterable[Packed], cla
 
 
 def _write_records(path: Path, samples: Iterable[Packed], classes: Sequence[str]) -> None:
-    from dlbench.datasets.tfrecord import RecordWriter, encode_example
-
     with RecordWriter(path) as writer:
         for sample in samples:
             features: dict[str, bytes | NDArray[np.int64]] = {
@@ -372,7 +371,14 @@ class PhotoRecipe:
             (path / f"{name}-{number:03d}.jpg").write_bytes(self.image(split, self.classes.index(name), number))
 
     def finish(self, folder: Path) -> None:
-        (folder / LICENCES).write_text(_licences(), encoding="utf-8")
+        lines = [f"{p.class_name}: {p.package}/{p.file} of {p.distribution}. {p.licence}" for p in PHOTOS]
+        head = [
+            "The images in this folder are cuts from the photographs below: "
+            "cropped, resized and encoded as JPEG again.",
+            "Rights as stated by the package that carries each photograph.",
+            "",
+        ]
+        (folder / LICENCES).write_text("\n".join(head + lines) + "\n", encoding="utf-8")
         for split in _SPLITS:
             if self.container != "tree" and self._images(split):
                 index_split(folder / split, self.container, self.classes)
@@ -447,13 +453,3 @@ def _picture(photo: Photo) -> Image:
 
     with Image.open(photo_path(photo)) as opened:
         return opened.convert("RGB")
-
-
-def _licences() -> str:
-    lines = [f"{p.class_name}: {p.package}/{p.file} of {p.distribution}. {p.licence}" for p in PHOTOS]
-    head = [
-        "The images in this folder are cuts from the photographs below: cropped, resized and encoded as JPEG again.",
-        "Rights as stated by the package that carries each photograph.",
-        "",
-    ]
-    return "\n".join(head + lines) + "\n"

@@ -228,9 +228,7 @@ def choose_kept(sizes: NDArray[np.int64], capacity: int, *, seed: int, block: in
 
     All processes of all nodes with the same capacity choose the same. Nothing is ever put out for another: every sample
     is read once an epoch, so that any kept one is worth as much as any other (Mohan et al., "Analyzing and Mitigating
-    Data Stalls in DNN Training", 2021: MinIO).
-    `sizes`: (N,) bytes of each sample. `capacity`: bytes that may be taken.
-    Returns (N,) whether a sample is kept.
+    Data Stalls in DNN Training", 2021: MinIO). Returns (N,) whether a sample is kept.
     """
     taken = -(-(sizes + STORE_BYTES) // block) * block
     order = np.random.default_rng([seed, _CHOICE]).permutation(len(sizes))

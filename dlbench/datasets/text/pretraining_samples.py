@@ -74,8 +74,7 @@ def mask_tokens(
     """Hides tokens of one sequence.
 
     `ids`: (S,) the sequence, left as it is. `candidates`: places that may be chosen, ascending: all but [CLS], [SEP]
-    and padding. `num_tokens`: tokens of the sequence without padding.
-    Returns the sequence with tokens hidden (S,); the chosen places (k,), ascending; their ids before (k,).
+    and padding. Returns the sequence with tokens hidden (S,); the chosen places (k,), ascending; their ids before (k,).
     """
     count = min(num_predictions(num_tokens, masking.max_predictions, masking.probability), len(candidates))
     positions = np.sort(generator.permutation(candidates)[:count])

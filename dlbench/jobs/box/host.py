@@ -353,23 +353,6 @@ def write_new(path: Path, content: str, mode: int = 0o644) -> None:
         file.write(content)
 
 
-def read_trusted(path: Path) -> str:
-    """A file that only root or the caller can have written.
-
-    Raises `UserError`: it is a link, somebody else's or writable by others, or far too long. `FileNotFoundError`: there
-    is none. `OSError`: it is no regular file, or cannot be read. `ValueError`: it is no text.
-    """
-    if path.is_symlink():
-        raise UserError(f"{path} is a symbolic link; a box writes a file there")
-    with open_file(path, follow=False) as file:
-        found = os.fstat(file.fileno())
-        _refuse(path.parent, path, found.st_uid, found.st_mode)
-        content = file.read(MAX_STATE_BYTES + 1)
-    if len(content) > MAX_STATE_BYTES:
-        raise UserError(f"{path} is over {MAX_STATE_BYTES} bytes long; a box's state is not")
-    return content.decode("utf-8")
-
-
 def _check_part(folder: Path, part: Path, *, is_last: bool) -> None:
     try:
         found = part.lstat()
@@ -529,7 +512,16 @@ def load_state(folder: Path) -> tuple[BoxPlan, list[Process]]:
     path = _running(folder.absolute())
     check_folder(path.parent)
     try:
-        state = json.loads(read_trusted(path))
+        # Only what root or the caller can have written is believed.
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link; a box writes a file there")
+        with open_file(path, follow=False) as file:
+            found = os.fstat(file.fileno())
+            _refuse(path.parent, path, found.st_uid, found.st_mode)
+            content = file.read(MAX_STATE_BYTES + 1)
+        if len(content) > MAX_STATE_BYTES:
+            raise UserError(f"{path} is over {MAX_STATE_BYTES} bytes long; a box's state is not")
+        state = json.loads(content.decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"no box runs in {folder}: `dlbench box start {folder}` starts one") from None
     except (OSError, ValueError) as error:

@@ -40,10 +40,10 @@ Mode = Literal["same", "rotate"]
 def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_job: bool) -> list[RunPlan]:
     """The plans, each with the nodes that it runs on.
 
-    `mode`: `same`: every run on the first of the nodes. `rotate`: repeat k of n nodes begins at node k n, counted on
+    `mode`: `same`: every run on the first of the nodes; `rotate`: repeat k of n nodes begins at node k n, counted on
     from the beginning after the end. `hosts`: the nodes to choose from, as Slurm writes them. `share_one_job`: whether
-    points of different sizes share a job: then they share its nodes.
-    Raises `UserError`: there are too few nodes, or none that Slurm could read, or the system names nodes already.
+    points of different sizes share a job: then they share its nodes. Raises `UserError`: there are too few nodes, or
+    none that Slurm could read, or the system names nodes already.
     """
     option = f"--{mode}-nodes {hosts}"
     try:
@@ -85,15 +85,17 @@ def jobs_of(
 ) -> list[Job]:
     """The jobs of a series, in the order of their first runs.
 
-    `seconds`: what each run is given, by run id; none: its system's time limit. 0 is no limit. `packing`: which runs
-    share a job. `chain`: whether the elements of an array run one at a time.
-    Raises `UserError`: the sides of a comparison cannot share a job, because they ask Slurm for different things, or
-    shall not.
+    `seconds`: what each run is given, by run id; none: its system's time limit. 0 is no limit. `chain`: whether the
+    elements of an array run one at a time. Raises `UserError`: the sides of a comparison cannot share a job, because
+    they ask Slurm for different things, or shall not.
     """
     _refuse_apart(plans, packing)
     given = seconds or {plan.run_id: limit_seconds(plan.system.slurm.time_limit) for plan in plans}
     jobs = []
-    for group in _groups(plans, packing):
+    groups: dict[Hashable, list[LaunchPlan]] = {}
+    for plan in plans:
+        groups.setdefault(group_of(plan, packing), []).append(plan)
+    for group in groups.values():
         if packing == "runs":
             jobs += [_array(part, given, chain) for part in _parts(group, _MOST_ELEMENTS)]
         else:
@@ -123,13 +125,6 @@ def _limit(every: Sequence[float]) -> str:
     return time_text(-int(-sum(every) // _MINUTE) * _MINUTE)
 
 
-def _groups(plans: Sequence[LaunchPlan], packing: Packing) -> list[list[LaunchPlan]]:
-    groups: dict[Hashable, list[LaunchPlan]] = {}
-    for plan in plans:
-        groups.setdefault(group_of(plan, packing), []).append(plan)
-    return list(groups.values())
-
-
 def group_of(plan: LaunchPlan, packing: Packing) -> Hashable:
     """What a run asks for; runs of which that is equal may share a job."""
     layout = plan.layout
@@ -152,18 +147,14 @@ def _within(group: Sequence[LaunchPlan], given: Mapping[str, float]) -> Iterator
     """Parts that stay below the longest time of a job, in their order; a pair of sides is never torn."""
     longest = limit_seconds(group[0].system.slurm.max_time)
     part: list[LaunchPlan] = []
-    for unit in _units(group):
+    size = 2 if isinstance(group[0], RunPlan) and group[0].series.side else 1
+    for unit in _parts(group, size):
         total = sum(given[plan.run_id] for plan in (*part, *unit))
         if part and longest and total > longest:
             yield part
             part = []
         part.extend(unit)
     yield part
-
-
-def _units(group: Sequence[LaunchPlan]) -> Iterator[Sequence[LaunchPlan]]:
-    size = 2 if isinstance(group[0], RunPlan) and group[0].series.side else 1
-    return _parts(group, size)
 
 
 def _parts(group: Sequence[LaunchPlan], size: int) -> Iterator[Sequence[LaunchPlan]]:
@@ -391,9 +382,8 @@ def campaign_of(
 ) -> Campaign:
     """The jobs of a series.
 
-    `out`: folder of all runs, with earlier ones. `packing`: which runs share a job. `chain`: whether each job waits for
-    the one before. `time`: the time limit of a run that was asked for, as Slurm writes it; none: by earlier runs.
-    Raises `UserError`: the sides of a comparison cannot share a job.
+    `out`: folder of all runs, with earlier ones. `time`: the time limit of a run that was asked for, as Slurm writes
+    it; none: by earlier runs. Raises `UserError`: the sides of a comparison cannot share a job.
     """
     found = estimates(plans, out, asked=time)
     whole = Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=())

@@ -218,10 +218,9 @@ def reopen(
     Nothing happens while the scheduler does not answer. Runs that began are left to themselves, but for those of
     cancelled jobs where these are asked for; and so are all of a job that it says was completed.
 
-    `with_cancelled`: whether runs of jobs that were cancelled are taken, too, those that had begun included. `dry_run`:
-    only says what it would take.
-    Raises `UserError`: there is no such series of this user, or another process submits it. `RunError`: a file cannot
-    be written. `IncompleteDataError`: a file of the series is damaged.
+    `with_cancelled`: whether runs of jobs that were cancelled are taken, too, those that had begun included. Raises
+    `UserError`: there is no such series of this user, or another process submits it. `RunError`: a file cannot be
+    written. `IncompleteDataError`: a file of the series is damaged.
     """
     require_own(root, series_id)
     with held(root, series_id):

@@ -108,8 +108,8 @@ def wait(
     """Waits for a series; returns how it stands when it is over, or after the time.
 
     `check`: called twice a second; what it raises is passed on. `notify`: called with how the series stands, when that
-    changes. `timeout_s`: seconds at most. `every_s`: seconds between two looks, of which each asks the scheduler once.
-    Raises `UserError`: there is no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
+    changes. `every_s`: seconds between two looks, of which each asks the scheduler once. Raises `UserError`: there is
+    no such series. `IncompleteDataError`: its file, or that of a run, is damaged.
     """
     end = time.monotonic() + timeout_s
     watch, pause, notified = Watch(root, series_id), min(_FIRST_S, every_s), ""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 
 import dlbench
@@ -47,9 +46,8 @@ _STALL_S = 120.0
 def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
     """The plan, which is that of a run of `dlbench comm`.
 
-    `system`: what is looked at. `nodes`: how many; 1 without a scheduler. `machine_cores`: cores of this machine, where
-    the system leaves a node's cores open. `now`: its time stamp.
-    Raises `UserError`: no run can be planned on such a system.
+    `machine_cores`: cores of this machine, where the system leaves a node's cores open. Raises `UserError`: no run can
+    be planned on such a system.
     """
     # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
@@ -197,7 +195,18 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
     else:
         words = launch.supervised(look_command(plan, folder, python), sys.executable)
     if has_script(plan):
-        words = shell_command(plan, _script(plan, folder, words))
+        # Modules and setup lines before the look, in the words of a run's own script.
+        path = folder.path / "look.sh"
+        text = render(
+            "launch.sh.j2",
+            plan=plan,
+            variables=launch.rank_environment(plan),
+            command=f"exec {launch.quoted(words)}",
+            is_rank=plan.system.launch.launcher == "local",
+            is_job=False,
+        )
+        write_atomic(path, text)
+        words = shell_command(plan, path)
     ranks = RankProcesses(lambda *_: None, token, launcher="" if is_local else plan.system.launch.launcher)
     deadline = time.monotonic() + timeout_s
     with Interruption() as interruption:
@@ -219,21 +228,6 @@ def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None
             raise
         finally:
             ranks.close(process_tree.temporary_places(environment))
-
-
-def _script(plan: CommPlan, folder: PreflightFolder, words: list[str]) -> Path:
-    """Modules and setup lines before the look, in the words of a run's own script."""
-    path = folder.path / "look.sh"
-    text = render(
-        "launch.sh.j2",
-        plan=plan,
-        variables=launch.rank_environment(plan),
-        command=f"exec {launch.quoted(words)}",
-        is_rank=plan.system.launch.launcher == "local",
-        is_job=False,
-    )
-    write_atomic(path, text)
-    return path
 
 
 MODULE = "dlbench.node.site_check"
@@ -286,7 +280,7 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
 
     What each rank executes is a shell that a broken Python does not end, and in it the look under its supervisor.
 
-    `plan`: of the pre-flight; its launcher is not `local`. `python`: Python of the ranks.
+    `plan`: of the pre-flight; its launcher is not `local`.
     """
     before = _before_rank(launch.launcher_command(plan, folder.run, _PYTHON))
     return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *_program(folder, python)]

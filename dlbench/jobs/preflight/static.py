@@ -159,10 +159,7 @@ _ENDLESS = ("UNLIMITED", "INFINITE", "NONE")
 
 
 def static_findings(plan: LaunchPlan) -> list[Finding]:
-    """All findings, in the order of a system file; none of them starts anything.
-
-    `plan`: of the pre-flight: its system, nodes and ranks.
-    """
+    """All findings, in the order of a system file; none of them starts anything."""
     try:
         version = ask("sinfo", "--version").strip()
         known = partitions(plan.system.slurm.clusters)

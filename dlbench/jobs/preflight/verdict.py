@@ -53,22 +53,18 @@ def _seen(folder: PreflightFolder, rank: int) -> SeenRank | str:
     try:
         return SeenRank.model_validate(read_json(folder.rank(rank), MAX_JSON))
     except FileNotFoundError:
-        return _silence(folder, rank)
+        code = _text(folder, rank, "failed")
+        last = ""
+        with suppress(OSError):
+            lines = read_end(folder.log(rank), _LAST_WORDS).decode("utf-8", "replace").strip().splitlines()
+            last = lines[-1].removeprefix("dlbench: error: ")[:300] if lines else ""
+        if code or last:
+            return f"the ranks' Python ended with {code or 'an error'}: {last or 'without a word'}"
+        if not folder.begun(rank).exists():
+            return f"nothing was written to {folder.seen}: it is not there, or the rank was not started"
+        return "its rank was ended while it looked"
     except (OSError, ValueError) as error:
         return f"{folder.rank(rank).name}: damaged: {why_unreadable(error)}"
-
-
-def _silence(folder: PreflightFolder, rank: int) -> str:
-    code = _text(folder, rank, "failed")
-    last = ""
-    with suppress(OSError):
-        lines = read_end(folder.log(rank), _LAST_WORDS).decode("utf-8", "replace").strip().splitlines()
-        last = lines[-1].removeprefix("dlbench: error: ")[:300] if lines else ""
-    if code or last:
-        return f"the ranks' Python ended with {code or 'an error'}: {last or 'without a word'}"
-    if not folder.begun(rank).exists():
-        return f"nothing was written to {folder.seen}: it is not there, or the rank was not started"
-    return "its rank was ended while it looked"
 
 
 def _text(folder: PreflightFolder, rank: int, which: str) -> str:

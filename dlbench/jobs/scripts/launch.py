@@ -341,6 +341,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
     assert isinstance(plan, RunPlan | CommPlan)
     ways = _ways(job, python)
     record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
+    words = {plan.series.side: side_words(plan) for plan in job.plans if isinstance(plan, RunPlan) and plan.series.side}
     return render(
         "job.sbatch.j2",
         plan=plan,
@@ -349,7 +350,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
         **shell_values(job),
         what=_what(job),
         place={"series": plan.series.id, "swept": _swept(job)},
-        sides=_sides(job),
+        sides=[{"name": side, "words": words[side]} for side in sorted(words)],
         configurations=list({way["name"]: way for way in ways}.values()),
         runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
         record=record.name,
@@ -376,11 +377,6 @@ def _swept(job: Job) -> str:
         for key, value in plan.series.named.items() if isinstance(plan, RunPlan) else ():
             values.setdefault(key, []).append(value_text(key, value))
     return ", ".join(f"{key}={','.join(dict.fromkeys(found))}" for key, found in values.items())
-
-
-def _sides(job: Job) -> list[dict[str, str]]:
-    words = {plan.series.side: side_words(plan) for plan in job.plans if isinstance(plan, RunPlan) and plan.series.side}
-    return [{"name": side, "words": words[side]} for side in sorted(words)]
 
 
 def _ways(job: Job, python: str) -> list[dict[str, object]]:

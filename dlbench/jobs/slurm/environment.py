@@ -84,8 +84,6 @@ def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = 
     """What sbatch is started with, all of which a job gets: what the plan's system lets through (slurm.export).
 
     Values that are given by reference (launch.environment) go this way and no other.
-
-    `variables`: of the submitting shell.
     """
     client = client_environment(variables)
     slurm = plans[0].system.slurm

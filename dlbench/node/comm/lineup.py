@@ -126,7 +126,7 @@ class Lineup:
             mpi = self._if_possible("mpi", self._start_mpi)
             if mpi is None:
                 raise EnvironmentLacksError(self.not_measured[-1])
-            return MpiTransport(mpi, self._place, plan.group_size, comm.timeout_s)
+            return MpiTransport(mpi, self._place, plan.group_size)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         group = self._if_possible(backend, lambda: self._torch_group(backend))
         if group is None:
@@ -134,7 +134,8 @@ class Lineup:
         if backend == "nccl":
             _meet(torch.zeros(1, device=self._device), group)  # of pairs the first message would wait for all ranks
             return NcclTransport(group, self._place, plan.group_size)
-        return GlooTransport(group, self._place, plan.group_size)
+        back = self._control.new_group("gloo", "start of gloo's other direction")
+        return GlooTransport(group, back, self._place, plan.group_size)
 
     def _references(self, backend: str) -> tuple[Reference, ...]:
         collective = self._plan.comm.collective

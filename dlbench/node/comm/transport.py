@@ -13,12 +13,10 @@ node it would otherwise be half of the time.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -118,25 +116,37 @@ def gloo_barrier(group: dist.ProcessGroup) -> None:
 
 
 class GlooTransport(Transport):
-    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions. The group's own timeout
+    """Point-to-point messages of gloo, without the dispatch of torch.distributed's functions. The groups' own timeout
     is that of every wait.
+
+    Each direction between two ranks has a group, so a connection, of its own. While a thread writes to one, gloo's
+    event loop comes round for its lock as long as something arrives there (`Pair::handleEvents` of its
+    transport/tcp/pair.cc), on a core that both share till the end of its time slice.
     """
 
     carrier = "torch-gloo"
     early = True
 
     def __init__(
-        self, group: dist.ProcessGroup, place: RankPlace, group_size: int, *, segment_bytes: int = SEGMENT_BYTES
+        self,
+        up: dist.ProcessGroup,
+        down: dist.ProcessGroup,
+        place: RankPlace,
+        group_size: int,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
+        """`up` carries messages to higher ranks, `down` those to lower ones; all ranks are in both."""
         super().__init__(place, group_size, segment_bytes)
-        self._group = group
-        self._backend: Any = group._get_backend(torch.device("cpu"))
+        self._group = up
+        self._ways: tuple[Any, ...] = tuple(group._get_backend(torch.device("cpu")) for group in (down, up))
 
     def line_up(self) -> None:
         gloo_barrier(self._group)
 
     def _operations(self, run: torch.Tensor, peer: int, tag: int, sends: bool) -> tuple[Operation, ...]:
-        call, runs, work = self._backend.send if sends else self._backend.recv, [run], list[Any]()
+        way = self._ways[(peer > self.rank) == sends]
+        call, runs, work = way.send if sends else way.recv, [run], list[Any]()
         return lambda: work.append(call(runs, peer, tag)), lambda: work.pop().wait(), work.clear
 
 
@@ -165,9 +175,6 @@ class NcclTransport(Transport):
     def _call(self) -> None:
         self._work = dist.batch_isend_irecv(self._open)[-1]  # One work stands for the whole group call.
         self._open.clear()
-
-
-_POLLS = 256  # Tests of a request between two looks at the clock.
 
 
 def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -> Any:
@@ -233,18 +240,15 @@ def mpi_barrier(world: Any) -> None:
 
 
 class MpiTransport(Transport):
-    """Isend and Irecv; waiting polls, because MPI's own waits know no deadline."""
+    """Persistent requests. MPI's waits know no deadline: who runs it has a `Deadline`."""
 
     carrier = "mpi"
 
-    def __init__(
-        self, mpi: Any, place: RankPlace, group_size: int, timeout_s: float, *, segment_bytes: int = SEGMENT_BYTES
-    ) -> None:
-        """`mpi` is what `start_mpi` gave; `timeout_s` the longest wait for one part, seconds."""
+    def __init__(self, mpi: Any, place: RankPlace, group_size: int, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """`mpi` is what `start_mpi` gave."""
         super().__init__(place, group_size, segment_bytes)
         self._byte = mpi.BYTE
         self._world = mpi.COMM_WORLD.Dup()  # no other library's messages meet ours
-        self._timeout_s = timeout_s
 
     def line_up(self) -> None:
         mpi_barrier(self._world)
@@ -252,20 +256,7 @@ class MpiTransport(Transport):
     def _operations(self, run: torch.Tensor, peer: int, tag: int, sends: bool) -> tuple[Operation, ...]:
         make = self._world.Send_init if sends else self._world.Recv_init
         request = make([run.view(torch.uint8).numpy(), self._byte], peer, tag)
-        test = request.Test
-
-        def finish() -> None:
-            if test():
-                return
-            deadline = time.monotonic() + self._timeout_s
-            while time.monotonic() < deadline:
-                for _ in islice(iter(test, True), _POLLS):  # The loop is C's.
-                    pass
-                if test():  # Also where it is through: a request that is not active tests true.
-                    return
-            raise RuntimeError(f"it was not through within {self._timeout_s:g} s")
-
-        return request.Start, finish, request.Free
+        return request.Start, request.Wait, request.Free
 
 
 SLOT_MEMORY_BYTES = 16 * 1024 * 1024  # Memory for arriving segments; they are few, so that they stay in the caches.
@@ -276,7 +267,7 @@ LEAST_SLOTS = 4
 class _Arrival:
     part: Part
     step: int
-    may_be_early: bool
+    early: int  # Before its step it may be posted: 0 never, 1 after the sends of the step before it, 2 at any time.
     place: torch.Tensor  # Where its elements belong in the buffer.
     slot: torch.Tensor | None  # Where it lands first; None: in place.
     ordinal: int  # Of those that need a slot, which; -1: it needs none.
@@ -318,23 +309,24 @@ class Execution:
         self._compile([step for step in schedule if step.sends or step.receives])
         self._settle()
 
-    def run(self) -> None:
-        """Executes all steps once; returns when this rank's part is done. Raises `RunError`: a message failed; the
-        buffer is undefined.
+    def run(self, times: int = 1) -> None:
+        """Executes all steps, this many times; returns when this rank's part is done. Raises `RunError`: a message
+        failed; the buffer is undefined.
         """
         number = 0
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # as torch adds
-                for number, operation in enumerate(self._program):  # noqa: B007  (an error is told by it)
-                    operation()
+                for _ in range(times):
+                    for number, operation in enumerate(self._program):  # noqa: B007  (an error is told by it)
+                        operation()
         except RuntimeError as error:
             part = self._awaited.get(number)
             raise (self._transport.refused(error) if part is None else part.lost(error)) from None
         counters = self._transport.counters
-        counters.steps += self._num_steps
-        counters.messages += self._messages
-        counters.bytes_sent += self._bytes_sent
-        counters.bytes_across += self._bytes_across
+        counters.steps += times * self._num_steps
+        counters.messages += times * self._messages
+        counters.bytes_sent += times * self._bytes_sent
+        counters.bytes_across += times * self._bytes_across
 
     def release(self) -> None:
         """Gives back what the library keeps of it; nothing may be under way."""
@@ -346,9 +338,9 @@ class Execution:
         arrivals = self._arrivals
         posted = added = 0  # Arrivals that were posted, and that are out of their slots.
 
-        def post(current: int, last_step: int, sends: Sequence[Part] = ()) -> None:
+        def post(current: int, last_step: int, sends: Sequence[Part] = (), least: int = 2) -> None:
             nonlocal posted
-            reach = self._reach(posted, current, last_step, added)
+            reach = self._reach(posted, current, last_step, added, least)
             self._program += self._transport.together([*(a.part for a in arrivals[posted:reach]), *sends])
             posted = reach
 
@@ -360,12 +352,18 @@ class Execution:
             post(number, number, step.sends)
             post(number, number + 1)
             open_sends = set(range(len(step.sends)))
-            for arrival in arrivals[step.first : step.end]:
-                wait(arrival.part)
-                for send in arrival.after:
+            for which, arrival in enumerate(arrivals[step.first : step.end], step.first + 1):
+                # Before the last the other end learns that those of the next step may come.
+                is_due = which == step.end < len(arrivals) and arrivals[which].early == 1
+                if not is_due:
+                    wait(arrival.part)
+                for send in sorted(open_sends) if is_due else arrival.after:
                     if send in open_sends:
                         wait(step.sends[send])
                         open_sends.discard(send)
+                if is_due:
+                    post(number, number + 1, least=1)
+                    wait(arrival.part)
                 if arrival.slot is not None:
                     self._program.append(_taking(arrival.place, arrival.slot, arrival.is_added))
                     added += 1
@@ -373,12 +371,14 @@ class Execution:
             for send in sorted(open_sends):
                 wait(step.sends[send])
 
-    def _reach(self, posted: int, current: int, last_step: int, added: int) -> int:
-        """How many arrivals may have been posted: in order, each with a free slot, up to `last_step`."""
+    def _reach(self, posted: int, current: int, last_step: int, added: int, least: int) -> int:
+        """How many arrivals may have been posted: in order, each with a free slot, up to `last_step`; of steps to come
+        those that may be so early.
+        """
         arrivals = self._arrivals
         while posted < len(arrivals):
             arrival = arrivals[posted]
-            if arrival.step > last_step or (arrival.step > current and not arrival.may_be_early):
+            if arrival.step > last_step or (arrival.step > current and arrival.early < least):
                 break
             if arrival.ordinal >= added + self._num_slots:
                 break
@@ -415,7 +415,7 @@ class Execution:
                     _Arrival(
                         part=self._part(place if slot is None else slot, transfer, come, sends=False),
                         step=number,
-                        may_be_early=self._transport.early and (slot is not None or _leaves_alone(before, transfer)),
+                        early=self._transport.early * (2 if slot is not None else _earliness(before, transfer)),
                         place=place,
                         slot=slot,
                         ordinal=-1 if slot is None else ordinal,
@@ -458,12 +458,13 @@ class Execution:
         return self._transport.part(run, transfer.peer, tag % 32768, sends=sends)  # the least that MPI promises
 
 
-_ALONE = 32768  # Elements up to which torch adds by one thread (its GRAIN_SIZE); there NumPy's call is the shorter one.
+_ALONE = 32768  # Elements up to which torch adds by one thread (its GRAIN_SIZE); there NumPy is faster.
 
 
 def _taking(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operation:
     """What arrived is added to the elements at its place, or put there."""
-    if place.device.type == "cpu" and place.dtype == torch.float32 and place.numel() <= _ALONE:
+    is_alone = place.numel() <= _ALONE or torch.get_num_threads() == 1
+    if place.device.type == "cpu" and place.dtype == torch.float32 and is_alone:
         into, arrived = place.numpy(), slot.numpy()
         return partial(np.add, into, arrived, into) if is_added else partial(np.copyto, into, arrived)
     return partial(place.add_ if is_added else place.copy_, slot)
@@ -480,9 +481,10 @@ def _overlap(one: Transfer, other: Transfer) -> bool:
     return one.first < other.first + other.count and other.first < one.first + one.count
 
 
-def _leaves_alone(step: Step | None, receive: Transfer) -> bool:
-    """Whether an arrival in place touches nothing that the step before uses."""
+def _earliness(step: Step | None, receive: Transfer) -> int:
+    """Of an arrival in place: 2 if it touches nothing that the step before uses, 1 if only what that sends."""
     if step is None:
-        return True
-    in_use = step.receives if step.from_input else (*step.receives, *step.sends)
-    return not any(_overlap(receive, transfer) for transfer in in_use)
+        return 2
+    if any(_overlap(receive, transfer) for transfer in step.receives):
+        return 0
+    return 2 if step.from_input or not any(_overlap(receive, transfer) for transfer in step.sends) else 1

@@ -380,13 +380,12 @@ def open_images(
 ) -> SampleReader:
     """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
 
-    `model`: gives the size of the image and the number of classes. `seed`: of the augmentation. `training`:
-    random-resized crops and flips, or else the centre crop. `classes`: names by label, for a set whose own classes may
-    be fewer (validation); None: the set's own. `decoding`: what of an image is decoded in training. `by_gpu`: images
-    are not decoded here, but by the GPU (see `dlbench.node.data.images`).
-    Returns samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
-    Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
-    `classes`. EnvironmentLacksError: a library that its form needs is not installed.
+    `model`: gives the size of the image and the number of classes. `training`: random-resized crops and flips, or else
+    the centre crop. `classes`: names by label, for a set whose own classes may be fewer (validation); None: the set's
+    own. `by_gpu`: images are not decoded here, but by the GPU (see `dlbench.node.data.images`). Returns samples with
+    image (S, S, 3) uint8 and label () int64, S = model.image_size. Raises UserError: the set is missing or damaged, has
+    more classes than the model, or a class that is not in `classes`. EnvironmentLacksError: a library that its form
+    needs is not installed.
     """
     images = _listed(source, lister)
     known = images.classes if classes is None else classes

@@ -169,7 +169,6 @@ class RankReading:
     def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
         """Makes the page cache as asked for and finds the readers; outside of any step.
 
-        `reader`: what this rank will read, opened.
         Raises UserError, EnvironmentLacksError, RunError: a trial could not read, or not start its readers.
         """
         data, files = self._data, reader.files()

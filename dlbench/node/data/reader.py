@@ -84,9 +84,9 @@ class SampleReader(Protocol):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """A sample ready for training, of its bytes; a function of them, the seed and the key.
 
-        `key`: of the sample. `data`: what `fetch` gave. `out`: arrays of the right shapes, by name, that it may write
-        into instead of making its own, which saves copying large ones into the batch; None: there are none.
-        Raises BadSampleError: the bytes are damaged.
+        `data`: what `fetch` gave. `out`: arrays of the right shapes, by name, that it may write into instead of making
+        its own, which saves copying large ones into the batch; None: there are none. Raises BadSampleError: the bytes
+        are damaged.
         """
 
     def num_bytes(self, index: int) -> int:

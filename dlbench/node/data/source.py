@@ -50,18 +50,17 @@ def build_source(
 ) -> BatchSource:
     """The training data of one rank.
 
-    The same seed gives the same samples in the same order and with the same augmentation, whatever the number of
-    loader processes.
-    `start`: where to begin in the data set, for a run that continues another.
-    `start_batch`: the same for synthetic data, batches of this rank. `counts`: hand out volumes as counts, of which the
-    device takes the logarithm. `staged`: what of the data set is on this node; None: nothing. `endpoint`: how samples
-    are exchanged; needed for partial shuffling over several ranks, where all of them call this at the same time.
-    `lister`: through which the ranks of a node list the data set once; all of them must open the same. `num_parts`: in
-    which each batch is computed. `reading`: settles readers and page cache with the other ranks; None: as the
-    specification says, which then must give the readers in numbers. `device`: where the rank computes; None: on its
-    CPU. `ranks_per_replica`: neighbouring ranks that read the same, `batch_size` samples for each of them.
-    Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU. UserError:
-    the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
+    The same seed gives the same samples in the same order and with the same augmentation, whatever the number of loader
+    processes. `start`: where to begin in the data set, for a run that continues another. `start_batch`: the same for
+    synthetic data, batches of this rank. `counts`: hand out volumes as counts, of which the device takes the logarithm.
+    `staged`: what of the data set is on this node; None: nothing. `endpoint`: how samples are exchanged; needed for
+    partial shuffling over several ranks, where all of them call this at the same time. `lister`: through which the
+    ranks of a node list the data set once; all of them must open the same. `num_parts`: in which each batch is
+    computed. `reading`: settles readers and page cache with the other ranks; None: as the specification says, which
+    then must give the readers in numbers. `ranks_per_replica`: neighbouring ranks that read the same, `batch_size`
+    samples for each of them. Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank
+    computes on its CPU. UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the
+    shuffling.
     """
     # Without page-locked memory a copy to the GPU cannot run alongside computation.
     on_gpu = device is not None and device.type == "cuda"
@@ -155,9 +154,9 @@ def _exchange(
     return exchange, AwaitingReader(reader, endpoint.store, patience_s=endpoint.patience_s)
 
 
-def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int, lister: Lister = ALONE) -> SampleReader:
+def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> SampleReader:
     """A reader of the training data where it lies; errors as of `build_source`."""
-    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=lister)
+    return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=ALONE)
 
 
 def validation_path(data_spec: DataSpec) -> Path:
@@ -274,7 +273,6 @@ _PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
     """The name of the training data, for the record.
 
-    `described`: what the source says of itself.
     Returns `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is
     there; `public_set` where the counts are those of a public one; empty where neither is so.
     """

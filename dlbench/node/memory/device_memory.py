@@ -30,7 +30,6 @@ from torch.autograd.profiler import profile, record_function
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.memory import peak_resident_bytes, reset_peak
 from dlbench.node.models.build import Batch
-from dlbench.records.memory import KEPT_FREED
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_bytes
 
@@ -183,29 +182,30 @@ def peaks_on(device: torch.device) -> PeakMeter:
     return CudaPeaks(device) if device.type == "cuda" else CpuPeaks()
 
 
+KEPT_FREED = "keeps what tensors free (mallopt: M_MMAP_MAX 0, M_TRIM_THRESHOLD -1)"
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of mallopt(3)
 _CHOOSES = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Variables that set glibc's allocator, where they say malloc."""
 
 
-def keep_freed() -> tuple[str, str]:
+def keep_freed() -> str:
     """What tensors free stays with the process for the next ones, unless its environment chose an allocator.
 
-    Returns what is in force, and how that is known.
+    Returns what is in force, `memory.allocator` of a record's environment.
     """
     chosen = [name for name in _CHOOSES if name in os.environ and "malloc" in (name + os.environ[name]).lower()]
     if chosen:
-        return "left as the environment has it", f"{' and '.join(chosen)} of the rank's environment"
+        return f"as {' and '.join(chosen)} of the rank's environment set it"
     try:
         glibc, used = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
     except OSError:
-        return "as the C library does", "it is not glibc"
+        return "as the C library does, which is not glibc"
     # Another allocator may answer mallopt, and do nothing.
     if len({ctypes.cast(one.malloc, ctypes.c_void_p).value for one in (glibc, used)}) > 1:
-        return "left as the environment has it", "malloc is not glibc's"
+        return "as the rank's environment has it: malloc is not glibc's"
     if glibc.mallopt(_M_MMAP_MAX, 0) != 1 or glibc.mallopt(_M_TRIM_THRESHOLD, -1) != 1:
-        return "as the C library does", "mallopt refuses M_MMAP_MAX 0 or M_TRIM_THRESHOLD -1"
-    return KEPT_FREED, "answer of mallopt (M_MMAP_MAX 0, M_TRIM_THRESHOLD -1)"
+        return "as the C library does: mallopt refuses M_MMAP_MAX 0 or M_TRIM_THRESHOLD -1"
+    return KEPT_FREED
 
 
 def trim() -> None:

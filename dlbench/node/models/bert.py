@@ -306,7 +306,7 @@ class AttentionWatch:
 def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.device) -> str:
     """Which of torch's attention kernels serves a batch of training, by torch's own choice for its shapes.
 
-    `how`: masked, unmasked or unpadded. `device`: where it computes.
+    `how`: masked, unmasked or unpadded.
     """
     train, data = plan.workload.train, plan.workload.data
     assert isinstance(data, TextData)  # the workload's validator holds this

@@ -212,8 +212,7 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
     nothing that is computed again. Kinds are conv2d, conv3d, linear, embedding (0: it looks up) and attention (the two
     products, each a row).
 
-    Takes well under a second in a process that has made an optimizer, as every rank has; the first of the two loads
-    torch's compiler, which costs seconds.
+    The same as `layer_table` of the specification says, where it knows the layers.
 
     `data`: gives sequence_length and max_predictions of text. The masked-LM head is counted for max_predictions
     positions, which is what it computes, however many of them are used.

@@ -11,6 +11,7 @@ update. The global-norm clip (`clip_norm`) is not here: the training loop clips 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast, overload
@@ -290,6 +291,18 @@ class Lamb(_Foreach):
         )
 
 
+class Sgd(torch.optim.SGD):
+    """torch's, whose own `step` imports the compiler (2 s of CPU) to part graphs where somebody compiles the update."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's, likewise."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
     """The optimizer of a specification over the trainable parameters of a model.
 
@@ -313,15 +326,15 @@ def optimizer_of(parameters: Sequence[Tensor], spec: OptimizerSpec) -> torch.opt
     fused = spec.implementation == "fused"
     # torch marks these "never to be compiled", and the mark's first use imports the compiler: 700 modules, a third of a
     # rank's start. Here they are plain, as no compiled function calls them (torch/_compile.py; elsewhere this is idle).
-    for method in (torch.optim.Optimizer.add_param_group, torch.optim.Optimizer.zero_grad):
-        if (unmarked := getattr(method, "__wrapped__", None)) is not None:
+    for method in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        if (unmarked := getattr(getattr(torch.optim.Optimizer, method), "__wrapped__", None)) is not None:
             vars(unmarked).setdefault("__dynamo_disable", unmarked)
     kernels: dict[str, Any] = {"foreach": not fused, "fused": fused}
     if spec.name == "sgd":
-        return torch.optim.SGD([decayed, plain], lr=spec.learning_rate, momentum=spec.momentum, **kernels)
+        return Sgd([decayed, plain], lr=spec.learning_rate, momentum=spec.momentum, **kernels)
     if spec.name == "adamw":
         # Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2: decay times the rate.
-        return torch.optim.AdamW([decayed, plain], lr=spec.learning_rate, betas=spec.betas, eps=spec.epsilon, **kernels)
+        return AdamW([decayed, plain], lr=spec.learning_rate, betas=spec.betas, eps=spec.epsilon, **kernels)
     groups = [{**decayed, "adapt": True, "fused": fused}, {**plain, "adapt": False, "fused": fused}]
     if spec.name == "lars":
         return Lars(

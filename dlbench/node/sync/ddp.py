@@ -314,7 +314,10 @@ class WatchedHook:
         before = self._compressed
         future = self._inner(self._state, bucket)
         if sent is not None and self._powersgd is not None:
-            self._note_compression(sent, self._compressed - before)
+            elements = self._compressed - before
+            if elements:  # none in the steps before it begins
+                sent.wire_bytes = elements * torch.float32.itemsize
+                sent.method = f"{self._backend} all-reduces of PowerSGD"
         if self._powersgd is not None and self._backend == "gloo":
             future.wait()
         if sent is None and not is_checked:
@@ -386,11 +389,6 @@ class WatchedHook:
         gradients = [p.grad for p in bucket.parameters() if p.grad is not None]
         self._as_views[bucket.index()] = sum(_lies_within(one, buffer) for one in gradients), len(gradients)
         return sent
-
-    def _note_compression(self, sent: MessageInFlight, elements: int) -> None:
-        if elements:  # none in the steps before it begins
-            sent.wire_bytes = elements * torch.float32.itemsize
-            sent.method = f"{self._backend} all-reduces of PowerSGD"
 
 
 def _kept_share(bucket: GradBucket) -> Callable[[], Sequence[torch.Tensor]]:

@@ -110,9 +110,8 @@ def make_world(communicators: Communicators, who: GroupRanks) -> Group:
 
 
 def make_groups(communicators: Communicators, who: GroupRanks, inside: Group | None = None) -> RankGroups:
-    """Every group of the run, made by all ranks in the same order; returns those of this rank. `communicators`: what
-    makes them. `who`: who is in which. `inside`: this rank's own group, where something else than the library carries
-    it.
+    """Every group of the run, made by all ranks in the same order; returns those of this rank. `inside`: this rank's
+    own group, where something else than the library carries it.
     """
     world = make_world(communicators, who)
     if inside is None:
@@ -253,9 +252,9 @@ MAX_BYTES = 2**30  # Of one rank's value; more is a mistake, or nonsense from th
 def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
     """`value` of every rank, by rank; tuples come back as lists, keys as text.
 
-    `value`: what JSON can hold, and numbers that are not finite. `num_ranks`: of the run. `all_gather`: makes one
-    tensor of all ranks' equally long ones, in the order of ranks; they are of int64 or uint8 and lie on the CPU. Raises
-    `TypeError`: JSON cannot hold the value; `RunError`: a rank sent what is no value.
+    `value`: what JSON can hold, and numbers that are not finite. `all_gather`: makes one tensor of all ranks' equally
+    long ones, in the order of ranks; they are of int64 or uint8 and lie on the CPU. Raises `TypeError`: JSON cannot
+    hold the value; `RunError`: a rank sent what is no value.
     """
     own = json.dumps(value).encode()
     sizes = all_gather(torch.tensor([len(own)], dtype=torch.int64)).tolist()

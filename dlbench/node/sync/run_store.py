@@ -242,9 +242,9 @@ _SLACK_S = 60.0  # How long rank 0 may take to answer, besides the time it was a
 def open_endpoint(path: Path, place: RankPlace, interface: str | None, wait_s: float) -> Endpoint:
     """Where all ranks meet: on rank 0 made and published, on the others waited for.
 
-    `path`: `rendezvous.json` of the run. `place`: this rank. `interface`: the planned network interface; None: the one
-    the host name stands for. `wait_s`: the longest wait for rank 0, whose node may be minutes behind in importing.
-    Raises `RunError`: rank 0 has not published, or cannot listen.
+    `path`: `rendezvous.json` of the run. `interface`: the planned network interface; None: the one the host name stands
+    for. `wait_s`: the longest wait for rank 0, whose node may be minutes behind in importing. Raises `RunError`: rank 0
+    has not published, or cannot listen.
     """
     if interface is not None and place.num_nodes > 1 and torch.cuda.is_available():
         # NCCL starts over it, and sends over it what no faster network takes. `=`: this name, not all that begin so
@@ -264,8 +264,8 @@ def open_endpoint(path: Path, place: RankPlace, interface: str | None, wait_s: f
 
 def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.timedelta) -> RunStore:
     """The store of this run, once all ranks are there; Gloo and NCCL learn it what goes with it. `path`: as
-    `open_endpoint`. `place`: this rank. `interface`: as `open_endpoint`. `timeout`: the longest wait for the other
-    ranks, and for a key later on. Raises `RunError`: as `open_endpoint`, or not all ranks came.
+    `open_endpoint`. `interface`: as `open_endpoint`. `timeout`: the longest wait for the other ranks, and for a key
+    later on. Raises `RunError`: as `open_endpoint`, or not all ranks came.
     """
     endpoint = open_endpoint(path, place, interface, timeout.total_seconds())
     store = RunStore(endpoint, timeout)

@@ -84,7 +84,10 @@ class NarrowWire(WireFormat):
 
     def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: Group) -> None:
         """Casts, sums and casts back. fp16 ends at 65504: a sum that is not finite is found by reading it once more."""
-        narrow = self._narrow(vector)
+        # Room for the cast vector; reused, because memory that is touched for the first time is slow.
+        if self._buffer is None or self._buffer.numel() < vector.numel() or self._buffer.device != vector.device:
+            self._buffer = torch.empty(vector.numel(), dtype=self._dtype, device=vector.device)
+        narrow = self._buffer[: vector.numel()]
         slot = self._overflow.begin(vector) if self._dtype == torch.float16 else None
         narrow.copy_(vector)
         with self.carrying():
@@ -97,12 +100,6 @@ class NarrowWire(WireFormat):
     @property
     def overflows(self) -> int:
         return self._overflow.total
-
-    def _narrow(self, vector: torch.Tensor) -> torch.Tensor:
-        """Room for the cast vector; reused, because memory that is touched for the first time is slow."""
-        if self._buffer is None or self._buffer.numel() < vector.numel() or self._buffer.device != vector.device:
-            self._buffer = torch.empty(vector.numel(), dtype=self._dtype, device=vector.device)
-        return self._buffer[: vector.numel()]
 
 
 def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
@@ -207,7 +204,13 @@ class TopkWire(WireFormat):
         vector.add_(rest)
         indices = torch.topk(vector.abs(), entries, sorted=False).indices
         values = vector[indices]
-        _feed_back(rest, vector, indices, values)
+        # What is not sent waits in `rest`, which stays as it was where something is not finite.
+        is_finite = torch.isfinite(values).all()
+        if vector.device.type == "cpu":
+            if is_finite:
+                rest.copy_(vector).index_fill_(0, indices, 0.0)
+        else:  # the host must not wait for the answer
+            torch.where(is_finite, vector.index_fill(0, indices, 0.0), rest, out=rest)
         vector.zero_()
         if is_dense_cheaper(elements, entries, self._world_size):
             vector[indices] = values
@@ -249,16 +252,6 @@ class TopkWire(WireFormat):
                 ]
             )
         return self._waiting[number]
-
-
-def _feed_back(rest: torch.Tensor, vector: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    """What is not sent waits in `rest`, which stays as it was where something is not finite."""
-    is_finite = torch.isfinite(values).all()
-    if vector.device.type == "cpu":
-        if is_finite:
-            rest.copy_(vector).index_fill_(0, indices, 0.0)
-    else:  # the host must not wait for the answer
-        torch.where(is_finite, vector.index_fill(0, indices, 0.0), rest, out=rest)
 
 
 SLOTS = 512  # Messages between two countings.

@@ -13,7 +13,7 @@ from dlbench.machine.memory import resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
 from dlbench.node.memory.cut import BlockFunction
-from dlbench.node.memory.device_memory import keep_freed, peak_bytes, trim
+from dlbench.node.memory.device_memory import KEPT_FREED, peak_bytes, trim
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.planning import (
     Batch,
@@ -38,7 +38,7 @@ from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.perfmodels.memory.blocks import BlockCosts
 from dlbench.perfmodels.memory.planner import PREFETCH, saves_nothing
 from dlbench.perfmodels.memory.simulator import simulate
-from dlbench.records.memory import KEPT_FREED, MemoryResult, RankMemory, TransferSpan
+from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import HeldMemory, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
@@ -105,21 +105,20 @@ def activation_memory(
     precision: Precision,
     loss: Loss,
     wrap_block: Callable[[BlockFunction], BlockFunction] | None,
+    allocator: str | None,
 ) -> ActivationMemory:
     """What a plan says of activations, installed on the network; not for training in core.
 
     `model`: nothing is hooked to it yet. `wrap_block`: applied to the function of every block, e.g. torch.compile;
-    None: nothing. Raises UserError: the network is no chain, or train.memory.blocks names what is none of its units.
-    EnvironmentLacksError: no plan fits, memory cannot be measured, nothing can be swapped to, or the node has not the
-    memory that its ranks together would page-lock.
+    None: nothing. `allocator`: of `keep_freed`; None on a GPU. Raises UserError: the network is no chain, or
+    train.memory.blocks names what is none of its units. EnvironmentLacksError: no plan fits, memory cannot be measured,
+    nothing can be swapped to, or the node has not the memory that its ranks together would page-lock.
     """
     plan, place, device = context.plan, context.place, context.device
     context.watch.stage("profiling memory")
-    # Before anything is measured, so that the profile computes as training will.
-    allocator = keep_freed() if device.type == "cpu" else None
     bench = workbench(*(plan, place, model, device, precision, loss), beat=context.beat, gather=context.engine.gather)
     found = plan_memory(bench)
-    if allocator is not None and allocator[0] == KEPT_FREED:
+    if allocator == KEPT_FREED:
         trim()  # What measuring freed is no part of what training holds.
     if context.on_gpu:
         locked = found.plan.predicted.swapped_bytes
@@ -149,7 +148,7 @@ class ActivationMemory:
         rank: int,
         open_tier: Callable[[int], Tier],
         *,
-        allocator: tuple[str, str] | None = None,
+        allocator: str | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     ) -> None:
         self._allocator = allocator
@@ -222,8 +221,7 @@ class ActivationMemory:
                 f"{format_bytes(torch.cuda.max_memory_allocated(self._device))}: a GPU with no more than "
                 "train.memory.capacity would not do, or only with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
             )
-        keeps = self._allocator is not None and self._allocator[0] == KEPT_FREED
-        resident = peak_bytes(self._device) - self._process_bytes if keeps else 0
+        resident = peak_bytes(self._device) - self._process_bytes if self._allocator == KEPT_FREED else 0
         # Buffers of libraries, input and exchange are resident as well.
         if capacity is not None and resident > 1.1 * capacity:
             found.append(
@@ -301,9 +299,6 @@ class ActivationMemory:
                 evidence=f"{format_bytes(plan.predicted.swapped_bytes)} of a pass leave the device and come back",
             ),
         ]
-        if self._allocator is not None:
-            words, evidence = self._allocator
-            found.append(Setting(key="memory.allocator", requested=None, effective=words, evidence=evidence))
         if plan.capacity_bytes is not None:
             found.append(
                 Setting(

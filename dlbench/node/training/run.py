@@ -26,7 +26,15 @@ from dlbench.node.data.sample_exchange import ExchangeEndpoint
 from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
-from dlbench.node.memory.device_memory import fits_in_memory, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.memory.device_memory import (
+    KEPT_FREED,
+    fits_in_memory,
+    keep_freed,
+    largest_batch,
+    missing_state_bytes,
+    out_of_memory,
+    trim,
+)
 from dlbench.node.memory.held import StepMemory
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
@@ -146,6 +154,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
     """
     plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
     workload, train = plan.workload, plan.workload.train
+    allocator = None if context.on_gpu else keep_freed()  # of everything that is built and measured
     with ExitStack() as undo:
         precision, kernels = Precision(train, device), Kernels(plan, device)
         if train.optimizer.is_compiled:
@@ -174,7 +183,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             graphs = NetworkGraphs(plan, device)
         if not train.is_in_core:
             wrap_block = compilation.block if compilation is not None else None
-            memory = activation_memory(context, model, precision, loss, wrap_block)
+            memory = activation_memory(context, model, precision, loss, wrap_block, allocator)
             undo.callback(memory.close)
         if compilation is not None:
             compilation.set_budget(model, loss_of, batch_of, context.beat)
@@ -258,6 +267,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             staging=staging,
             reading=reading,
             initial_digest=initial_digest,
+            allocator=allocator,
             hashing_s=hashing_s,
             warnings=(
                 *precision.warnings,
@@ -268,6 +278,8 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
             ),
         )
         undo.pop_all()
+    if allocator == KEPT_FREED:
+        trim()  # what only building took is no part of what training holds
     return state
 
 

@@ -42,7 +42,7 @@ from dlbench.records.data_path import ShuffleResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.memory import MemoryResult
-from dlbench.records.record import Check, CheckpointWrite, RankResult, Record, Setting
+from dlbench.records.record import Check, CheckpointWrite, LayerMacs, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS
 from dlbench.units import format_bytes, format_seconds, utc_now
@@ -120,6 +120,8 @@ def rank_summary(
     transport = context.nccl.read() if context.nccl is not None else None
     found = environment.capture(warnings, withheld=context.plan.system.launch.referenced)
     found |= torch_facts(warnings, device)
+    if state.allocator is not None:
+        found["memory.allocator"] = state.allocator
     return {
         "result": result.model_dump(mode="json"),
         "environment": found,
@@ -157,7 +159,11 @@ def make_record(
     steps = state.schedule.measured if plan.measure.until == "steps" else seen.steps - state.schedule.warmup
     checks = check(plan, ranks, measured_steps=steps, exchange=exchange, is_scaled=precision.is_scaled)
     checks += shuffle.checks
-    layers = forward_macs(plan.workload.model, plan.workload.data)
+    # Counted where no table is known: on the meta device, which may import torch's compiler (2 s).
+    table = plan.workload.model.layer_table(plan.workload.data)
+    products = [layer for layer in table if layer.macs or layer.kind == "embedding"]
+    layers = [LayerMacs(name=layer.name, kind=layer.kind, macs=layer.macs) for layer in products]
+    layers = layers or forward_macs(plan.workload.model, plan.workload.data)
     reference = everyone[0]["environment"]
     watched = [item["watch"] for item in everyone]
     exchange = with_layers_noted(plan, state.schedule, exchange)

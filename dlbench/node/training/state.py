@@ -73,6 +73,7 @@ class TrainState:
     resumed: Checkpoint | None
     staging: Staging | None  # What was staged on the nodes; None where nothing was.
     reading: RankReading | None  # How samples are read; None for synthetic data.
+    allocator: str | None  # How memory that tensors free is treated; None on a GPU.
     initial_digest: str  # SHA-256 of the parameters as training finds them.
     hashing_s: float  # What hashing them took, which is in no figure.
     warnings: tuple[str, ...]
@@ -99,6 +100,9 @@ class TrainState:
         self.source.close()
         if self.memory is not None:
             self.memory.close()
+        if self.held is not None:
+            # Of a step that failed: with torch's profiler open, Python would crash at its end and lose the exit code.
+            self.held.before_warmup(is_watched=False)
 
 
 class InjectedFault:

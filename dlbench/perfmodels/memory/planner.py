@@ -40,10 +40,10 @@ def fixed_plan(
 ) -> BlockPlan:
     """The plan of a method that treats all blocks alike; it may need more than the capacity (see its peak).
 
-    `chain`: the chain, as measured. `rates`: of transfers; None where nothing moves. `recompute`: train.recompute, none
-    or blocks. `swap`: train.swap, none, offload or streamed. `starts`: units with which blocks begin; None: every unit
-    is a block. `capacity_bytes`: what may be held; None: no limit. Raises `ValueError`: a method that has no fixed
-    plan, or that moves something without rates.
+    `rates`: of transfers; None where nothing moves. `recompute`: train.recompute, none or blocks. `swap`: train.swap,
+    none, offload or streamed. `starts`: units with which blocks begin; None: every unit is a block. `capacity_bytes`:
+    what may be held; None: no limit. Raises `ValueError`: a method that has no fixed plan, or that moves something
+    without rates.
     """
     decision = _DECISION.get((recompute, swap))
     if decision is None:
@@ -66,11 +66,9 @@ def plan_blocks(
 ) -> BlockPlan:
     """The plan with the shortest pass that was found; always the same for the same arguments.
 
-    `chain`: the chain, as measured. `rates`: of transfers; None where swap is False. `capacity_bytes`: what a pass may
-    hold. `recompute`: whether blocks may be recomputed. `swap`: whether blocks may move. `starts`: units with which
-    blocks begin; None: the planner chooses. `known`: plans to begin with, besides its own; with the same units.
-    `effort`: how many blocks it may simulate. Raises `DoesNotFitError`: no plan fits; it names the smallest capacity
-    that would do; `ValueError`: to swap without rates.
+    `rates`: of transfers; None where swap is False. `starts`: units with which blocks begin; None: the planner chooses.
+    `known`: plans to begin with, besides its own; with the same units. Raises `DoesNotFitError`: no plan fits; it names
+    the smallest capacity that would do; `ValueError`: to swap without rates.
     """
     if swap and rates is None:
         raise ValueError("blocks that are swapped need transfer rates")
@@ -176,9 +174,8 @@ def point(
 ) -> Point:
     """A method with the chain's batch. One that treats all blocks alike does not know of the capacity: it fits or not.
 
-    `chain`: the chain, as measured or scaled. `rates`: of transfers; None: methods that swap do not fit. `method`:
-    train.recompute and train.swap. `capacity_bytes`: what a pass may hold. `starts`: units with which blocks begin;
-    None: every unit, or what the planner chooses. `known`: plans to begin with. `effort`: of the planner.
+    `rates`: of transfers; None: methods that swap do not fit. `method`: train.recompute and train.swap. `starts`: units
+    with which blocks begin; None: every unit, or what the planner chooses.
     """
     recompute, swap = method
     plan: BlockPlan | None = None

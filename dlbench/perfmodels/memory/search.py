@@ -51,9 +51,8 @@ def cheapest_fitting(
 
     None is exact; the price is exact where `front` ways are enough.
 
-    `costs`: of the chain's blocks. `setting`: of the pass; its budget must hold the peak. `decisions`: those that
-    blocks may have. `spans`: first and last units that blocks may have. `price`: what a second of moving costs, in
-    seconds of computing. `front`: ways that are followed at a time.
+    `setting`: of the pass; its budget must hold the peak. `spans`: first and last units that blocks may have. `price`:
+    what a second of moving costs, in seconds of computing. `front`: ways that are followed at a time.
     """
     units = costs.chain.units
     per_byte = price * (setting.in_s + setting.out_s) / 2
@@ -133,8 +132,7 @@ def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequ
     Where blocks may be swapped, single units as blocks need the least: nothing else has to be held, and a block needs
     no less than each of its units by itself. Otherwise all ways to cut the chain count.
 
-    `chain`: the chain. `recompute`: whether blocks may be recomputed. `swap`: whether blocks may move. `starts`: units
-    with which blocks begin; None: all ways to cut the chain.
+    `starts`: units with which blocks begin; None: all ways to cut the chain.
     """
     most = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
     assert most is not None, "without a limit everything fits"
@@ -214,9 +212,8 @@ def best_found(
 ) -> Blocks | None:
     """The best plan that was found; None where none fits.
 
-    `chain`: the chain. `rates`: of transfers; None where no decision moves anything. `capacity_bytes`: what a pass may
-    hold. `decisions`: those that blocks may have. `starts`: units with which blocks begin; None: the search chooses.
-    `known`: plans to begin with, besides its own. `effort`: blocks that are simulated at most.
+    `rates`: of transfers; None where no decision moves anything. `starts`: units with which blocks begin; None: the
+    search chooses. `known`: plans to begin with, besides its own.
     """
     return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 

@@ -74,9 +74,9 @@ def simulate(
     *,
     prefetch: Prefetch = "room",
 ) -> Schedule:
-    """A pass with these blocks. `chain`: the chain, as measured. `blocks`: all its units, in order. `rates`: of
-    transfers; None where no block moves anything. `capacity_bytes`: what may be held; None: no limit. `prefetch`: how
-    early blocks come back. Raises `ValueError`: blocks that are not the chain's, or that move something without rates.
+    """A pass with these blocks. `blocks`: all its units, in order. `rates`: of transfers; None where no block moves
+    anything. `capacity_bytes`: what may be held; None: no limit. Raises `ValueError`: blocks that are not the chain's,
+    or that move something without rates.
     """
     costs = BlockCosts(chain, blocking=prefetch == "blocking").of_plan(blocks)
     if rates is None and any(cost.moved_bytes for cost in costs):

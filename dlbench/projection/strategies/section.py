@@ -47,9 +47,9 @@ def case_of(
     memory_limit: int | None = None,
     system: SystemSpec | None = None,
 ) -> tuple[Case, tuple[str, ...]]:
-    """The training of the anchor as strategies share it, and what it rests on, in sentences. `run`: one of the anchor.
-    `cost_scale`: of the network's costs at the anchor (`Projection.cost_scale`). `memory_limit`: bytes of a rank, None:
-    that of a device of `system`, None: of the run's. Raises `UserError`: what the table needs is not known.
+    """The training of the anchor as strategies share it, and what it rests on, in sentences. `cost_scale`: of the
+    network's costs at the anchor (`Projection.cost_scale`). `memory_limit`: bytes of a rank, None: that of a device of
+    `system`, None: of the run's. Raises `UserError`: what the table needs is not known.
     """
     plan, record, network, anchor = run.plan, run.record, ingredients.network, ingredients.anchor
     train = plan.workload.train

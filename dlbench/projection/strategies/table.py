@@ -272,7 +272,11 @@ class Case:
         if inner in ("filter", "channel"):
             return self._by_parts(inner, size, batch)
         if inner == "spatial":
-            return self._spatial(size, batch)
+            # Each rank has a part of the image or volume, and asks its neighbours for what its windows need beyond; on
+            # the grid that is fastest.
+            grids = product(*([n for n in range(1, size + 1) if size % n == 0 and n <= most] for most in self._extents))
+            found = [self._on_grid(grid, batch) for grid in grids if math.prod(grid) == size]
+            return min(found, key=lambda one: one.compute_s + one.communication_s, default=None)
         if inner == "tensor":
             return self._tensor(size, batch)
         if inner == "pipeline":
@@ -397,14 +401,6 @@ class Case:
                 seconds += 2 * groups.seconds("allreduce", batch * layer.outputs * width, width)
                 summed += 2 * batch * layer.outputs * width
         return replace(self._divided(batch, shares, seconds, groups), sent_bytes=2 * (1 - 1 / size) * summed)
-
-    def _spatial(self, size: int, batch: int) -> _Model | None:
-        """Each rank has a part of the image or volume, and asks its neighbours for what its windows need beyond; on the
-        grid that is fastest.
-        """
-        grids = product(*([n for n in range(1, size + 1) if size % n == 0 and n <= most] for most in self._extents))
-        found = [self._on_grid(grid, batch) for grid in grids if math.prod(grid) == size]
-        return min(found, key=lambda one: one.compute_s + one.communication_s, default=None)
 
     def _on_grid(self, grid: tuple[int, ...], batch: int) -> _Model:
         """Neighbours along the last dimension are neighbouring ranks."""

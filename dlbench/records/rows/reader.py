@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -14,23 +16,24 @@ from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np, npt
 from dlbench.opening import parse_json
 from dlbench.records.rows.format import CHECK, CODES, HEAD, MAX_CONTENT, MAX_HEADER, NOTE, ROWS
-from dlbench.records.rows.shared import opened
+from dlbench.records.rows.shared import Opened, opened
 
 if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
     Values = npt.NDArray[np.generic]
 
-_SIZE = HEAD.size + CHECK.size
+_HEAD = struct.Struct(HEAD.format + CHECK.format.removeprefix("<"))
 # Content that is turned at once when columns are read: little next to the columns, and enough to be quick.
 _TURNED_AT_ONCE = 1 << 20
 
 
-def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, Any], bytes]:
+def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
     """The first line of a file of rows, as JSON and as it is. `format_name`: what its `format` must be; `content`: what
-    the file holds, in words. Raises IncompleteDataError: the file cannot be read, or is none of `format_name`.
+    the file holds, in words; `rows`: what was opened already. Raises IncompleteDataError: the file cannot be read, or
+    is none of `format_name`.
     """
     try:
-        with opened(path, 1)[0] as file:
+        with nullcontext(rows.file) if rows else opened(path, 1).file as file:
             line = file.readline(MAX_HEADER)
     except OSError as error:
         raise IncompleteDataError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -46,15 +49,15 @@ def read_header(path: Path, format_name: str, content: str) -> tuple[dict[str, A
 class BlockReader:
     """Reads a file block by block, so that memory does not grow with it; of a shared file the part of a rank at once.
 
-    `format_name`: what its `format` must be; `content`: what the file holds, in words. Raises IncompleteDataError: the
-    file cannot be read, or is none of `format_name`.
+    Arguments and errors as of `read_header`.
     """
 
-    def __init__(self, path: Path, format_name: str, content: str | None = None) -> None:
+    def __init__(self, path: Path, format_name: str, content: str | None = None, rows: Opened | None = None) -> None:
         self.path = path
+        self._rows_there = rows
         self.torn_bytes = 0
         """Bytes behind the last whole block, known when all blocks were read: 0 unless a writer was killed."""
-        self.header, line = read_header(path, format_name, content or format_name)
+        self.header, line = read_header(path, format_name, content or format_name, rows)
         self.begin = len(line)
         """Bytes of the header's line."""
         self._seed = zlib.crc32(line)
@@ -103,26 +106,33 @@ class BlockReader:
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
         """Kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: one is damaged."""
         self.torn_bytes = 0
+        crc32, decompressobj = zlib.crc32, zlib.decompressobj  # A run of a million steps has 16,000 blocks.
         try:
-            file, torn_behind, is_damaged = opened(self.path)
-            with file:
+            file, torn_behind, is_damaged = self._rows_there or opened(self.path)
+            with nullcontext() if self._rows_there else file:
                 file.seek(self.begin)
-                while head := file.read(_SIZE):
-                    if len(head) < _SIZE:
+                while head := file.read(_HEAD.size):
+                    if len(head) < _HEAD.size:
                         self.torn_bytes = len(head)
                         return
-                    kind, length, crc = HEAD.unpack_from(head)
-                    (check,) = CHECK.unpack_from(head, HEAD.size)
+                    kind, length, crc, check = _HEAD.unpack(head)
                     # Deflate never makes anything much longer: such a length is no writer's.
-                    if zlib.crc32(head[: HEAD.size]) != check or length > 2 * MAX_CONTENT:
+                    if crc32(head[: HEAD.size]) != check or length > 2 * MAX_CONTENT:
                         raise self._damaged()
                     content = file.read(length)
                     if len(content) < length:
                         self.torn_bytes = len(head) + len(content)
                         return
-                    if zlib.crc32(content, self._seed) != crc or kind not in (ROWS, NOTE):
+                    if crc32(content, self._seed) != crc or kind not in (ROWS, NOTE):
                         raise self._damaged()
-                    plain = self._inflated(content)
+                    engine = decompressobj(-zlib.MAX_WBITS)
+                    try:
+                        # One byte more than there may be: a content of just the limit still comes to its end.
+                        plain = engine.decompress(content, MAX_CONTENT + 1)
+                    except zlib.error:
+                        raise self._damaged() from None
+                    if not engine.eof or engine.unused_data or len(plain) > MAX_CONTENT:
+                        raise self._damaged()
                     if kind == ROWS and len(plain) % row_size:
                         raise self._damaged()
                     yield kind, plain
@@ -131,17 +141,6 @@ class BlockReader:
                 raise self._damaged()
         except OSError as error:
             raise IncompleteDataError(f"{self.path}: cannot be read: {error.strerror or error}") from None
-
-    def _inflated(self, content: bytes) -> bytes:
-        engine = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
-            # One byte more than there may be: a content of just the limit still comes to its end.
-            plain = engine.decompress(content, MAX_CONTENT + 1)
-        except zlib.error:
-            raise self._damaged() from None
-        if not engine.eof or engine.unused_data or len(plain) > MAX_CONTENT:
-            raise self._damaged()
-        return plain
 
     def _note(self, content: bytes) -> dict[str, Any]:
         try:
@@ -159,11 +158,13 @@ class BlockReader:
             rows[name] = np.cumsum(rows[name], dtype=rows[name].dtype)
         return rows
 
-    def values(self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, offset: int) -> Values:
+    def values(
+        self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, places: slice | Sequence[int]
+    ) -> Values:
         """Columns of one type side by side, shape (columns, rows), of `turned`: (blocks, bytes of a row, rows)."""
         dtype = np.dtype(kind)
         shape = len(turned), len(names), dtype.itemsize, turned.shape[2]
-        some = turned[:, offset : offset + len(names) * dtype.itemsize, :].reshape(shape)
+        some = turned[:, places, :].reshape(shape)
         values: Values = np.array(some.transpose(1, 0, 3, 2), order="C").view(dtype)[..., 0]
         for number, name in enumerate(names):
             if name in self.header["delta"]:
@@ -200,32 +201,42 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
     lengths = [len(content) for content in plain[0]]
     if any([len(content) for content in own] != lengths for own in plain):
         return None
-    found: dict[str, Values] = {}
-    for some, kind, offset in _stretches(columns, names):
-        parts = [np.zeros((len(some), len(readers), 0), dtype=kind)]
-        for _, group in groupby(range(len(lengths)), key=lengths.__getitem__):
-            blocks = list(group)
-            held = b"".join(content for own in plain for content in own[blocks[0] : blocks[-1] + 1])
-            turned = np.frombuffer(held, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
-            parts.append(first.values(turned, some, kind, offset).reshape(len(some), len(readers), -1))
-        found.update(zip(some, np.concatenate(parts, axis=2), strict=True))
-    return found
+    stretches = _stretches(columns, names)
+    parts: list[list[Values]] = [[np.zeros((len(some), len(readers), 0), dtype=kind)] for some, kind, _ in stretches]
+    for _, group in groupby(range(len(lengths)), key=lengths.__getitem__):
+        blocks = list(group)
+        held = b"".join(content for own in plain for content in own[blocks[0] : blocks[-1] + 1])
+        turned = np.frombuffer(held, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
+        for stretch, found in zip(stretches, parts, strict=True):
+            found.append(first.values(turned, *stretch).reshape(len(stretch[0]), len(readers), -1))
+    whole = [np.concatenate(found, axis=2) for found in parts]
+    return {
+        name: of_one
+        for (some, *_), of_all in zip(stretches, whole, strict=True)
+        for name, of_one in zip(some, of_all, strict=True)
+    }
 
 
-def _stretches(columns: Sequence[tuple[str, str]], names: Collection[str]) -> list[tuple[list[str], str, int]]:
-    """The named columns, put together where those of one type lie side by side: names, type, first byte in a row."""
-    sizes: Mapping[str, int] = {kind: int(kind[2:]) for _, kind in columns}
-    found: list[tuple[list[str], str, int]] = []
-    offset = end = 0
+_Stretch = tuple[list[str], str, "slice | list[int]"]
+"""Columns of one type: their names, the type, and where their bytes are in a row."""
+
+
+def _stretches(columns: Sequence[tuple[str, str]], names: Collection[str]) -> list[_Stretch]:
+    """The named columns, those of one type together: of few rows each column by itself takes longer than its bytes."""
+    found: dict[str, tuple[list[str], list[int]]] = {}
+    offset = 0
     for name, kind in columns:
+        size = int(kind[2:])
         if name in names:
-            if found and found[-1][1] == kind and end == offset:
-                found[-1][0].append(name)
-            else:
-                found.append(([name], kind, offset))
-            end = offset + sizes[kind]
-        offset += sizes[kind]
-    return found
+            of_kind, places = found.setdefault(kind, ([], []))
+            of_kind.append(name)
+            places += range(offset, offset + size)
+        offset += size
+    return [
+        # A slice is a view, a list a copy.
+        (some, kind, slice(places[0], places[-1] + 1) if places[-1] - places[0] + 1 == len(places) else places)
+        for kind, (some, places) in found.items()
+    ]
 
 
 @lru_cache(maxsize=64)

@@ -22,6 +22,7 @@ import sys
 import zlib
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
@@ -35,6 +36,14 @@ HEAD_BYTES = _HEAD.size + 4
 
 _ANY = -1  # Instead of a rank: nobody knows which.
 _BEGINNING = 1 << 16  # Bytes in which a whole header is sought: one has some hundred.
+
+
+class Opened(NamedTuple):
+    """Rows to be read, those of a rank as if it had a file of its own."""
+
+    file: IO[bytes]
+    torn_bytes: int = 0  # Of a torn chunk behind them.
+    is_damaged: bool = False  # Whether more is there that is damaged.
 
 
 class _Index(NamedTuple):
@@ -73,9 +82,12 @@ def _index_of(path: Path, file: IO[bytes], most: int = sys.maxsize) -> _Index:
 
 @lru_cache(maxsize=512)
 def _indexed(path: Path, inode: int, size: int, changed_ns: int) -> _Index:
-    found = _Index(defaultdict(partial(array, "Q")), Counter(), set())
     with open_file(path, follow=False) as file:
-        data = file.read(size)
+        return _index(file.read(size))
+
+
+def _index(data: bytes) -> _Index:
+    found = _Index(defaultdict(partial(array, "Q")), Counter(), set())
     marks = (mark.start() for mark in re.finditer(re.escape(_MARK), data))
     heads = [at for at in marks if zlib.crc32(data[at : at + 16]).to_bytes(4, "little") == data[at + 16 : at + 20]]
     if len(data) >= HEAD_BYTES and heads[:1] != [0]:
@@ -88,7 +100,7 @@ def _indexed(path: Path, inode: int, size: int, changed_ns: int) -> _Index:
             continue
         if len(rest) >= HEAD_BYTES:
             found.broken.add(_ANY)
-        elif end == size:
+        elif end == len(data):
             found.torn[_ANY] = len(rest)
         own = found.places[rank]
         if 2 * number != len(own):
@@ -103,15 +115,14 @@ def file_of(path: Path) -> Path:
     return path.parent if path.parent.suffix in (".steps", ".spans") and not path.suffix else path
 
 
-def opened(path: Path, chunks: int | None = None) -> tuple[IO[bytes], int, bool]:
-    """Rows to be read: those of a rank as if it had a file of its own, perhaps the first chunks alone; the bytes of a
-    torn chunk behind them, and whether more is there that is damaged. The first chunk of a node's file, whoever's, is
-    had from its beginning alone. Raises OSError: the file cannot be read.
+def opened(path: Path, chunks: int | None = None) -> Opened:
+    """The rows of a file, or of a rank's part of one, perhaps the first chunks alone. The first chunk of a node's file,
+    whoever's, is had from its beginning alone. Raises OSError: the file cannot be read.
     """
     whole = file_of(path)
     file = open_file(whole, follow=False)
     if whole is path and file.peek(4)[:4] != _MARK:
-        return file, 0, False
+        return Opened(file)
     with file:
         index = _index_of(whole, file, _BEGINNING if whole is path and chunks == 1 else sys.maxsize)
         if whole is path and chunks != 1 and len(index.places) > 1:
@@ -121,9 +132,25 @@ def opened(path: Path, chunks: int | None = None) -> tuple[IO[bytes], int, bool]
             )
         rank = next(iter(index.places), _ANY) if whole is path else int(path.name[5:])
         places = index.places.get(rank, array("Q"))[: chunks and 2 * chunks]
-        pieces = [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
-    torn = index.torn[rank] + index.torn[_ANY]
-    return BytesIO(b"".join(pieces)), torn, not index.broken.isdisjoint({rank, _ANY})
+        return _opened(
+            index, rank, [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
+        )
+
+
+def _opened(index: _Index, rank: int, pieces: Sequence[bytes]) -> Opened:
+    is_damaged = not index.broken.isdisjoint({rank, _ANY})
+    return Opened(BytesIO(b"".join(pieces)), index.torn[rank] + index.torn[_ANY], is_damaged)
+
+
+def opened_at_once(path: Path) -> dict[int, Opened]:
+    """The rows of every rank of a node's file, which is read once and held. Raises OSError: it cannot be read."""
+    with open_file(path, follow=False) as file:
+        data = file.read()
+    index = _index(data)
+    return {
+        rank: _opened(index, rank, [data[places[n] : places[n] + places[n + 1]] for n in range(0, len(places), 2)])
+        for rank, places in index.places.items()
+    }
 
 
 def part_alone(part: Path) -> bytes:

@@ -16,6 +16,7 @@ from dlbench.errors import DlbenchError, IncompleteDataError, RunError, refused
 from dlbench.lazy import np, npt
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader, read_alike
+from dlbench.records.rows.shared import Opened
 
 if TYPE_CHECKING:
     from dlbench.records.rows.reader import Rows, Values
@@ -41,6 +42,8 @@ FIELDS: tuple[tuple[str, str], ...] = (
 
 LAUNCH_FIELDS: tuple[tuple[str, str], ...] = tuple((f"launch_{phase}_ns", "<i8") for phase in LAUNCHED)
 """Further columns, of GPUs only: how long the device waited for the host's calls within the phase, at most."""
+
+_ALL_FIELDS = [list(field) for field in (*FIELDS, *LAUNCH_FIELDS)]
 
 
 def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
@@ -128,20 +131,18 @@ class StepFile:
 
 
 class StepReader:
-    """Steps of one rank, some at a time, so that memory does not grow with the file. Raises IncompleteDataError: not a
-    steps file, or one of an unknown version.
+    """Steps of one rank, some at a time, so that memory does not grow with the file. `rows`: what was opened already.
+    Raises IncompleteDataError: not a steps file, or one of an unknown version.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.file = BlockReader(path, STEPS_FORMAT, "step times")
+    def __init__(self, path: Path, rows: Opened | None = None) -> None:
+        self.file = BlockReader(path, STEPS_FORMAT, "step times", rows)
         self.header = self.file.header
         """What the rank said of itself."""
-        version = self.header.get("version")
-        fields = [list(field) for field in FIELDS]
-        launched = [*fields, *(list(field) for field in LAUNCH_FIELDS)]
-        self.launches = self.header.get("fields") == launched
+        version, fields = self.header.get("version"), self.header.get("fields")
+        self.launches = fields == _ALL_FIELDS
         """Whether rows have `LAUNCH_FIELDS` too."""
-        if version != STEPS_VERSION or not (self.launches or self.header.get("fields") == fields):
+        if version != STEPS_VERSION or not (self.launches or fields == _ALL_FIELDS[: len(FIELDS)]):
             raise IncompleteDataError(f"{path}: step times of an unknown version ({version!r})")
 
     @property

@@ -69,8 +69,8 @@ def lines(
     """Lines with points and intervals over a logarithmic axis (base 2), whose ticks are the numbers of the rows.
 
     `by`: a line for each, or the one colour. `room`: how far the axis goes beyond its ends, as a factor; `reach`:
-    further numbers that it holds, without a tick. `ideal`: the field of a dashed line. With `is_forecast` nobody
-    measured this: lines are dotted, points hollow.
+    further numbers that it holds, without a tick. With `is_forecast` nobody measured this: lines are dotted, points
+    hollow.
     """
     alt = _altair()
     counts = sorted({row[x] for row in rows})
@@ -120,7 +120,7 @@ def intervals(
     """A bar or a dot with its interval in each row, from above.
 
     `band`: height of a bar (share of its row). `limit`: width of the names, pixels; `names`: more of their axis, as
-    Vega-Lite has it. `reference`: a dashed line there.
+    Vega-Lite has it.
     """
     alt = _altair()
     base = _data(rows).encode(y=_names(y, [row[y] for row in rows], limit, names))

@@ -47,9 +47,9 @@ class Block:
         object.__setattr__(self, "lines", tuple(map(harmless, self.lines)))
 
 
-def to_text(document: Document, width: int = WIDTH, *, full: bool = False) -> str:
-    """Plain lines of at most `width` columns (a single longer word stays whole)."""
-    return "\n".join(line for block in _blocks(document, width, full) for line in block.lines).rstrip() + "\n"
+def to_text(document: Document, *, full: bool = False) -> str:
+    """Plain lines of at most `WIDTH` columns (a single longer word stays whole)."""
+    return "\n".join(line for block in _blocks(document, WIDTH, full) for line in block.lines).rstrip() + "\n"
 
 
 def show(document: Document, console: Console, *, full: bool = False) -> None:

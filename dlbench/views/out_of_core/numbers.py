@@ -283,7 +283,6 @@ class OutOfCore:
     gains: tuple[Gain, ...]  # Where a plan and a method that treats all blocks alike ran, by rank count and batch.
     median_step_error: float | None  # Of absolute errors of the prediction over `points`; None without one.
     median_peak_error: float | None
-    allocators: tuple[str, ...]  # How freed memory was treated, in words, of all runs out of core on CPUs.
     passages: tuple[Passage, ...]  # A pass of one run of each method, with its largest batch at the largest rank count.
 
 
@@ -341,8 +340,6 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
     )
     step_errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
     peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
-    records = [table.runs[run_id].record for one in ordered for run_id in one.run_ids]
-    settings = [setting for record in records if record is not None for setting in record.settings]
     return OutOfCore(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {plan.engine_title}, {plan.workload.train.precision})",
@@ -356,7 +353,6 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
         gains=tuple(_gains(ordered, table)),
         median_step_error=median(step_errors) if step_errors else None,
         median_peak_error=median(peak_errors) if peak_errors else None,
-        allocators=tuple(sorted({str(one.effective) for one in settings if one.key == "memory.allocator"})),
         passages=tuple(_passages(ordered, table)),
     )
 

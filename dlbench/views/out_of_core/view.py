@@ -8,7 +8,6 @@ from typing import Any
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.perfmodels.memory.planner import saves_nothing
-from dlbench.records.memory import KEPT_FREED
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
 from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, lines
 from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MEASURED, MUTED, PART_COLOURS, WIDE, si_label
@@ -37,8 +36,9 @@ TITLE = "Out of core"
 MAX_GAINS = 4  # Rank counts and batches whose gain is said in words, the largest first; the tables have all.
 
 METHODS_CAPTION = (
-    "Peak: of the rank that held most in the measured steps, beyond the process itself; predicted: by the simulator, "
-    "of pass and update. In core is predicted by the chain that runs of the other methods measured."
+    "Peak: of the rank that held most, beyond the process itself; on a CPU live tensors in the first step, with which "
+    "what is resident (whole process) need not fall. Predicted: by the simulator, of pass and update. In core is "
+    "predicted by the chain that runs of the other methods measured."
 )
 STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent next to them."
 
@@ -499,21 +499,10 @@ def _upper(text: str) -> str:
 
 
 def _notes(found: OutOfCore) -> Iterator[str]:
-    in_core = any(one.is_in_core and one.num_runs for one in found.points)
-    if not in_core:
+    if not any(one.is_in_core and one.num_runs for one in found.points):
         yield "No run of this set trained in core: what a method costs against that is not measured."
     tiers = sorted({one.tier for one in found.points if one.tier})
     if tiers:
         yield f"Swapped to: {'; '.join(tiers)}."
-    for words in found.allocators:
-        peaks = (
-            "Peaks are of what became resident (an earlier version)."
-            if "mapped one by one" in words
-            else "Peaks are of live tensors; what is resident (whole process) includes libraries and what lies free "
-            "between tensors, and need not fall with them."
-        )
-        yield f"Freed memory on CPUs, out of core: {words}. {peaks}"
-        if in_core and words == KEPT_FREED:
-            yield "Runs in core take pages anew in each step, as is glibc's own way: ratios to them favour out of core."
     if any(one.host_update_s is not None for one in found.points):
         yield "Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute."

@@ -36,7 +36,7 @@ LOOP = 100
 """Operations of one loop as OSU has it."""
 GOAL = 1.5
 LIMIT_S = 300
-_FOUND = "found.json"
+FOUND = "found.json"
 
 
 def figures() -> Iterator[Figure]:
@@ -45,20 +45,8 @@ def figures() -> Iterator[Figure]:
     if shutil.which("mpirun") is None:
         yield Figure(name=name, value=None, unit="ratio of times", goal=f"at most {GOAL}", reason="no mpirun")
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        plan = _plan()
-        (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
-        command = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none"]
-        program = f"from pathlib import Path; from {__name__} import rank; rank(Path({str(folder)!r}))"
-        subprocess.run(
-            [*command, sys.executable, "-c", program],
-            env={**os.environ, **rank_environment(plan), **OPEN_MPI_AS_ROOT, "DLBENCH_LAUNCH_TOKEN": "bench"},
-            timeout=LIMIT_S,
-            cwd=ROOT,
-            check=True,
-        )
-        found = json.loads((folder / _FOUND).read_text(encoding="utf-8"))
+    comm = CommSpec(backends=("mpi", "gloo"), sizes=SIZES, warmup=1, iterations=5, timeout_s=30.0)
+    found = found_by_two_ranks(__name__, comm)
     for title, size, rounds in found:
         ratios = [ours / theirs for ours, theirs, _, _ in rounds]
         value, low, high = median_interval(ratios)
@@ -77,17 +65,35 @@ def figures() -> Iterator[Figure]:
         )
 
 
-def _plan() -> CommPlan:
-    launch = LaunchSpec(launcher="mpirun", environment={"OMP_NUM_THREADS": "1"})
-    return CommPlan(
+def found_by_two_ranks(module: str, comm: CommSpec) -> Any:
+    """What `rank` of a module writes to `found.json` of the folder that it is given, which has a plan; under mpirun."""
+    plan = CommPlan(
         run_id="bench-collectives",
         created="2026-01-01T00:00:00Z",
         dlbench_version="0",
         layout=LayoutSpec(nodes=1, ranks=2, cores_per_rank=1),
-        system=SystemSpec(name="bench", title="this machine", launch=launch),
+        system=SystemSpec(
+            name="bench",
+            title="this machine",
+            launch=LaunchSpec(launcher="mpirun", environment={"OMP_NUM_THREADS": "1"}),
+        ),
         series=CommSeries(id="bench", repeat=0, repeats=1, position=0),
-        comm=CommSpec(backends=("mpi", "gloo"), sizes=SIZES, warmup=1, iterations=5, timeout_s=30.0),
+        comm=comm,
     )
+    environment: dict[str, Any] = {**os.environ, **rank_environment(plan), **OPEN_MPI_AS_ROOT}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "plan.json").write_text(plan.to_json(), encoding="utf-8")
+        command = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none"]
+        program = f"from pathlib import Path; from {module} import rank; rank(Path({temporary!r}))"
+        subprocess.run(
+            [*command, sys.executable, "-c", program],
+            env=environment | {"DLBENCH_LAUNCH_TOKEN": "bench"},
+            timeout=LIMIT_S,
+            cwd=ROOT,
+            check=True,
+        )
+        return json.loads((folder / FOUND).read_text(encoding="utf-8"))
 
 
 def rank(folder: Path) -> None:
@@ -130,7 +136,7 @@ def rank(folder: Path) -> None:
             title = SeriesName(carrier=contestant.carrier, algorithm=contestant.algorithm).title
             found.append((title, size, rounds))
     if place.rank == 0:
-        (folder / _FOUND).write_text(json.dumps(found), encoding="utf-8")
+        (folder / FOUND).write_text(json.dumps(found), encoding="utf-8")
     control.barrier("end")
     stop_mpi(mpi)
     control.stop()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.node import page_locked
 from dlbench.node.memory import planning
+from dlbench.node.memory.device_memory import KEPT_FREED
 from dlbench.node.memory.executor import OutOfCore, Prefetch
 from dlbench.node.memory.planning import checkpoint_bytes, measure_rates
 from dlbench.node.memory.tiers import PinnedTier
@@ -25,7 +26,6 @@ from dlbench.node.training import activations
 from dlbench.node.training.activations import activation_memory
 from dlbench.perfmodels.memory.blocks import BlockCosts, Schedule
 from dlbench.perfmodels.memory.simulator import simulate
-from dlbench.records.memory import KEPT_FREED
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates, Unit
 from tests.node.memory.networks import Task, Trained, chain_task, cut, measured_chain, planned, train
 from tests.support.gpu_streams import CPU, StreamsGpu
@@ -470,7 +470,7 @@ def test_a_rank_asks_for_room_before_it_locks_what_its_plan_moves(monkeypatch: p
     monkeypatch.setattr(activations, "plan_memory", lambda _: memory.found)
     monkeypatch.setattr(activations, "ActivationMemory", lambda *_, **__: pytest.fail("memory is locked"))
     with pytest.raises(EnvironmentLacksError, match=r"^train\.swap streamed: .* on n0 by 4 ranks together, 1 MiB are"):
-        activation_memory(context, model, None, None, None)  # type: ignore[arg-type]
+        activation_memory(context, model, None, None, None, None)  # type: ignore[arg-type]
     assert len(asked) == 1
     assert asked[0][2] == checkpoint_bytes(plan, 0, model) > 0
 
@@ -500,7 +500,7 @@ def test_resident_memory_beyond_the_capacity_is_told(
     memory = training.memory(model, "planned swap", 0.5)
     capacity = memory.found.plan.capacity_bytes
     assert capacity is not None
-    memory._allocator = (KEPT_FREED if kept else "left as the environment has it", "")
+    memory._allocator = KEPT_FREED if kept else "as the C library does, which is not glibc"
     monkeypatch.setattr(activations, "peak_bytes", lambda _: round(more * capacity) + (100 << 20))
     assert any("MALLOC_MMAP_THRESHOLD_" in text for text in memory.warnings) == told
     memory.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,6 +78,35 @@ def test_adamw_against_numpy(decay: float, rate: float, seed: int) -> None:
         optimizer.step()
     for parameter, w in zip(model, weights, strict=True):
         np.testing.assert_allclose(parameter.detach().numpy(), w, rtol=1e-10)
+
+
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_own_steps_are_those_of_torch(name: str, implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(name, implementation=implementation)
+    own = updated(spec, 3)
+    monkeypatch.setattr(optimizers, "Sgd", torch.optim.SGD)
+    monkeypatch.setattr(optimizers, "AdamW", torch.optim.AdamW)
+    for one, two in zip(own, updated(spec, 3), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_no_optimizer_of_a_rank_imports_the_compiler() -> None:
+    """It is 800 modules, 2 s of CPU in the first step of each rank of each run."""
+    code = (
+        "import sys, torch\n"
+        "from dlbench.node.models.optimizers import optimizer_of\n"
+        "from dlbench.specs.training import OptimizerSpec\n"
+        "for name in ('sgd', 'adamw', 'lars', 'lamb'):\n"
+        "    parameter = torch.nn.Parameter(torch.ones(2, 2))\n"
+        "    optimizer = optimizer_of([parameter], OptimizerSpec(name=name, learning_rate=0.1))\n"
+        "    parameter.sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    optimizer.load_state_dict(optimizer.state_dict())\n"
+        "    assert 'torch._dynamo' not in sys.modules, name\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])

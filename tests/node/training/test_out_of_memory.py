@@ -81,6 +81,7 @@ def test_a_run_without_enough_memory_names_the_batch_that_fits(tmp_path: Path, m
     with pytest.raises(RunError) as caught:
         trained(tmp_path, 4, train__batch_per_rank=16)
     assert int(caught.value.exit_code) == 3
+    assert not torch.autograd._profiler_enabled()  # Python would crash at its end
     assert str(caught.value) == (
         "rank 0 is out of memory at train.batch_per_rank 16: CUDA out of memory. Tried to allocate 2 GiB; 5 fits (by 4 "
         "trials of forward and backward passes on this rank): set train.batch_per_rank to that, or to a little less, "

@@ -85,8 +85,7 @@ class HorovodEngine(Engine):
     ) -> None:
         """`use_mpi`: the launcher is an MPI one; otherwise ranks meet through `address_file`, where rank 0 gives its
         address, and Gloo. `interface`: of the network; None to find it. `fusion`: auto, none, or the size that messages
-        are fused up to. `exchange`: flat, horovod-hierarchical or horovod-torus. `is_watched`: whether Horovod's
-        timeline is used; not where dlbench itself exchanges. `stall_timeout_s`: of the run's watchdog.
+        are fused up to. `is_watched`: whether Horovod's timeline is used; not where dlbench itself exchanges.
         """
         self._stall_timeout_s = stall_timeout_s
         self._gpu = gpu
@@ -155,8 +154,10 @@ class HorovodEngine(Engine):
         on_gpu = self._device.type == "cuda"
         if refused := refusal(hvd, self._place, use_mpi=self._use_mpi, on_gpu=on_gpu, exchange=self._exchange):
             raise refused
-        if on_gpu:
-            self._require_free_timeline()
+        if on_gpu and self._is_watched and not closed_timeline_is_free():
+            # It would change the measured steps, too; Horovod reads its variable later.
+            self._is_watched, self._why_unseen = False, TRACES_ALWAYS
+            del os.environ["HOROVOD_TIMELINE"]
         if not self._use_mpi:
             self._meet()
         if self._is_watched and self._place.rank == 0:
@@ -174,12 +175,6 @@ class HorovodEngine(Engine):
         if self._gpu is not None:
             # NCCL starts with the first gradient; this travels by the CPU operations.
             require_own_gpu(self._gpu, self._place, self.gather, by_nccl=bool(hvd.nccl_built()))
-
-    def _require_free_timeline(self) -> None:
-        """Leaves the timeline out where it would change the measured steps, too; Horovod reads its variable later."""
-        if self._is_watched and not closed_timeline_is_free():
-            self._is_watched, self._why_unseen = False, TRACES_ALWAYS
-            del os.environ["HOROVOD_TIMELINE"]
 
     def _set_variables(self) -> None:
         settings = self._settings

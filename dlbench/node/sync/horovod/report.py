@@ -254,9 +254,8 @@ def require_import(error: ImportError) -> EnvironmentLacksError:
 
 
 def base_variables(exchange: str, *, is_watched: bool) -> dict[str, str]:
-    """Variables of every run, so that those of the caller's shell do not act. `exchange`: flat, horovod-hierarchical or
-    horovod-torus. `is_watched`: whether the timeline can be opened later. All ranks must agree, because what they
-    negotiate in depends on it.
+    """Variables of every run, so that those of the caller's shell do not act. `is_watched`: whether the timeline can be
+    opened later. All ranks must agree, because what they negotiate in depends on it.
     """
     found = {
         "HOROVOD_AUTOTUNE": "0",

@@ -100,8 +100,7 @@ class _Group:
 
 
 class _Reader:
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
+    def __init__(self) -> None:
         self.epoch_us: int | None = None
         self.cycles: list[float] = []
         self.groups: list[_Group] = []
@@ -134,8 +133,8 @@ class _Reader:
         stack = self._open.setdefault(pid, [])
         stack.append(name)
         tensor = self._names.get(pid, "")
-        if name == "ALLREDUCE" and tensor.startswith(self._prefix):
-            self._spans[pid] = _Span(tensor=tensor.removeprefix(self._prefix), step=self._times[pid])
+        if name == "ALLREDUCE" and tensor.startswith(_PREFIX):
+            self._spans[pid] = _Span(tensor=tensor.removeprefix(_PREFIX), step=self._times[pid])
             self._times[pid] += 1
         span = self._spans.get(pid)
         if span is None or not _OPERATION.match(name):
@@ -167,11 +166,9 @@ class _Reader:
                 span.num_bytes = prod(map(int, shape)) * _SIZES[span.element]
 
 
-def parse_timeline(text: str, *, prefix: str = _PREFIX) -> Timeline:
-    """A timeline's content. `text`: the file, whole or torn anywhere. `prefix`: only tensors whose name begins so
-    count; it is taken off.
-    """
-    reader = _Reader(prefix)
+def parse_timeline(text: str) -> Timeline:
+    """A timeline's content. `text`: the file, whole or torn anywhere."""
+    reader = _Reader()
     torn = False
     for entry in _entries(text):
         if entry is None:
