@@ -132,17 +132,18 @@ def closed_form(
 
 
 def ideal_seconds(collective: Collective, layout: Layout, num_bytes: int, network: NetworkModel) -> float:
-    """The longest of the least costs of any algorithm, each by itself: start-ups, a rank's bytes and bytes reduced by
-    the cheapest messages of a network, and start-ups and bytes between nodes. Sums of them are no bound: transfers,
-    additions and levels may be under way at once.
+    """The longest of the least costs of any algorithm, each by itself: start-ups, a rank's bytes (over all levels at
+    once) and bytes reduced by the cheapest messages of a network, and start-ups and bytes between nodes. Sums of them
+    are no bound: transfers, additions and levels may be under way at once.
     """
 
     def least(ranks: int, levels: Sequence[Level], flows: int) -> float:
-        pieces = [piece for level in levels for piece in level.pieces]
+        alpha_s = min(piece.alpha_s for level in levels for piece in level.pieces)
+        betas = [min(piece.beta_s_per_byte for piece in level.pieces) for level in levels]
+        beta = 1 / sum(1 / one for one in betas) if all(betas) else 0.0
         sent = 1.0 if collective in ("broadcast", "reduce") else (ranks - 1) / ranks
         sent *= 2 if collective == "allreduce" else 1
-        start_ups = (ranks - 1).bit_length() * min(one.alpha_s for one in pieces)
-        return max(start_ups, sent * num_bytes * min(one.beta_s_per_byte for one in pieces) / flows)
+        return max((ranks - 1).bit_length() * alpha_s, sent * num_bytes * beta / flows)
 
     inside, between = network.levels.get("inside"), network.levels.get("across")
     ranks, nodes = layout.ranks, -(-layout.ranks // layout.node_size)
