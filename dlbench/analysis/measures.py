@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Times, np
 from dlbench.records.record import RankResult
-from dlbench.records.rows.shared import file_of, opened_at_once
+from dlbench.records.rows.shared import Opened, file_of, opened_at_once
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader, read_alike_steps
 from dlbench.records.scan import Run
 
@@ -153,11 +154,11 @@ def _all_ranks(run: Run) -> RunSteps:
         raise IncompleteDataError(
             f"{run.folder.record}: holds {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; no figure is made"
         )
-    # Few ranks at a time, so that a run of many is never held twice: those of a node, whose file is read once.
+    # Few ranks at a time, so that a run of many is never held twice: those of whole nodes, whose file is read once.
     result: RunSteps | None = None
     entries = sorted(run.record.ranks, key=lambda rank: rank.rank)
-    own_file = run.folder.steps(0) == run.folder.rank_steps(0)
-    width, alike = _AT_ONCE if own_file else run.plan.layout.ranks_per_node, True
+    per_node = run.plan.layout.ranks_per_node
+    width, alike = max(1, _AT_ONCE // per_node) * per_node, True
     for begin in range(0, len(entries), width):
         some = entries[begin : begin + width]
         numbers = None if result is None else result.numbers
@@ -221,13 +222,11 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     """As `_one_rank` of several ranks, shape (ranks, steps); None where their files differ, or one is damaged."""
     assert run.record is not None
     try:
-        paths = [run.folder.steps(entries[0].rank)]
-        if (file := file_of(paths[0])) == paths[0]:
-            paths += [run.folder.steps(entry.rank) for entry in entries[1:]]
-            readers = [StepReader(path) for path in paths]
-        else:
-            rows = opened_at_once(file)
-            readers = [StepReader(file / f"rank-{one.rank:04d}", rows[one.rank]) for one in entries]
+        rows: dict[int, tuple[Path, Opened]] = {}
+        for first in entries[:: run.plan.layout.ranks_per_node]:
+            if (file := file_of(path := run.folder.steps(first.rank))) != path:
+                rows |= {rank: (file / f"rank-{rank:04d}", own) for rank, own in opened_at_once(file).items()}
+        readers = [StepReader(*rows[one.rank]) if rows else StepReader(run.folder.steps(one.rank)) for one in entries]
         steps = read_alike_steps(readers, _columns(readers[0]))
     except (IncompleteDataError, OSError, KeyError):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dlbench.comm.measurements import Measurement
 from dlbench.perfmodels.algorithms import counts
@@ -54,11 +54,13 @@ def cost(
     counted = counts(collective, algorithm, layout, elements, width, shards=shards, chunks=chunks)
     form = closed_form(collective, algorithm, layout, shards=shards, chunks=chunks)
     known = network or BYTES_ALONE
+    # Without costs all bytes are alike, as on one node, whose ranks have one port.
+    placed = layout if network else replace(layout, node_size=layout.ranks)
     seconds = predict(
-        collective, algorithm, num_bytes, layout, known, element_bytes=width, shards=shards, chunks=chunks
+        collective, algorithm, num_bytes, placed, known, element_bytes=width, shards=shards, chunks=chunks
     )
     modelled = None if network is None else seconds
-    least = ideal_seconds(collective, layout, num_bytes, known)
+    least = ideal_seconds(collective, placed, num_bytes, known)
     links = known.across and known.across.links
     letters = {
         "parameter-server": f", k = {shards or layout.ranks}",

@@ -142,8 +142,9 @@ def _train(
 
     device = device_for(plan, place, chosen=binding.gpu_by_mask)
     engine = build_engine(plan, folder, place, device, rank_gpu(device, binding.gpu))
-    gc.freeze()
-    gc.enable()
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
     watchdog = Watchdog(
         plan.measure.stall_timeout_s, lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
@@ -195,8 +196,9 @@ def _exchange(
     from dlbench.node.devices import NcclLog, device_for
     from dlbench.node.training.progress import Watchdog
 
-    gc.freeze()
-    gc.enable()
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
     device = device_for(plan, place, chosen=binding.gpu_by_mask)
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
 

@@ -108,7 +108,7 @@ def closed_form(
     halving or doubling of ranks that are no power of two.
 
     `layout`: ranks and groups; groups matter for hierarchical and leader alone. `shards`: servers of parameter-server,
-    beside workers on the first ranks; none: every rank is one.
+    beside workers on the first ranks; none: every rank is one. `chunks`: of the vector, which levels and trees overlap.
     """
     found: Sequence[str] | None = FORMS.get(f"{collective} {algorithm}")
     p, power = layout.ranks, power_below(layout.ranks)

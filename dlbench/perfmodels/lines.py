@@ -66,8 +66,7 @@ def least_relative(rows: Array, measured: Array) -> Array:
 def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LineCost:
     """A collective of one kind as a line: seconds = startup + bytes x per byte, by least absolute relative errors.
 
-    Raises `UserError`: fewer than two sizes, or a time that is not positive; `ValueError`: not as many
-    times as sizes.
+    Raises `UserError`: fewer than two sizes, or a time that is not positive; `ValueError`: not as many times as sizes.
     """
     if len(sizes) != len(seconds):
         raise ValueError(f"{len(sizes)} sizes and {len(seconds)} times")

@@ -396,7 +396,7 @@ def synthetic(plan: RunPlan, state: TrainState, device: torch.device) -> Callabl
 def without_dlbench(plan: RunPlan, state: TrainState, device: torch.device) -> Callable[[int], None]:
     """A network and an optimizer of its own on one batch; of several ranks in torch's own DDP.
 
-    The optimizers that torch does not have (LAMB) are dlbench's classes here too.
+    Optimizers are dlbench's classes here too: torch's own but for the import of its compiler, and LAMB.
     """
     import torch
 

@@ -196,9 +196,8 @@ def test_the_ideal_is_the_largest_of_its_costs_not_their_sum() -> None:
         for gamma in (0.0, 1e-7)
     ]
     assert found == pytest.approx([n * 4e-9, 7 / 8 * n * 1e-7])  # The link between two nodes; sums.
-    assert ideal_seconds("allreduce", layout, 8, network(inside, across)) == pytest.approx(
-        1e-4
-    )  # One start-up between.
+    one_start_up = ideal_seconds("allreduce", layout, 8, network(inside, across))
+    assert one_start_up == pytest.approx(1e-4)
 
 
 def test_one_server_is_a_bottleneck_by_its_closed_form() -> None:

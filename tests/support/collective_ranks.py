@@ -78,6 +78,9 @@ class Rank:
         """All algorithms at awkward sizes over one transport: verdict and counters of each, into a file a rank."""
         place, options = self.place, self.options
         control = self.control()
+        deadline = Deadline(place.rank, 220.0)  # MPI's waits have none
+        deadline.start()
+        deadline.begin("execute")
         mpi = None
         transport: Transport
         segment = options["segment_bytes"]
@@ -113,6 +116,7 @@ class Rank:
         if mpi is not None:
             kept_mpi.append(mpi)
         control.stop()
+        deadline.stop()
 
     def overflow(self) -> None:
         """Inputs whose sum is more than fp16 can hold."""

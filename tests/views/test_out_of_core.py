@@ -203,6 +203,17 @@ def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: P
     assert section.words[0].endswith("would not fit.")
 
 
+@pytest.mark.parametrize("in_core", [False, True])
+def test_freed_memory_that_was_treated_otherwise_in_core_is_told(tmp_path: Path, in_core: bool) -> None:
+    words = "tensors from 1 MiB on are mapped one by one"
+    said = {"key": "memory.allocator", "requested": None, "effective": words, "evidence": "mallopt"}
+    for plan in method_plans([("none", "none")] * in_core + [("blocks", "none")], batches=(8,), repeats=1):
+        write_memory_run(tmp_path, plan, settings=[] if plan.workload.train.is_in_core else [said])
+    (section,) = OutOfCoreView().sections(assemble(scan(tmp_path)))
+    notes = [text for text in section.notes if text.startswith("Freed memory on CPUs is not treated alike: ")]
+    assert [words in text for text in notes] == [True] * in_core
+
+
 def test_runs_without_a_method_are_told_how_to_get_one(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=2)
     report = assemble(scan(tmp_path))

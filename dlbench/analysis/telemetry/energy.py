@@ -103,7 +103,8 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
     why: dict[Kind, str] = {}
     doubts: list[str] = []
     notes: list[str] = []
-    for node in nodes_of(run):
+    on_gpus = {node: computes_on_gpu(run, node) for node in nodes_of(run)}
+    for node in on_gpus:
         reason = why_not_sampled(run, node)
         if reason:
             why.setdefault("processors", reason)
@@ -116,7 +117,7 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
         host = host_sources(samples, stages)
         sources += found
         # A node that does no work on a GPU takes nothing from the figures of those that do.
-        if not found and (computes_on_gpu(run, node) or not any(computes_on_gpu(run, node) for node in nodes_of(run))):
+        if not found and (on_gpus[node] or not any(on_gpus.values())):
             why.setdefault("GPUs", _on(samples, use.how if not use.gpus else _why_no_gpu(samples, use)))
         if isinstance(host, str):
             why.setdefault("processors", _on(samples, host))

@@ -501,6 +501,11 @@ def _upper(text: str) -> str:
 def _notes(found: OutOfCore) -> Iterator[str]:
     if not any(one.is_in_core and one.num_runs for one in found.points):
         yield "No run of this set trained in core: what a method costs against that is not measured."
+    if len(found.allocators) > 1:
+        yield (
+            f"Freed memory on CPUs is not treated alike: {'; '.join(found.allocators)}. Ratios between such runs hold "
+            "that difference, and peaks of earlier versions may be of what became resident."
+        )
     tiers = sorted({one.tier for one in found.points if one.tier})
     if tiers:
         yield f"Swapped to: {'; '.join(tiers)}."
