@@ -109,7 +109,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "communication.ring": collectives.ring,
     "communication.shared-memory": shared_memory.figures,
     "spine.known-loops": known_loops.figures,
-    **{f"spine.known-loops.{ranks}": partial(known_loops.figures, ranks=(ranks,), pairs=12) for ranks in (1, 2)},
+    **{f"spine.known-loops.{ranks}": partial(known_loops.figures, ranks=(ranks,), pairs=9) for ranks in (1, 2)},
     **{f"spine.known-loops.{name}": partial(known_loops.figures, workloads=(name,)) for name in known_loops.STEPS},
     "spine.axes": known_loops.axes,
     "spine.compiled": known_loops.compiled,
