@@ -86,7 +86,7 @@ def test_a_bad_sample_is_told_alike_whichever_rank_meets_it(cli: Cli, tmp_path: 
     assert run.detail in done.stderr
     (other,) = (status for status in run.statuses if status.rank != bad_of)
     assert (other.failure, other.exit_code) == ("peer", 3)
-    assert len(other.reason) < 200
+    assert len(other.reason) < 300  # one line of Gloo's, of two that it has
     assert "Connection closed by peer" in run.folder.log(other.rank).read_text()  # and there all that torch said
 
 
