@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import DlbenchError, ExitCode, RunError
-from dlbench.node.comm import lineup
+from dlbench.node.comm import lineup, transport
 from dlbench.node.comm.contestants import Reference
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
@@ -82,15 +82,16 @@ class Rank:
         deadline.start()
         deadline.begin("execute")
         mpi = None
-        transport: Transport
+        carrier: Transport
         segment = options["segment_bytes"]
+        transport.SLOT_MEMORY_BYTES = segment  # The fewest slots: sends wait for receives that wait for sums.
         group_size = options["group_size"]
         if self.plan.comm.transport == "mpi":
             mpi = start_mpi(place, self.plan.system.launch.launcher, many_threads=False)
-            transport = MpiTransport(mpi, place, group_size, segment_bytes=segment)
+            carrier = MpiTransport(mpi, place, group_size, segment_bytes=segment)
         else:
             up, down = (control.new_group("gloo", "test") for _ in range(2))
-            transport = GlooTransport(up, down, place, group_size, segment_bytes=segment)
+            carrier = GlooTransport(up, down, place, group_size, segment_bytes=segment)
         found = []
         for collective, names in ALGORITHMS.items():
             for name in names:
@@ -101,15 +102,15 @@ class Rank:
                     given = inputs.given()
                     data = torch.zeros(elements, dtype=DTYPES["fp32"])
                     steps = schedule(collective, name, place.rank, place.size, elements, group_size=group_size)
-                    execution = Execution(steps, data, transport, given if collective == "all-to-all" else None)
+                    execution = Execution(steps, data, carrier, given if collective == "all-to-all" else None)
                     for _ in range(2):  # the second finds everything used
                         inputs.reset(data, given)
-                        transport.counters.reset()
+                        carrier.counters.reset()
                         execution.run()
                         problem = check(inputs, data).problem
                         if problem:
                             break
-                    counters = asdict(transport.counters)
+                    counters = asdict(carrier.counters)
                     found.append([collective, name, elements, problem, counters])
         control.barrier("end")
         write_json(self.folder.path / f"found-{place.rank}.json", {"found": found})

@@ -441,7 +441,9 @@ class Execution:
         longest = max((count for step in sizes for count in step), default=0)
         if self._transport.early:
             fitting = SLOT_MEMORY_BYTES // max(1, longest * self._buffer.element_size())
-            number = min(sum(map(len, sizes)), max(LEAST_SLOTS, fitting))
+            # Those of all peers at once: a sum waits for the sends of what it changes, and each of them for its peer.
+            peers = max(map(sum, staged), default=0)
+            number = min(sum(map(len, sizes)), max(LEAST_SLOTS, fitting, peers))
         else:  # all receives of a step are posted together
             number = max(map(len, sizes), default=0)
         self._num_slots = number
@@ -471,10 +473,13 @@ def _taking(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operatio
 
 
 def _segments(transfers: Sequence[Transfer], segment: int) -> Iterator[tuple[Transfer, int, int]]:
-    """Each transfer in runs of at most `segment` elements: the transfer, first element, elements."""
-    for transfer in transfers:
-        for first in range(transfer.first, transfer.first + transfer.count, max(1, segment)):
-            yield transfer, first, min(segment, transfer.first + transfer.count - first)
+    """Transfers in runs of at most `segment` elements, the first of each, then the second: transfer, first element,
+    elements.
+    """
+    for begin in range(0, max((transfer.count for transfer in transfers), default=0), max(1, segment)):
+        for transfer in transfers:
+            if begin < transfer.count:
+                yield transfer, transfer.first + begin, min(segment, transfer.count - begin)
 
 
 def _overlap(one: Transfer, other: Transfer) -> bool:
