@@ -87,7 +87,8 @@ def test_a_bad_sample_is_told_alike_whichever_rank_meets_it(cli: Cli, tmp_path: 
     (other,) = (status for status in run.statuses if status.rank != bad_of)
     assert (other.failure, other.exit_code) == ("peer", 3)
     assert len(other.reason) < 300  # one line of Gloo's, of two that it has
-    assert "Connection closed by peer" in run.folder.log(other.rank).read_text()  # and there all that torch said
+    said = run.folder.log(other.rank).read_text()  # and there all that torch said
+    assert "Connection closed by peer" in said or "Connection reset by peer" in said
 
 
 @pytest.mark.nightly
