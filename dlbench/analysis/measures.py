@@ -28,7 +28,7 @@ ROUNDING_NS = 10_000
 # `measured_s` and the step times are the same clock readings; more apart than this, one of them is damaged.
 TOLERANCE = 0.01
 
-# Ranks with step files of their own that are read together.
+# Ranks that are read together, where no node has more.
 _AT_ONCE = 16
 _COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
 _BOUNDS = tuple(name for name, _ in LAUNCH_FIELDS)
@@ -156,22 +156,22 @@ def _all_ranks(run: Run) -> RunSteps:
         )
     # Few ranks at a time, so that a run of many is never held twice: those of whole nodes, whose file is read once.
     result: RunSteps | None = None
+    numbers: Times | None = None
     entries = sorted(run.record.ranks, key=lambda rank: rank.rank)
     per_node = run.plan.layout.ranks_per_node
     width, alike = max(1, _AT_ONCE // per_node) * per_node, True
     for begin in range(0, len(entries), width):
         some = entries[begin : begin + width]
-        numbers = None if result is None else result.numbers
         steps = _ranks_alike(run, some, numbers) if alike else None
         # Files that differ are read one by one, which also finds what is wrong where something is.
         alike = steps is not None
         for first in [begin] if steps is not None else [entry.rank for entry in some]:
-            own = steps or _one_rank(run, entries[first], None if result is None else result.numbers)
+            own = steps or _one_rank(run, entries[first], numbers)
             step_ns, start_ns = own["step_ns"], own["start_ns"]
             if result is None:
-                shape = (len(ranks), step_ns.shape[1])
+                numbers, shape = own["step"][0].copy(), (len(ranks), step_ns.shape[1])
                 result = RunSteps(
-                    numbers=own["step"][0].copy(),
+                    numbers=numbers,
                     begin_ns=np.empty(len(ranks), np.int64),
                     end_ns=np.empty(len(ranks), np.int64),
                     step_ns=np.empty(shape, np.int64),

@@ -142,9 +142,7 @@ def _train(
 
     device = device_for(plan, place, chosen=binding.gpu_by_mask)
     engine = build_engine(plan, folder, place, device, rank_gpu(device, binding.gpu))
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
+    _collect_garbage()
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
     watchdog = Watchdog(
         plan.measure.stall_timeout_s, lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
@@ -189,6 +187,13 @@ def _train(
     return ExitCode.OK if record is None or record.state == "valid" else ExitCode.RUN_FAILED
 
 
+def _collect_garbage() -> None:
+    """From here on, and not of what was imported: it stays."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
 def _exchange(
     plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress
 ) -> ExitCode:
@@ -196,9 +201,7 @@ def _exchange(
     from dlbench.node.devices import NcclLog, device_for
     from dlbench.node.training.progress import Watchdog
 
-    if not gc.isenabled():
-        gc.freeze()
-        gc.enable()
+    _collect_garbage()
     device = device_for(plan, place, chosen=binding.gpu_by_mask)
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
 

@@ -51,8 +51,7 @@ class StepMemory:
 
     def before_warmup(self, *, is_watched: bool) -> None:
         """Between two steps; `is_watched`: whether the next one is that step."""
-        if self._meter is not None:
-            self._end()
+        self.end()
         if is_watched:
             self._begin()
 
@@ -90,8 +89,10 @@ class StepMemory:
         assert self._meter is not None
         self._meter.mark("update")
 
-    def _end(self) -> None:
-        assert self._meter is not None
+    def end(self) -> None:
+        """Watches no more, if it did, and keeps what was seen."""
+        if self._meter is None:
+            return
         self._hook.remove()
         self._watch(False)
         self._meter.__exit__(None, None, None)

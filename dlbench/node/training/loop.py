@@ -150,7 +150,7 @@ class TrainingLoop:
         if self._state.memory is not None:
             self._state.memory.close_window()
         if self._state.held is not None:
-            self._state.held.before_warmup(is_watched=False)
+            self._state.held.end()
         self._context.watch.close_window()
 
     def _enter_measurement(self) -> None:

@@ -102,7 +102,7 @@ class TrainState:
             self.memory.close()
         if self.held is not None:
             # Of a step that failed: with torch's profiler open, Python would crash at its end and lose the exit code.
-            self.held.before_warmup(is_watched=False)
+            self.held.end()
 
 
 class InjectedFault:
