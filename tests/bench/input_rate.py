@@ -122,12 +122,12 @@ def _bare(tree: Path, *, is_whole: bool) -> Iterator[None]:
     for boxes in itertools.cycle(crops):
         for done, (data, box) in enumerate(zip(encoded, boxes, strict=True), 1):
             if is_whole:
-                factor, pixels = 1, inspect(data).pixels()[0]
+                left, top, right, bottom = box
+                pixels = inspect(data).pixels()[0][top:bottom, left:right]
             else:
                 factor = decode_factor(box[2] - box[0], box[3] - box[1], SIZE, SIZE)
-                pixels = inspect(data).pixels(factor, box[3])[0]
-            left, top, right, bottom = scaled_box(box, factor)
-            resize(pixels[top:bottom, left:right], SIZE, SIZE)
+                pixels = inspect(data).pixels(factor, scaled_box(box, factor))[0]
+            resize(pixels, SIZE, SIZE)
             if done % BATCH == 0:
                 yield
 
