@@ -94,9 +94,9 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uin
 
 def _resize(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     # torch's 8-bit code for channels-last images is four to five times as fast as Pillow's (measured on AVX2). It is
-    # what `interpolate` calls, which takes no place for the result.
-    image, place = (torch.from_numpy(array)[None].permute(0, 3, 1, 2) for array in (pixels, out))
-    torch.ops.aten._upsample_bilinear2d_aa.out(image, out.shape[:2], False, None, None, out=place)
+    # what `interpolate` calls, which takes no place for the result; by `torch.ops` it takes 25 us longer.
+    image, place = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (pixels, out))
+    torch._C._nn._upsample_bilinear2d_aa(image, out.shape[:2], False, None, None, out=place)  # type: ignore[call-arg]
 
 
 def training_image(
