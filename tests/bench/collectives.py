@@ -171,7 +171,22 @@ def _observations(runs: Sequence[CommRun]) -> list[Observation]:
 
 
 def _accuracy(runs: Sequence[CommRun]) -> Iterator[Figure]:
-    sharing, pairs = choose_sharing(_observations(runs))
+    observations = _observations(runs)
+    sharing, pairs = choose_sharing(observations)
+    repeats: dict[tuple[str, Layout, int], list[float]] = {}
+    for one in observations:
+        repeats.setdefault((one.algorithm, one.layout, one.num_bytes), []).append(one.seconds)
+    scatter = [abs(float(np.median(took)) / one - 1) for took in repeats.values() for one in took]
+    value, low, high = median_interval(scatter)
+    yield Figure(
+        name=f"|median of its repeats / measured - 1|, the same points, links at {RATE}: no prediction is better",
+        value=value,
+        low=low,
+        high=high,
+        n=len(scatter),
+        unit="median",
+        goal="told",
+    )
     errors = np.array([abs(predicted / seen.seconds - 1) for seen, predicted in pairs])
     value, low, high = median_interval(errors.tolist())
     yield Figure(
