@@ -264,7 +264,9 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
     columns: tuple[Column[HostRow], ...] = (
         Column("host", "Host", lambda row: row.host.host, is_brief=True, limit=HOST_LENGTH),
         *columns_of(
-            HostMonth, *("month", "ratio", "nights=ratio.n", "interval=ratio.kind", "later", "verdict"), of=_month_of
+            HostMonth,
+            *("month", "ratio", "nights=ratio.n", "interval=ratio.kind", "later", "verdict"),
+            of=lambda row: row.month,
         ),
         Column("now", "Now", lambda row: row.host.verdict, is_brief=True),
         Column(
@@ -301,10 +303,6 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         is_sortable=True,
         max_rows=MAX_HOSTS,
     )
-
-
-def _month_of(row: HostRow) -> HostMonth:
-    return row.month
 
 
 def _month_column(month: str) -> Column[HostRow]:
