@@ -85,12 +85,13 @@ class Waiting:
         return self.waited_ns + sum(self.moved_ns.values())
 
 
-def without_waits(steps: RunSteps, waits: Mapping[str, Times]) -> tuple[RunSteps, Times]:
+def without_waits(steps: RunSteps, waits: Mapping[str, Times]) -> tuple[RunSteps, Times | None]:
     """The steps with what ranks waited within the phases in `exchange` instead; and what of it was in the update.
 
     `waits`: of all steps, by phase, nanoseconds, shape (ranks,); at most what the phase took.
     """
-    phases, update = dict(steps.phase_ns), np.zeros_like(steps.step_ns)
+    phases: dict[str, Times] = dict(steps.phase_ns)
+    update: Times | None = None
     for name, whole in waits.items():
         beyond = np.stack([_beyond(times, int(own)) for times, own in zip(phases[name], whole, strict=True)])
         phases[name] = phases[name] - beyond
