@@ -100,6 +100,7 @@ $(VENV)/.ready-demo: $(VENV)/bin/python pyproject.toml
 # built for all that is here now stays, and a build of this toolchain is kept for the next time.
 horovod: $(VENV)/.ready-demo
 	@$(STAGE) "set-up: Horovod" $(BIN)/dlbench setup horovod
+	-@$(STAGE) "set-up: crops of JPEGs (optional)" $(BIN)/dlbench setup images
 
 $(VENV)/.ready-dev: $(VENV)/.ready-demo
 	@$(QUIET) "set-up: packages for tests" $(PIP) --editable ".[node,analysis,demo,dev]"

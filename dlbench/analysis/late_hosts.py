@@ -105,7 +105,9 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
         some -= np.median(some, axis=0).astype(np.int64)
     own = largest_by_host(hosts, np.median(left_ns, axis=1, overwrite_input=True).tolist())
     drift = int(step_ns.sum(axis=1).max()) * drift_ppm / 1_000_000 + max(rank.clock_error_s for rank in ranks) * 1e9
-    bound = {host: max(b for b, name in zip(bounds, hosts, strict=True) if name == host) + drift for host in own}
+    bound = dict.fromkeys(own, drift)
+    for host, one in zip(hosts, bounds, strict=True):
+        bound[host] = max(bound[host], one + drift)
     others = of_others(own)
     # A median rises with each of its values.
     latest = of_others({host: own[host] + bound[host] for host in own})

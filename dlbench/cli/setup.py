@@ -158,3 +158,11 @@ def horovod(rebuild: bool, source: Path | None) -> None:
             console.print(Text(cleaned(line)), soft_wrap=True)
 
         install(say, rewrite=lambda line: status.update(Text(cleaned(line))), rebuild=rebuild, source=source)
+
+
+@setup.command()
+def images() -> None:
+    """Build what decodes no more of a JPEG than a crop needs, by a C compiler and jpeglib.h; no pixel changes."""
+    from dlbench.datasets.images.jpeg_decode import build_region
+
+    click.echo(build_region())

@@ -32,7 +32,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dlbench.lazy import Array, np
 from dlbench.stats.estimates import Estimate, median_estimate, shift_estimate
@@ -127,14 +127,12 @@ def change_points_together(histories: Sequence[Sequence[float]]) -> list[list[Ch
 
 def described(values: Sequence[float], found: Sequence[Found]) -> list[ChangePoint]:
     """Changes with the levels around them."""
-    from scipy.stats import theilslopes
-
     pieces = segments(values, found)
     made = []
     for one in found:
         if one.shape == "drift":
             after = next(piece for piece in pieces if piece.start == one.index)
-            slope = theilslopes([math.log(value) for value in values[one.index : one.end]])
+            slope = _slope([math.log(value) for value in values[one.index : one.end]])
             nights = one.end - 1 - one.index
             low, high = (math.exp(float(end) * nights) for end in (slope.low_slope, slope.high_slope))
             ratio = Estimate(math.exp(float(slope.slope) * nights), low, high, one.end - one.index, "fit", "", 0.95)
@@ -149,15 +147,13 @@ def described(values: Sequence[float], found: Sequence[Found]) -> list[ChangePoi
 
 def segments(values: Sequence[float], found: Sequence[Found]) -> list[Segment]:
     """The levels, and drifts, between changes (in order); one segment where there are none."""
-    from scipy.stats import theilslopes
-
     if not values:
         return []
     drifts = {one.index for one in found if one.shape == "drift"}
     places = sorted({0, len(values), *(one.index for one in found), *(one.end for one in found)})
     made = []
     for start, end in itertools.pairwise(places):
-        rise = float(theilslopes([math.log(value) for value in values[start:end]]).slope) if start in drifts else 0.0
+        rise = float(_slope([math.log(value) for value in values[start:end]]).slope) if start in drifts else 0.0
         piece = Segment(start=start, end=end, level=median_estimate(values[start:end]), rise=rise)
         made.append(replace(piece, level=median_estimate(piece.flat(values, end - 1))))
     return made
@@ -465,8 +461,6 @@ def _shaped(logs: Array, places: Sequence[int], tested: Sequence[_Tested]) -> li
 
 def _with_drifts(logs: Array, found: Sequence[Found], evidence: float, min_effect: float) -> list[Found]:
     """The changes, and drifts between them so even that no step in them stands out."""
-    from scipy.stats import theilslopes
-
     made = list(found)
     ends = [0, *itertools.chain.from_iterable((one.index, one.end) for one in found), len(logs)]
     for start, stop in zip(ends[::2], ends[1::2], strict=True):
@@ -474,11 +468,18 @@ def _with_drifts(logs: Array, found: Sequence[Found], evidence: float, min_effec
             continue
         odds, index, end = _ramp(logs, start, stop, ())
         if odds > math.log(evidence / MIN_EVIDENCE):
-            rise = float(theilslopes(logs[index:end]).slope) * (end - 1 - index)
+            rise = float(_slope(logs[index:end]).slope) * (end - 1 - index)
             if abs(rise) >= math.log1p(min_effect):
                 certain = math.exp(min(odds, 700.0)) * MIN_EVIDENCE
                 made.append(Found(index, end, certain, "drift", index + 1, end - 1))
     return sorted(made, key=lambda one: one.index)
+
+
+def _slope(logs: Sequence[float] | Array) -> Any:
+    """By Theil and Sen; imported where there is a drift, because `scipy.stats` takes longer than a year of nights."""
+    from scipy.stats import theilslopes
+
+    return theilslopes(logs)
 
 
 def _ramp(logs: Array, start: int, end: int, tested: Sequence[_Tested]) -> tuple[float, int, int]:

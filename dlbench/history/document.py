@@ -24,7 +24,6 @@ from dlbench.history.report import (
     nights_text,
     percent_change,
     point_text,
-    series_text,
     short_verdict,
     since_text,
 )
@@ -86,7 +85,7 @@ def finding(report: TrendsReport) -> str:
     if not report.series:
         return f"No run has figures. Bring runs in with {import_runs}."
     long_enough = sum(series.is_long_enough for series in report.series)
-    count = series_text(len(report.series))
+    count = f"{len(report.series)} series"
     if not long_enough:
         most = max(len(series.nights) for series in report.series)
         return (
@@ -94,9 +93,9 @@ def finding(report: TrendsReport) -> str:
             f"further nights with {import_runs}."
         )
     short = len(report.series) - long_enough
-    others = f" {series_text(short)} more: fewer than {MIN_NIGHTS} nights." * bool(short)
+    others = f" {short} series more: fewer than {MIN_NIGHTS} nights." * bool(short)
     if not report.changes:
-        return f"Nothing changed in {series_text(long_enough)}.{others}"
+        return f"Nothing changed in {long_enough} series.{others}"
     kinds = [change.kind for _, change in report.changes]
     counts = [f"{kinds.count(kind)} {kind}{'' if kinds.count(kind) == 1 else 's'}" for kind in dict.fromkeys(kinds)]
     found = " and ".join(sorted(counts, key=lambda text: "regression" not in text))
@@ -104,7 +103,7 @@ def finding(report: TrendsReport) -> str:
     open_ones = sum(len(series.open_regressions) for series in report.series)
     known = f" Not acknowledged: {open_ones}." * bool(open_ones)
     return (
-        f"{found[:1].upper()}{found[1:]} in {series_text(long_enough)}. Newest: {newest.title.lower()} "
+        f"{found[:1].upper()}{found[1:]} in {long_enough} series. Newest: {newest.title.lower()} "
         f"{change_text(change.ratio)} {since_text(change)}, {point_text(newest)}.{known}{others}"
     )
 
@@ -221,7 +220,7 @@ def _all_series(report: TrendsReport) -> Section:
     return Section(
         id="series",
         title="All series",
-        headline=f"{series_text(len(report.series))}, {changed} with changes",
+        headline=f"{len(report.series)} series, {changed} with changes",
         words=() if report.series else ("None.",),
         sheets=(series_sheet(report), nights_sheet(report.series, is_for_people=False)),
         notes=(drawn,) if count > MAX_CHARTED else (),

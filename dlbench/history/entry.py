@@ -10,6 +10,8 @@ whole; an empty one means that there is none.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -145,14 +147,34 @@ class HistoryEntry:
     def from_dict(cls, content: dict[str, Any]) -> HistoryEntry:
         """The entry that `to_dict` wrote. Raises `KeyError`, `TypeError`: it is not one."""
         made = object.__new__(cls)
-        # Of a hundred thousand runs nearly all texts of their environments are equal: a gigabyte if each were kept.
-        environment = {sys.intern(name): sys.intern(value) for name, value in content["environment"].items()}
+        environment = _interned(content["environment"])
         hosts = tuple(HostEntry(**host) for host in content["hosts"])
         # What is frozen sets its fields one by one otherwise, which takes as long as reading their JSON.
         vars(made).update(_BLANK | content, environment=environment, hosts=hosts, dropped=tuple(content["dropped"]))
         if vars(made).keys() != _FIELDS:
             raise TypeError(f"no entry: {sorted(vars(made).keys() ^ _FIELDS)}")
         return made
+
+    @classmethod
+    def from_json(cls, text: str) -> HistoryEntry:
+        """The same of the JSON of `to_dict` with sorted keys. Raises `ValueError`, too."""
+        # Quotes in texts are escaped and values of an environment are texts: neither mark stands anywhere else.
+        head, _, rest = text.partition('"environment": {')
+        environment, _, tail = rest.partition('}, "figures": {')
+        made = cls.from_dict(json.loads(f'{head}"environment": {{}}, "figures": {{{tail}'))
+        vars(made)["environment"] = _environment(environment)
+        return made
+
+
+def _interned(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of a hundred thousand runs nearly all texts of their environments are equal: a gigabyte if each were kept."""
+    return {sys.intern(name): sys.intern(value) for name, value in environment.items()}
+
+
+@functools.lru_cache(maxsize=64)
+def _environment(text: str) -> dict[str, str]:
+    """An environment without its braces, which the other runs of its job have, too."""
+    return _interned(json.loads(f"{{{text}}}"))
 
 
 _FIELDS = frozenset(one.name for one in dataclasses.fields(HistoryEntry))

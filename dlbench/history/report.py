@@ -86,11 +86,6 @@ def nights_text(count: int) -> str:
     return f"{count} night" if count == 1 else f"{count} nights"
 
 
-def series_text(count: int) -> str:
-    """``1 series``, ``5 series``."""
-    return f"{count} series"
-
-
 def amount_text(value: float, unit: str) -> str:
     """One number with its unit, e.g. ``12.3 ms``, ``4.1 J``."""
     text = number_text(value, unit)

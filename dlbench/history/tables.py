@@ -264,7 +264,9 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
     columns: tuple[Column[HostRow], ...] = (
         Column("host", "Host", lambda row: row.host.host, is_brief=True, limit=HOST_LENGTH),
         *columns_of(
-            HostMonth, *("month", "ratio", "nights=ratio.n", "interval=ratio.kind", "later", "verdict"), of=_month_of
+            HostMonth,
+            *("month", "ratio", "nights=ratio.n", "interval=ratio.kind", "later", "verdict"),
+            of=lambda row: row.month,
         ),
         Column("now", "Now", lambda row: row.host.verdict, is_brief=True),
         Column(
@@ -301,10 +303,6 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
         is_sortable=True,
         max_rows=MAX_HOSTS,
     )
-
-
-def _month_of(row: HostRow) -> HostMonth:
-    return row.month
 
 
 def _month_column(month: str) -> Column[HostRow]:
@@ -353,7 +351,9 @@ def series_chart(series: Trend) -> Chart:
     y = alt.Y("value:Q", title=f"{series.title.lower()}, {unit}").scale(domain=domain, nice=False, zero=False)
     base = alt.Chart(alt.InlineData(values=levels)).encode(x=_time(alt, "first"), x2="last")
     rule = base.mark_rule(color=_LEVEL_COLOUR, strokeWidth=3).encode(y=alt.Y("at_first:Q"), y2="value:Q")
-    mark = alt.Chart(alt.InlineData(values=points)).mark_point(filled=True, size=18, opacity=0.75, color=MEASURED)
+    mark = alt.Chart(alt.InlineData(values=tuple(points))).mark_point(
+        filled=True, size=18, opacity=0.75, color=MEASURED
+    )
     tooltip = {"run:N": "run", "shown:N": "value", "time:N": "finished", "commit:N": "commit", "hosts:N": "hosts"}
     layers = [
         base.mark_rect(color=_LEVEL_COLOUR, opacity=0.3).encode(y=alt.Y("low:Q"), y2="high:Q"),

@@ -29,7 +29,6 @@ from dlbench.errors import nearest
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName
 
 MOST_CHUNKS = 64
-INSIDE_SHARE = 8  # Times as fast as a link between groups, what is inside of them is taken to be.
 CHUNK_ELEMENTS = 8192  # Elements whose transfer is taken to cost as much as a start-up, for the number of chunks.
 
 
@@ -113,11 +112,13 @@ def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elem
     The optimum of a pipeline of this many links is sqrt((links - 1) n beta / alpha) chunks of a message of n bytes. As
     alpha and beta are not known here, the time of `CHUNK_ELEMENTS` elements is taken for a start-up; the number is
     rounded down to a power of two, and at most `MOST_CHUNKS`. It depends on these arguments alone: all ranks cut alike.
-    Of hierarchical only the time inside groups, of the first chunk and the last, is left to save: `INSIDE_SHARE`.
+    Of hierarchical only the time inside groups, of the first chunk and the last, is left to save. It is taken for half
+    of that between them, and the number rounded to the nearest power, the one below the root of twice as much: too few
+    chunks cost more than too many.
     """
     ranks = layout.ranks
     if (collective, algorithm) == ("allreduce", "hierarchical") and 1 < layout.group_size < ranks:
-        links, message = 2, elements // INSIDE_SHARE
+        links, message = 2, elements
     elif (collective, algorithm) == ("allreduce", "double-binary-tree"):
         links, message = ranks.bit_length() - 1, elements // 2
     elif (collective, algorithm) == ("broadcast", "chain"):

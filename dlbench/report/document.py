@@ -7,7 +7,7 @@ Text from outside is made harmless when it enters a section.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import dlbench
@@ -206,13 +206,8 @@ class Document:
             if not sheet.names:
                 continue
             before = found.get(sheet.name, NamedTable(name=sheet.name, title=sheet.title))
-            records = sheet.records()
-            found[sheet.name] = NamedTable(
-                name=sheet.name,
-                title=before.title,
-                columns=tuple(dict.fromkeys((*before.columns, *where, *sheet.names))),
-                rows=(*before.rows, *({**where, **row} for row in records)),
-            )
+            columns = tuple(dict.fromkeys((*before.columns, *where, *sheet.names)))
+            found[sheet.name] = replace(before, columns=columns, parts=(*before.parts, (where, sheet)))
         return found
 
 

@@ -23,8 +23,8 @@ same class may stand between them. `of=lambda row: row.point` finds the dataclas
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from dlbench.report.wording import DASH, clean, interval_text, number_text, shown, value_text
@@ -302,12 +302,13 @@ class Sheet(Generic[R]):
 
     def records(self) -> list[dict[str, Datum]]:
         """Rows for programs, by column name."""
-        named = [column for column in self.columns if column.name]
-        return [
-            {name: datum for column in named for name, datum in zip(column.names, column.data(row), strict=True)}
-            for row in self.rows
-            if self.is_data(row)
-        ]
+        return list(self.each_record())
+
+    def each_record(self) -> Iterator[dict[str, Datum]]:
+        """The same, made as they are asked for."""
+        named = [(column.names, column.data) for column in self.columns if column.name]
+        for row in filter(self.is_data, self.rows):
+            yield {name: datum for names, data in named for name, datum in zip(names, data(row), strict=True)}
 
 
 def times_cell(factor: Estimate | None, decimals: int = 2) -> Cell:
@@ -362,7 +363,18 @@ class NamedTable:
     name: str
     title: str
     columns: tuple[str, ...] = ()
-    rows: tuple[dict[str, Datum], ...] = field(default=())
+    parts: tuple[tuple[Mapping[str, Datum], Sheet[Any]], ...] = ()  # Sheets, with what their sections put in front.
+
+    def records(self) -> Iterator[dict[str, Datum]]:
+        """Its rows, made as they are asked for."""
+        for before, sheet in self.parts:
+            for row in sheet.each_record():
+                yield {**before, **row}
+
+    @property
+    def rows(self) -> tuple[dict[str, Datum], ...]:
+        """All of them."""
+        return tuple(self.records())
 
 
 def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:

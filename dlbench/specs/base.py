@@ -47,7 +47,6 @@ def size_in_bytes(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, gt=0, le=MAX_COUNT)]
-BytesOrZero = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, ge=0, le=MAX_COUNT)]
 
 
 FromText = BeforeValidator(

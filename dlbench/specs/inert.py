@@ -32,10 +32,6 @@ def _has_window(plan: RunPlan) -> bool:
     return plan.watch is not None and plan.watch.window_steps > 0
 
 
-def _leaves_padding_out(plan: RunPlan) -> bool:
-    return plan.workload.model.padding == "unpadded"
-
-
 DDP_WRAPPER = ("gradient_as_bucket_view", "static_graph")
 """Settings of DDP's wrapper, which is left out where dlbench exchanges, or nobody."""
 
@@ -194,7 +190,11 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
         lambda plan: plan.workload.model.computes,
         "gradients of a paced network are made up, and have no noise",
     ),
-    ("model.attention", lambda plan: _is_read(plan) or not _leaves_padding_out(plan), "synthetic text has no padding"),
+    (
+        "model.attention",
+        lambda plan: _is_read(plan) or plan.workload.model.padding != "unpadded",
+        "synthetic text has no padding",
+    ),
     (
         "train.initial_loss_scale train.loss_scale_growth",
         lambda plan: plan.workload.train.precision == "fp16",

@@ -115,13 +115,16 @@ class Unit(Spec):
         "its output, and without parameters, buffers and casts of them."
     )
     input_bytes: CountOrZero = Field(
-        description="Bytes of its input, which the unit before makes; 0 for the first, whose input others hold anyway."
+        description="Bytes of its input, which the unit before makes; 0 for the first if others hold that anyway."
     )
     input_saved: Flag = Field(
         description="Whether the backward pass in core needs its input: this unit's own, or that of the unit before."
     )
     joins: Flag = Field(
         True, description="Whether it may be in one block with the unit before; not where others use its input as well."
+    )
+    input_shared: Flag = Field(
+        True, description="Where it does not join: whether others hold its input as well, which then never moves."
     )
     gradient_bytes: CountOrZero = Field(
         0, description="Gradients of its parameters that its backward pass leaves; 0 where they outlast a pass."

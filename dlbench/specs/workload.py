@@ -427,8 +427,8 @@ class _Data(Spec):
     )
     decode: Literal["region", "full"] = Field(
         "region",
-        description="Images in training. region: without the rows below the crop, and at the smallest scale that is "
-        "enough (nvimagecodec: the crop alone); full: whole.",
+        description="Images in training. region: without what the crop does not need (after `dlbench setup images`), "
+        "and at the smallest scale that is enough (nvimagecodec: the crop alone); full: whole.",
     )
     device_prefetch: CountOrZero = Field(
         1, description="Batches copied to the GPU ahead on a stream of its own; 0: copied in the step."

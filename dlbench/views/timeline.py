@@ -476,7 +476,7 @@ def _drawn(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_
     x = _x(alt, "t:Q", ends)
     for line in panel.lines:
         shown = [(t, value) for t, value in line.points if ends[0] <= t <= ends[1]]
-        data = alt.InlineData(values=[{"t": t, "v": value} for t, value in shown])
+        data = alt.InlineData(values=tuple({"t": t, "v": value} for t, value in shown))
         drawn = alt.Chart(data).mark_line(strokeWidth=1.3, color=colours[line.lane])
         layers.append(drawn.encode(x=x, y=y, tooltip=tooltip))
         # Samples with a gap on either side: no line would show them.

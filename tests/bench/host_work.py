@@ -1,7 +1,7 @@
 """What dlbench's loop itself takes of the host in a step: CPU time of its thread, with nothing to train.
 
-In it are the loop, the timer, the seed of a step, the copy of a loss, the row of a step file (compressed and written
-every 64 steps), signs of life, and what a standstill every 100 steps costs, garbage collection included. Not in it are
+In it are the loop, the timer, the seed of a step, the copy of a loss, the row of a step file, signs of life, and what a
+standstill every 100 steps costs, rows compressed and written and garbage collected. Not in it are
 the network, the optimizer, the engine, reading, and what CUDA's driver takes for an event or a launch: events are
 stand-ins whose calls cost next to nothing.
 """

@@ -15,6 +15,8 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dlbench.datasets.images.image_set import open_image_set
-from dlbench.datasets.images.jpeg_decode import inspect
+from dlbench.datasets.images.jpeg_decode import build_region, decoder, inspect
 from dlbench.datasets.making.image_recipes import PhotoRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.volumes import index_density
+from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.images import decode_factor, open_images, resize, scaled_box, training_crop
 from dlbench.node.data.loader import LoadedSource
@@ -66,6 +69,8 @@ CPU_RATE = "images per CPU second"
 
 def figures() -> Iterator[Figure]:
     """All figures of the area."""
+    with suppress(EnvironmentLacksError):  # the name of the decoder says it
+        build_region()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         produce(PhotoRecipe(train_images=IMAGES, validation_images=0), folder / "tree")
@@ -86,7 +91,7 @@ def _images_of_one_core(tree: Path) -> Iterator[Figure]:
     speeds = _cpu_speeds(loops, IMAGES)
     what = f"input, images 500x375 to {SIZE}, one core"
     yield from _rates(speeds, what, CPU_RATE)
-    yield _ratio(speeds, "reader", "bare loop", what, 0.9)
+    yield replace(_ratio(speeds, "reader", "bare loop", what, 0.9), reason=decoder())
     yield _ratio(speeds, "reader", "bare loop, decode full", what)
     yield _ratio(speeds, "reader", "reader, decode full", what)
 
@@ -122,12 +127,12 @@ def _bare(tree: Path, *, is_whole: bool) -> Iterator[None]:
     for boxes in itertools.cycle(crops):
         for done, (data, box) in enumerate(zip(encoded, boxes, strict=True), 1):
             if is_whole:
-                factor, pixels = 1, inspect(data).pixels()[0]
+                left, top, right, bottom = box
+                pixels = inspect(data).pixels()[0][top:bottom, left:right]
             else:
                 factor = decode_factor(box[2] - box[0], box[3] - box[1], SIZE, SIZE)
-                pixels = inspect(data).pixels(factor, box[3])[0]
-            left, top, right, bottom = scaled_box(box, factor)
-            resize(pixels[top:bottom, left:right], SIZE, SIZE)
+                pixels = inspect(data).pixels(factor, scaled_box(box, factor))[0]
+            resize(pixels, SIZE, SIZE)
             if done % BATCH == 0:
                 yield
 
@@ -189,7 +194,7 @@ def _images_of_one_process(tree: Path) -> Iterator[Figure]:
         torch.set_num_threads(threads)
     what = f"input, images 500x375 to {SIZE}, one loader process"
     yield from _rates(speeds, what, CPU_RATE)
-    yield _ratio(speeds, "reader", name, what, 2.5)
+    yield replace(_ratio(speeds, "reader", name, what, 2.5), reason=decoder())
     # What no reader of these images with this decoder can pass.
     yield _ratio(speeds, "bare loop", name, what)
 

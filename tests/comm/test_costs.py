@@ -50,7 +50,7 @@ def test_closed_forms_need_no_runs() -> None:
     assert "8 ranks in 2 groups of 4" in groups
     assert all(f"\n{name}" in groups for name in ALGORITHMS["allreduce"])
     assert "double-binary-tree, c = 32: " in groups
-    assert "hierarchical, c = 16, φ = 1: (2 (g - 1) + 2 (m - 1) + c - 1) α" in groups
+    assert "hierarchical, c = 32, φ = 1: (2 (g - 1) + 2 (m - 1) + c - 1) α" in groups
     assert "ring: 2 (p - 1) α + 2 (p - 1)/p n β + (p - 1)/p n γ" in text
     assert "parameter-server, k = 1: 2 (p - 1) α" in groups
 
@@ -59,7 +59,7 @@ def test_fitted_costs_price_them(tmp_path: Path) -> None:
     network = factory.network()
     file = tmp_path / "box.network.json"
     file.write_text(network.model_dump_json(), encoding="utf-8")
-    text = printed(file, "--ranks", "4,6", "--group-size", "2", "--size", "1MiB")
+    text = printed(file, "--ranks", "4,6", "--group-size", "2", "--size", "256KiB")
     assert text.count("hierarchical, c = 2, φ = 2: 2 (g + c - 2) α") == 2
     layout = Layout(ranks=4, group_size=2)
     for name in ALGORITHMS["allreduce"]:

@@ -6,8 +6,9 @@ import io
 import itertools
 import json
 import pickle
+import re
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.datasets.images import jpeg_decode
@@ -26,7 +27,7 @@ from dlbench.datasets.making.image_recipes import PHOTOS, Container, PackRecipe,
 from dlbench.datasets.making.production import Part, produce
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.datasets.verification import verify_images
-from dlbench.errors import MachineError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data.images import image_classes, open_images
 from dlbench.node.data.loader import LoadedSource
@@ -682,6 +683,21 @@ def test_decoding_smaller_changes_little(with_simplejpeg: bool, monkeypatch: pyt
     assert used >= {2, 4}
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The function that decodes crops, in a cache of its own."""
+    pytest.importorskip("simplejpeg")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DLBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        jpeg_decode.region_function.cache_clear()
+        try:
+            jpeg_decode.build_region()
+        except EnvironmentLacksError as error:
+            pytest.skip(str(error))
+        yield
+    jpeg_decode.region_function.cache_clear()
+
+
 @given(
     st.tuples(st.integers(1, 90), st.integers(1, 150)),
     st.sampled_from([0, 1, 2, "4:1:1", "grey"]),
@@ -689,10 +705,11 @@ def test_decoding_smaller_changes_little(with_simplejpeg: bool, monkeypatch: pyt
     st.sampled_from([{}, {"restart_marker_rows": 1}, {"progressive": True}, {"optimize": True}]),
     st.data(),
 )
-def test_rows_below_a_crop_are_left_out_and_no_pixel_of_it_changes(
+@settings(max_examples=400)
+@pytest.mark.usefixtures("built")
+def test_only_a_crop_is_decoded_and_no_pixel_of_it_changes(
     size: tuple[int, int], colours: Any, factor: int, form: dict[str, Any], data: st.DataObject
 ) -> None:
-    pytest.importorskip("simplejpeg")
     image = Image.fromarray(np.random.default_rng(size).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
     buffer = io.BytesIO()
     if colours == "grey":
@@ -700,21 +717,26 @@ def test_rows_below_a_crop_are_left_out_and_no_pixel_of_it_changes(
     else:
         image.save(buffer, "jpeg", subsampling=colours, **form)
     encoded = jpeg_decode.inspect(buffer.getvalue())
-    rows = data.draw(st.integers(1, size[1]))
     factor = factor if factor < min(size) and encoded.scalable else 1
-    whole, part = encoded.pixels(factor)[0], encoded.pixels(factor, rows)[0]
-    needed = -(-rows // factor)
+    whole = encoded.pixels(factor)[0]
     assert whole.shape[:2] == tuple(-(-side // factor) for side in size[::-1])
-    assert part.shape[1:] == whole.shape[1:]
-    assert needed <= len(part) <= len(whole)
-    np.testing.assert_array_equal(part[:needed], whole[:needed])
-    if rows + 2 * factor + 16 <= size[1] and "progressive" not in form:
-        assert len(part) < len(whole)
+    high, wide = whole.shape[:2]
+    left, top = data.draw(st.integers(0, wide - 1)), data.draw(st.integers(0, high - 1))
+    right, bottom = data.draw(st.integers(left + 1, wide)), data.draw(st.integers(top + 1, high))
+    part = encoded.pixels(factor, (left, top, right, bottom))[0]
+    np.testing.assert_array_equal(part, whole[top:bottom, left:right])
+    assert part.base is None  # the whole was not decoded for it
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_region_of_a_crop_gives_the_image_that_the_whole_gives(seed: int) -> None:
+@pytest.mark.parametrize("with_region", [True, False])
+@pytest.mark.usefixtures("built")
+def test_the_region_of_a_crop_gives_the_image_that_the_whole_gives(
+    seed: int, with_region: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Crops of less than twice the wanted size, which are not decoded smaller."""
+    if not with_region:
+        monkeypatch.setattr(jpeg_decode, "region_function", lambda: None)
     data = smooth_jpeg(300, 220)
     region, full = (
         jpeg.training_image(data, 160, np.random.default_rng(seed), decoding)(None)[0]
@@ -726,12 +748,38 @@ def test_the_region_of_a_crop_gives_the_image_that_the_whole_gives(seed: int) ->
     np.testing.assert_array_equal(out, full)
 
 
+@pytest.mark.usefixtures("built")
 def test_an_image_without_its_end_is_bad_wherever_the_crop_lies() -> None:
-    pytest.importorskip("simplejpeg")
     data = smooth_jpeg(300, 220)
     for cut in (data[:-2], data[: len(data) * 3 // 4]):
         with pytest.raises(ValueError, match="remature end"):
-            jpeg_decode.inspect(cut).pixels(1, 8)
+            jpeg_decode.inspect(cut).pixels(1, (0, 0, 300, 8))
+
+
+@pytest.mark.usefixtures("built")
+def test_damaged_codes_of_a_crop_are_named_as_those_of_the_whole() -> None:
+    data = smooth_jpeg(300, 220)
+    middle = len(data) * 3 // 4
+    damaged = data[:middle] + b"\x7f" * 64 + data[middle + 64 :]
+    assert jpeg_decode.decoder() == "simplejpeg, crops by libjpeg-turbo"
+    with pytest.raises(ValueError, match="orrupt JPEG data") as whole:
+        jpeg_decode.decode(damaged)
+    with pytest.raises(ValueError, match=re.escape(str(whole.value))):
+        jpeg_decode.inspect(damaged).pixels(1, (10, 10, 290, 215))
+    jpeg_decode.inspect(damaged).pixels(1, (10, 10, 290, 20))  # it lies below
+
+
+def test_without_a_compiler_crops_are_cut_from_the_whole_and_the_decoder_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("simplejpeg")
+    monkeypatch.setenv("DLBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    jpeg_decode.region_function.cache_clear()
+    with pytest.raises(EnvironmentLacksError, match="install a C compiler and libjpeg-turbo's header"):
+        jpeg_decode.build_region()
+    assert jpeg_decode.decoder() == "simplejpeg, before `dlbench setup images`"
+    jpeg_decode.region_function.cache_clear()
 
 
 @given(*[st.integers(1, 4000)] * 4)

@@ -164,8 +164,12 @@ def test_a_planted_fault_accuses_no_host(tmp_path: Path) -> None:
 
 
 def test_entries_survive_json(made: Path) -> None:
+    odd = {"figures": '}, "figures": {', '"environment": {': "}", "a\n": "\u00e9\\"}
     for entry in open_history(made).entries():
         assert HistoryEntry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
+        for environment in (entry.environment, {}, odd):
+            told = dataclasses.replace(entry, environment=environment, label='"environment": {')
+            assert HistoryEntry.from_json(json.dumps(told.to_dict(), sort_keys=True)) == told
         renamed = {("of_another_version" if key == "why" else key): value for key, value in entry.to_dict().items()}
         with pytest.raises(TypeError, match="of_another_version"):
             HistoryEntry.from_dict(renamed)

@@ -140,8 +140,8 @@ def test_chunks_grow_with_the_root_of_the_size() -> None:
     layout = Layout(ranks=16, group_size=4)
     tree = [pipeline_chunks("allreduce", "double-binary-tree", layout, n) for n in (1000, 2**20, 2**22, 2**40)]
     assert tree == [1, 8, 16, 64]
-    levels = [pipeline_chunks("allreduce", "hierarchical", layout, n) for n in (1000, 2**18, 5 * 10**6, 2**40)]
-    assert levels == [1, 2, 8, 64]
+    levels = [pipeline_chunks("allreduce", "hierarchical", layout, n) for n in (1000, 2**18, 12_500_000, 2**40)]
+    assert levels == [1, 4, 32, 64]
     assert pipeline_chunks("broadcast", "chain", Layout(ranks=2, group_size=1), 2**30) == 1  # one link: nothing to fill
     assert pipeline_chunks("allreduce", "ring", layout, 2**30) == 1
     for group_size in (1, 16):  # one level: nothing beside which it could travel

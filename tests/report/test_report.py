@@ -519,6 +519,18 @@ def test_downloads_are_the_csv_files(made: model.Report, page: str) -> None:
     assert set(links) - linked <= drawn
 
 
+def test_files_that_the_page_cannot_hold_name_their_command(
+    made: model.Report, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "DOWNLOAD_BYTES", 3000)
+    drawn = html.to_html(document_of(made))
+    every, fitting = links_of(page), links_of(drawn)
+    assert fitting
+    assert fitting == {name: every[name] for name in fitting}
+    told = re.findall(r"too large for the page; dlbench report RUNS --format csv --table ([\w-]+) writes it", drawn)
+    assert set(told) == set(every) - set(fitting)
+
+
 def test_every_sheet_stands_in_every_format(made: model.Report, page: str) -> None:
     plain = page.replace("\N{NO-BREAK SPACE}", " ")
     written = markdown.to_markdown(document_of(made))

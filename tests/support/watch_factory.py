@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dlbench.node.garbage import COLLECT_EVERY
 from dlbench.node.watching.agent import sample_bytes, span_bytes, window_ranks
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
@@ -367,6 +368,8 @@ def _write_steps(folder: RunFolder, plan: RunPlan, course: Course, rank: int, rn
     header = {"rank": rank, "clock": "monotonic", "device": f"cuda:{rank % 8}", "run_id": plan.run_id}
     with StepWriter(folder.rank_steps(rank), header) as writer:
         for step, (start, took, parts, loss) in enumerate(zip(starts, times, phases, losses, strict=True)):
+            if step >= warmup and (step - warmup) % COLLECT_EVERY == 0:  # as ranks do when training stands still
+                writer.flush()
             writer.append((step, int(step < warmup), start, took, *parts, batch, loss))
     write_status(folder, status(rank, _host(rank // plan.layout.ranks_per_node), "done"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
@@ -90,10 +90,9 @@ def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool])
     inside = last > first
     sampled = int((last - first)[inside & near].sum())
     columns = {name: values for name, values in samples.columns.items() if wanted(name)}
-    fields = {name: _summary(samples, name, values, window) for name, values in columns.items()}
     busy = [values for name, values in samples.columns.items() if re.fullmatch(r"host\.cpu\.\d+\.busy", name)]
     if busy:
-        fields["host.cpu.busy"] = _summary(samples, "host.cpu.busy", np.mean(busy, axis=0), window)
+        columns["host.cpu.busy"] = np.mean(busy, axis=0)
     return NodeTelemetry(
         node_rank=samples.node_rank,
         host=samples.host,
@@ -101,33 +100,52 @@ def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool])
         num_samples=int(((times >= window[0]) & (times <= window[1])).sum()),
         num_gaps=int((inside & ~near).sum()),
         missing=1 - sampled / max(1, window[1] - window[0]),
-        fields={name: summary for name, summary in fields.items() if summary is not None},
+        fields=_summaries(samples, columns, window),
         clock_reasons=_clock_reasons(samples, window),
         unavailable=samples.unavailable,
         failures=samples.failures,
     )
 
 
-def _summary(samples: NodeSamples, name: str, values: Array, window: Interval) -> FieldSummary | None:
-    """None where nothing of the field is known in the window."""
-    is_rate = COUNTERS.fullmatch(name) is not None
-    if is_rate:
+def _summaries(samples: NodeSamples, columns: Mapping[str, Array], window: Interval) -> dict[str, FieldSummary]:
+    """Of the fields of which the window knows something."""
+    inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1])
+    found: dict[str, FieldSummary] = {}
+    # Fields that were read at the same times are looked at together: of one the calls take longer than its numbers.
+    alike: dict[bytes, list[str]] = {}
+    for name, values in columns.items():
+        if COUNTERS.fullmatch(name) is None:
+            alike.setdefault((inside & np.isfinite(values)).tobytes(), []).append(name)
+            continue
         curve = counter_curve(samples.time_ns, values, samples.period_of(name))
-        known, mean = curve.begin_rate[curve.known_within(*window)], curve.over(*window).rate
-    else:
-        inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1]) & np.isfinite(values)
-        known, mean = values[inside], None
-    if not len(known):
-        return None
-    return FieldSummary(
-        name=name,
-        is_rate=is_rate,
-        mean=float(known.mean()) if mean is None else mean,
-        median=float(np.median(known)),
-        lowest=float(known.min()),
-        highest=float(known.max()),
-        num_samples=len(known),
-    )
+        rates, mean = curve.begin_rate[curve.known_within(*window)][None], curve.over(*window).rate
+        found |= _summed_up([name], rates, [mean] if mean is not None else None, is_rate=True)
+    for held, names in alike.items():
+        known = np.stack([columns[name] for name in names]).compress(np.frombuffer(held, dtype=np.bool_), axis=1)
+        found |= _summed_up(names, known, None, is_rate=False)
+    return {name: found[name] for name in columns if name in found}
+
+
+def _summed_up(
+    names: Sequence[str], known: Array, means: Sequence[float] | None, *, is_rate: bool
+) -> dict[str, FieldSummary]:
+    """Of what is known, shape (fields, values): nothing of no values."""
+    if not known.size:
+        return {}
+    figures = (known.mean(axis=1).tolist() if means is None else means, np.median(known, axis=1).tolist())
+    ends = known.min(axis=1).tolist(), known.max(axis=1).tolist()
+    return {
+        name: FieldSummary(
+            name=name,
+            is_rate=is_rate,
+            mean=mean,
+            median=median,
+            lowest=lowest,
+            highest=highest,
+            num_samples=known.shape[1],
+        )
+        for name, mean, median, lowest, highest in zip(names, *figures, *ends, strict=True)
+    }
 
 
 def _clock_reasons(samples: NodeSamples, window: Interval) -> dict[str, dict[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples
     """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
     path = run.folder.samples(node)
     reader = SampleReader(path=path)
-    names = [name for name in reader.columns if wanted(name)]
+    sampled = tuple(reader.columns)
+    names = _wanted(sampled, wanted)
     found = reader.read({"time_ns", *names})
     header = reader.header
     if header.get("run_id", run.plan.run_id) != run.plan.run_id:
@@ -80,11 +82,17 @@ def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples
         period_s=max(_period(path, header.get("period_s")), watched.period_s if watched else 0.0),
         time_ns=found["time_ns"].astype(np.int64),
         columns={name: found[name].astype(np.float64) for name in names},
-        names=tuple(reader.columns),
+        names=sampled,
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
         failures=tuple(f"{failure['failed']}: {failure.get('reason', '')}" for failure in reader.failures),
     )
+
+
+@lru_cache(maxsize=16)
+def _wanted(names: tuple[str, ...], wanted: Callable[[str], bool]) -> tuple[str, ...]:
+    """Of the fields of a node, which are mostly those of the node before."""
+    return tuple(name for name in names if wanted(name))
 
 
 NodeReader = Callable[[Run, int, Callable[[str], bool]], NodeSamples]

@@ -4,29 +4,35 @@ A JPEG is stored as blocks of 8 x 8 frequencies. Taking only the lowest 4 x 4, 2
 smaller image directly (Independent JPEG Group, `libjpeg.txt`, "scale_num, scale_denom"), which saves work where a crop
 would be shrunk anyway. Other ratios exist, but libjpeg-turbo has fast code for the powers of two only.
 
-Rows below a wanted region need not be decoded: a baseline JPEG is stored row of blocks by row of blocks, and its header
-says how many there are (ITU-T T.81, B.2.2). With a smaller number in the header the decoder stops there. What lies
-above or next to the region can be left out in the later stages only, by calls that no Python library passes on.
+Of a wanted part no more is decoded than it needs, where `dlbench setup images` has built a function in C for that:
+`jpeg_crop_scanline` and `jpeg_skip_scanlines` (libjpeg-turbo, `libjpeg.txt`, "Partial image decompression") leave out
+all but the codes above and beside it, and no Python library passes them on. Where a code ends is known only when it is.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
-from collections.abc import Callable
+import platform
+import subprocess
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dlbench.cache import cache_folder
 from dlbench.errors import EnvironmentLacksError
 from dlbench.lazy import np
+from dlbench.opening import file_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Decoding = Literal["region", "full"]
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 FACTORS = (8, 4, 2, 1)  # how many times smaller an image can be decoded, from the smallest result to the whole
 _MOST_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs; a damaged header may claim 65,535 x 65,535
-_SEQUENTIAL = (0xC0, 0xC1)  # Frames whose rows are stored once, from the top: baseline and extended, Huffman-coded.
+_SOURCE = Path(__file__).with_name("region.c")
 _END = b"\xff\xd9"  # of an image; within coded data 0xff is followed by 0 or the number of a restart
 _TAIL = 1024  # bytes in which the end of an image is looked for; some cameras write a few after it
 _HARMLESS = "extraneous bytes before marker"
@@ -52,13 +58,52 @@ def _pillow() -> Any:
 
 
 def decoder() -> str:
-    """Which library decodes JPEGs here: `simplejpeg` or `Pillow`."""
-    return "Pillow" if _simplejpeg() is None else "simplejpeg"
+    """Which library decodes JPEGs here: `simplejpeg`, with libjpeg-turbo's own for crops, or `Pillow`."""
+    if _simplejpeg() is None:
+        return "Pillow"
+    return "simplejpeg, crops by libjpeg-turbo" if region_function() else "simplejpeg, before `dlbench setup images`"
 
 
-def decodes_regions() -> bool:
-    """Whether rows that are not needed are left out here: Pillow always decodes all."""
-    return _simplejpeg() is not None
+def _library() -> Path:
+    return cache_folder() / "jpeg" / f"{file_sha256(_SOURCE)[:16]}-{platform.machine()}.so"
+
+
+@cache
+def region_function() -> Any | None:
+    """The function in C; None where it is not built, or the library that it needs is not here."""
+    try:
+        found = ctypes.CDLL(str(_library())).dlbench_region
+    except (OSError, RuntimeError):
+        return None
+    found.argtypes = [ctypes.c_void_p, ctypes.c_ulong, *[ctypes.c_uint] * 5, ctypes.c_void_p, ctypes.c_void_p]
+    return found
+
+
+def build_region() -> Path:
+    """Builds the function in C, and tries it. Raises EnvironmentLacksError: something that it needs is missing."""
+    if (library := _simplejpeg()) is None:
+        raise EnvironmentLacksError("simplejpeg is not installed; pip install 'dlbench[data]'")
+    path = _library()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    try:
+        command = ("cc", "-O2", "-shared", "-fPIC", "-o", str(part), str(_SOURCE), "-ljpeg")
+        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = next((line for line in getattr(error, "stderr", "").splitlines() if "error" in line), str(error))
+        raise EnvironmentLacksError(
+            f"what decodes crops of JPEGs cannot be built ({reason}): install a C compiler and libjpeg-turbo's header"
+        ) from None
+    part.replace(path)
+    region_function.cache_clear()
+    tried = inspect(library.encode_jpeg(np.random.default_rng(0).integers(0, 256, (75, 90, 3), np.uint8)))
+    pixels = tried.pixels(1, (20, 20, 60, 60))[0]
+    if pixels.base is not None or not np.array_equal(pixels, tried.pixels()[0][20:60, 20:60]):  # a view: not its own
+        path.unlink()
+        raise EnvironmentLacksError(
+            "crops of JPEGs by this machine's libjpeg are not simplejpeg's: install libjpeg-turbo"
+        )
+    return path
 
 
 @dataclass(frozen=True)
@@ -72,33 +117,25 @@ class Encoded:
     fast: bool  # whether simplejpeg can decode it
     scalable: bool = True  # whether it can be decoded smaller: a JPEG, with simplejpeg of at least 8 pixels' width
 
-    def pixels(self, factor: int = 1, rows: int | None = None) -> tuple[NDArray[np.uint8], str | None]:
+    def pixels(self, factor: int = 1, part: Box | None = None) -> tuple[NDArray[np.uint8], str | None]:
         """(ceil(height / factor), ceil(width / factor), 3) RGB, and a remark if it was not read as it was stored.
 
         Grey images get three equal channels; CMYK and other forms that Pillow knows are converted by Pillow. A pixel is
         `factor` pixels of the whole image wide and high; those of the last row and column may reach beyond it.
-        `factor`: one of `FACTORS`, no larger than width and height; 1 if the image is not scalable. `rows`: of the
-        whole image, from its top, that are needed: these are as without it, bit for bit, and there may be fewer below
-        them. Damage in what is left out is not seen, and that a code is wrong may not be; None: all are.
+        `factor`: one of `FACTORS`, no larger than width and height; 1 if the image is not scalable. `part`: the pixels
+        that are wanted of these, bit for bit as without it. Damage in what is left out is not seen, and that a code is
+        wrong may not be; None: all are.
         Raises ValueError: it is truncated or damaged.
         """
-        return self.begun(factor, rows)()
-
-    def begun(self, factor: int, rows: int | None) -> Callable[[], tuple[NDArray[np.uint8], str | None]]:
-        """What is quick of `pixels`; the rest when the result is called."""
-        if not self.fast:
-            return partial(self._by_pillow, factor)
-        shorter = _cut(self.data, rows, factor) if rows is not None and rows < self.height else None
-        if shorter is None:
-            return partial(self._by_simplejpeg, factor)
-        library = _simplejpeg()
-        assert library is not None  # `fast` says so
-        # What follows the last row is passed over with a warning, which strict would take for damage.
-        asked, remark = {**self._asked(factor), "strict": False}, self._remark
-        return lambda: (library.decode_jpeg(shorter, "RGB", **asked), remark)
-
-    def _asked(self, factor: int) -> dict[str, int]:
-        return {} if factor == 1 else {"min_factor": factor, "min_width": -(-self.width // factor)}
+        decode = region_function() if part is not None and self.fast else None
+        left, top, right, bottom = part or (0, 0, -(-self.width // factor), -(-self.height // factor))
+        if decode is not None and self.data.find(_END, max(0, len(self.data) - _TAIL)) >= 0:
+            cut, row = np.empty((bottom - top, right - left, 3), np.uint8), np.empty(3 * self.width, np.uint8)
+            address, size = np.frombuffer(self.data, np.uint8).ctypes.data, len(self.data)
+            if not decode(address, size, factor, left, top, right, bottom, cut.ctypes.data, row.ctypes.data):
+                return cut, self._remark  # otherwise the whole is decoded, which says what is wrong
+        pixels, remark = self._by_simplejpeg(factor) if self.fast else self._by_pillow(factor)
+        return pixels[top:bottom, left:right], remark
 
     @property
     def _remark(self) -> str | None:
@@ -107,7 +144,7 @@ class Encoded:
     def _by_simplejpeg(self, factor: int) -> tuple[NDArray[np.uint8], str | None]:
         library = _simplejpeg()
         assert library is not None  # `fast` says so
-        asked = self._asked(factor)
+        asked = {} if factor == 1 else {"min_factor": factor, "min_width": -(-self.width // factor)}
         try:
             return library.decode_jpeg(self.data, "RGB", **asked), self._remark
         except ValueError as error:
@@ -126,35 +163,6 @@ class Encoded:
                 return np.array(opened.convert("RGB")), self._remark
         except _pillow_errors() as error:
             raise ValueError(_one_line(error)) from None
-
-
-def _cut(data: bytes, rows: int, factor: int) -> bytes | None:
-    """The same JPEG with a header that says fewer rows, `rows` and those that their colours need at least.
-
-    None: it is not one whose rows follow each other, nothing can be left out, or its end is not where it should be.
-    """
-    place = 2
-    while place + 10 <= len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
-        if marker in _SEQUENTIAL:
-            break
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # other frames; these three are tables
-            return None
-        place += 2 + int.from_bytes(data[place + 2 : place + 4])
-    else:
-        return None
-    height, components = int.from_bytes(data[place + 5 : place + 7]), data[place + 9]
-    samplings = [
-        data[place + 11 + 3 * number] & 15 for number in range(components) if place + 11 + 3 * number < len(data)
-    ]
-    if not samplings or not all(samplings):
-        return None
-    # Colour that was stored at half the height is interpolated between rows: one more of them is needed.
-    block = 8 * max(samplings)
-    fewer = -(-(rows + max(samplings) * factor) // block) * block
-    if fewer >= height or data.find(_END, max(place, len(data) - _TAIL)) < 0:
-        return None
-    return b"".join((data[: place + 5], fewer.to_bytes(2), data[place + 7 :]))
 
 
 def _pillow_errors() -> tuple[type[Exception], ...]:

@@ -185,6 +185,7 @@ class RankReading:
         self._states[first] = state
         described = reader.describe()
         self._decode, self._names_from = described.get("decode"), str(described.get("names_from"))
+        self._decoder = described.get("decoder")
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
 
@@ -247,7 +248,7 @@ class RankReading:
         if self._choice is not None and data.prefetch_batches == "auto":
             found.append(_measured("data.prefetch_batches", self._choice.of_prefetch, self._choice.again))
         if self._decode is not None:
-            how = "rows below a crop are not decoded" if self._decode == "region" else "images are decoded whole"
+            how = f"decoder: {self._decoder}"
             found.append(Setting(key="data.decode", requested=data.decode, effective=str(self._decode), evidence=how))
         if data.cache != "any":
             states = list(self._states.values())

@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from dlbench.errors import RunError, UserError
+from dlbench.node.memory.saved import is_of_parameter
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class UnitModule:
     joins: bool
     """Whether a block may hold it and the unit before: only it uses that unit's output, and their other arguments
     agree."""
+    shared: bool
+    """Whether others hold its input as well, or, of the first, are given it: then it cannot leave."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
     found = []
     for number, calls in enumerate(units):
         joins = number > 0 and number not in shared and _agree(units[number - 1][-1], calls[0])
-        found.append(UnitModule(calls[0].name, tuple(call.module for call in calls), joins))
+        found.append(UnitModule(calls[0].name, tuple(call.module for call in calls), joins, number in shared))
     return Cut(units=tuple(found), outside=tuple(_outside(model, root, called, found)))
 
 
@@ -241,6 +245,11 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.shared.add(number)
         return func(*args, **(kwargs or {}))
 
+    def save(self, tensor: torch.Tensor) -> None:
+        """Autograd does; before the chain that may be what becomes the first unit's input."""
+        if not self.boundaries and tensor.layout is torch.strided:
+            self.held.append(tensor.detach())
+
 
 def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], object]) -> set[int]:
     uses = _Uses()
@@ -248,6 +257,12 @@ def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], 
     def enter(number: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
             uses.inside = number
+            if not uses.boundaries:
+                given, key = args[0], _storage(args[0])
+                if given.grad_fn is None or is_of_parameter(given) or key in map(_storage, uses.held):
+                    uses.shared.add(0)
+                uses.held.append(given)
+                uses.boundaries[key] = 0
 
         return hook
 
@@ -267,7 +282,7 @@ def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], 
             for call in calls:
                 hooks.append(call.module.register_forward_pre_hook(enter(number)))
                 hooks.append(call.module.register_forward_hook(leave(number, call is calls[-1])))
-        with uses:
+        with uses, saved_tensors_hooks(uses.save, lambda tensor: tensor):
             run_once()
     finally:
         for hook in hooks:

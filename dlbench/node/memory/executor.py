@@ -101,7 +101,7 @@ class OutOfCore:
             alone = [unit.name for unit in units[block.first + 1 : block.last + 1] if not unit.joins]
             if alone:
                 raise UserError(f"{alone[0]} must begin a block: what it is given is used elsewhere as well")
-        held_by_others = {n for n, block in enumerate(blocks) if n and not units[block.first].joins}
+        self._held_by_others = {n for n, block in enumerate(blocks) if units[block.first].shared}
         self._is_wrapped = wrap_block is not None
         self._tier = tier
         self._prefetch: Prefetch = prefetch
@@ -109,7 +109,7 @@ class OutOfCore:
         self._verifies = verify
         self._rank = rank
         self._others = HeldByOthers(model)
-        self._room = Room(self._decisions, budget_bytes, costs, held_by_others)
+        self._room = Room(self._decisions, budget_bytes, costs, self._held_by_others)
         self._turn_bytes = turn_bytes
         self._saves_output = [True] * len(blocks)
         """Of each block whether it saves its output, as the last counted pass showed."""
@@ -201,8 +201,12 @@ class OutOfCore:
         if number == 0:
             self._pass = Pass(len(self._blocks))
             self._others.begin_pass()
-            self._others.give(args[:1])
             self._watch.begin_pass()
+            if 0 in self._held_by_others:
+                self._others.give(args[:1])
+            else:
+                self._pass.begin_block(0, args[0].untyped_storage())
+                self._pass.charge_input(0, self._pass.boundary_bytes[0])
         running = self._pass
         if running is None or running.at != number - 1 or running.has_turned:
             raise RunError(
@@ -328,8 +332,7 @@ class OutOfCore:
         if tensor is None:
             raise RunError(f"{block.name}: returned no tensor, unlike when the network was cut into blocks")
         storage = tensor.untyped_storage()
-        running.boundaries[number + 1] = weak_reference(storage)
-        running.boundary_bytes[number + 1] = storage.nbytes()
+        running.begin_block(number + 1, storage)
         saves_output = self._hand_on(running, number, storage)
         if self._counts_now:
             self._learn(running, number, saves_output)
@@ -376,7 +379,7 @@ class OutOfCore:
         self._room.seen[number] = BlockBytes(
             saved_bytes=saved,
             input_bytes=running.boundary_bytes[number],
-            input_saved=number > 0 and (seen or before),
+            input_saved=seen or before,
             output_bytes=running.boundary_bytes[number + 1],
         )
 
@@ -386,10 +389,9 @@ class OutOfCore:
         if self._decisions[number] == "swap" and self._tier is not None:
             own = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
         running.charge_block(number, own)
-        if number > 0:
-            handle = running.inputs[number]
-            kept = self._room.kept_bytes(number) if handle is None else handle.num_bytes
-            running.charge_input(number, 0 if handle is not None and handle.ticket is not None else kept)
+        handle = running.inputs[number]
+        kept = self._room.kept_bytes(number) if handle is None else handle.num_bytes
+        running.charge_input(number, 0 if handle is not None and handle.ticket is not None else kept)
         after = running.inputs[number + 1]
         away = after is not None and after.ticket is not None
         running.charge_input(number + 1, 0 if away else running.boundary_bytes[number + 1])

@@ -106,7 +106,7 @@ class _MeasuredPass:
             return original(x, *args, **kwargs)
         if link.number == 0:
             self.note("chain")
-            self.others.give([x])
+            self.others.give([x] if link.unit.shared else [])
             if x.grad_fn is not None:
                 self.roots.append(_Exit.apply(None, x))  # type: ignore[no-untyped-call]
         self.others.give((*args, *kwargs.values()))
@@ -336,15 +336,16 @@ class ChainProfile:
         given, made = counted.gone
         begin = held["turn"].begin - given
         left = max(0, held["turned"].begin - begin + made - links[-1].output[1])
+        units = self._units(links, held)
         return Chain(
-            units=self._units(links, held),
+            units=units,
             batch=len(next(iter(batch.values()))),
             output_bytes=links[-1].output[1],
             before_s=_median(timed, "begin", "chain"),
             turn_s=_median(timed, "turn", "turned"),
             after_s=_median(timed, "turned", "end"),
             state_bytes=state_bytes,
-            outside_bytes=batch_bytes + held["chain"].begin - held["begin"].begin + casts,
+            outside_bytes=batch_bytes + held["chain"].begin - held["begin"].begin + casts - units[0].input_bytes,
             turn_bytes=held["turn"].peak - begin,
             turn_gradient_bytes=left,
             after_bytes=held["turned"].growth,
@@ -417,9 +418,10 @@ class ChainProfile:
                     backward_s=statistics.median(link.backward_s),
                     saved_bytes=saved,
                     # What only looks at the input of the unit before (a Flatten's output) lies in the same storage.
-                    input_bytes=size if before is not None and before.made_bytes else 0,
+                    input_bytes=size if (not link.unit.shared if before is None else before.made_bytes) else 0,
                     input_saved=is_saved,
                     joins=link.unit.joins,
+                    input_shared=link.unit.shared,
                     gradient_bytes=link.gradient_bytes,
                     forward_working_bytes=max(0, max(saving) - saved - link.made_bytes - casts),
                     recomputing_working_bytes=max(0, max(saving[:-1], default=0) - saved - casts),

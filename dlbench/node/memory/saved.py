@@ -229,6 +229,10 @@ class Pass:
         self.has_turned = False
         self.counted: dict[int, tuple[WeakReference, int]] = {}  # What a recomputed block would have saved, by address.
 
+    def begin_block(self, block: int, storage: torch.UntypedStorage) -> None:
+        """A block's input is there."""
+        self.boundaries[block], self.boundary_bytes[block] = weak_reference(storage), storage.nbytes()
+
     def charge(self, handle: Handle, num_bytes: int) -> None:
         """A handle's bytes take room, or less than no bytes: take it no longer."""
         charges = self.charged_inputs if handle.is_input else self.charged
@@ -294,7 +298,7 @@ class Room:
     def moves(self, block: int) -> bool:
         """Whether the input of a block leaves with it."""
         return (
-            0 < block < len(self._decisions)
+            block < len(self._decisions)
             and self._decisions[block] in ("swap", "recompute-swap")
             and block not in self._held_by_others
         )

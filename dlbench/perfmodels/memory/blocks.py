@@ -5,7 +5,7 @@ belongs to that block, whoever saved it: the block's decision says whether it st
 block's backward pass; where the unit before saved it as well, it is part of what that one's backward pass works with.
 Two exceptions:
 
-- what other modules use as well (`joins` is False) never moves, because they hold it anyway;
+- what other modules use as well (`joins` is False, `input_shared` not) never moves, because they hold it anyway;
 - what nobody saves (`input_saved` is False) is gone after the block's forward pass, unless the block is recomputed
   from it or others use it.
 
@@ -87,7 +87,7 @@ class BlockCosts:
             outputs.append(self.chain.output_bytes)
         begin = units[0]
         recomputes = decision in ("recompute", "recompute-swap")
-        held_by_others = not begin.joins
+        held_by_others = begin.input_shared and not begin.joins
         kept = begin.input_bytes if begin.input_saved or recomputes or held_by_others else 0
         moving = 0 if held_by_others else kept
 

@@ -68,7 +68,7 @@ class SampleReader:
             raise IncompleteDataError(f"{self.path}: the header's `{wrong[0]}` is damaged")
         columns = self._reader.columns()
         kinds = {kind for _, kind in columns[len(TIME_FIELDS) :]}
-        if tuple(columns[: len(TIME_FIELDS)]) != TIME_FIELDS or not kinds <= set(SAMPLE_TYPES):
+        if columns[: len(TIME_FIELDS)] != TIME_FIELDS or not kinds <= set(SAMPLE_TYPES):
             raise IncompleteDataError(f"{self.path}: the header's `fields` are damaged")
 
     @property
@@ -79,7 +79,7 @@ class SampleReader:
     @property
     def columns(self) -> list[str]:
         """Names of the sampled fields."""
-        return [str(name) for name, _ in self.header["fields"]][len(TIME_FIELDS) :]
+        return [name for name, _ in self._reader.columns()[len(TIME_FIELDS) :]]
 
     @property
     def torn_bytes(self) -> int:

@@ -52,11 +52,12 @@ def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
 
 
 class StepWriter:
-    """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call. Raises
+    """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call: more than
+    ranks measure between two standstills, at which they flush, so that no measured step has that work in it. Raises
     RunError: rows of the rank are there already, or cannot be written; as all errors, it names the file.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any], capacity: int = 64, *, launches: bool = False) -> None:
+    def __init__(self, path: Path, header: dict[str, Any], capacity: int = 128, *, launches: bool = False) -> None:
         """`header` is stored with the file: rank, clock, device. `launches`: records end with `LAUNCH_FIELDS`."""
         fields = (*FIELDS, *LAUNCH_FIELDS) if launches else FIELDS
         content = {"format": STEPS_FORMAT, "version": STEPS_VERSION, **header}

@@ -101,7 +101,7 @@ def _clean(value: Any) -> Any:
     """The same with all text in it made harmless: Vega aborts on some characters."""
     if isinstance(value, dict):
         return {key: _clean(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     return clean(value) if isinstance(value, str) else value
 

@@ -189,7 +189,8 @@ def _layer(*layers: Any) -> Any:
 
 def _data(rows: Rows) -> Any:
     alt = _altair()
-    return alt.Chart(alt.InlineData(values=rows))
+    # A tuple: of lists altair copies each row whenever a chart is changed or layered.
+    return alt.Chart(alt.InlineData(values=tuple(rows)))
 
 
 def _channel(kind: Any, axis: Axis) -> Any:

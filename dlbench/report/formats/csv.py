@@ -25,21 +25,20 @@ def to_csv(document: Document, table: str) -> str:
         raise UserError(
             f"--table {table}: no such table in this report; {nearest(table, tables)} (--table ? lists them all)"
         )
-    return write_table(tables[table].columns, tables[table].rows)
+    return write_table(tables[table].columns, tables[table].records())
 
 
-def all_tables(document: Document) -> dict[str, tuple[str, str]]:
-    """What each table of the report holds, and the table as CSV, by its name."""
-    return {name: (one.title, write_table(one.columns, one.rows)) for name, one in document.tables().items()}
-
-
-def write_table(header: Sequence[str], rows: Iterable[Mapping[str, Datum]]) -> str:
-    """Rows by column name as CSV, in the way of `to_csv`; what a row lacks is empty."""
+def write_table(header: Sequence[str], rows: Iterable[Mapping[str, Datum]], most: float = math.inf) -> str:
+    """Rows by column name as CSV, in the way of `to_csv`, up to the one beyond `most` characters; what a row lacks is
+    empty.
+    """
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(header)
     for row in rows:
         writer.writerow([_cell(row.get(name)) for name in header])
+        if sink.tell() > most:
+            break
     return sink.getvalue()
 
 

@@ -27,7 +27,7 @@ from dlbench.report.charts import svg
 from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import CONFIG, WIDE
 from dlbench.report.document import FEW_CARDS, Card, Document, Section
-from dlbench.report.formats.csv import all_tables
+from dlbench.report.formats.csv import write_table
 from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
 
@@ -278,7 +278,9 @@ def _downloads(document: Document) -> list[dict[str, str]]:
     """Links that hold the data themselves, as far as they fit; others name the command that writes the file."""
     left = DOWNLOAD_BYTES
     links = []
-    for name, (title, content) in all_tables(document).items():
+    for name, table in document.tables().items():
+        # Base64 has four characters for three bytes: a longer text does not fit, so its rest is not made.
+        content = write_table(table.columns, table.records(), most=left * 3 // 4)
         if content.count("\n") <= 1:
             continue
         href = "data:text/csv;charset=utf-8;base64," + _base64(content.encode("utf-8"))
@@ -289,7 +291,7 @@ def _downloads(document: Document) -> list[dict[str, str]]:
             {
                 "table": name,
                 "name": f"dlbench-{document.file_prefix}{name}.csv",
-                "title": title,
+                "title": table.title,
                 "href": href if fits else "",
                 "command": "" if fits else command,
             }

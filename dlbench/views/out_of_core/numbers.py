@@ -15,18 +15,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from dlbench.analysis.comparability import averaged_id, planned_id
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.side_by_side import alike, compare, compared, with_train
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.warm_up import beside_passes_s
+from dlbench.errors import IncompleteDataError
+from dlbench.lazy import np
 from dlbench.perfmodels.memory.blocks import BlockCosts, Operation, Schedule
 from dlbench.perfmodels.memory.planner import PREFETCH
 from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.projection.gathering import without_strategy
 from dlbench.records.memory import MemoryResult, TransferSpan
 from dlbench.records.record import Record
+from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column, times_cell
 from dlbench.report.wording import percent, place_text, runs_text
@@ -475,10 +478,22 @@ def _device_peak(result: MemoryResult) -> float | None:
     return None if None in peaks else float(max(peak for peak in peaks if peak is not None))
 
 
+def _beside_passes_s(run: Run) -> float | None:
+    """Seconds per step that are neither forward nor backward pass, the median over the warm-up steps of rank 0 but the
+    first, in which much happens for the first time; None for fewer than two, and where the file cannot be read.
+    """
+    try:
+        steps: dict[str, Any] = StepReader(run.folder.steps(0)).read(("warmup", "step_ns", "forward_ns", "backward_ns"))
+    except IncompleteDataError:
+        return None
+    others = (steps["step_ns"] - steps["forward_ns"] - steps["backward_ns"])[steps["warmup"] != 0][1:]
+    return float(np.median(others)) / 1e9 if len(others) else None
+
+
 def _predicted_step_s(run: Run) -> float | None:
     """The step as the plan and the run's own warm-up have it."""
     result = _memory(run)
-    others_s = None if result is None else beside_passes_s(run)
+    others_s = None if result is None else _beside_passes_s(run)
     return None if result is None or others_s is None else result.plan.predicted.pass_s * result.parts + others_s
 
 

@@ -151,6 +151,7 @@ def measured_chain(units: Sequence[UnitModule], seen: Sequence[BlockBytes]) -> C
                 input_bytes=one.input_bytes,
                 input_saved=one.input_saved,
                 joins=unit.joins,
+                input_shared=unit.shared,
             )
             for unit, one in zip(units, seen, strict=True)
         ),

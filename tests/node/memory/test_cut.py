@@ -48,6 +48,9 @@ def test_bert_is_a_chain_of_its_layers_with_embeddings_and_heads_outside() -> No
     assert names(cut) == ["embedding_norm", "dropout", "layers.0", "layers.1", "layers.2"]
     # The first layer is given a mask that the dropout before it is not given.
     assert [unit.joins for unit in cut.units] == [False, True, False, True, True]
+    assert not any(
+        unit.shared for unit in cut.units
+    )  # nobody else holds what is given to it, nor the sum of embeddings
     assert "word_embedding: before the chain" in cut.outside
     assert "pooler: after the chain" in cut.outside
 
@@ -82,6 +85,25 @@ def test_a_boundary_that_others_use_is_not_within_a_block() -> None:
     cut = cut_of(UNet(), torch.randn(4, 64))
     assert names(cut) == ["down", "middle", "up", "last"]
     assert [unit.joins for unit in cut.units] == [False, False, True, True]
+
+
+class Entered(UNet):
+    """What enters the chain is made by the network; `saved`: and what made it needs it again."""
+
+    def __init__(self, *, saved: bool) -> None:
+        super().__init__()
+        self._saved = saved
+
+    def forward(self, x: Tensor) -> Tensor:
+        entering = self.last(x) * 2
+        return self.up(self.middle(self.down(torch.tanh(entering) if self._saved else entering)))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_first_input_is_shared_if_what_is_before_the_chain_holds_it(saved: bool) -> None:
+    cut = cut_of(Entered(saved=saved), torch.randn(4, 64))
+    assert names(cut) == ["down", "middle", "up"]
+    assert [unit.shared for unit in cut.units] == [saved, False, False]
 
 
 class Peeking(UNet):

@@ -20,6 +20,7 @@ from torch import nn
 from dlbench.errors import RunError
 from dlbench.node.memory.disk_tier import DiskTicket, DiskTier
 from dlbench.node.memory.executor import OutOfCore, Prefetch
+from dlbench.node.memory.saved import weak_reference
 from dlbench.perfmodels.memory.blocks import BlockCosts
 from dlbench.specs.memory import Decision, PlannedBlock
 from tests.node.memory.networks import (
@@ -277,6 +278,20 @@ def test_activations_are_freed_when_they_are_away(tmp_path: Path, tier: DiskTier
     loss.backward()
     gc.collect()
     assert _tickets(but=others) == []
+
+
+def test_inputs_that_only_the_chain_holds_leave_also_where_blocks_must_begin(tier: DiskTier) -> None:
+    """The sum of embeddings, and what the first layer is given beside a mask."""
+    task, inputs = bert_task(2), []
+    model = task.model()
+    units = cut(task, model)
+    for module in (model.embedding_norm, model.layers[0]):  # type: ignore[index]
+        module.register_forward_pre_hook(lambda _, args: inputs.append(weak_reference(args[0].untyped_storage())))  # type: ignore[union-attr]
+    OutOfCore(model, units, planned(units, "swap"), tier=tier, prefetch="blocking").install()
+    loss = task.loss(model)
+    assert inputs
+    assert all(one.expired() for one in inputs)
+    loss.backward()
 
 
 def all_out(tier: DiskTier) -> None:

@@ -231,7 +231,7 @@ def test_a_chunk_is_scattered_before_the_one_ahead_of_it_is_waited_for(
     groups, _, inside, across = groups_of(8, 4)
     across.calls = inside.calls
     layout = Layout(ranks=8, group_size=4)
-    share = 65537 * (4 // dtype.itemsize)
+    share = 16385 * (4 // dtype.itemsize)
     Hierarchical(groups, partial(level_chunks, engine, carrier, layout)).sum(torch.zeros(4 * share, dtype=dtype))
     first, last = share - share // 2, share // 2
     ends = [f"sum {first}", f"scatter {4 * last}", f"sum {last}", "waited", f"gather {first}"]

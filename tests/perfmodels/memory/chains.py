@@ -58,6 +58,7 @@ def drawn_chain(draw: random.Random, most: int = 7) -> Chain:
 
     made = [size() for _ in range(draw.randint(1, most) + 2)]
     """Gradients: of head, of what is before the chain, of each unit."""
+    shared = [draw.random() < 0.7 for _ in made[2:]]
     return Chain(
         units=tuple(
             Unit(
@@ -65,9 +66,10 @@ def drawn_chain(draw: random.Random, most: int = 7) -> Chain:
                 forward_s=time(),
                 backward_s=time(),
                 saved_bytes=size(),
-                input_bytes=size() if number else 0,
+                input_bytes=size() if number or not shared[0] else 0,
                 input_saved=draw.random() < 0.8,
                 joins=draw.random() < 0.85,
+                input_shared=shared[number],
                 gradient_bytes=gradients,
                 forward_working_bytes=size(),
                 backward_working_bytes=gradients + size(),

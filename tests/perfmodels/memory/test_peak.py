@@ -42,6 +42,7 @@ def account(chain: Chain, plan: tuple[PlannedBlock, ...]) -> int:
     """
     live = Live(chain.state_bytes + chain.outside_bytes)
     units = chain.units
+    stay = [unit.input_shared and not unit.joins for unit in units]
     sizes = [unit.input_bytes for unit in units] + [chain.output_bytes]
 
     def forward(number: int) -> None:
@@ -71,10 +72,10 @@ def account(chain: Chain, plan: tuple[PlannedBlock, ...]) -> int:
             if (recomputes and not is_first) or not stays:
                 live.drop(f"in {number}")
         first = units[block.first]
-        if not (first.input_saved or recomputes or not first.joins):
+        if not (first.input_saved or recomputes or stay[block.first]):
             live.drop(f"in {block.first}")
         if "swap" in block.decision:
-            if first.joins:
+            if not stay[block.first]:
                 live.drop(f"in {block.first}")
             if not recomputes:
                 live.drop(*kept_of(block))
@@ -84,8 +85,8 @@ def account(chain: Chain, plan: tuple[PlannedBlock, ...]) -> int:
     for block in reversed(plan):
         first, last = block.first, block.last
         recomputes = block.decision.startswith("recompute")
-        is_there = units[first].input_saved or recomputes or not units[first].joins
-        if "swap" in block.decision and units[first].joins and is_there:
+        is_there = units[first].input_saved or recomputes or stay[first]
+        if "swap" in block.decision and not stay[first] and is_there:
             live.take(f"in {first}", sizes[first])
         if block.decision == "swap":
             for name in kept_of(block):

@@ -1,0 +1,46 @@
+/* A part of a JPEG becomes RGB pixels: above and beside it only codes are read, below it nothing. */
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+#include <jpeglib.h>
+
+struct errors {
+    struct jpeg_error_mgr base;
+    jmp_buf back;
+};
+
+static void give_up(j_common_ptr image) { longjmp(((struct errors *)image->err)->back, 1); }
+
+static void warn(j_common_ptr image, int level) { if (level < 0) give_up(image); }
+
+/* The image is decoded `factor` times smaller; the part is of that. Its rows go to `out` one behind another; `row` has
+   room for three bytes for each pixel of a row. Returns whether the image is damaged. */
+int dlbench_region(const unsigned char *data, unsigned long size, unsigned factor, unsigned left, unsigned top,
+                   unsigned right, unsigned bottom, unsigned char *out, unsigned char *row) {
+    struct jpeg_decompress_struct image = {0};
+    struct errors errors;
+    image.err = jpeg_std_error(&errors.base);
+    errors.base.error_exit = give_up;
+    errors.base.emit_message = warn;
+    int failed = setjmp(errors.back);
+    if (!failed) {
+        jpeg_create_decompress(&image);
+        jpeg_mem_src(&image, data, size);
+        jpeg_read_header(&image, TRUE);
+        image.scale_denom = factor;
+        image.out_color_space = JCS_RGB;
+        jpeg_start_decompress(&image);
+        /* Colour is interpolated between pixels: the nearest block beyond an edge is needed, too. */
+        JDIMENSION margin = DCTSIZE * image.max_h_samp_factor, first = left > margin ? left - margin : 0;
+        JDIMENSION end = right + margin < image.output_width ? right + margin : image.output_width;
+        JDIMENSION width = end - first, bytes = 3 * (right - left);
+        jpeg_crop_scanline(&image, &first, &width);
+        jpeg_skip_scanlines(&image, top);
+        for (; top < bottom; top++, out += bytes) {
+            jpeg_read_scanlines(&image, &row, 1);
+            memcpy(out, row + 3 * (left - first), bytes);
+        }
+    }
+    jpeg_destroy_decompress(&image);
+    return failed;
+}
