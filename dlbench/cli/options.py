@@ -441,8 +441,6 @@ def require_data(plans: list[RunPlan]) -> None:
 
     Raises `UserError`: the path does not exist or cannot be read, or the ranks would refuse what is there.
     """
-    from dlbench.datasets.splits import validation_folder
-
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
         _require_path(source, "data.source", "; give --data a path, or `synthetic`")
     for plan in plans:
@@ -457,6 +455,8 @@ def require_data(plans: list[RunPlan]) -> None:
             require_weights(Path(path), plan.workload.model)
         if plan.measure.until != "quality":
             continue
+        from dlbench.datasets.splits import validation_folder
+
         if data.validation is not None:
             _require_path(data.validation, "data.validation", "")
         elif validation_folder(Path(data.source)) is None:
@@ -472,8 +472,6 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
 
     Raises `UserError`: a data set is of another kind than its workload's, does not fit the model, or is too small.
     """
-    from dlbench.datasets.recognition import require_fitting
-
     seen = set()
     for plan in plans:
         evaluated = plan.measure.until == "quality"
@@ -481,6 +479,8 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
         if plan.workload.data.is_synthetic or wanted in seen:
             continue
         seen.add(wanted)
+        from dlbench.datasets.recognition import require_fitting
+
         if not require_fitting(plan.workload, ranks=plan.layout.ranks, evaluated=evaluated):
             click.echo(f"note: {plan.workload.data.source} does not answer: not looked at before the run", err=True)
             return

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dlbench import process_tree
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, RunError
@@ -27,16 +28,17 @@ from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, 
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
 from dlbench.machine.gpus import hidden_gpus
 from dlbench.machine.memory import MemoryKills
-from dlbench.records.comm import read_launched
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
 from dlbench.records.job import killed_by_signal
-from dlbench.records.record import QualityResult
-from dlbench.records.scan import LaunchedRun, Run
 from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, write_failure
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now
+
+if TYPE_CHECKING:  # What reads runs is imported when the first has ended: none of it starts ranks.
+    from dlbench.records.record import QualityResult
+    from dlbench.records.scan import LaunchedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,9 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
     `ending`: how the process ended that failed first; None if none did. `stopped`: processes of this machine that were
     stopped when it did. `given_up`: why the launcher ended ranks that would not have ended; empty if it did not.
     """
+    from dlbench.records.comm import read_launched
+    from dlbench.records.scan import Run
+
     if became := what_became(folder):
         detail = f"{folder.path} {became} while the run went on: its ranks were ended, and it has no result"
         return Outcome(exit_code=ExitCode.RUN_FAILED, detail=detail)

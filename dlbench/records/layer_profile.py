@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlbench.errors import DlbenchError, UserError
 from dlbench.lazy import np
-from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run, read_run
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.workload import PacedLayer, PacedModel
 from dlbench.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:  # imported where a run is read: `dlbench run` asks this of every plan
+    from dlbench.records.scan import Run
 
 
 def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
@@ -22,6 +24,8 @@ def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
     model = plan.workload.model
     if not isinstance(model, PacedModel) or model.layers_from is None:
         return plan, None
+    from dlbench.records.scan import read_run
+
     key, path = f"model.layers_from {model.layers_from}", Path(model.layers_from)
     try:
         run = read_run(path.parent if path.is_file() else path)
@@ -59,6 +63,8 @@ def _layers(run: Run) -> tuple[PacedLayer, ...]:
     ready = [0.0, *(one.ready_s for one in gradients)]
     ready[-1] = max(ready[-1], exchange.backward_s or 0.0)  # what backward does after its last gradient delays it here
     passes = [after - before for before, after in pairwise(ready)]
+    from dlbench.records.rows.steps import read_steps
+
     steps = read_steps(run.folder.steps(0)).measured
     # Gradients are ready in the last part of a batch; the forward phase is that of all parts.
     part = train.batch_per_rank / train.gradient_accumulation

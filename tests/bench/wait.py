@@ -41,8 +41,10 @@ def _python(*words: str, environment: Mapping[str, str] | None = None) -> tuple[
     return took_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def _run(workload: str, repeats: int, folder: str) -> list[tuple[float, float]]:
-    """For each run in order: start of its first measured and end of its last step, seconds after `dlbench run`."""
+def _run(workload: str, repeats: int, folder: str) -> list[tuple[float, float, float]]:
+    """For each run in order: start of its first step and of its first measured one, end of its last, seconds after
+    `dlbench run`.
+    """
     began = time.monotonic_ns()
     words = ["-m", "dlbench", "run", workload, "--preset", "ci", "--data", "synthetic", "--out", folder]
     _python(*words, "--repeats", str(repeats), "--set", "measure.measured_steps=2", "--no-progress")
@@ -50,26 +52,28 @@ def _run(workload: str, repeats: int, folder: str) -> list[tuple[float, float]]:
     for run in scan(Path(folder)).runs:
         steps = read_steps(run.folder.steps(0))
         ended = int(steps.steps["start_ns"][-1] + steps.steps["step_ns"][-1])
-        times.append(((int(steps.measured["start_ns"][0]) - began) / 1e9, (ended - began) / 1e9))
+        starts = (int(rows["start_ns"][0]) for rows in (steps.steps, steps.measured))
+        first, measured, last = ((at - began) / 1e9 for at in (*starts, ended))
+        times.append((first, measured, last))
     return sorted(times)
 
 
-def _figure(name: str, values: list[float], goal: float | None) -> Figure:
+def _figure(name: str, values: list[float], goal: float | None, why_none: str = "the limit of the next") -> Figure:
     value, low, high = median_interval(values)
     met = None if goal is None or low <= goal < high else high <= goal
-    text = "none: the limit of the next" if goal is None else f"at most {goal:g}"
+    text = f"none: {why_none}" if goal is None else f"at most {goal:g}"
     return Figure(name=name, value=value, low=low, high=high, n=len(values), unit="s", goal=text, met=met)
 
 
 def first_step() -> Iterator[Figure]:
     """Seconds from `dlbench run` to the first measured step, warm-up included; and what of it is importing."""
-    waits: dict[str, list[float]] = {workload: [] for workload in WORKLOADS}
+    waits: dict[str, list[tuple[float, float, float]]] = {workload: [] for workload in WORKLOADS}
     torch_alone, torch_cpu, rank_cpu = [], [], []
     _python("-c", RANK)  # bytecode, and the page cache
     for _ in range(REPEATS):
         for workload in WORKLOADS:
             with tempfile.TemporaryDirectory() as folder:
-                waits[workload].append(_run(workload, 1, folder)[0][0])
+                waits[workload].append(_run(workload, 1, folder)[0])
         wall, cpu = _python("-c", "import torch")
         torch_alone.append(wall)
         torch_cpu.append(cpu)
@@ -77,15 +81,18 @@ def first_step() -> Iterator[Figure]:
     yield _figure("wait: import torch alone", torch_alone, None)
     yield _figure("wait: import torch alone, CPU time", torch_cpu, None)
     yield _figure("wait: all that a rank of Horovod imports, CPU time", rank_cpu, GOAL_IMPORT_S)
-    for workload, values in waits.items():
-        yield _figure(f"wait: dlbench run {workload} to the first measured step, ci, 1 rank", values, GOAL_S)
+    for workload, times in waits.items():
+        measured = [at for _, at, _ in times]
+        yield _figure(f"wait: dlbench run {workload} to the first measured step, ci, 1 rank", measured, GOAL_S)
+        warmup = [at - first for first, at, _ in times]
+        yield _figure(f"wait: of it, {workload}'s warm-up steps", warmup, None, "part of the protocol")
 
 
 def series() -> Iterator[Figure]:
     """From the last step of a run to the first measured one of the next."""
     with tempfile.TemporaryDirectory() as folder:
         times = _run("bert", RUNS, folder)
-    gaps = [begun - ended for (begun, _), (_, ended) in zip(times[1:], times, strict=False)]
+    gaps = [begun - ended for (_, begun, _), (_, _, ended) in zip(times[1:], times, strict=False)]
     yield _figure(f"wait: between the runs of a series of {RUNS}, BERT ci, 1 rank", gaps, GOAL_S)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from dlbench import bundled
 from dlbench.errors import UserError
+from dlbench.specs import files
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.expand import expand
 from dlbench.specs.files import MAX_BYTES, MAX_DEPTH, available, find, parse_yaml, read_yaml
@@ -492,6 +493,22 @@ def test_yaml_that_no_file_could_hold() -> None:
     first["a"]["b"].append(2)
     assert parse_yaml("a: {b: [1]}", "o") == {"a": {"b": [1]}}  # whatever became of what was read before
     assert parse_yaml('"\\U0001F600"', "o") == "\N{GRINNING FACE}"
+
+
+def test_a_file_is_parsed_once_for_each_of_its_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file held is kept for later commands, by its text: an edited one is parsed anew."""
+    monkeypatch.setenv("DLBENCH_CACHE", str(tmp_path / "cache"))
+    file, parsed = tmp_path / "mine.yaml", []
+    monkeypatch.setattr(files, "parse_yaml", lambda text, origin: parsed.append(text) or parse_yaml(text, origin))
+    wanted = {"a": {"b": [True, 1, 1.5, None, "é"]}}
+    for text in ("a: {b: [true, 1, 1.5, null, é]}", "a: 1"):
+        file.write_text(text, encoding="utf-8")
+        assert read_yaml(file) == read_yaml(file) == (wanted if text != "a: 1" else {"a": 1})
+    assert parsed == ["a: {b: [true, 1, 1.5, null, é]}", "a: 1"]
+    file.write_text("a: 2024-05-01", encoding="utf-8")
+    assert read_yaml(file) == read_yaml(file) == {"a": date(2024, 5, 1)}  # JSON has none: parsed each time
+    file.write_text("a: *b", encoding="utf-8")
+    assert read_refusal(file) == read_refusal(file)
 
 
 def test_what_yaml_1_2_reads(tmp_path: Path) -> None:

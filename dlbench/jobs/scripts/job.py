@@ -11,14 +11,16 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import jinja2
+from typing import TYPE_CHECKING
 
 from dlbench import bundled
 from dlbench.jobs.scripts import containers
 from dlbench.specs.container import ImageSpec
 from dlbench.specs.launch import OF_SRUN, SlurmSpec
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
+
+if TYPE_CHECKING:
+    import jinja2
 
 IMAGES_FOLDER = "dlbench_images"
 """The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
@@ -67,6 +69,8 @@ def render(template: str, **values: object) -> str:
 
 @functools.cache
 def _environment(folder: Path) -> jinja2.Environment:
+    import jinja2  # ranks that start without a script need none
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
