@@ -162,7 +162,10 @@ def horovod(rebuild: bool, source: Path | None) -> None:
 
 @setup.command()
 def images() -> None:
-    """Build what decodes no more of a JPEG than a crop needs, by a C compiler and jpeglib.h; no pixel changes."""
+    """Build the decoder of a JPEG's cropped part alone, with the same pixels. Kept in DLBENCH_CACHE.
+
+    Needs a C compiler and libjpeg-turbo's header (Debian: libjpeg-dev), on compute nodes its library.
+    """
     from dlbench.datasets.images.jpeg_decode import build_region
 
     click.echo(build_region())

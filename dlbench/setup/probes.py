@@ -58,6 +58,7 @@ def examine() -> list[Finding]:
         _nvml(),
         _packages("Analysis", ("numpy", "pandas", "altair", "vl-convert-python"), "dlbench report", "analysis"),
         _packages("Data", ("h5py", "simplejpeg", "pillow", "tokenizers"), "training on files", "data"),
+        _crops(),
         _packages("TFRecord", ("google-crc32c",), "data sets in TFRecord files", "data"),
         fast if fast.state == "ok" else replace(fast, detail=f"{fast.detail}; zlib is used instead, slower"),
         _packages("Checkpoints", ("safetensors",), "training and its checkpoints (compute nodes)", "node"),
@@ -294,6 +295,16 @@ def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str)
     if missing:
         return Finding(name, "absent", f"missing: {', '.join(missing)}", f"pip install 'dlbench[{extra}]'", needed_for)
     return Finding(name, "ok", ", ".join(f"{p} {_version(p)}" for p in packages))
+
+
+def _crops() -> Finding:
+    answer = ask(
+        "import json, sys; from dlbench.datasets.images.jpeg_decode import region_function; decode, told ="
+        " region_function(); print(json.dumps({'told': told})) if decode else sys.exit(told)"
+    )
+    if isinstance(answer, str):
+        return Finding("Crops of JPEGs", "absent", answer, "dlbench setup images", "training on images at full speed")
+    return Finding("Crops of JPEGs", "ok", answer["told"])
 
 
 def _scratch() -> Iterable[Finding]:

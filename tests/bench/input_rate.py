@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dlbench.datasets.images.image_set import open_image_set
-from dlbench.datasets.images.jpeg_decode import build_region, decoder, inspect
+from dlbench.datasets.images.jpeg_decode import build_region, inspect, region_function
 from dlbench.datasets.making.image_recipes import PhotoRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.volumes import index_density
@@ -91,7 +91,7 @@ def _images_of_one_core(tree: Path) -> Iterator[Figure]:
     speeds = _cpu_speeds(loops, IMAGES)
     what = f"input, images 500x375 to {SIZE}, one core"
     yield from _rates(speeds, what, CPU_RATE)
-    yield replace(_ratio(speeds, "reader", "bare loop", what, 0.9), reason=decoder())
+    yield replace(_ratio(speeds, "reader", "bare loop", what, 0.9), reason=region_function()[1])
     yield _ratio(speeds, "reader", "bare loop, decode full", what)
     yield _ratio(speeds, "reader", "reader, decode full", what)
 
@@ -194,7 +194,7 @@ def _images_of_one_process(tree: Path) -> Iterator[Figure]:
         torch.set_num_threads(threads)
     what = f"input, images 500x375 to {SIZE}, one loader process"
     yield from _rates(speeds, what, CPU_RATE)
-    yield replace(_ratio(speeds, "reader", name, what, 2.5), reason=decoder())
+    yield replace(_ratio(speeds, "reader", name, what, 2.5), reason=region_function()[1])
     # What no reader of these images with this decoder can pass.
     yield _ratio(speeds, "bare loop", name, what)
 

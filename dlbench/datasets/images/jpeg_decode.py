@@ -6,15 +6,18 @@ would be shrunk anyway. Other ratios exist, but libjpeg-turbo has fast code for 
 
 Of a wanted part no more is decoded than it needs, where `dlbench setup images` has built a function in C for that:
 `jpeg_crop_scanline` and `jpeg_skip_scanlines` (libjpeg-turbo, `libjpeg.txt`, "Partial image decompression") leave out
-all but the codes above and beside it, and no Python library passes them on. Where a code ends is known only when it is.
+all but the codes above and beside it, of which only decoding finds the end. No Python library passes them on.
 """
 
 from __future__ import annotations
 
 import ctypes
 import io
+import os
 import platform
+import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +27,7 @@ from dlbench.cache import cache_folder
 from dlbench.errors import EnvironmentLacksError
 from dlbench.lazy import np
 from dlbench.opening import file_sha256
+from dlbench.units import utf8_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,52 +61,61 @@ def _pillow() -> Any:
     return Image
 
 
-def decoder() -> str:
-    """Which library decodes JPEGs here: `simplejpeg`, with libjpeg-turbo's own for crops, or `Pillow`."""
-    if _simplejpeg() is None:
-        return "Pillow"
-    return "simplejpeg, crops by libjpeg-turbo" if region_function() else "simplejpeg, before `dlbench setup images`"
-
-
 def _library() -> Path:
     return cache_folder() / "jpeg" / f"{file_sha256(_SOURCE)[:16]}-{platform.machine()}.so"
 
 
 @cache
-def region_function() -> Any | None:
-    """The function in C; None where it is not built, or the library that it needs is not here."""
+def region_function() -> tuple[Any | None, str]:
+    """The function in C, None where crops are cut from whole images; and which library decodes, in words.
+
+    It is tried in each process: machines that share a home, and so the cache, may differ in their libjpeg.
+    """
+    if _simplejpeg() is None:
+        return None, "Pillow"
     try:
-        found = ctypes.CDLL(str(_library())).dlbench_region
-    except (OSError, RuntimeError):
-        return None
+        if (path := _library()).exists():
+            return _tried(path), "simplejpeg, crops by libjpeg-turbo"
+    except (OSError, RuntimeError) as error:
+        return None, f"simplejpeg, decoder of crops cannot be used ({utf8_text(str(error))})"
+    return None, "simplejpeg, before `dlbench setup images`"
+
+
+def _tried(path: Path) -> Any:
+    """The function of a library. Raises OSError: it cannot be loaded, or changes pixels."""
+    library: Any = _simplejpeg()
+    found = ctypes.CDLL(str(path)).dlbench_region
     found.argtypes = [ctypes.c_void_p, ctypes.c_ulong, *[ctypes.c_uint] * 5, ctypes.c_void_p, ctypes.c_void_p]
+    noise = np.random.default_rng(0).integers(0, 256, (48, 200, 3), np.uint8)
+    for colours in ("444", "422", "420", "440", "Gray"):
+        encoded = inspect(library.encode_jpeg(noise, colorsubsampling=colours))
+        for factor in FACTORS:
+            left, top, right, bottom = box = (150 // factor, 20 // factor, 168 // factor, 40 // factor)
+            part = encoded.region(found, factor, box)
+            if part is None or not np.array_equal(part, encoded.pixels(factor)[0][top:bottom, left:right]):
+                raise OSError(f"its pixels are not simplejpeg's, {colours} at 1/{factor}")
     return found
 
 
 def build_region() -> Path:
-    """Builds the function in C, and tries it. Raises EnvironmentLacksError: something that it needs is missing."""
-    if (library := _simplejpeg()) is None:
+    """Builds the function in C apart from others, and tries it there. Raises EnvironmentLacksError: something lacks."""
+    if _simplejpeg() is None:
         raise EnvironmentLacksError("simplejpeg is not installed; pip install 'dlbench[data]'")
     path = _library()
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    try:
+    with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:  # NFS keeps what is loaded
+        part, english = Path(folder) / path.name, {**os.environ, "LC_ALL": "C"}
         command = ("cc", "-O2", "-shared", "-fPIC", "-o", str(part), str(_SOURCE), "-ljpeg")
-        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = next((line for line in getattr(error, "stderr", "").splitlines() if "error" in line), str(error))
-        raise EnvironmentLacksError(
-            f"what decodes crops of JPEGs cannot be built ({reason}): install a C compiler and libjpeg-turbo's header"
-        ) from None
-    part.replace(path)
+        try:
+            subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, env=english)
+            _tried(part)
+            part.replace(path)
+        except (OSError, subprocess.CalledProcessError) as error:
+            line = re.search(".*(error:|cannot find).*", getattr(error, "stderr", ""))
+            reason = error if line is None else line[0]
+            told = "install a C compiler and libjpeg-turbo's header, 2.0.6 or newer (Debian: libjpeg-dev)"
+            raise EnvironmentLacksError(f"what decodes crops of JPEGs cannot be built ({reason}): {told}") from None
     region_function.cache_clear()
-    tried = inspect(library.encode_jpeg(np.random.default_rng(0).integers(0, 256, (75, 90, 3), np.uint8)))
-    pixels = tried.pixels(1, (20, 20, 60, 60))[0]
-    if pixels.base is not None or not np.array_equal(pixels, tried.pixels()[0][20:60, 20:60]):  # a view: not its own
-        path.unlink()
-        raise EnvironmentLacksError(
-            "crops of JPEGs by this machine's libjpeg are not simplejpeg's: install libjpeg-turbo"
-        )
     return path
 
 
@@ -127,15 +140,21 @@ class Encoded:
         wrong may not be; None: all are.
         Raises ValueError: it is truncated or damaged.
         """
-        decode = region_function() if part is not None and self.fast else None
-        left, top, right, bottom = part or (0, 0, -(-self.width // factor), -(-self.height // factor))
-        if decode is not None and self.data.find(_END, max(0, len(self.data) - _TAIL)) >= 0:
-            cut, row = np.empty((bottom - top, right - left, 3), np.uint8), np.empty(3 * self.width, np.uint8)
-            address, size = np.frombuffer(self.data, np.uint8).ctypes.data, len(self.data)
-            if not decode(address, size, factor, left, top, right, bottom, cut.ctypes.data, row.ctypes.data):
-                return cut, self._remark  # otherwise the whole is decoded, which says what is wrong
+        decode = region_function()[0] if part is not None and self.fast else None
+        left, top, right, bottom = box = part or (0, 0, -(-self.width // factor), -(-self.height // factor))
+        if decode is not None and (cut := self.region(decode, factor, box)) is not None:
+            return cut, self._remark
         pixels, remark = self._by_simplejpeg(factor) if self.fast else self._by_pillow(factor)
         return pixels[top:bottom, left:right], remark
+
+    def region(self, decode: Any, factor: int, part: Box) -> NDArray[np.uint8] | None:
+        """Such pixels by the function in C; None: it is progressive, or damaged, of which the whole says what it is."""
+        if self.data.find(_END, max(0, len(self.data) - _TAIL)) < 0:
+            return None
+        left, top, right, bottom = part
+        cut, row = np.empty((bottom - top, right - left, 3), np.uint8), np.empty(3 * self.width, np.uint8)
+        address, size = np.frombuffer(self.data, np.uint8).ctypes.data, len(self.data)
+        return None if decode(address, size, factor, *part, cut.ctypes.data, row.ctypes.data) else cut
 
     @property
     def _remark(self) -> str | None:

@@ -3,6 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <jpeglib.h>
+#if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000006
+#error libjpeg-turbo 2.0.6 or newer is needed: older ones crop to other pixels (its ChangeLog, 2.0.0 to 2.0.6)
+#endif
 
 struct errors {
     struct jpeg_error_mgr base;
@@ -14,7 +17,7 @@ static void give_up(j_common_ptr image) { longjmp(((struct errors *)image->err)-
 static void warn(j_common_ptr image, int level) { if (level < 0) give_up(image); }
 
 /* The image is decoded `factor` times smaller; the part is of that. Its rows go to `out` one behind another; `row` has
-   room for three bytes for each pixel of a row. Returns whether the image is damaged. */
+   room for three bytes for each pixel of a row. Returns whether the whole must be decoded: damaged, or progressive. */
 int dlbench_region(const unsigned char *data, unsigned long size, unsigned factor, unsigned left, unsigned top,
                    unsigned right, unsigned bottom, unsigned char *out, unsigned char *row) {
     struct jpeg_decompress_struct image = {0};
@@ -22,11 +25,13 @@ int dlbench_region(const unsigned char *data, unsigned long size, unsigned facto
     image.err = jpeg_std_error(&errors.base);
     errors.base.error_exit = give_up;
     errors.base.emit_message = warn;
-    int failed = setjmp(errors.back);
-    if (!failed) {
+    volatile int failed = 1;
+    if (!setjmp(errors.back)) {
         jpeg_create_decompress(&image);
         jpeg_mem_src(&image, data, size);
         jpeg_read_header(&image, TRUE);
+        /* All codes of all scans would be read; and where scans are missing, smoothing of blocks differs in a crop. */
+        if (jpeg_has_multiple_scans(&image)) give_up((j_common_ptr)&image);
         image.scale_denom = factor;
         image.out_color_space = JCS_RGB;
         jpeg_start_decompress(&image);
@@ -40,6 +45,7 @@ int dlbench_region(const unsigned char *data, unsigned long size, unsigned facto
             jpeg_read_scanlines(&image, &row, 1);
             memcpy(out, row + 3 * (left - first), bytes);
         }
+        failed = 0;
     }
     jpeg_destroy_decompress(&image);
     return failed;

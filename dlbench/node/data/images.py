@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from dlbench.datasets.images.image_set import JpegTree, open_image_set
-from dlbench.datasets.images.jpeg_decode import FACTORS, Box, Decoding, decode, decoder, inspect
+from dlbench.datasets.images.jpeg_decode import FACTORS, Box, Decoding, decode, inspect, region_function
 from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -224,7 +224,8 @@ class JpegReader(SampleReader):
         return self._images.files()
 
     def describe(self) -> dict[str, object]:
-        is_region = self._training and self._decoding == "region" and decoder() != "Pillow"
+        is_region, (crops, decoder) = self._training and self._decoding == "region", region_function()
+        decoded = "crops, progressive files whole" if is_region and crops else "whole images"
         return {
             "kind": self._images.kind,
             "path": path_text(self._images.root),
@@ -232,8 +233,9 @@ class JpegReader(SampleReader):
             "index_sha256": self._images.sha256,
             "names_from": self._images.names_from,
             "remarks": [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in self._images.remarks],
-            "decoder": decoder(),
-            "decode": "region" if is_region else "full",
+            "decoder": decoder,
+            "decode": "region" if is_region and decoder != "Pillow" else "full",
+            "decoded": decoded + ", at a smaller scale where that is enough" * is_region,
         }
 
     def close(self) -> None:
@@ -274,7 +276,8 @@ class EncodedReader(JpegReader):
 
     def describe(self) -> dict[str, object]:
         version = getattr(nvimagecodec(), "__version__", "unknown")
-        return {**super().describe(), "decoder": f"{NAME} {version}", "decode": self._decoding}
+        decoded = "crops" if self._decoding == "region" else "whole images"
+        return {**super().describe(), "decoder": f"{NAME} {version}", "decode": self._decoding, "decoded": decoded}
 
 
 def nvimagecodec() -> Any:

@@ -162,8 +162,8 @@ class RankReading:
         self._cache: NodeCache | None = None
         self._states: dict[int, CacheState] = {}  # by epoch
         self._batches_per_epoch = 0
-        self._names_from = ""
-        self._decode: object = None  # what of a JPEG is decoded; None where the samples are none
+        self._described: dict[str, object] = {}  # of the reader
+        self._decoders: dict[str, int] = {}  # of images, each with the first rank that has it
         self.readers = Readers(0, 0)  # what reads; from `settle` on
 
     def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
@@ -173,8 +173,11 @@ class RankReading:
         """
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
-        counts = self._ranks.gather(not files or counts_reads(files[0]))
+        self._described = reader.describe()
+        mine = [not files or counts_reads(files[0]), str(self._described.get("decoder"))]
+        counts, decoders = zip(*self._ranks.gather(mine), strict=True)
         self._counts, self._kept = all(counts), training_cores(self._device, len(counts))
+        self._decoders = {decoder: decoders.index(decoder) for decoder in decoders}
         self._cache = cache = NodeCache(files, data.cache, acts=self._acts, ranks=self._ranks, beat=self._beat)
         first = order.position(0).epoch
         state = cache.settle()
@@ -183,9 +186,6 @@ class RankReading:
             if data.cache == "cold":
                 state = cache.settle()  # what the trials read is cached now
         self._states[first] = state
-        described = reader.describe()
-        self._decode, self._names_from = described.get("decode"), str(described.get("names_from"))
-        self._decoder = described.get("decoder")
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
 
@@ -247,9 +247,9 @@ class RankReading:
             found.append(_measured("data.loader_workers", self._choice.of_workers, self._choice.again, limit))
         if self._choice is not None and data.prefetch_batches == "auto":
             found.append(_measured("data.prefetch_batches", self._choice.of_prefetch, self._choice.again))
-        if self._decode is not None:
-            how = f"decoder: {self._decoder}"
-            found.append(Setting(key="data.decode", requested=data.decode, effective=str(self._decode), evidence=how))
+        if (decode := self._described.get("decode")) is not None:
+            how = f"decoded: {self._described['decoded']}; decoder: {self._described['decoder']}"
+            found.append(Setting(key="data.decode", requested=data.decode, effective=str(decode), evidence=how))
         if data.cache != "any":
             states = list(self._states.values())
             bad = next((state for state in states if not state.in_force), None)
@@ -264,8 +264,11 @@ class RankReading:
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:
             warnings.append(f"data.cache {self._data.cache}: whether it was in force is not known: {unknown.summary}")
-        if ": " in self._names_from:
-            warnings.append(f"names of files are from {self._names_from}; `dlbench data index` makes it anew")
+        if ": " in (names_from := str(self._described.get("names_from"))):
+            warnings.append(f"names of files are from {names_from}; `dlbench data index` makes it anew")
+        if len(self._decoders) > 1:
+            told = "; ".join(f"rank {rank}: {decoder}" for decoder, rank in self._decoders.items())
+            warnings.append(f"not all ranks decode images alike, and some may be slower than others: {told}")
         workers, left = self.readers.loader_workers, self._training_cores
         if workers and left is not None and self._kept is not None and left < self._kept:
             lower = "" if self._data.loader_workers == "auto" else ", or lower data.loader_workers"

@@ -280,6 +280,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "DROP_CACHES", tmp_path / "not there" / "drop_caches")
 
 
+def test_ranks_that_decode_unlike_are_told(tmp_path: Path) -> None:
+    unlike = Alone(lambda value: [value, [True, "Pillow"] if len(value) == 2 else value])
+    spec = ImageData(format="images", source=str(tmp_path), loader_workers=0)
+    reading = RankReading(spec, cores=1, is_node_first=True, ranks=unlike, device=CPU)
+    reading.settle(Files(tmp_path / "set"), order_of(), 4)
+    assert [told.rpartition(": rank")[2] for told in reading.warnings()] == [" 0: None; rank 1: Pillow"]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.usefixtures("own_cache")
 def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, workers: int) -> None:
