@@ -463,12 +463,11 @@ class History:
         self._save(rows, gone)
 
     def _load(self) -> None:
-        # Entries stay, in no circles: collecting meanwhile, and looking at all of them later, takes a sixth of a page.
+        # Entries stay, in no circles: collecting meanwhile takes a sixth of a page.
         is_collecting = gc.isenabled()
         gc.disable()
         try:
             self._set(self._index.read())
-            gc.freeze()
         except IndexDamagedError as error:
             self.notify(f"{error}; the index is made anew")
             self._set({})

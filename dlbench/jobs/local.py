@@ -36,7 +36,7 @@ from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now
 
-if TYPE_CHECKING:  # What reads runs is imported when the first has ended: none of it starts ranks.
+if TYPE_CHECKING:  # What reads runs is imported when the ranks have started: none of it starts them.
     from dlbench.records.record import QualityResult
     from dlbench.records.scan import LaunchedRun
 
@@ -323,6 +323,10 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
 
         try:
             _start(ranks, plan, folder, environment, token)
+            # For `verdict`: now, as no rank waits for it, not hours later, when the installation may be another.
+            import dlbench.records.comm
+            import dlbench.records.scan  # noqa: F401
+
             ranks.wait(check, lambda: not what_became(folder) and not hang.reason())
         except KeyboardInterrupt:
             ranks.end(interruption.is_repeated)

@@ -112,9 +112,9 @@ def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elem
     The optimum of a pipeline of this many links is sqrt((links - 1) n beta / alpha) chunks of a message of n bytes. As
     alpha and beta are not known here, the time of `CHUNK_ELEMENTS` elements is taken for a start-up; the number is
     rounded down to a power of two, and at most `MOST_CHUNKS`. It depends on these arguments alone: all ranks cut alike.
-    Of hierarchical only the time inside groups, of the first chunk and the last, is left to save. It is taken for half
-    of that between them, and the number rounded to the nearest power, the one below the root of twice as much: too few
-    chunks cost more than too many.
+    Of hierarchical only the time inside groups, of the first chunk and the last, is left to save: half a message, if
+    inside takes half as long as between. Too few chunks cost more than too many, so there the number is rounded to the
+    nearest power, which is the power below sqrt(2) times as much: the half and the two leave `elements` as it is.
     """
     ranks = layout.ranks
     if (collective, algorithm) == ("allreduce", "hierarchical") and 1 < layout.group_size < ranks:

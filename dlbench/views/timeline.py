@@ -11,7 +11,14 @@ from typing import Any
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_means import COUNTERS, NodeTelemetry
-from dlbench.analysis.telemetry.node_samples import Interval, NodeSamples, NodeStages, node_stages, read_node
+from dlbench.analysis.telemetry.node_samples import (
+    Interval,
+    NodeSamples,
+    NodeStages,
+    every_field,
+    node_stages,
+    read_node,
+)
 from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.analysis.telemetry.throttling import computes_on_gpu, gpus_of_ranks
 from dlbench.errors import IncompleteDataError
@@ -273,7 +280,7 @@ def _lanes(run: Run, reading: MachineReading) -> list[_Lane]:
     lanes: list[_Lane] = []
     spare: list[_Lane] = []
     for node in list(dict.fromkeys([ranked[0].node_rank, *spread]))[:MAX_LANES]:
-        samples, stages = read_node(run, node, lambda name: True), node_stages(run, node)
+        samples, stages = read_node(run, node, every_field), node_stages(run, node)
         gpus = gpus_of_ranks(run, samples).gpus if computes_on_gpu(run, node) else ()
         worst = worst_throttled(summaries[node], gpus)
         first = worst[1] if worst is not None and worst[0] > 0 else next(iter(gpus), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -495,20 +495,28 @@ def test_yaml_that_no_file_could_hold() -> None:
     assert parse_yaml('"\\U0001F600"', "o") == "\N{GRINNING FACE}"
 
 
-def test_a_file_is_parsed_once_for_each_of_its_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a file held is kept for later commands, by its text: an edited one is parsed anew."""
+def test_bundled_files_alone_are_kept_as_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their text, so that an edited one is parsed anew. A file of a user's may hold what is secret."""
     monkeypatch.setenv("DLBENCH_CACHE", str(tmp_path / "cache"))
-    file, parsed = tmp_path / "mine.yaml", []
+    parsed: list[str] = []
     monkeypatch.setattr(files, "parse_yaml", lambda text, origin: parsed.append(text) or parse_yaml(text, origin))
-    wanted = {"a": {"b": [True, 1, 1.5, None, "é"]}}
-    for text in ("a: {b: [true, 1, 1.5, null, é]}", "a: 1"):
-        file.write_text(text, encoding="utf-8")
-        assert read_yaml(file) == read_yaml(file) == (wanted if text != "a: 1" else {"a": 1})
-    assert parsed == ["a: {b: [true, 1, 1.5, null, é]}", "a: 1"]
-    file.write_text("a: 2024-05-01", encoding="utf-8")
-    assert read_yaml(file) == read_yaml(file) == {"a": date(2024, 5, 1)}  # JSON has none: parsed each time
-    file.write_text("a: *b", encoding="utf-8")
-    assert read_refusal(file) == read_refusal(file)
+    for kind in ("workloads", "systems"):
+        for file in bundled.folder(kind).glob("*.yaml"):
+            parsed.clear()
+            assert read_yaml(file) == read_yaml(file) == parse_yaml(file.read_text(encoding="utf-8"), "o")
+            assert len(parsed) == 1
+    monkeypatch.setattr(bundled, "folder", lambda kind: tmp_path)
+    mine = tmp_path / "mine.yaml"
+    for text, value in (("a: 1", 1), ("a: [true, 1.5, null, é]", [True, 1.5, None, "é"])):
+        mine.write_text(text, encoding="utf-8")
+        assert read_yaml(mine) == read_yaml(mine) == {"a": value}
+    mine.write_text("a: *b", encoding="utf-8")
+    assert read_refusal(mine) == read_refusal(mine)
+    monkeypatch.undo()
+    monkeypatch.setenv("DLBENCH_CACHE", str(tmp_path / "none"))
+    mine.write_text("token: secret", encoding="utf-8")
+    assert read_yaml(mine) == {"token": "secret"}
+    assert not (tmp_path / "none").exists()
 
 
 def test_what_yaml_1_2_reads(tmp_path: Path) -> None:

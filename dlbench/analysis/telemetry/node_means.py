@@ -11,6 +11,7 @@ from dlbench.analysis.telemetry.node_samples import (
     Interval,
     NodeReader,
     NodeSamples,
+    every_field,
     measured_window,
     nodes_of,
     read_node,
@@ -75,12 +76,8 @@ def node_telemetry(
         if reason:
             why[f"node {node}"] = reason
         else:
-            found.append(_node(read(run, node, _always), measured_window(run, node), wanted))
+            found.append(_node(read(run, node, every_field), measured_window(run, node), wanted))
     return found, why
-
-
-def _always(name: str) -> bool:
-    return True
 
 
 def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool]) -> NodeTelemetry:

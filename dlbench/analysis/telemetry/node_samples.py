@@ -89,6 +89,11 @@ def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples
     )
 
 
+def every_field(name: str) -> bool:
+    """For readers that want all fields of a node."""
+    return True
+
+
 @lru_cache(maxsize=16)
 def _wanted(names: tuple[str, ...], wanted: Callable[[str], bool]) -> tuple[str, ...]:
     """Of the fields of a node, which are mostly those of the node before."""

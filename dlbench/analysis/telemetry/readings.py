@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import RunEnergy, run_energy
 from dlbench.analysis.telemetry.node_means import NodeTelemetry, node_telemetry
-from dlbench.analysis.telemetry.node_samples import NodeSamples, nodes_of, read_node
+from dlbench.analysis.telemetry.node_samples import NodeSamples, every_field, nodes_of, read_node
 from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import Run
 
@@ -75,7 +75,7 @@ class _Shared:
 
     def __call__(self, run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
         if node not in self.held:
-            self.held[node] = read_node(run, node, lambda name: True)
+            self.held[node] = read_node(run, node, every_field)
         return self.held[node]
 
 

@@ -245,10 +245,12 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.shared.add(number)
         return func(*args, **(kwargs or {}))
 
-    def save(self, tensor: torch.Tensor) -> None:
+    def save(self, tensor: torch.Tensor) -> torch.Tensor:
         """Autograd does; before the chain that may be what becomes the first unit's input."""
+        saved = tensor if tensor.grad_fn is None else tensor.detach()
         if not self.boundaries and tensor.layout is torch.strided:
-            self.held.append(tensor.detach())
+            self.held.append(saved)
+        return saved
 
 
 def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], object]) -> set[int]:

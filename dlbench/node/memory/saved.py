@@ -271,7 +271,7 @@ class BlockBytes:
     saved_bytes: int = 0
     """What its forward pass keeps (recompute: would keep), each storage once, inner units' inputs included; without its
     own input and output, parameters and casts of them."""
-    input_bytes: int = 0  # of its input's storage; 0 for the first block
+    input_bytes: int = 0  # of its input's storage; 0 where others hold that
     input_saved: bool = False  # whether a backward pass in core needs its input
     output_bytes: int = 0
 

@@ -55,6 +55,20 @@ def test_bert_is_a_chain_of_its_layers_with_embeddings_and_heads_outside() -> No
     assert "pooler: after the chain" in cut.outside
 
 
+def test_a_network_that_asks_for_gradients_in_its_forward_pass_is_divided() -> None:
+    class Penalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.chain = nn.Linear(4, 4), nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+
+        def forward(self, given: Tensor) -> Tensor:
+            out = self.chain(self.first(given)).pow(2).sum()
+            (slope,) = torch.autograd.grad(out, self.first.weight, create_graph=True)
+            return out + slope.pow(2).sum()
+
+    assert names(cut_of(Penalised(), torch.randn(2, 4)))[-2:] == ["chain.1", "chain.2"]
+
+
 def test_looking_changes_neither_buffers_nor_random_numbers() -> None:
     task = chain_task(["linear", "norm", "dropout", "linear"])
     model = task.model()
