@@ -40,6 +40,7 @@ class Visit:
     def __init__(self, browser: Any, path: Path, anchor: str = "", **context: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
         self.page = self.context.new_page()
+        self.page.set_default_timeout(120_000)  # four times playwright's own: the machine may be busy
         self.requests: list[str] = []
         self.complaints: list[str] = []
         self.page.on("request", lambda request: self.requests.append(request.url[:200]))
