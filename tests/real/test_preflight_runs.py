@@ -59,8 +59,8 @@ def test_a_node_without_scratch_is_named_for_exclude(cli: Cli, slurm_box: Box, t
     assert "No such file" in second.problems[0]
     # All else of it works: it saw the folder, its clock is that of the first node, and sums are right.
     (rank,) = second.ranks
-    # On a busy machine the first node's address may come too late.
-    assert abs(rank.clock.offset_s) <= rank.clock.bound_s if rank.clock else "did not say within" in rank.clock_problem
+    # On a busy machine the first node's answer may come too late.
+    assert abs(rank.clock.offset_s) <= rank.clock.bound_s if rank.clock else rank.clock_problem
     exchange = {one.subject: one for one in report.job}["all-reduce"]
     assert exchange.state == "ok", exchange.found
     assert "torch-gloo" in exchange.found
