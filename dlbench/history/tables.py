@@ -30,7 +30,7 @@ from dlbench.history.report import (
 from dlbench.history.series import Change, Level, Night, Trend
 from dlbench.history.slow_months import HostCourse, HostMonth, SlowMonths
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, inline, tooltips
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Column, Sheet, columns_of, unit_cell
@@ -351,9 +351,7 @@ def series_chart(series: Trend) -> Chart:
     y = alt.Y("value:Q", title=f"{series.title.lower()}, {unit}").scale(domain=domain, nice=False, zero=False)
     base = alt.Chart(alt.InlineData(values=levels)).encode(x=_time(alt, "first"), x2="last")
     rule = base.mark_rule(color=_LEVEL_COLOUR, strokeWidth=3).encode(y=alt.Y("at_first:Q"), y2="value:Q")
-    mark = alt.Chart(alt.InlineData(values=tuple(points))).mark_point(
-        filled=True, size=18, opacity=0.75, color=MEASURED
-    )
+    mark = alt.Chart(inline(points)).mark_point(filled=True, size=18, opacity=0.75, color=MEASURED)
     tooltip = {"run:N": "run", "shown:N": "value", "time:N": "finished", "commit:N": "commit", "hosts:N": "hosts"}
     layers = [
         base.mark_rect(color=_LEVEL_COLOUR, opacity=0.3).encode(y=alt.Y("low:Q"), y2="high:Q"),

@@ -23,7 +23,7 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt, np
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish, short, tooltips
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish, inline, short, tooltips
 from dlbench.report.charts.shapes import Axis, Series, scatter
 from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
@@ -520,7 +520,7 @@ def _distribution(group: Subject, found: StepTimes) -> Chart:
     y = alt.Y("share:Q", title="share of the steps").scale(domain=[0, 100]).axis(labelExpr="datum.value + ' %'")
     scale = alt.Scale(domain=places, range=list(RANK_COLOURS[: len(places)]))
     legend = alt.Legend(orient="bottom", columns=3, symbolStrokeWidth=3, symbolOpacity=1)
-    base = alt.Chart(alt.InlineData(values=tuple(rows))).encode(
+    base = alt.Chart(inline(rows)).encode(
         y=y, color=alt.Color("place:N", title=None, sort=places, scale=scale, legend=legend)
     )
     tooltip = tooltips({"place": "at", "share:Q": "share of the steps, %", "shown": "take no longer than"})
@@ -616,7 +616,7 @@ def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
             legend=alt.Legend(orient="bottom", columns=4, titleOrient="top", titleLimit=WIDE),
         )
         tooltip = tooltips({"who": "ranks", "when": "steps", "shown": "own work over the median"})
-        cells = alt.Chart(alt.InlineData(values=tuple(rows))).mark_rect(strokeWidth=0)
+        cells = alt.Chart(inline(rows)).mark_rect(strokeWidth=0)
         layers.append(cells.encode(**ends, color=colour, tooltip=tooltip))
     note = f" {joined} neighbouring columns are drawn as one, with the larger value." if joined > 1 else ""
     slowest = max(found.rows, key=lambda row: row.mean)

@@ -25,7 +25,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Array, Flags, Times, alt, np
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS, THROTTLING_MASK, throttling_names
-from dlbench.report.charts.chart import Chart, tooltips
+from dlbench.report.charts.chart import Chart, inline, tooltips
 from dlbench.report.charts.style import MUTED, RANK_COLOURS, STAGE_COLOURS, SUBTITLE_PIXELS, si_label
 from dlbench.report.table import text_sheet
 from dlbench.report.wording import percent
@@ -483,7 +483,7 @@ def _drawn(alt: Any, panel: Panel, timeline: Timeline, ends: list[float], *, is_
     x = _x(alt, "t:Q", ends)
     for line in panel.lines:
         shown = [(t, value) for t, value in line.points if ends[0] <= t <= ends[1]]
-        data = alt.InlineData(values=tuple({"t": t, "v": value} for t, value in shown))
+        data = inline({"t": t, "v": value} for t, value in shown)
         drawn = alt.Chart(data).mark_line(strokeWidth=1.3, color=colours[line.lane])
         layers.append(drawn.encode(x=x, y=y, tooltip=tooltip))
         # Samples with a gap on either side: no line would show them.

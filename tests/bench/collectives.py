@@ -177,42 +177,27 @@ def _accuracy(runs: Sequence[CommRun]) -> Iterator[Figure]:
     for one in observations:
         repeats.setdefault((one.algorithm, one.layout, one.num_bytes), []).append(one.seconds)
     scatter = [abs(float(np.median(took)) / one - 1) for took in repeats.values() for one in took]
-    value, low, high = median_interval(scatter)
-    yield Figure(
-        name=f"|median of its repeats / measured - 1|, the same points, links at {RATE}: no prediction is better",
-        value=value,
-        low=low,
-        high=high,
-        n=len(scatter),
-        unit="median",
-        goal="told",
-    )
-    errors = np.array([abs(predicted / seen.seconds - 1) for seen, predicted in pairs])
-    value, low, high = median_interval(errors.tolist())
-    yield Figure(
-        name=f"|predicted / measured - 1|, all algorithms, sizes of 1 MiB and more, links at {RATE}",
-        value=value,
-        low=low,
-        high=high,
-        n=len(errors),
+    name = f"|median of its repeats / measured - 1|, the same points, links at {RATE}: no prediction is better"
+    yield _error(name, scatter, None)
+    yield _error(
+        f"|predicted / measured - 1|, all algorithms, sizes of 1 MiB and more, links at {RATE}",
+        [abs(predicted / seen.seconds - 1) for seen, predicted in pairs],
+        0.06,
         unit="median; fit from other sizes and rank counts",
         reason=f"in the model ranks of a node share {_shared(sharing)}",
-        goal="at most 0.06",
-        met=_at_most(low, high, 0.06),
     )
     for name in sorted({seen.algorithm for seen, _ in pairs}):
-        own = [abs(p / seen.seconds - 1) for seen, p in pairs if seen.algorithm == name]
-        value, low, high = median_interval(own)
-        yield Figure(
-            name=f"the same, {name}",
-            value=value,
-            low=low,
-            high=high,
-            n=len(own),
-            unit="median",
-            goal="at most 0.1",
-            met=_at_most(low, high, 0.1),
-        )
+        own = [abs(predicted / seen.seconds - 1) for seen, predicted in pairs if seen.algorithm == name]
+        yield _error(f"the same, {name}", own, 0.1)
+
+
+def _error(name: str, errors: Sequence[float], most: float | None, *, unit: str = "median", reason: str = "") -> Figure:
+    """The median of relative errors; `most`: its goal, None where there is none."""
+    value, low, high = median_interval(errors)
+    goal, met = ("told", None) if most is None else (f"at most {most:g}", _at_most(low, high, most))
+    return Figure(
+        name=name, value=value, low=low, high=high, n=len(errors), unit=unit, reason=reason, goal=goal, met=met
+    )
 
 
 def _in_band(runs: Sequence[CommRun]) -> Iterator[Figure]:

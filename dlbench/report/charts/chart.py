@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -13,6 +13,11 @@ from dlbench.report.table import Sheet, TextTable, text_sheet
 from dlbench.report.wording import clean
 
 Rows = list[dict[str, Any]]
+
+
+def inline(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """The data of many marks. A tuple: of lists altair copies each row whenever a chart is changed or layered."""
+    return alt.InlineData(values=tuple(rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from dlbench.report.charts.chart import Rows, tooltips
+from dlbench.report.charts.chart import Rows, inline, tooltips
 from dlbench.report.charts.style import IDEAL, INK, si_label
 from dlbench.report.wording import basis_text, figure_text
 from dlbench.stats.estimates import Estimate
@@ -188,9 +188,7 @@ def _layer(*layers: Any) -> Any:
 
 
 def _data(rows: Rows) -> Any:
-    alt = _altair()
-    # A tuple: of lists altair copies each row whenever a chart is changed or layered.
-    return alt.Chart(alt.InlineData(values=tuple(rows)))
+    return _altair().Chart(inline(rows))
 
 
 def _channel(kind: Any, axis: Axis) -> Any:
