@@ -21,7 +21,7 @@ from dlbench.specs.comm import ELEMENT_BYTES, ROOTED, CommSpec
 from dlbench.units import format_bytes
 
 _TRIALS = 3  # Samples of each number of operations that is tried.
-_COLD = 20  # This many times as long as a sample need be, the first operation is no short one, however cold it was.
+_COLD = 100  # This many times as long as a sample need be, the first operation is no short one, however cold it was.
 
 
 @dataclass
