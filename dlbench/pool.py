@@ -25,6 +25,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
 from dlbench.errors import DlbenchError, RunError
@@ -44,6 +45,7 @@ def run(
     name: Callable[[Item], str],
     verb: Literal["read", "made"],
     ahead: int = 1,
+    helps: bool = False,
 ) -> Iterator[Iterator[tuple[int, Result]]]:
     """Does the same work for every item, in several processes; a context manager, which ends them in any case.
 
@@ -61,9 +63,12 @@ def run(
     try:
         if processes > 1:
             with _sigint_blocked():
-                for _ in range(processes):
+                for _ in range(processes - helps):
                     crew.append(_Worker())  # noqa: PERF401  # those that were started must end if the next cannot be
-        answers = _hand_out(work, items, crew, ahead) if crew else enumerate(_attempt(work, item) for item in items)
+        if crew:
+            answers = (_helped if helps else _hand_out)(work, items, iter(range(len(items))), crew, ahead)
+        else:
+            answers = enumerate(_attempt(work, item) for item in items)
         yield ((number, _result(answer, name(items[number]), verb)) for number, answer in answers)
     finally:
         for worker in crew:
@@ -113,11 +118,10 @@ def _result(answer: Result | _Failure, name: str, verb: str) -> Result:
 
 
 def _hand_out(
-    work: Callable[[Item], Result], items: Sequence[Item], crew: Sequence[_Worker], ahead: int
+    work: Callable[[Item], Result], items: Sequence[Item], waiting: Iterator[int], crew: Sequence[_Worker], ahead: int
 ) -> Iterator[tuple[int, Result | _Failure]]:
     for worker in crew:
         worker.send(work)
-    waiting = iter(range(len(items)))
     for worker in [*crew] * ahead:
         worker.hand(next(waiting, None), items)
     while busy := {worker.connection: worker for worker in crew if worker.in_work}:
@@ -126,6 +130,26 @@ def _hand_out(
             number, answer = worker.in_work.pop(0), worker.receive()
             worker.hand(next(waiting, None), items)
             yield number, answer
+
+
+def _helped(
+    work: Callable[[Item], Result], items: Sequence[Item], waiting: Iterator[int], crew: Sequence[_Worker], ahead: int
+) -> Iterator[tuple[int, Result | _Failure]]:
+    """The same, where this process does items too: a thread hands out from the same numbers meanwhile."""
+    done: SimpleQueue[tuple[int, Result | _Failure] | None] = SimpleQueue()
+
+    def hand_out() -> None:
+        # Whoever stops the crew closes the connections that are waited for here.
+        with suppress(OSError, ValueError):
+            for answer in _hand_out(work, items, waiting, crew, ahead):
+                done.put(answer)
+        done.put(None)
+
+    threading.Thread(target=hand_out, daemon=True).start()
+    for number in waiting:
+        yield number, _attempt(work, items[number])
+    while (answer := done.get()) is not None:
+        yield answer
 
 
 class _Worker:

@@ -228,7 +228,7 @@ def load_runs(
     order = sorted(range(len(runs)), key=lambda number: -weights[number])
     items = [runs[number] for number in order]
     work = partial(load_or_say, wanted=wanted)
-    with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read") as results:
+    with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read", helps=True) as results:
         found = {order[place]: result for place, result in results}
     return [found[number] for number in range(len(runs))]
 
