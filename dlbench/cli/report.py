@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,11 @@ def report(
     from dlbench.views.scaling_report import assemble, document_of
 
     costs = None if network is None else read_network(network)
+    # Records hold no cycles and stay to the end: looking for some among them takes a fifth of the time of reading.
+    gc.disable()
     scanned = read_runs(runs, where)
+    gc.freeze()
+    gc.enable()
     # Slurm forgets: what it still knows of these runs is kept with them.
     scanned.runs = with_accounting(scanned.runs)[0]
     history = None
