@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = read_named(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
-    if path.parent in (bundled.folder("workloads"), bundled.folder("systems")):
+    if path.parent in (bundled.folder("workloads"), bundled.folder("systems"), bundled.folder("reports")):
         # Parsing takes 0.15 s of CPU before every run. Files of others may hold secrets: none of them is written down.
         state = f"{file_sha256(Path(__file__))}\n{text}"
         value = json.loads(kept("yaml", str(path), state, lambda: json.dumps(parse_yaml(text, str(path)))) or "null")

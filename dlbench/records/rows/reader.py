@@ -18,9 +18,9 @@ from dlbench.records.rows.format import CHECK, CODES, HEAD, MAX_CONTENT, MAX_HEA
 from dlbench.records.rows.shared import Opened, opened
 
 try:
-    from isal.isal_zlib import decompressobj, error  # the same streams, in three quarters of the time
+    from isal import isal_zlib as inflater  # the same streams, in three quarters of the time
 except ImportError:
-    from zlib import decompressobj, error
+    import zlib as inflater
 
 if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
@@ -111,7 +111,7 @@ class BlockReader:
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
         """Kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: one is damaged."""
         self.torn_bytes = 0
-        crc32 = zlib.crc32  # A run of a million steps has 16,000 blocks.
+        crc32, decompressobj = zlib.crc32, inflater.decompressobj  # A run of a million steps has 16,000 blocks.
         try:
             file, torn_behind, is_damaged = self._rows_there or opened(self.path)
             with nullcontext() if self._rows_there else file:
@@ -134,7 +134,7 @@ class BlockReader:
                     try:
                         # One byte more than there may be: a content of just the limit still comes to its end.
                         plain = engine.decompress(content, MAX_CONTENT + 1)
-                    except error:
+                    except inflater.error:
                         raise self._damaged() from None
                     if not engine.eof or engine.unused_data or len(plain) > MAX_CONTENT:
                         raise self._damaged()
