@@ -78,6 +78,28 @@ def test_no_more_processes_are_started_than_there_are_items() -> None:
         assert len(multiprocessing.active_children()) == 2
 
 
+def test_the_calling_process_helps(tmp_path: Path) -> None:
+    work = partial(pool_work.together, tmp_path)
+    with pool.run(work, range(6), 2, name=str, verb="read", helps=True) as results:
+        assert len(multiprocessing.active_children()) == 1
+        found = dict(results)
+    assert sorted(found) == list(range(6))
+    assert os.getpid() in found.values()
+    assert len(set(found.values())) == 2
+
+
+def test_errors_arrive_where_the_calling_process_helps() -> None:
+    for work, reason in (
+        (partial(pool_work.fail, "user"), "source.jpg is no JPEG"),
+        (partial(pool_work.end_elsewhere, os.getpid()), "the process that read it was ended with exit code 7"),
+    ):
+        with (
+            pytest.raises((UserError, RunError), match=reason),
+            pool.run(work, range(20), 2, name=str, verb="read", helps=True) as results,
+        ):
+            dict(results)
+
+
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_items_wait_until_results_are_taken(tmp_path: Path, ahead: int) -> None:
     work = partial(pool_work.begin, tmp_path)
