@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _HEAD = struct.Struct(HEAD.format + CHECK.format.removeprefix("<"))
 # Content that is turned at once when columns are read: little next to the columns, and enough to be quick.
 _TURNED_AT_ONCE = 1 << 20
-_FEW = 1 << 14  # Bytes that are turned before a second look at them would pay.
 
 
 def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
@@ -170,14 +169,11 @@ class BlockReader:
         dtype = np.dtype(kind)
         shape = len(turned), len(names), dtype.itemsize, turned.shape[2]
         some = turned[:, places, :].reshape(shape)
-        if some.size < _FEW:
-            whole = np.array(some.transpose(1, 0, 3, 2), order="C")
-        else:
-            # Byte by byte, which is quicker than turning all at once; the high ones of most times are zero.
-            whole = np.zeros((shape[1], shape[0], shape[3], dtype.itemsize), dtype=np.uint8)
-            for place in range(dtype.itemsize):
-                if (part := some[:, :, place]).any():
-                    whole[..., place] = part.transpose(1, 0, 2)
+        # Byte by byte, which is quicker than turning all at once; the high ones of most times are zero.
+        whole = np.zeros((shape[1], shape[0], shape[3], dtype.itemsize), dtype=np.uint8)
+        for place in range(dtype.itemsize):
+            if (part := some[:, :, place]).any():
+                whole[..., place] = part.transpose(1, 0, 2)
         values: Values = whole.view(dtype)[..., 0]
         for number, name in enumerate(names):
             if name in self.header["delta"]:
