@@ -139,11 +139,13 @@ def _helped(
     done: SimpleQueue[tuple[int, Result | _Failure] | None] = SimpleQueue()
 
     def hand_out() -> None:
-        # Whoever stops the crew closes the connections that are waited for here.
-        with suppress(OSError, ValueError):
-            for answer in _hand_out(work, items, waiting, crew, ahead):
-                done.put(answer)
-        done.put(None)
+        try:
+            # Whoever stops the crew closes the connections that are waited for here.
+            with suppress(OSError, ValueError):
+                for answer in _hand_out(work, items, waiting, crew, ahead):
+                    done.put(answer)
+        finally:
+            done.put(None)
 
     threading.Thread(target=hand_out, daemon=True).start()
     for number in waiting:
