@@ -52,7 +52,7 @@ class Job:
 
     def slurm(self, *words: str) -> str:
         done = subprocess.run(
-            words, env=self.box.environment, capture_output=True, text=True, timeout=60, check=True, cwd=self.out
+            words, env=self.box.environment, capture_output=True, text=True, timeout=120, check=True, cwd=self.out
         )
         return done.stdout
 

@@ -52,7 +52,7 @@ def two_kinds(slurm_box: Box) -> Iterator[Box]:
                 f"ActiveFeatures={feature}",
             ]
             environment = {"PATH": "/usr/sbin:/usr/bin:/bin", **slurm_box.environment}
-            subprocess.run(words, env=environment, check=True, timeout=30, capture_output=True)
+            subprocess.run(words, env=environment, check=True, timeout=120, capture_output=True)
 
     update(n1="a100", n2="h100")
     yield slurm_box
