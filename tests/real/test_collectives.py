@@ -38,7 +38,7 @@ from tests.support.paths import ROOT
 from tests.support.rank_places import rank_place
 
 TOKEN = "a-test"
-LIMIT_S = 240
+LIMIT_S = 600
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 COLLECTIVES: tuple[Collective, ...] = tuple(ALGORITHMS)
 

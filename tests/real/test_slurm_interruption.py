@@ -18,7 +18,7 @@ from tests.conftest import Cli
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-BOUND_S = 240
+BOUND_S = 480
 AS_ROOT = "system.launch.environment.OMPI_ALLOW_RUN_AS_ROOT"
 YIELDING = Equipment(
     preempt="partition", partitions=("box PriorityTier=1 PreemptMode=REQUEUE GraceTime=20", "urgent PriorityTier=10")

@@ -29,7 +29,7 @@ from tests.support.programs import as_shown
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=4")
-BOUND_S = 240
+BOUND_S = 480
 
 
 @pytest.fixture(scope="module")
