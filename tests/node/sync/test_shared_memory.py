@@ -401,7 +401,7 @@ def test_ranks_that_do_not_start_are_named(team: Callable[[int], Team], name: st
 def test_different_capacities_are_refused(team: Callable[[int], Team], name: str) -> None:
     started = team(2)
     for index in (0, 1):
-        started.ask(index, join, index, 2, name, 4096 * (1 + 9 * index), PATIENCE_S)
+        started.ask(index, join, index, 2, name, 4096 * (1 + 9 * index), 5.0)
     assert started.answer(1) == (
         "RunError",
         "shared memory: ranks ask for different capacities, or their groups differ",
