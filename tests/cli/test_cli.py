@@ -517,7 +517,7 @@ def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, t
     assert cancelled.returncode == 0, cancelled.stderr
     assert cancelled.stderr == "series s: 2 jobs cancelled\n"
     assert (tmp_path / "cancelled").read_text() == "1 2\n"
-    waited = cli("wait", "s", "--timeout", "20s", "--every", "200ms", **variables)
+    waited = cli("wait", "s", "--timeout", "120s", "--every", "200ms", **variables)
     assert waited.returncode == 3
     assert "series s: 0 of 2 runs valid, 2 incomplete" in waited.stdout
 

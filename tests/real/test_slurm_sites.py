@@ -128,13 +128,13 @@ def test_sbatch_by_hand_is_the_same_job_as_by_dlbench_submit(
     theirs |= {"TMPDIR": "/nosuch", **{f"SLURM_{name}": value for name, value in for_srun.items()}}
     shell = {**os.environ, **theirs, **slurm_box.environment}
     typed = subprocess.run(
-        ["bash", "-c", written.stdout], cwd="/", env=shell, capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", written.stdout], cwd="/", env=shell, capture_output=True, text=True, timeout=120, check=True
     )
     jobs = (done.stdout.strip(), typed.stdout.split()[-1])
     own = {**os.environ, **slurm_box.environment}
 
     def slurm(*words: str) -> str:
-        return subprocess.run(words, env=own, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(words, env=own, capture_output=True, text=True, timeout=120, check=True).stdout
 
     seen = []
     for out, job in zip(outs, jobs, strict=True):
