@@ -7,8 +7,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from importlib import import_module
-from importlib.util import find_spec
+from importlib import import_module, util
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
     Values = npt.NDArray[np.generic]
 
-_INFLATER: Any = import_module("isal.isal_zlib" if find_spec("isal") else "zlib")  # Isal takes three quarters as long.
+_INFLATER: Any = import_module(
+    "isal.isal_zlib" if util.find_spec("isal") else "zlib"
+)  # Isal takes three quarters as long.
 _HEAD = struct.Struct(HEAD.format + CHECK.format.removeprefix("<"))
 # Content that is turned at once when columns are read: little next to the columns, and enough to be quick.
 _TURNED_AT_ONCE = 1 << 20
@@ -253,8 +254,7 @@ def _stretches(columns: tuple[tuple[str, str], ...], names: frozenset[str]) -> l
     ]
 
 
-_LAST: list[Any] = []
-"""`fields` and `delta` of the header that was looked at last, and its columns."""
+_LAST: list[Any] = []  # `fields` and `delta` of the header that was looked at last, and its columns.
 
 
 def _checked_columns(fields: object, delta: object) -> tuple[tuple[str, str], ...] | None:
