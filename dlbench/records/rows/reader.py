@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
     Values = npt.NDArray[np.generic]
 
-_INFLATER: Any = import_module(
-    "isal.isal_zlib" if util.find_spec("isal") else "zlib"
-)  # Isal takes three quarters as long.
+# The same streams; isal takes three quarters as long.
+_INFLATER: Any = import_module("isal.isal_zlib" if util.find_spec("isal") else "zlib")
 _HEAD = struct.Struct(HEAD.format + CHECK.format.removeprefix("<"))
 # Content that is turned at once when columns are read: little next to the columns, and enough to be quick.
 _TURNED_AT_ONCE = 1 << 20
+_LAST: list[Any] = []  # `fields` and `delta` of the header that was looked at last, and its columns.
 
 
 def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
@@ -252,9 +252,6 @@ def _stretches(columns: tuple[tuple[str, str], ...], names: frozenset[str]) -> l
         (some, kind, slice(places[0], places[-1] + 1) if places[-1] - places[0] + 1 == len(places) else places)
         for kind, (some, places) in found.items()
     ]
-
-
-_LAST: list[Any] = []  # `fields` and `delta` of the header that was looked at last, and its columns.
 
 
 def _checked_columns(fields: object, delta: object) -> tuple[tuple[str, str], ...] | None:
