@@ -53,8 +53,8 @@ def run(
     picklable; handed out in this order. `processes`: at most one per item is started; with one or none the calling
     process does the work. `name`: how messages call an item. `verb`: what messages say of it. `ahead`: items that a
     process holds. With 2 it need not wait for this process between them, which pays if each takes little time; items
-    must then fit into a pipe (some 64 KiB), or both ends could wait for each other. `helps`: the calling process is one of them.
-    Yields an iterator over the number and the result of each item, as they are done: in any order.
+    must then fit into a pipe (some 64 KiB), or both ends could wait for each other. `helps`: this process is
+    one of them. Yields an iterator over the number and the result of each item, as they are done: in any order.
     Raises DlbenchError, OSError, MemoryError: as the work; the last two with the traceback of the process as their
     cause. RunError: a process died. RuntimeError: any other error, with its traceback.
     """
