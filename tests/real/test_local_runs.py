@@ -411,7 +411,7 @@ def test_nothing_is_left_under_mpirun(
 
 @pytest.mark.slow
 # From no room for the plan to nearly enough for the ranks: it fails at another file each time.
-@pytest.mark.parametrize("kib", [4, 8, 12])
+@pytest.mark.parametrize("kib", [4, pytest.param(8, marks=pytest.mark.nightly), 12])
 def test_a_full_disk_is_told_and_leaves_nothing_half_written(cli: Cli, tmp_path: Path, kib: int) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a small file system")
