@@ -374,14 +374,18 @@ class OwnExchange(EngineOverLibrary):
 
     def _messages_sent(self) -> tuple[Message, ...]:
         times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages]
+        method, width = self._route.method, self._route.wire.bytes_per_element
         return tuple(
             Message(
                 num_bytes=num_bytes,
                 num_tensors=len(one),
-                method=ways.most_common(1)[0][0] if ways else self._route.method.way(num_bytes),
+                method=ways.most_common(1)[0][0] if ways else method.way(num_bytes),
+                chunks=method.chunks(int(bucket.vector.numel() * width)),
                 **time,
             )
-            for one, num_bytes, ways, time in zip(self._messages, self._message_bytes, self._ways, times, strict=True)
+            for one, num_bytes, ways, bucket, time in zip(
+                self._messages, self._message_bytes, self._ways, self._buckets, times, strict=True
+            )
         )
 
     def _gradients(self) -> tuple[GradientTime, ...]:
