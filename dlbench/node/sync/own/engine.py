@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dlbench.errors import RunError, UserError
 from dlbench.node.ranks import RankPlace
@@ -69,13 +70,8 @@ class OwnExchange(EngineOverLibrary):
         super().start()
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mark_backward: Callable[[], None],
-        *,
-        accumulation: int = 1,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
+    ) -> tuple[nn.Module, Optimizer]:
         """Makes groups, times messages where that is needed, makes parameters equal; model and optimizer stay plain."""
         self._named = named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         require_fp32(named)
@@ -254,7 +250,7 @@ class OwnExchange(EngineOverLibrary):
             for place, (num_bytes, num_tensors) in enumerate(sizes)
         ]
 
-    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+    def step(self, update: Callable[[Optimizer], object]) -> None:
         """Afterwards messages are arranged anew where enough has been seen, all in the warm-up."""
         super().step(update)
         if self._steps == 1:
