@@ -100,9 +100,12 @@ def _best(group: CollectiveGroup, size: int) -> Best:
     measured = [(series.title, one) for series in group.series if (one := series.at(size)) is not None]
     (title, first), *others = sorted(measured, key=lambda one: one[1].time.value)
     leads = [(name, _ratio(one, first)[0]) for name, one in others]
-    # Slower beyond doubt, and by enough to matter; the others are tied.
-    beaten = [n.n >= MIN_RUNS and n.low is not None and n.low > 1 and n.value > 1 + STAY_WITHIN for _, n in leads]
-    tied = [one for one, is_beaten in zip(leads, beaten, strict=True) if not is_beaten]
+    # Not slower beyond doubt, or not by enough to matter.
+    tied = [
+        (name, lead)
+        for name, lead in leads
+        if lead.n < MIN_RUNS or lead.low is None or lead.low <= 1 or lead.value <= 1 + STAY_WITHIN
+    ]
     return Best(
         num_bytes=size,
         title=title,

@@ -681,10 +681,10 @@ class StepsView(GroupView):
             for point in found.points
             if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
         ]
+        note = f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps."
         return Section(
             headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}",
-            notes=(f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.",)
-            * bool(correlated),
+            notes=(note,) if correlated else (),
             charts=lambda: [
                 _distribution(group, found),
                 *([_outliers(group, last)] if len(last.outliers) >= FEW_OUTLIERS else []),

@@ -204,8 +204,7 @@ def _cpu_speeds(loops: dict[str, Loop], samples: int) -> dict[str, list[float]]:
 
 def _rates(speeds: dict[str, list[float]], what: str, unit: str) -> Iterator[Figure]:
     for name, values in speeds.items():
-        value, low, high = median_interval(values)
-        yield Figure(name=f"{what}: {name}", value=value, low=low, high=high, n=len(values), unit=unit, goal="measured")
+        yield Figure.of(values, name=f"{what}: {name}", unit=unit, goal="measured")
 
 
 def _ratio(

@@ -235,8 +235,8 @@ def _not_submitted(run: LaunchedRun) -> RunStatus:
         detail = "not started; nobody knows whether its job was submitted"
         return RunStatus(run_id=run_id, state=state, detail=detail, ahead="unknown")
     here = platform.node()
-    is_left = bool(run.statuses) and all(status.host == here and not _lives(status) for status in run.statuses)
-    if state == "incomplete" and is_left:
+    is_here = state == "incomplete" and bool(run.statuses) and all(status.host == here for status in run.statuses)
+    if is_here and not any(map(_lives, run.statuses)):
         detail = f"none of its processes is left on {here}, and no record; {detail}"
         return RunStatus(run_id=run_id, state="failed", detail=detail)
     return RunStatus(run_id=run_id, state=state, detail=detail, ahead="unknown" if state == "incomplete" else "nothing")
