@@ -15,7 +15,6 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
-from typing import NoReturn
 
 STARTED = time.monotonic()
 
@@ -115,7 +114,10 @@ def main(arguments: list[str]) -> int:
         if failure.whole or not isinstance(error, DlbenchError):
             traceback.print_exc()
         if isinstance(plan, CommPlan):
-            _leave(int(failure.exit_code))
+            # At once: exit handlers (MPI_Finalize, Horovod's) would wait for ranks that hang or are gone.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(failure.exit_code))
         return int(failure.exit_code)
     finally:
         if sampler is not None:
@@ -145,13 +147,6 @@ def _fail(progress: Progress | None, failure: RankFailure) -> None:
             progress.fail(failure.reason, int(failure.exit_code), failure.kind)
         except DlbenchError as error:
             print(f"dlbench: error: {error}", file=sys.stderr, flush=True)
-
-
-def _leave(code: int) -> NoReturn:
-    """Ends this rank at once: exit handlers (MPI_Finalize, Horovod's) would wait for ranks that hang or are gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _train(
