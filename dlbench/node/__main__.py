@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -21,14 +22,21 @@ STARTED = time.monotonic()
 from dlbench.opening import read_json, why_unreadable  # noqa: E402  (the clock must start first)
 
 MAX_PLAN = 1 << 27  # Bytes.
+LIBRARIES = (
+    *("array", "binascii", "contextvars", "csv", "decimal", "fcntl", "grp", "heapq", "mmap", "pydantic_core", "random"),
+    *("subprocess", "unicodedata", "uuid", "zoneinfo"),
+)
 
 
 def load_library(plan: Path) -> Thread | None:
     """Loads torch's library beside what follows, as libc's call leaves Python's lock, unlike an import: 0.25 s of CPU.
 
     OpenMP comes with it and reads its threads then, as `bind` will set them; where it also binds them it has to wait.
-    None where it is not to be found: importing torch will say why.
+    What has a library of its own would wait for it, and is imported before. None where torch's is not to be found:
+    importing torch will say why.
     """
+    for name in LIBRARIES:
+        import_module(name)
     with suppress(AttributeError, LookupError, OSError, TypeError, ValueError):
         os.environ["OMP_NUM_THREADS"] = str(read_json(plan, MAX_PLAN)["layout"]["cores_per_rank"])
         if os.environ.keys().isdisjoint(("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")):

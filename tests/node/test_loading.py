@@ -24,6 +24,35 @@ import torch
 print(torch.get_num_threads())
 """
 
+# Says what comes with a library of its own once a thread has begun.
+WATCHED = """
+import importlib._bootstrap_external as bootstrap, runpy, sys, threading
+create, start, begun = bootstrap.ExtensionFileLoader.create_module, threading.Thread.start, []
+
+def created(loader, spec):
+    if begun:
+        print(spec.name)
+    return create(loader, spec)
+
+def started(thread):
+    print("thread")
+    begun.append(thread)
+    start(thread)
+
+bootstrap.ExtensionFileLoader.create_module, threading.Thread.start = created, started
+sys.argv = ["dlbench.node", sys.argv[1]]
+runpy.run_module("dlbench.node", run_name="__main__")
+"""
+
+
+def test_no_import_waits_for_the_library(tmp_path: Path) -> None:
+    """libc's loader takes one library at a time."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"layout": {"cores_per_rank": 1}}))
+    done = subprocess.run([sys.executable, "-c", WATCHED, str(plan)], capture_output=True, text=True, check=False)
+    assert "not a readable plan" in done.stderr
+    assert done.stdout.split() == ["thread"]
+
 
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("binds", [False, True])
