@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -21,7 +20,6 @@ STARTED = time.monotonic()
 
 from dlbench.opening import read_json, why_unreadable  # noqa: E402  (the clock must start first)
 
-MAX_PLAN = 1 << 27  # Bytes.
 LIBRARIES = (
     *("array", "binascii", "contextvars", "csv", "decimal", "fcntl", "grp", "heapq", "mmap", "pydantic_core", "random"),
     *("subprocess", "unicodedata", "uuid", "zoneinfo"),
@@ -31,17 +29,15 @@ LIBRARIES = (
 def load_library(plan: Path) -> Thread | None:
     """Loads torch's library beside what follows, as libc's call leaves Python's lock, unlike an import: 0.25 s of CPU.
 
-    OpenMP comes with it and reads its threads then, as `bind` will set them; where it also binds them it has to wait.
-    What has a library of its own would wait for it, and is imported before. None where torch's is not to be found:
-    importing torch will say why.
+    OpenMP comes with it and reads its threads, as `bind` will set them; where it binds them, too, nothing is loaded.
+    What has a library of its own would wait for it, and is imported before. What fails is left to torch's import.
     """
     for name in LIBRARIES:
-        import_module(name)
+        __import__(name)
     with suppress(AttributeError, LookupError, OSError, TypeError, ValueError):
-        os.environ["OMP_NUM_THREADS"] = str(read_json(plan, MAX_PLAN)["layout"]["cores_per_rank"])
+        os.environ["OMP_NUM_THREADS"] = str(read_json(plan, 1 << 27)["layout"]["cores_per_rank"])
         if os.environ.keys().isdisjoint(("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")):
-            found = find_spec("torch")
-            path = Path(found.origin).with_name("lib") / "libtorch_cpu.so"  # type: ignore[union-attr, arg-type]
+            path = Path(find_spec("torch").origin).with_name("lib") / "libtorch_cpu.so"  # type: ignore[union-attr, arg-type]
             thread = Thread(target=ctypes.CDLL(None).dlopen, args=(os.fsencode(path), os.RTLD_NOW))
             thread.start()
             return thread
@@ -63,14 +59,12 @@ from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
-from dlbench.records.folder import RunFolder  # noqa: E402
+from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
 from dlbench.records.interrupted import write_interrupted  # noqa: E402
 from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.comm import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 from dlbench.units import utc_now  # noqa: E402
-
-_COMM_FORMAT = CommPlan.model_fields["format"].default
 
 
 def load_plan(path: Path) -> RunPlan | CommPlan:
@@ -80,8 +74,8 @@ def load_plan(path: Path) -> RunPlan | CommPlan:
     this one cannot read it.
     """
     try:
-        content = read_json(path, MAX_PLAN)
-        if isinstance(content, dict) and content.get("format") == _COMM_FORMAT:
+        content = read_json(path, MAX_JSON)
+        if isinstance(content, dict) and content.get("format") == CommPlan.model_fields["format"].default:
             return CommPlan.model_validate(content)
         return RunPlan.model_validate(content)
     except (OSError, ValueError, ValidationError) as error:

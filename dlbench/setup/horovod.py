@@ -187,8 +187,7 @@ def cache_key(facts: Mapping[str, str | None]) -> str:
 
 def cached_wheel(facts: Mapping[str, str | None]) -> Path | None:
     """The wheel built earlier for this toolchain, or None."""
-    wheels = sorted((cache_folder() / "horovod" / cache_key(facts)).glob("horovod-*.whl"))
-    return wheels[0] if wheels else None
+    return min((cache_folder() / "horovod" / cache_key(facts)).glob("horovod-*.whl"), default=None)
 
 
 def apply_patches(source: Path) -> None:
