@@ -144,38 +144,49 @@ class HistoryEntry:
         return content
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> HistoryEntry:
-        """The entry that `to_dict` wrote. Raises `KeyError`, `TypeError`: it is not one."""
-        made = object.__new__(cls)
-        environment = _interned(content["environment"])
-        hosts = tuple(HostEntry(**host) for host in content["hosts"])
-        # What is frozen sets its fields one by one otherwise, which takes as long as reading their JSON.
-        vars(made).update(_BLANK | content, environment=environment, hosts=hosts, dropped=tuple(content["dropped"]))
-        if vars(made).keys() != _FIELDS:
-            raise TypeError(f"no entry: {sorted(vars(made).keys() ^ _FIELDS)}")
-        return made
-
-    @classmethod
     def from_json(cls, text: str) -> HistoryEntry:
-        """The same of the JSON of `to_dict` with sorted keys. Raises `ValueError`, too."""
-        # Quotes in texts are escaped and values of an environment are texts: neither mark stands anywhere else.
+        """The entry of which `to_dict` is the JSON, keys sorted. Raises `ValueError`, `KeyError`, `TypeError`: none."""
+        # What many runs have in common is read once. Quotes in texts are escaped, values of an environment are texts,
+        # and figures are numbers: no mark stands anywhere before its place.
         head, _, rest = text.partition('"environment": {')
-        environment, _, tail = rest.partition('}, "figures": {')
-        made = cls.from_dict(json.loads(f'{head}"environment": {{}}, "figures": {{{tail}'))
-        vars(made)["environment"] = _environment(environment)
+        environment, _, rest = rest.partition('}, "figures": {')
+        figures, _, rest = rest.partition('"hosts": [')
+        hosts, _, rest = rest.partition('], "label": ')
+        label, _, rest = rest.partition(', "repeat": ')
+        repeat, _, side = rest.partition(', "side": ')
+        own = json.loads(f'{head}"figures": {{{figures}"repeat": {repeat}}}')
+        own["dropped"] = tuple(own["dropped"])
+        made = object.__new__(cls)
+        # What is frozen sets its fields one by one otherwise, which takes as long as reading their JSON. First single
+        # ones: a whole dictionary put into an empty one brings its own table of keys, three times as large.
+        fields = vars(made)
+        fields["environment"], fields["hosts"] = _environment(environment), _hosts(hosts)
+        for part in (_common(f'{{"label": {label}}}'), _common(f'{{"side": {side}'), own):
+            fields.update(part)
+        if fields.keys() != _FIELDS:
+            raise TypeError(f"no entry: {sorted(fields.keys() ^ _FIELDS)}")
         return made
-
-
-def _interned(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of a hundred thousand runs nearly all texts of their environments are equal: a gigabyte if each were kept."""
-    return {sys.intern(name): sys.intern(value) for name, value in environment.items()}
 
 
 @functools.lru_cache(maxsize=64)
 def _environment(text: str) -> dict[str, str]:
-    """An environment without its braces, which the other runs of its job have, too."""
-    return _interned(json.loads(f"{{{text}}}"))
+    """An environment without its braces, which the other runs of its job have, too.
+
+    Of a hundred thousand runs nearly all texts of their environments are equal: a gigabyte if each were kept.
+    """
+    return {sys.intern(name): sys.intern(value) for name, value in json.loads(f"{{{text}}}").items()}
+
+
+@functools.lru_cache(maxsize=64)
+def _hosts(text: str) -> tuple[HostEntry, ...]:
+    """Hosts without their brackets; those without ratios other runs have, too."""
+    return tuple(HostEntry(**host) for host in json.loads(f"[{text}]"))
+
+
+@functools.lru_cache(maxsize=64)
+def _common(text: str) -> dict[str, Any]:
+    """Fields that the other runs of its job have, too."""
+    return dict(json.loads(text))
 
 
 _FIELDS = frozenset(one.name for one in dataclasses.fields(HistoryEntry))
-_BLANK = {one.name: one.default for one in dataclasses.fields(HistoryEntry) if one.default is not dataclasses.MISSING}

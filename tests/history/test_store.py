@@ -166,13 +166,12 @@ def test_a_planted_fault_accuses_no_host(tmp_path: Path) -> None:
 def test_entries_survive_json(made: Path) -> None:
     odd = {"figures": '}, "figures": {', '"environment": {': "}", "a\n": "\u00e9\\"}
     for entry in open_history(made).entries():
-        assert HistoryEntry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
         for environment in (entry.environment, {}, odd):
-            told = dataclasses.replace(entry, environment=environment, label='"environment": {')
+            told = dataclasses.replace(entry, environment=environment, label='], "label": ', series=', "side": ')
             assert HistoryEntry.from_json(json.dumps(told.to_dict(), sort_keys=True)) == told
         renamed = {("of_another_version" if key == "why" else key): value for key, value in entry.to_dict().items()}
         with pytest.raises(TypeError, match="of_another_version"):
-            HistoryEntry.from_dict(renamed)
+            HistoryEntry.from_json(json.dumps(renamed, sort_keys=True))
 
 
 def test_entries_are_sorted_by_their_end(store: Path) -> None:
@@ -488,8 +487,20 @@ def test_traces_behind_a_link_stay(tmp_path: Path) -> None:
 def test_killed_imports_leave_nothing_half(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs", 150)
     whole = {folder.name: content_digest(RunFolder(folder)) for folder in runs.iterdir()}
-    store = tmp_path / "store"
     chance = random.Random(5)
+    for attempt in range(3):
+        store = tmp_path / f"store-{attempt}"
+        counts = killed_imports(runs, store, whole, chance)
+        if counts[0] < len(whole):
+            break  # else the first import was over before this process had a core to end it
+    assert 0 < counts[0] < len(whole)
+    assert set(verdicts(import_folder(open_history(store), runs))) <= {"imported", "already there"}
+    assert {entry.run_id: entry.content_digest for entry in open_history(store).entries()} == whole
+    assert list((store / "partial").iterdir()) == []
+
+
+def killed_imports(runs: Path, store: Path, whole: dict[str, str], chance: random.Random) -> list[int]:
+    """How many runs are there after each of four imports that are killed; each of them is whole and in the index."""
     counts = []
     for _ in range(4):
         process = dlbench("history", "import", runs, "--store", store)
@@ -506,10 +517,7 @@ def test_killed_imports_leave_nothing_half(tmp_path: Path) -> None:
         assert there.items() <= whole.items()
         assert {entry.run_id: entry.content_digest for entry in open_history(store).entries()} == there
         counts.append(len(there))
-    assert 0 < counts[0] < len(whole)
-    assert set(verdicts(import_folder(open_history(store), runs))) <= {"imported", "already there"}
-    assert {entry.run_id: entry.content_digest for entry in open_history(store).entries()} == whole
-    assert list((store / "partial").iterdir()) == []
+    return counts
 
 
 @pytest.mark.slow
@@ -568,7 +576,7 @@ def test_a_store_that_cannot_be_written_is_read(store: Path, has_index: bool) ->
     )
     done = in_own_mounts(script, store, sys.executable)
     assert done.returncode == 0, done.stderr
-    assert [HistoryEntry.from_dict(one) for one in json.loads(done.stdout)["runs"]] == listed
+    assert json.loads(done.stdout)["runs"] == [json.loads(json.dumps(one.to_dict())) for one in listed]
     assert ("kept in memory" in done.stderr) == (not has_index)
     refused = in_own_mounts(
         script.replace("list", "import").replace("--format json", '"$1"/runs/2026-03'), store, sys.executable

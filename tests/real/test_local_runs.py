@@ -274,7 +274,7 @@ class Running:
     def end(self) -> tuple[int, str]:
         """Exit code and standard error, after nothing is left of the run."""
         _, errors = self.process.communicate(timeout=120)
-        assert self.leftovers.within(5.0) == []
+        assert self.leftovers.within() == []
         assert list(self.folder.parent.glob("canary-*")) == []
         return self.process.returncode, errors
 
@@ -342,7 +342,7 @@ def test_horovod_ranks_of_one_machine_are_heard_on_loopback_only(
 @pytest.mark.slow
 def test_a_hung_rank_is_noticed_by_the_watchdog(tmp_path: Path, demo_data: dict[str, Path]) -> None:
     # Long enough for the start on a machine that does other things, too.
-    with Running(tmp_path, demo_data["cosmoflow"], "--set", "measure.stall_timeout_s=10") as running:
+    with Running(tmp_path, demo_data["cosmoflow"], "--set", "measure.stall_timeout_s=20") as running:
         running.wait_until_measuring()
         os.kill(running.pid(1), signal.SIGSTOP)
         code, errors = running.end()
