@@ -367,7 +367,7 @@ def parameters_digest(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(whole_tensor(parameter.detach()).float().contiguous().cpu().numpy().tobytes())
+        digest.update(whole_tensor(parameter.detach()).float().flatten().cpu().numpy().data)
     return digest.hexdigest()
 
 
