@@ -114,6 +114,7 @@ class Unit(Spec):
         description="Bytes that its forward pass keeps for its backward pass: each storage once; without its input and "
         "its output, and without parameters, buffers and casts of them."
     )
+    saved_count: CountOrZero = Field(1, description="Storages that they lie in: each moves by itself.")
     input_bytes: CountOrZero = Field(
         description="Bytes of its input, which the unit before makes; 0 for the first if others hold that anyway."
     )
@@ -198,7 +199,7 @@ class TransferRates(Spec):
     tier: str = Field(description="Where they are meanwhile, in words, e.g. page-locked host memory.")
     out_bytes_per_s: Positive = Field(description="From the device, bytes per second.")
     in_bytes_per_s: Positive = Field(description="To the device, bytes per second.")
-    latency_s: NonNegative = Field(0.0, description="Fixed time of a transfer of one block, seconds.")
+    latency_s: NonNegative = Field(0.0, description="Fixed time of each transfer, one a storage, seconds.")
     drag: NonNegative = Field(
         0.0, description="Seconds that computing takes longer for each second in which a transfer runs next to it."
     )

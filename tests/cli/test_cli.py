@@ -382,7 +382,7 @@ def test_a_broken_file_is_named_with_its_line(cli: Cli, tmp_path: Path) -> None:
 def test_a_file_nested_without_end_is_refused_and_not_pondered(cli: Cli, tmp_path: Path, text: str) -> None:
     """The parser's work must not grow with the square of the depth: 900 kB of brackets would take it hours."""
     (tmp_path / "w.yaml").write_text(text * (900_000 // len(text)))
-    done = cli("show", "w.yaml", timeout=30)
+    done = cli("show", "w.yaml", timeout=120)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("dlbench: error: w.yaml:")
@@ -517,7 +517,7 @@ def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, t
     assert cancelled.returncode == 0, cancelled.stderr
     assert cancelled.stderr == "series s: 2 jobs cancelled\n"
     assert (tmp_path / "cancelled").read_text() == "1 2\n"
-    waited = cli("wait", "s", "--timeout", "20s", "--every", "200ms", **variables)
+    waited = cli("wait", "s", "--timeout", "120s", "--every", "200ms", **variables)
     assert waited.returncode == 3
     assert "series s: 0 of 2 runs valid, 2 incomplete" in waited.stdout
 

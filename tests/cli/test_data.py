@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -189,14 +190,19 @@ def test_no_space_is_one_line(cli: Cli, tmp_path: Path) -> None:
 def test_ctrl_c_says_how_to_continue_and_continuing_ends_whole(cli: Cli, tmp_path: Path) -> None:
     words = ["data", "make", "density", "set", "--samples", "200", "--size", "16", "--workers", "2"]
     command = [sys.executable, "-m", "dlbench", *words]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    journal, deadline = tmp_path / "set" / Journal.NAME, time.monotonic() + 60
-    while not journal.is_file() or journal.read_bytes().count(b"\n") < 5:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    journal = tmp_path / "set" / Journal.NAME
+    for _ in range(3):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and (not journal.is_file() or journal.read_bytes().count(b"\n") < 5):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+        if process.returncode:
+            break
+        shutil.rmtree(tmp_path / "set")  # done before this process had a core to end it
     assert process.returncode == 130
     assert said.split("\n") == ["set: not finished; the same command continues", "", "dlbench: interrupted", ""]
     done = cli(*words)

@@ -91,7 +91,7 @@ def kill_when(folder: Path, lines: int, workers: int, number: signal.Signals) ->
     """Starts a process that makes a set, and ends it when its journal has so many lines; its code and stderr."""
     code = (
         "import sys; from pathlib import Path; from tests.support.noise_recipe import Noise, produce\n"
-        f"produce(Noise(delay_s=0.1), Path(sys.argv[1]), workers={workers})"
+        f"produce(Noise(delay_s=0.1, last_s=60.0), Path(sys.argv[1]), workers={workers})"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -106,8 +106,8 @@ def kill_when(folder: Path, lines: int, workers: int, number: signal.Signals) ->
         os.killpg(process.pid, number)  # as a terminal does
     else:
         process.send_signal(number)
-    _, said = process.communicate(timeout=30)
-    _gone, alive = psutil.wait_procs(children, timeout=10)
+    _, said = process.communicate(timeout=60)
+    _gone, alive = psutil.wait_procs(children, timeout=60)
     assert not alive, "workers outlive the process that started them"
     return process.returncode, said
 

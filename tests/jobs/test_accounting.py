@@ -522,17 +522,17 @@ def test_real_accounting_tells_steps_memory_and_wait(
     runs = series(tmp_path / "runs", [("1", (0, 1))])
     one, other = (run.plan.run_id for run in runs)
     # Slurm looks at what a step uses every two seconds.
-    fill = f"{sys.executable} -c 'import time; x = bytes(range(256)) * 400_000; time.sleep(2.5)'"
+    fill = f"{sys.executable} -c 'import time; x = bytes(range(256)) * 400_000; time.sleep(6)'"
     script = f"srun -N1 -n1 --job-name={one} {fill}; srun --job-name={other} sh -c 'exit 3'"
     environment = {**os.environ, **whole_box.environment}
     command = ["sbatch", "--parsable", "-N2", "-o/dev/null", "--wait", f"--wrap={script}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180)
     job = done.stdout.strip()
     for run in runs:
         content = json.loads(run.folder.submission.read_text())
         write_json(run.folder.submission, {**content, "job_id": job, "submitted": utc_now()})
     monkeypatch.setenv("SLURM_CONF", str(whole_box.conf))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:  # slurmctld tells slurmdbd with a delay
         found, why_not = with_accounting(runs)
         if not why_not or time.monotonic() > deadline:

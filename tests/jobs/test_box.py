@@ -437,7 +437,7 @@ def test_a_state_that_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: 
 # The real thing.
 
 
-def run(box: Box, *argv: str, cwd: Path | None = None, timeout_s: float = 60) -> str:
+def run(box: Box, *argv: str, cwd: Path | None = None, timeout_s: float = 180) -> str:
     done = subprocess.run(
         argv,
         env={**os.environ, **box.environment},
@@ -629,7 +629,7 @@ def kill_a_start(folder: Path, options: Sequence[str], after_s: float) -> bool:
     if (folder / "box.json").exists():
         Box.attach(folder).stop()
     # A program that it was just starting, to ask it something, ends by itself.
-    box_host.wait_until(lambda: not left_of(folder), time.monotonic() + 10, pause_s=0.1)
+    box_host.wait_until(lambda: not left_of(folder), time.monotonic() + 60, pause_s=0.1)
     assert left_of(folder) == []
     return was_in_time
 
@@ -678,7 +678,7 @@ def test_books_are_kept_and_a_better_qos_takes_the_nodes(whole_box: Box) -> None
     query = ("sacct", "-nPX", "--duplicates", f"--jobs={low},{high}", "--format=jobid,user,account,qos,state,nnodes")
     wanted = {f"{low}|nobody|lab|low|PREEMPTED|2", f"{high}|root|lab|high|COMPLETED|2"}
     # slurmctld tells slurmdbd with a delay, and a job's QOS after its state.
-    wait_for(lambda: wanted <= set(run(whole_box, *query).splitlines()), timeout_s=30)
+    wait_for(lambda: wanted <= set(run(whole_box, *query).splitlines()), timeout_s=120)
 
 
 @pytest.mark.slurm

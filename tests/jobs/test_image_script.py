@@ -71,7 +71,7 @@ class Node:
 
     def run(self, **variables: str) -> tuple[int, str]:
         process = self.start(**variables)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=120)
         return process.returncode, said
 
     @property
@@ -142,12 +142,12 @@ def test_an_image_that_cannot_be_used_ends_the_job_before_the_ranks(tmp_path: Pa
 def test_a_cancelled_job_leaves_nothing(tmp_path: Path) -> None:
     node = Node(tmp_path)
     process = node.start(HOLD="1")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not list(node.local.glob("*/1.unpacked")):
         time.sleep(0.02)
     assert node.left == ["dlb-image-7"]
     os.killpg(process.pid, signal.SIGTERM)  # as Slurm does to every process of every step
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     while time.monotonic() < deadline and node.left:
         time.sleep(0.02)
     assert node.left == []

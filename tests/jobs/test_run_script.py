@@ -53,7 +53,7 @@ def test_a_rank_of_this_machine_gets_them_too(tmp_path: Path) -> None:
     script.write_text(render_run_script(plan, RunFolder(tmp_path), str(python)))
     module = {"BASH_FUNC_module%%": '() { [ "$1" = purge ] || export LOADED="$2" LOADEDMODULES="$2"; }'}
     process = subprocess.Popen(["bash", str(script)], env={**os.environ, **module})
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
     # It becomes the rank: signals, and the end of whoever started it, reach it.
     assert seen.read_text().split("|")[:4] == ["b and c", "a/1", "it's", str(process.pid)]
 

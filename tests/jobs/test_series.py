@@ -186,11 +186,11 @@ def test_a_signal_waits_for_sbatch_and_the_rest_follows_later(
 
 def test_an_sbatch_outlives_the_kill_of_its_dlbench_and_is_waited_for(tmp_path: Path, program: Program) -> None:
     """Else the job that it takes a moment later would be submitted a second time."""
-    root, queue = tmp_path / "runs", tmp_path / "queue"
+    root, queue, go = tmp_path / "runs", tmp_path / "queue", tmp_path / "go"
     queue.touch()
     take = "for word; do :; done; c=$(grep '^#SBATCH --comment=' \"$word\"); c=${c#*=}; "
     take += f'echo "$n|PENDING|N/A|None|$c|/x" >> {queue}; echo $n'
-    program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ kill -9 $PPID; sleep 1; }}; {take}")
+    program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ kill -9 $PPID; until [ -e {go} ]; do sleep 0.05; done; }}; {take}")
     program("squeue", f"cat {queue}")
     begun(root)
     pid = os.fork()
@@ -203,6 +203,7 @@ def test_an_sbatch_outlives_the_kill_of_its_dlbench_and_is_waited_for(tmp_path: 
     assert is_held(root, "s")
     with pytest.raises(UserError, match="being submitted by another process"):
         completed(root)
+    go.touch()
     while is_held(root, "s"):
         time.sleep(0.05)
     assert [(one.number, one.is_adopted) for one in completed(root)] == [(2, True), (3, False), (4, False)]

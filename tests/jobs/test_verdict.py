@@ -198,7 +198,7 @@ def test_stopped_among_are_told_from_others(tmp_path: Path) -> None:
     sleeper = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         os.kill(sleeper.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (found := stopped_among({sleeper.pid})) != {sleeper.pid}:
             assert time.monotonic() < deadline, found
             time.sleep(0.01)

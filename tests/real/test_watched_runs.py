@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -184,15 +185,15 @@ def test_a_profile_stands_beside_the_spans(tmp_path: Path) -> None:
     (anchor,) = (span for span in spans if span.name == ANCHOR)
     (mark,) = (entry for entry in content["traceEvents"] if entry.get("name") == ANCHOR and entry.get("ph") == "X")
     shift_ns = anchor.start_ns - mark["ts"] * 1e3
+    # The longer, the busier the machine was at the anchor.
     slack_ns = anchor.end_ns - anchor.start_ns + SLACK_NS
     kernels = [e for e in content["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] == "aten::conv3d"]
     forward = [span for span in spans if span.name == "forward features.0"]
-    assert len(forward) == 3
-    for span in forward:
+    first = sorted(e["ts"] for e in kernels)[:: len(SMALL["conv_channels"])]
+    assert len(forward) == len(first) == 3
+    for span, at in zip(forward, first, strict=True):
         # Each call of the layer has its convolution, once the profile's clock is set on this one.
-        inside = [e for e in kernels if span.start_ns - slack_ns <= e["ts"] * 1e3 + shift_ns <= span.end_ns + slack_ns]
-        # Where the machine was busy at the anchor, the slack reaches into the next layer.
-        assert 1 <= len(inside) <= 2
+        assert span.start_ns - slack_ns <= at * 1e3 + shift_ns <= span.end_ns + slack_ns
 
 
 def test_plans_that_watch_nothing_leave_nothing(tmp_path: Path) -> None:
@@ -442,7 +443,8 @@ def test_messages_of_the_window_are_all_gradients_once(runs: Runs, engine: str, 
             assert sum(span.num_bytes for span in own) == record.gradient_bytes
             assert sum(int(span.name.split(", ")[1].split()[0]) for span in own) == 16
             assert [span.track for span in own] == list(range(len(own)))
-            assert len(own) > 1
+            # How many Horovod finds in a cycle of its thread is up to the machine.
+            assert len(own) > 1 or engine == "horovod"
         assert all(span.queued_ns >= 0 for span in messages)
         within_steps(run, rank, messages, ("backward", "exchange"), slack_ns=SLACK_NS)
         # A message was ready within the backward pass.
@@ -472,7 +474,9 @@ def test_all_ranks_make_as_many_steps_as_seconds_take_and_watch_the_last_of_the_
         ("measure.warmup_s", 1.0),
     ]
     assert warmup > 4
-    assert total - warmup > 4
+    (step_s,) = {float(one.evidence.split("steps of ")[1].split()[0]) for one in asked.values()}
+    # Four at least, and of a printed length one more or less.
+    assert total - warmup == pytest.approx(max(4, math.ceil(2.0 / step_s)), abs=1)
     for rank in range(2):
         spans = read_spans(run.folder.spans(rank))
         assert {span.step for span in lane(spans, "compute")} == set(range(warmup - 6, warmup - 3))
@@ -515,13 +519,19 @@ def test_the_sampler_of_the_node_sampled(runs: Runs, engine: str, request: pytes
     assert node.num_samples == len(times) > 3
     assert node.measured_cpu_s is not None
     assert node.clock.node_rank == 0
-    steps = read_steps(run.folder.steps(0)).steps
-    # It was there before the last step and after it. A rank that imports nothing may be faster than its sampler.
-    assert times[0] < steps["start_ns"][-1]
-    assert times[-1] > steps["start_ns"][-1]
+    assert times[-1] > read_steps(run.folder.steps(0)).steps["start_ns"][-1]
     overhead = watch_of(run).overhead
     assert 0 <= overhead.low <= overhead.value <= overhead.high
     assert (overhead.method, overhead.num_pairs) == ("accounted", 0)
+
+
+@pytest.mark.slow
+def test_the_sampler_was_there_while_ranks_trained(runs: Runs) -> None:
+    """For seconds: ranks that import nothing may have made some steps before it has started."""
+    run = runs("timed")
+    reader = SampleReader(path=run.folder.samples(0))
+    first_ns = next(int(row["time_ns"]) for block in reader.blocks() for row in block)
+    assert first_ns < read_steps(run.folder.steps(0)).steps["start_ns"][-1]
 
 
 def children(pid: int) -> set[int]:
@@ -585,7 +595,7 @@ def test_a_killed_rank_leaves_no_sampler(tmp_path: Path, victim: int) -> None:
         os.kill(statuses()[victim].pid, signal.SIGKILL)
         _, errors = running.communicate(timeout=120)
         assert running.returncode == 3, errors
-        awaited(lambda: not any(map(is_alive, below)), 20)
+        awaited(lambda: not any(map(is_alive, below)))
     finally:
         if running.poll() is None:
             running.kill()

@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
         pytest.skip("no Chromium on PATH")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=program, args=FLAGS)
+        started = driver.chromium.launch(executable_path=program, args=FLAGS, timeout=120_000)
         yield started
         started.close()
 

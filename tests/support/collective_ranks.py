@@ -78,7 +78,7 @@ class Rank:
         """All algorithms at awkward sizes over one transport: verdict and counters of each, into a file a rank."""
         place, options = self.place, self.options
         control = self.control()
-        deadline = Deadline(place.rank, 220.0)  # MPI's waits have none
+        deadline = Deadline(place.rank, 580.0)  # MPI's waits have none
         deadline.start()
         deadline.begin("execute")
         mpi = None

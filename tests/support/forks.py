@@ -72,7 +72,7 @@ def run_ranks(
     environments: Sequence[Mapping[str, str]],
     log_folder: Path,
     *,
-    limit_s: float = 240,
+    limit_s: float = 600,
     stopped: int | None = None,
 ) -> tuple[list[int], list[str]]:
     """Exit codes and output of one process for each environment, which calls `main` with the arguments.

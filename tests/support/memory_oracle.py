@@ -142,7 +142,7 @@ class _Search:
         for number in range(block, -1, -1):
             cost = chosen[number]
             if number in brought:
-                moves += setting.latency_s + cost.moved_bytes * setting.in_s
+                moves += cost.moved_count * setting.latency_s + cost.moved_bytes * setting.in_s
                 if turn + moves + left >= self.least:
                     return False
             left -= self._backward[number] + (cost.forward_s if cost.recomputes else 0.0)

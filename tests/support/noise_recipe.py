@@ -26,6 +26,8 @@ class Noise:
     seed: int = 0
     delay_s: float = 0.0
     """Not in `made_with`: it decides no byte."""
+    last_s: float = 0.0
+    """As long takes the last part, for whoever is to be ended before."""
     fail: str = ""
     fail_at: str = "train/noise-004"
     needed: int | None = None
@@ -60,7 +62,7 @@ class Noise:
             (path / "inner").mkdir(parents=True)
             (path / "a.bin").write_bytes(generator.randbytes(self.num_bytes))
             (path / "inner" / "b.bin").write_bytes(generator.randbytes(10))
-        time.sleep(self.delay_s)
+        time.sleep(self.last_s if part.name == self.parts()[-1].name and self.last_s else self.delay_s)
 
     def _fail(self, path: Path) -> None:
         path.write_bytes(b"half")

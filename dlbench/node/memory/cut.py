@@ -346,6 +346,8 @@ class Block:
         self._forwards = [module.forward for module in self.modules]
         self.function: BlockFunction = wrap(self._directly) if wrap is not None else self._modules_called
         """The block's computation, and nothing else."""
+        # Looked for once: to walk through all modules in each pass takes longer than all else around a small block.
+        self._holders = [one for module in self.modules for one in module.modules() if one._buffers]
         self._is_running = False
         self._given: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
         self._output: Any = None
@@ -369,7 +371,7 @@ class Block:
         return self._is_running
 
     def buffers(self) -> list[torch.Tensor]:
-        return [buffer for module in self.modules for buffer in module.buffers()]
+        return [buffer for one in self._holders for buffer in one.buffers(recurse=False)]
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_running:

@@ -263,25 +263,20 @@ class OutOfCore:
 
     def _compute(self, running: Pass, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = block.number
-        hooks = saved_tensors_hooks(partial(self._pack, running, number), partial(self._unpack, running))
-        if self._room.recomputes(number):
-            with hooks:
-                return checkpoint(
-                    block.function,
-                    *args,
-                    use_reentrant=False,
-                    context_fn=partial(self._checkpoint_contexts, running, block),
-                    **kwargs,
-                )
-        with self._hooks(number, hooks):
-            return block.function(*args, **kwargs)
+        with self._hooks(running, number):
+            if not self._room.recomputes(number):
+                return block.function(*args, **kwargs)
+            contexts = partial(self._checkpoint_contexts, running, block)
+            return checkpoint(block.function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
-    def _hooks(self, number: int, hooks: saved_tensors_hooks) -> AbstractContextManager[object]:
-        """What stands around a block that is not recomputed."""
-        if self._decisions[number] == "swap":
-            return hooks if self._tier is not None else save_on_cpu(pin_memory=True)
-        follows = self._saves_output[number] and self._room.moves(number + 1)
-        return hooks if follows or self._counts_now else nullcontext()
+    def _hooks(self, running: Pass, number: int) -> AbstractContextManager[object]:
+        """What stands around a block: of one that is recomputed it sees the input alone, which may be to move."""
+        if self._decisions[number] == "swap" and self._tier is None:
+            return save_on_cpu(pin_memory=True)
+        saves_next = self._saves_output[number] and self._room.moves(number + 1) and not self._room.recomputes(number)
+        if not (self._decisions[number] == "swap" or self._room.moves(number) or saves_next or self._counts_now):
+            return nullcontext()
+        return saved_tensors_hooks(partial(self._pack, running, number), partial(self._unpack, running))
 
     @property
     def _counts_now(self) -> bool:

@@ -37,8 +37,8 @@ _ALONGSIDE_S = 0.25  # computation alongside transfers lasts at most about so lo
 
 
 def sizes_of(chain: Chain) -> tuple[int, int]:
-    """A small and a large transfer as a plan may ask for: of the chain's median and of its largest unit, bytes."""
-    sizes = sorted(max(1, unit.saved_bytes, unit.input_bytes) for unit in chain.units)
+    """A small and a large transfer as a plan may ask for: of storages of the chain's median and largest unit, bytes."""
+    sizes = sorted(max(1, unit.saved_bytes // max(1, unit.saved_count), unit.input_bytes) for unit in chain.units)
     large = min(MOST_BYTES, max(LEAST_BYTES, sizes[-1]))
     small = min(large // 4, max(LEAST_BYTES // 4, sizes[len(sizes) // 2]))
     return small, large
@@ -70,8 +70,10 @@ def measure_rates(
     small, large = sizes_of(chain)
     trials = _Trials(tier, device, calls or (Calls() if device.type == "cuda" else None))
     trials.both_ways(large)  # the first transfer sets things up
-    few = [trials.both_ways(small) for _ in range(REPEATS)]
-    many = [trials.both_ways(large) for _ in range(REPEATS)]
+    few, many = [], []
+    for _ in range(REPEATS):  # In turns, and more of those that take little, which all the fixed time rests on.
+        few += [trials.both_ways(small) for _ in range(REPEATS)]
+        many.append(trials.both_ways(large))
     (small_out, small_in), (large_out, large_in) = _medians(few), _medians(many)
     out_rate, out_latency = _line((small, small_out), (large, large_out))
     in_rate, in_latency = _line((small, small_in), (large, large_in))

@@ -336,7 +336,7 @@ class ChainProfile:
         given, made = counted.gone
         begin = held["turn"].begin - given
         left = max(0, held["turned"].begin - begin + made - links[-1].output[1])
-        units = self._units(links, held)
+        units = self._units(links, held, _disturbed(links))
         return Chain(
             units=units,
             batch=len(next(iter(batch.values()))),
@@ -391,14 +391,15 @@ class ChainProfile:
                 module.__dict__.pop("forward", None)  # the class's own is seen again
         return passage
 
-    def _units(self, links: Sequence[_Link], held: Mapping[str, Held]) -> tuple[Unit, ...]:
+    def _units(self, links: Sequence[_Link], held: Mapping[str, Held], factor: float) -> tuple[Unit, ...]:
         units = []
         before: _Link | None = None
         for link in links:
             address, size = link.input
             is_saved = address in link.saved or (before is not None and before.output[0] in before.saved)
             edges, casts = (address, link.output[0]), sum(link.casts.values())
-            saved = sum(size for address, size in link.saved.items() if address not in edges)
+            inner = [size for address, size in link.saved.items() if address not in edges]
+            saved = sum(inner)
             # What was given on is there during the backward pass; in training only where the unit saved it.
             own = 0 if link.output[0] in link.saved else link.made_bytes
 
@@ -414,9 +415,10 @@ class ChainProfile:
             units.append(
                 Unit(
                     name=link.unit.name,
-                    forward_s=statistics.median(link.forward_s),
-                    backward_s=statistics.median(link.backward_s),
+                    forward_s=factor * statistics.median(link.forward_s),
+                    backward_s=factor * statistics.median(link.backward_s),
                     saved_bytes=saved,
+                    saved_count=len(inner),
                     # What only looks at the input of the unit before (a Flatten's output) lies in the same storage.
                     input_bytes=size if (not link.unit.shared if before is None else before.made_bytes) else 0,
                     input_saved=is_saved,
@@ -449,6 +451,16 @@ def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -
         meter.mark("update")
         optimizer.step()
     return meter.held()["update"].growth
+
+
+def _disturbed(links: Sequence[_Link]) -> float:
+    """A median pass over all units, over the sum of their own medians.
+
+    What disturbs a process now and then hardly shows in the median of a unit, which is short, but is in every pass.
+    """
+    times = [one for link in links for one in (link.forward_s, link.backward_s)]
+    apart = sum(map(statistics.median, times))
+    return statistics.median(map(sum, zip(*times, strict=True))) / apart if apart > 0 else 1.0
 
 
 def _median(passages: Sequence[_MeasuredPass], begin: str, end: str) -> float:

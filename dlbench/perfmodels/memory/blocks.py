@@ -43,6 +43,7 @@ class BlockCost:
     it is recomputed."""
     forward_bytes: int  # Room that its forward pass needs besides its input, its output included.
     moved_bytes: int  # What leaves the device after its forward pass, and comes back; 0: nothing moves.
+    moved_count: int  # Storages that this lies in; each takes a transfer's fixed time.
     freed_bytes: int  # What is freed when that has left, and has to find room again.
     backward_bytes: int  # Room that its backward pass needs besides `own_bytes` and `kept_bytes`, recomputing included.
     gradient_bytes: int  # Gradients of its parameters, which stay.
@@ -92,7 +93,7 @@ class BlockCosts:
         moving = 0 if held_by_others else kept
 
         # With what units before it in the block have saved; backward also with the gradients of those behind it.
-        saved = forward = passing = again = 0
+        saved = count = forward = passing = again = 0
         held = []
         for position, (unit, output) in enumerate(zip(units, outputs, strict=True)):
             entering = unit.input_bytes if position else 0
@@ -101,6 +102,7 @@ class BlockCosts:
             forward = max(forward, saved + entering + unit.saved_bytes + output + unit.forward_working_bytes)
             passing = max(passing, entering + output + unit.passing_working_bytes)
             saved += (entering if unit.input_saved else 0) + unit.saved_bytes
+            count += (1 if unit.input_saved and entering else 0) + (unit.saved_count if unit.saved_bytes else 0)
             held.append(saved)
         backward = piecemeal = gradients = 0
         for unit, here in zip(reversed(units), reversed(held), strict=True):
@@ -112,6 +114,7 @@ class BlockCosts:
         blocking = decision == "swap" and self._blocking
         own = 0 if recomputes or blocking else saved
         moved = (moving if recomputes else saved + moving) if moves else 0
+        count = (0 if recomputes else count) + (1 if moving else 0)
         needed = piecemeal if blocking else backward - saved
         if recomputes:  # the gradient of its output is there while its forward pass is repeated
             needed = max(backward, again + outputs[-1])
@@ -124,6 +127,7 @@ class BlockCosts:
             own_bytes=own,
             forward_bytes=passing if recomputes or blocking else forward,
             moved_bytes=moved,
+            moved_count=count if moves else 0,
             freed_bytes=0 if blocking else moved,
             backward_bytes=needed,
             gradient_bytes=gradients,

@@ -55,7 +55,7 @@ def cheapest_fitting(
     what a second of moving costs, in seconds of computing. `front`: ways that are followed at a time.
     """
     units = costs.chain.units
-    per_byte = price * (setting.in_s + setting.out_s) / 2
+    per_byte, each = price * (setting.in_s + setting.out_s) / 2, price * setting.latency_s
     after: list[list[int]] = [[] for _ in units]
     for first, last in spans:
         after[first].append(last)
@@ -67,7 +67,8 @@ def cheapest_fitting(
         for last in after[first] if known else ():
             for decision in decisions:
                 cost = costs.of(first, last, decision)
-                seconds = (cost.forward_s if cost.recomputes else 0.0) + cost.moved_bytes * per_byte
+                seconds = cost.forward_s if cost.recomputes else 0.0
+                seconds += cost.moved_bytes * per_byte + cost.moved_count * each
                 stays = cost.own_bytes + cost.kept_bytes
                 forward = cost.input_bytes + cost.forward_bytes
                 needed = max(forward, stays + cost.gradients_before_bytes + cost.backward_bytes)

@@ -10,8 +10,8 @@ of all activations and gradients that are on the device, or have room reserved t
    and for the next one, in order.
 2. It holds `forward_bytes` more while it runs; afterwards its `own_bytes` and its output stay. Its input goes but for
    its `kept_bytes`.
-3. A block that moves something appends one transfer of `moved_bytes` to the way out, which works in order, one
-   transfer at a time, each latency + bytes / rate. When it ends, `freed_bytes` are freed.
+3. A block that moves something appends its `moved_bytes` to the way out, which works in order, one storage at a time,
+   each latency + bytes / rate. When its `moved_count` storages have left, `freed_bytes` are freed.
 
 **Turn**: head and loss (`turn_s`) start when held + `turn_bytes` <= budget, and wait likewise; then the chain's output
 goes, and the gradients of the head's parameters stay.
@@ -22,8 +22,8 @@ goes, and the gradients of the head's parameters stay.
    are looked at in backward order, as long as the first of them can be issued; none overtakes another.
 
    - keep: nothing to do.
-   - swap: needs room for `freed_bytes`; they are reserved, and one transfer of `moved_bytes` is appended to the way
-     in, which works like the way out.
+   - swap: needs room for `freed_bytes`; they are reserved, and its `moved_bytes` are appended to the way in,
+     which works like the way out.
    - recompute: nothing is reserved.
    - recompute-swap: as swap.
    - **Still here**: a block whose swap-out is not finished needs no transfer and no more room: its tensors stay as
@@ -248,7 +248,7 @@ def forward(
             done.recompute_s += cost.forward_s
         if cost.moved_bytes:
             start = max(clock, out_free)
-            out_free = start + setting.latency_s + cost.moved_bytes * setting.out_s
+            out_free = start + cost.moved_count * setting.latency_s + cost.moved_bytes * setting.out_s
             outs.append(SwapOut(block, start, out_free, cost.freed_bytes))
             if setting.blocking:
                 if trace:
@@ -379,7 +379,8 @@ class _WayBack:
             else:
                 self.take(freed)
                 start = max(done.clock, self._in_free)
-                self._in_free = start + self._setting.latency_s + cost.moved_bytes * self._setting.in_s
+                fixed_s = cost.moved_count * self._setting.latency_s
+                self._in_free = start + fixed_s + cost.moved_bytes * self._setting.in_s
                 self._ready[number] = self._in_free
                 if self._trace:
                     self._trace.add("in", "swap in", number, start, self._in_free)

@@ -297,7 +297,7 @@ def test_loader_processes_have_one_thread_and_one_core_and_end_and_nothing_of_th
     assert all(map(is_alive, pids))
     source.close()
     source.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(is_alive, pids))

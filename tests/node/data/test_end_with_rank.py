@@ -48,4 +48,4 @@ def test_loaders_end_with_a_killed_rank(tmp_path: Path, wait_s: float | None) ->
             time.sleep(wait_s)
         rank.kill()
         rank.communicate()
-        assert leftovers.within(5.0, files=False) == []  # its supervisor removes the files
+        assert leftovers.within(files=False) == []  # its supervisor removes the files

@@ -36,7 +36,7 @@ def test_a_batch_without_room_in_shared_memory_ends_the_rank_and_not_its_patienc
     batch: dict[str, Any] = {"image": Unsendable()}
     queue.put((3, Fetched(batch=batch)))
     queue.put((4, Fetched(failures=["x"])))
-    received = dict([queue.get(timeout=30), queue.get(timeout=30)])
+    received = dict([queue.get(timeout=60), queue.get(timeout=60)])
     queue.close()
     queue.join_thread()
     assert received[4].lacks is None

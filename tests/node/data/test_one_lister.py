@@ -193,7 +193,13 @@ def test_a_rank_that_dies_while_it_lists_is_told_at_once() -> None:
     about = f"name={name!r}, first_rank=4, local_size=2, timeout_s=60"
     code = (
         "import os, time\nfrom dlbench.node.data.one_lister import Lister\n"
-        f"Lister({about}, local_rank=0).index(lambda: (time.sleep(1.0), os._exit(9)), ())"
+        "from dlbench.node.local_sockets import socket_address\n"
+        f"mark = socket_address('index ' + {name!r} + ' 1').decode().replace(chr(0), '@')\n"
+        "def dies():\n"
+        # One socket that listens, and one more for the other rank that has come.
+        "    while open('/proc/net/unix').read().count(mark) < 2:\n        time.sleep(0.01)\n"
+        "    os._exit(9)\n"
+        f"Lister({about}, local_rank=0).index(dies, ())"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT):
         began = time.monotonic()
@@ -204,7 +210,7 @@ def test_a_rank_that_dies_while_it_lists_is_told_at_once() -> None:
 
 def test_other_users_get_and_give_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_lister, "is_own_user", lambda _connection: False)
-    first, second = listers(2, 0.5)
+    first, second = listers(2, 5.0)
     given, got = on_ranks([lambda: first.index(lambda: 1, ()), lambda: second.index(lambda: 1, ())])
     assert isinstance(given, PeerLostError), "nobody was given anything"
     assert "another user of this machine listens under the name" in str(got)

@@ -175,7 +175,7 @@ def test_a_slow_reader_gets_processes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert choice.readers == Readers(2, 1)
     assert [(trial.loader_workers, trial.prefetch_batches) for trial in choice.trials] == [(0, 0), (1, 1), (2, 1)]
     assert [trial.samples_per_s for trial in choice.trials] == [25.0, 26.0, 50.0]
-    assert len(beats) > 20
+    assert len(beats) >= 9  # of three rounds of three
     assert choice.of_prefetch is None
 
 

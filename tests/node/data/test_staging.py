@@ -552,7 +552,7 @@ def test_nothing_stays_however_the_rank_ends(leftovers: Leftovers, data: Path, p
     words = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, "-c", code, str(place)]
     subprocess.run(words, env=leftovers.environment, timeout=60, check=False, capture_output=True)
     assert list(place.iterdir()) == []
-    assert leftovers.within(2.0) == []
+    assert leftovers.within() == []
 
 
 def test_what_a_killed_node_left_is_removed_by_the_next(data: Path, place: Path) -> None:

@@ -298,7 +298,7 @@ def all_out(tier: DiskTier) -> None:
     """Waits until everything that was to go out has gone: the thread does one thing after the other."""
     reached = threading.Event()
     tier._lane(0).put(reached.set)
-    assert reached.wait(30)
+    assert reached.wait(60)
 
 
 def _tickets(but: Sequence[DiskTicket] = ()) -> list[DiskTicket]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dlbench.node.memory.cut import find_units
+from dlbench.node.memory.cut import UnitModule, find_units
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.planning import Workbench, measure_rates, plan_memory, slowest_chain, slowest_rates
-from dlbench.node.memory.profile import ChainProfile, update_growth
+from dlbench.node.memory.profile import ChainProfile, _disturbed, _Link, update_growth
 from dlbench.node.models.build import build_model
 from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.perfmodels.memory.planner import in_core_bytes
@@ -50,7 +50,10 @@ def test_bytes_are_those_that_the_executor_counts(task: Task) -> None:
     units = cut(task, model)
     counting = OutOfCore(model, units, planned(units, "keep"), count=True)
     counting.install()
-    task.loss(model).backward()
+    loss = task.loss(model)
+    assert counting._pass is not None
+    counts = [len(owned) for owned in counting._pass.owned]
+    loss.backward()
     counted = measured_chain(units, list(counting._room.seen))
     counting.close()
 
@@ -58,6 +61,7 @@ def test_bytes_are_those_that_the_executor_counts(task: Task) -> None:
         return [(unit.name, unit.saved_bytes, unit.input_bytes, unit.input_saved, unit.joins) for unit in one.units]
 
     assert bytes_of(chain) == bytes_of(counted)
+    assert [unit.saved_count for unit in chain.units] == counts
     assert chain.output_bytes == counted.output_bytes
     assert all(unit.forward_s > 0 for unit in chain.units)
 
@@ -123,6 +127,16 @@ def test_gradients_that_outlast_a_pass_are_state_and_need_room_to_be_added() -> 
     assert [unit.gradient_bytes > 0 for unit in one.units] == [True, True]
     assert [unit.gradient_bytes for unit in two.units] == [0, 0]
     assert [unit.backward_working_bytes for unit in two.units] == [unit.backward_working_bytes for unit in one.units]
+
+
+def test_a_pass_takes_what_passes_took_and_not_what_units_took_at_their_best() -> None:
+    """Each pass is held up once, each time in another unit, which no unit's median shows."""
+    links = [
+        _Link(number=number, unit=UnitModule(name="u", modules=(), joins=True, shared=False)) for number in range(3)
+    ]
+    for number, link in enumerate(links):
+        link.forward_s, link.backward_s = [1.0] * 3, [2.0 + 9.0 * (number == passage) for passage in range(3)]
+    assert _disturbed(links) == (3 * 3 + 9) / (3 * 3)
 
 
 @pytest.mark.parametrize("name", ["sgd", "lamb"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlbench.node.models.build import build_model, forward_macs, training_flops_per_sample
@@ -130,13 +131,22 @@ def test_layers_are_named_and_embeddings_cost_nothing() -> None:
     assert "layers.2.attention.scores" in names
 
 
+class OnlyMeta(TorchDispatchMode):
+    """Refuses every operation that computes something large: tensors of the meta device have no content."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            assert not isinstance(one, torch.Tensor) or one.is_meta or one.numel() < 1000, func
+        return made
+
+
 def test_counting_costs_a_rank_next_to_nothing() -> None:
     torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)  # loads what meta tensors need, and every rank has one
-    started = time.process_time()
     for spec, data in (
         (BertModel(family="bert"), SEQUENCES),
         (ResNetModel(family="resnet"), IMAGES),
         (CosmoFlowModel(family="cosmoflow"), VOLUMES),
     ):
-        assert forward_macs(spec, data)
-    assert time.process_time() - started < 3.0  # 0.7 s on an idle machine
+        with OnlyMeta():
+            assert forward_macs(spec, data)

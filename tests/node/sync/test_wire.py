@@ -34,9 +34,9 @@ class ThreadGroup:
 
     def _all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         self._table[self.index] = tensor.clone()
-        self._barrier.wait(20)
+        self._barrier.wait(60)
         everything = [other.clone() for other in self._table]
-        self._barrier.wait(20)
+        self._barrier.wait(60)
         return everything
 
     def sum(self, vector: torch.Tensor) -> None:

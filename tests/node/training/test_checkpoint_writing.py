@@ -314,8 +314,11 @@ def test_what_ends_training_waits_for_the_checkpoint_and_says_what_became_of_it(
 ) -> None:
     update = TrainingLoop._update
 
+    failing = threading.Event()
+
     def fails(loop: TrainingLoop, step: int) -> None:
         if step == 5:
+            failing.set()
             raise ValueError("a defect")
         update(loop, step)
 
@@ -334,7 +337,8 @@ def test_what_ends_training_waits_for_the_checkpoint_and_says_what_became_of_it(
 
         def slow(opened: int, error: Exception = error) -> None:
             if threading.current_thread().name == "dlbench-checkpoint":
-                threading.main_thread().join(0.2)  # the step that fails comes first
+                failing.wait(60)  # the step that fails comes first
+                threading.main_thread().join(0.2)
                 raise error
             fsync(opened)
 

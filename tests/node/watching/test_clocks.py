@@ -224,8 +224,9 @@ Serve = Callable[..., ClockServer]
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts servers of the token `t` on the loopback, and ends them."""
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts servers of the token `t` on the loopback, and ends them. They serve one for long: a core may be taken."""
+    monkeypatch.setattr(clocks, "BURST_S", 60.0)
     servers: list[ClockServer] = []
 
     def start(clock: Callable[[], int] = time.monotonic_ns) -> ClockServer:
@@ -241,7 +242,7 @@ def serve() -> Iterator[Serve]:
 @pytest.mark.parametrize("skew_ns", [0, 12_345_678_901, -(10**15)])
 def test_a_skewed_clock_is_recovered_within_the_bound(serve: Serve, skew_ns: int) -> None:
     server = serve(lambda: time.monotonic_ns() + skew_ns)
-    found = estimate(compare(server.address, server.port, "t", 200, timeout_s=10))
+    found = estimate(compare(server.address, server.port, "t", 200, timeout_s=60))
     assert found.num_exchanges == 200
     assert abs(found.offset_ns - skew_ns) <= found.bound_ns
 
@@ -262,7 +263,7 @@ def test_a_fast_clock_is_recovered_at_both_ends_and_between(serve: Serve) -> Non
     server = serve(other)
     points = []
     for _ in range(2):
-        points.append(estimate(compare(server.address, server.port, "t", 50, timeout_s=10, clock=own)))
+        points.append(estimate(compare(server.address, server.port, "t", 50, timeout_s=60, clock=own)))
         passed[0] += 3600 * SECOND
     found = line(points)
     assert found.drift is not None
@@ -275,8 +276,8 @@ def test_a_fast_clock_is_recovered_at_both_ends_and_between(serve: Serve) -> Non
 def test_a_wrong_token_is_refused(serve: Serve) -> None:
     server = serve()
     with pytest.raises(OSError, match=r"closed|reset|Broken pipe"):
-        compare(server.address, server.port, "another", 5, timeout_s=10)
-    assert len(compare(server.address, server.port, "t", 5, timeout_s=10)) == 5
+        compare(server.address, server.port, "another", 5, timeout_s=60)
+    assert len(compare(server.address, server.port, "t", 5, timeout_s=60)) == 5
 
 
 @pytest.mark.parametrize(
@@ -288,8 +289,8 @@ def test_garbage_on_the_port_leaves_the_others_alone(serve: Serve, noise: bytes)
         with suppress(OSError):  # closed while it was still talking
             other.sendall(noise)
             other.shutdown(socket.SHUT_WR)
-        assert len(compare(server.address, server.port, "t", 20, timeout_s=10)) == 20
-        other.settimeout(10)
+        assert len(compare(server.address, server.port, "t", 20, timeout_s=60)) == 20
+        other.settimeout(60)
         with suppress(ConnectionResetError):  # what it sent was not all read: as good as closed
             assert other.recv(1) == b""
     assert server.problem == ""
@@ -299,8 +300,8 @@ def test_many_silent_connections_do_not_keep_others_out(serve: Serve) -> None:
     server = serve()
     silent = [socket.create_connection((server.address, server.port)) for _ in range(clocks.MAX_WAITING + 10)]
     try:
-        assert len(compare(server.address, server.port, "t", 20, timeout_s=10)) == 20
-        silent[0].settimeout(10)
+        assert len(compare(server.address, server.port, "t", 20, timeout_s=60)) == 20
+        silent[0].settimeout(60)
         assert silent[0].recv(1) == b""
     finally:
         for one in silent:
@@ -311,35 +312,36 @@ def test_a_silent_connection_is_closed_in_time(serve: Serve, monkeypatch: pytest
     monkeypatch.setattr(clocks, "GREETING_S", 0.05)
     server = serve()
     with socket.create_connection((server.address, server.port)) as silent:
-        silent.settimeout(10)
+        silent.settimeout(60)
         assert silent.recv(1) == b""
 
 
-def test_who_greets_and_asks_nothing_is_let_go_in_time(serve: Serve) -> None:
+def test_who_greets_and_asks_nothing_is_let_go_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "BURST_S", 1.0)
     server = serve()
     with socket.create_connection((server.address, server.port)) as idle:
         idle.sendall(greeting("t"))
-        assert len(compare(server.address, server.port, "t", 5, timeout_s=10)) == 5
-        idle.settimeout(10)
+        assert 1 <= len(compare(server.address, server.port, "t", 5, timeout_s=60)) <= 5
+        idle.settimeout(60)
         assert idle.recv(1) == b""
 
 
 def test_who_asks_slowly_is_let_go_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "BURST_S", 0.0)
     server = serve()
-    assert len(compare(server.address, server.port, "t", 500, timeout_s=10)) == 1
+    assert len(compare(server.address, server.port, "t", 500, timeout_s=60)) == 1
 
 
 def test_no_connection_is_answered_for_ever(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "MAX_ROUNDS", 30)
     server = serve()
-    assert len(compare(server.address, server.port, "t", 1000, timeout_s=10)) == 30
+    assert len(compare(server.address, server.port, "t", 1000, timeout_s=60)) == 30
 
 
 def test_nodes_that_ask_at_once_are_served_in_turn(serve: Serve) -> None:
     server = serve()
     with ThreadPoolExecutor(8) as pool:
-        bursts = list(pool.map(lambda _: compare(server.address, server.port, "t", 50, timeout_s=30), range(8)))
+        bursts = list(pool.map(lambda _: compare(server.address, server.port, "t", 50, timeout_s=60), range(8)))
     assert [len(one) for one in bursts] == [50] * 8
     spans = sorted((one[0].received_ns, one[-1].answered_ns) for one in bursts)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
@@ -352,7 +354,7 @@ def test_a_follower_compares_at_the_start_and_at_the_end(serve: Serve, tmp_path:
     path.write_text("{", encoding="utf-8")  # as a reader may find it on a shared file system
     server = serve(lambda: time.monotonic_ns() + 3 * SECOND)
     publish(path, server, "t")
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not follower._estimates and time.monotonic() < until:
         time.sleep(0.01)
     points, problem = follower.finish()

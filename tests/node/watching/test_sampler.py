@@ -43,7 +43,7 @@ from tests.support.rank_places import rank_place
 from tests.support.run_factory import plans
 
 SECOND = 1_000_000_000
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 def plan_of(*, nodes: int = 1, ranks: int = 1, pin: bool = True, **watch: Any) -> RunPlan:
@@ -546,16 +546,23 @@ def test_it_never_outlives_its_rank(tmp_path: Path, forks: bool, end: str) -> No
     assert forks == (forked > 0)
 
 
+PAUSES_S = (0.3, 2.0, 10.0)
+"""How long a sampler is given for its first samples: no block of them is full then, and more where it had no core."""
+
+
 def test_a_terminated_sampler_writes_what_it_holds(tmp_path: Path, started: Start) -> None:
-    order = order_of(tmp_path)
-    sampler = started(order)
-    wait_until(Path(order.samples).exists)
-    sampler.measuring(True)
-    time.sleep(0.3)
-    assert sampler.pid is not None
-    os.kill(sampler.pid, signal.SIGTERM)
-    wait_until(lambda: sampler.pid is None)
-    rows, reader = rows_of(Path(order.samples))
+    for pause_s in PAUSES_S:
+        order = order_of(tmp_path, samples=str(tmp_path / f"{pause_s}.samples"))
+        sampler = started(order)
+        wait_until(Path(order.samples).exists)
+        sampler.measuring(True)
+        time.sleep(pause_s)
+        assert sampler.pid is not None
+        os.kill(sampler.pid, signal.SIGTERM)
+        wait_until(lambda ended=sampler: ended.pid is None)  # type: ignore[misc]
+        rows, reader = rows_of(Path(order.samples))
+        if rows:
+            break
     assert rows, "no block was full yet"
     assert reader.end is None
     assert sampler.finish() is None
@@ -564,15 +571,15 @@ def test_a_terminated_sampler_writes_what_it_holds(tmp_path: Path, started: Star
     )
 
 
-@pytest.mark.parametrize("forks", [False, True])
-def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: bool) -> None:
-    """Fewer than a block holds; the kernel tells the sampler by SIGTERM where a forked process holds its input open."""
-    order = order_of(tmp_path, period_s=0.05)
-    end = "while not os.path.exists(order.samples):\n    time.sleep(0.01)\ntime.sleep(0.3)\nos.kill(os.getpid(), 9)"
+def rank_killed_beside(order: SamplerOrder, forks: bool, pause_s: float) -> None:
+    """Starts a rank that kills itself so long after its sampler has a file, and waits for the sampler's end."""
+    end = "while not os.path.exists(order.samples):\n    time.sleep(0.01)\n"
+    end += f"time.sleep({pause_s})\nos.kill(os.getpid(), 9)"
     code = RANK.format(forks=forks, end=end)
     rank = subprocess.Popen([sys.executable, "-c", code, order.to_line().decode()], stdout=subprocess.PIPE)
     forked = -1
     try:
+        assert rank.stdout is not None
         pid, forked = map(int, rank.stdout.readline().split())
         assert rank.wait(WAIT_S) == -9
         wait_until(lambda: is_gone(pid))
@@ -581,7 +588,17 @@ def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: boo
         rank.communicate()
         if forked > 0:
             os.kill(forked, signal.SIGKILL)
-    rows, reader = rows_of(Path(order.samples))
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: bool) -> None:
+    """Fewer than a block holds; the kernel tells the sampler by SIGTERM where a forked process holds its input open."""
+    for pause_s in PAUSES_S:
+        order = order_of(tmp_path, period_s=0.05, samples=str(tmp_path / f"{pause_s}.samples"))
+        rank_killed_beside(order, forks, pause_s)
+        rows, reader = rows_of(Path(order.samples))
+        if rows:
+            break
     assert rows
     assert (reader.end, reader.torn_bytes) == (None, 0)
 
@@ -671,7 +688,7 @@ def test_a_sampler_that_fails_is_a_problem_and_no_error(
 ) -> None:
     sampler = started(order_of(tmp_path), command)
     sampler.measuring(True)
-    assert sampler.finish(0.5 if "sleep" in command[-1] else 10.0) is None
+    assert sampler.finish(0.5 if "sleep" in command[-1] else WAIT_S) is None
     assert sampler.problem.startswith("sampler of n0: ")
     assert why in sampler.problem
     sampler.measuring(False)

@@ -66,6 +66,7 @@ def drawn_chain(draw: random.Random, most: int = 7) -> Chain:
                 forward_s=time(),
                 backward_s=time(),
                 saved_bytes=size(),
+                saved_count=draw.choice((1, 1, 3)),
                 input_bytes=size() if number or not shared[0] else 0,
                 input_saved=draw.random() < 0.8,
                 joins=draw.random() < 0.85,

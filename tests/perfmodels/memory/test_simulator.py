@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.perfmodels.memory.blocks import Kind, Lane, Schedule, predicted
+from dlbench.perfmodels.memory.blocks import BlockCosts, Kind, Lane, Schedule, predicted
 from dlbench.perfmodels.memory.planner import fixed_plan
 from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates
-from tests.perfmodels.memory.chains import blocks, chains, equal_chain, link, links, planned, unit
+from tests.perfmodels.memory.chains import DECISIONS, blocks, chains, equal_chain, link, links, planned, unit
 
 Prefetch = Literal["room", "one-block", "blocking"]
 prefetches: st.SearchStrategy[Prefetch] = st.sampled_from(("room", "one-block", "blocking"))
@@ -113,11 +113,23 @@ def test_streamed_fetches_one_block_ahead_and_lets_one_block_leave_at_a_time() -
 
 def test_offload_computes_nothing_beside_a_transfer() -> None:
     schedule = simulate(equal_chain(3), blocks("sss"), link(100, latency_s=0.25, drag=0.5), None, prefetch="blocking")
-    moved = (3 * 100 + 2 * 10) / 100 + 3 * 0.25
+    moved = (3 * 100 + 2 * 10) / 100 + 5 * 0.25  # what three units save, and two boundaries
     assert schedule.makespan == pytest.approx(9 + 2 * moved)
     assert schedule.stall_s == pytest.approx(2 * moved)
     assert schedule.swapped_bytes == 320
     assert schedule.peak_bytes == 10 + 10  # what a unit takes and makes: each tensor that it saves leaves at once
+
+
+def test_each_storage_takes_the_fixed_time_of_a_transfer() -> None:
+    """Three that a unit saves, and its input; of a block that is recomputed the input alone."""
+    chain = equal_chain(4, units=tuple(unit(number, saved_count=3) for number in range(4)))
+    schedule = simulate(chain, blocks("skkk"), link(100, latency_s=0.25), None)
+    assert times(schedule, "out", "swap out") == {0: (1.0, 2.75)}
+    assert times(schedule, "in", "swap in") == {0: (4.0, 5.75)}
+    costs = BlockCosts(chain)
+    counts = [costs.of(1, 2, decision).moved_count for decision in DECISIONS]
+    assert counts == [0, 8, 0, 1]
+    assert costs.of(0, 0, "recompute-swap").moved_count == 0  # others hold its input
 
 
 def test_computing_beside_transfers_takes_longer_by_the_drag() -> None:
