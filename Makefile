@@ -32,7 +32,7 @@ GPU := $(wildcard /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1 /dev/kfd)
 CPU_ONLY := env CUDA_VISIBLE_DEVICES=
 DEMO_HIDES := demo: it shows the presets for CPUs, so the GPU here is hidden; with it: dlbench run resnet50 --preset gpu
 
-.PHONY: demo demo-stages demo-data test test-stages quick nightly bench gpu-check setup horovod lint format clean
+.PHONY: demo demo-stages demo-data test test-stages quick nightly bench gpu-check setup set-up horovod images lint format clean
 .DELETE_ON_ERROR:
 
 demo:
@@ -42,28 +42,29 @@ demo:
 
 demo-stages:
 	@$(if $(GPU),echo "$(DEMO_HIDES)")
-	@$(MAKE) --no-print-directory --jobs 2 horovod demo-data
+	@$(MAKE) --no-print-directory --jobs 3 set-up demo-data
 	@$(STAGE) "demo: ResNet-50" $(CPU_ONLY) $(BIN)/dlbench run resnet50 $(SERIES) --data data/demo/images
 	@$(STAGE) "demo: BERT" $(CPU_ONLY) $(BIN)/dlbench run bert $(SERIES) --data data/demo/text
 	@$(STAGE) "demo: CosmoFlow" $(CPU_ONLY) $(BIN)/dlbench run cosmoflow $(SERIES) --data data/demo/density
 	@$(STAGE) "demo: tables" $(BIN)/dlbench report "$(DEMO_OUT)"
 	@$(STAGE) "demo: report" $(BIN)/dlbench report "$(DEMO_OUT)" -o "$(DEMO_OUT)/report.html"
 
-# Beside Horovod's build, which begins with half a minute on one core.
 demo-data: $(VENV)/.ready-demo
 	@$(STAGE) "demo: data" $(BIN)/dlbench data demo data/demo
 
 test:
 	@.ci/stage --all $(MAKE) --no-print-directory test-stages
 
-test-stages: horovod lint
+test-stages:
+	@$(MAKE) --no-print-directory --jobs 3 set-up
+	@$(MAKE) --no-print-directory lint
 	@$(STAGE) "test: pytest" $(PYTEST)
 	@$(if $(GPU),$(STAGE) "test: pytest with the GPU" $(BIN)/python -m pytest -m gpu tests/gpu)
 
 quick: $(VENV)/.ready-dev
 	@$(STAGE) "test: pytest" $(PYTEST) --ignore tests/real -m "not slow and not slurm and not browser and not horovod"
 
-nightly: horovod lint
+nightly: set-up lint
 	@$(STAGE) "test: pytest" $(PYTEST) --nightly --hypothesis-profile nightly
 
 lint: $(VENV)/.ready-dev
@@ -85,24 +86,37 @@ gpu-check: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.gpu $(if $(FIGURES),--figures)
 
 setup:
-	@.ci/stage --all $(MAKE) --no-print-directory horovod $(VENV)/.ready-dev
+	@.ci/stage --all $(MAKE) --no-print-directory --jobs 3 set-up $(VENV)/.ready-dev
 
 $(VENV)/bin/python:
 	@$(QUIET) "set-up: virtual environment" $(PYTHON) -m venv "$(VENV)"
 
-# torch first and by itself: what follows must not bring another one.
-$(VENV)/.ready-demo: $(VENV)/bin/python pyproject.toml
-	@$(QUIET) "set-up: torch" $(PIP) "$(TORCH)"
-	@$(QUIET) "set-up: dlbench's packages" $(PIP) --editable ".[node,analysis,demo]"
+# First and alone: torch, as what follows must not bring another one, and all that Horovod's build uses, as it runs beside
+# the next pip. Most of what pip takes for torch is bytecode, which is made beside that build, too.
+$(VENV)/.ready-torch: $(VENV)/bin/python pyproject.toml
+	@$(QUIET) "set-up: torch" $(PIP) --no-compile "$(TORCH)" "numpy>=1.26" --editable ".[horovod]"
+	@touch $@
+
+$(VENV)/.ready-demo: $(VENV)/.ready-torch
+	@$(QUIET) "set-up: dlbench's packages" $(PIP) --no-compile --editable ".[node,analysis,demo]"
+	@touch $@
+
+# Ranks write none. Packages bring some files that are no Python of today, which is no failure.
+$(VENV)/.ready-bytecode: $(VENV)/.ready-demo
+	@$(QUIET) "set-up: bytecode" sh -c '"$(BIN)/python" -m compileall -qq "$(VENV)/lib" || :'
 	@touch $@
 
 # Asked each time, for no file of this folder changes when MPI, CUDA or a compiler comes, goes or is another: what is
 # built for all that is here now stays, and a build of this toolchain is kept for the next time.
-horovod: $(VENV)/.ready-demo
+horovod: $(VENV)/.ready-torch
 	@$(STAGE) "set-up: Horovod" $(BIN)/dlbench setup horovod
+
+images: $(VENV)/.ready-demo
 	-@$(STAGE) "set-up: crops of JPEGs (optional)" $(BIN)/dlbench setup images
 
-$(VENV)/.ready-dev: $(VENV)/.ready-demo
+set-up: horovod images $(VENV)/.ready-bytecode
+
+$(VENV)/.ready-dev: $(VENV)/.ready-demo $(VENV)/.ready-bytecode
 	@$(QUIET) "set-up: packages for tests" $(PIP) --editable ".[node,analysis,demo,dev]"
 	@touch $@
 

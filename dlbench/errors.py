@@ -99,6 +99,12 @@ class StalledError(DlbenchError):
     exit_code = ExitCode.TIMEOUT
 
 
+def first_line(error: BaseException) -> str:
+    """A library's message as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The right names that a wrong one may stand for; empty if none is near.
 

@@ -28,22 +28,6 @@ class InOrder(click.Group):
         return list(self.commands)
 
 
-def require_this_machine(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
-    """Proves of plans without a scheduler that this machine is one for them.
-
-    `cores`: that ranks may use here.
-    Raises `UserError`: no preset was chosen, and the default is for GPUs that are not here, or a preset for GPUs was.
-    `EnvironmentLacksError`: a plan's precision is not this CPU's.
-    """
-    from dlbench.jobs.local import has_gpu, precision_problem
-
-    here = [plan for plan in plans if plan.system.scheduler == "none"]
-    if any(plan.workload.model.computes for plan in here) and not has_gpu():
-        _require_preset_for_cpus(request, here, cores)
-    for problem in filter(None, map(precision_problem, here)):
-        raise EnvironmentLacksError(problem)
-
-
 def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: int) -> None:
     from dlbench.jobs.local import hidden_gpus
     from dlbench.specs.choices import WorkloadFile
@@ -361,8 +345,12 @@ def decorated(function: F, decorators: Sequence[Callable[[F], F]]) -> F:
 
 def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> Request:
     """The options of `plan_options` as a request. Raises `UserError`: a text that is not of the right form."""
-    from dlbench.specs.requests import Request, parse_set, parse_sides, parse_sweep
+    from dlbench.specs.requests import Request, parse_set, parse_sides, parse_sweep, parse_tags, tag_value
 
+    tags = parse_tags(options["tags"])
+    for name in COMMIT_VARIABLES:  # The commit that a CI names.
+        if "commit" not in tags and os.environ.get(name):
+            tags["commit"] = tag_value(os.environ[name], f"tag commit from the variable {name}")
     for name in ("repeats", "ranks_per_node"):
         if options[name] is not None and options[name] < 1:
             raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be 1 or more")
@@ -378,19 +366,8 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         watch_cost=options.get("watch_cost", False),
         sides=parse_sides(options["ab"]),
         ladder=options.get("ladder", False),
-        tags=_tags(options["tags"]),
+        tags=tags,
     )
-
-
-def _tags(given: tuple[str, ...]) -> dict[str, str]:
-    """The tags given, and the commit that a CI names."""
-    from dlbench.specs.requests import parse_tags, tag_value
-
-    tags = parse_tags(given)
-    for name in COMMIT_VARIABLES:
-        if "commit" not in tags and os.environ.get(name):
-            tags["commit"] = tag_value(os.environ[name], f"tag commit from the variable {name}")
-    return tags
 
 
 def note_few_pairs(request: Request) -> None:
@@ -416,9 +393,9 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
 
     `trains`: whether the plans are to be trained; then what this machine cannot do is refused.
     Raises `UserError`: anything wrong with the request, in one line. `EnvironmentLacksError`: this machine, where the
-    runs are to be, lacks something.
+    runs are to be, lacks something; without a scheduler they are to be here.
     """
-    from dlbench.jobs.local import precision_problem
+    from dlbench.jobs.local import has_gpu, precision_problem
     from dlbench.records.layer_profile import with_layers
     from dlbench.specs.expand import expand
 
@@ -428,7 +405,11 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     for profile in dict.fromkeys(said for _, said in found if said):
         click.echo(f"note: {profile}", err=True)
     if trains:
-        require_this_machine(request, plans, cores)
+        here = [plan for plan in plans if plan.system.scheduler == "none"]
+        if any(plan.workload.model.computes for plan in here) and not has_gpu():
+            _require_preset_for_cpus(request, here, cores)
+        for problem in filter(None, map(precision_problem, here)):
+            raise EnvironmentLacksError(problem)
         if note := _default_note(request, plans):
             click.echo(f"note: {note}", err=True)
         for note in preset_notes(plans):

@@ -17,7 +17,6 @@ from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.comm.report import CollectivesReport
-    from dlbench.records.scan import Scan
     from dlbench.report.document import Document
     from dlbench.views.model import Report
 
@@ -313,17 +312,14 @@ def diagnose(
 
     costs = None if network is None else read_network(network)
     scanned = read_runs(runs, where)
-    found, document = diagnosis(scanned, costs, _asked_of_slurm(scanned) if slurm else None)
+    joules = None  # Of the runs' jobs, by run id.
+    if slurm:
+        from dlbench.jobs.slurm.accounting import job_energies
+
+        joules, why = job_energies(scanned.runs)
+        note_missing("Slurm reports no energy of", why)
+        if not joules and not why:
+            click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
+    found, document = diagnosis(scanned, costs, joules)
     emit(document, chosen, output, full=full)
     finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the diagnosis says why")
-
-
-def _asked_of_slurm(scanned: Scan) -> dict[str, float]:
-    """Joules of the runs' jobs, by run id; says on standard error of which there are none, and why."""
-    from dlbench.jobs.slurm.accounting import job_energies
-
-    found, why = job_energies(scanned.runs)
-    note_missing("Slurm reports no energy of", why)
-    if not found and not why:
-        click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
-    return found

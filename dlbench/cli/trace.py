@@ -48,7 +48,13 @@ def trace(
       dlbench trace runs/RUN -o trace.json.gz --ranks 0,8-15 --steps 100-120
       dlbench trace runs/RUN -o trace.parquet
     """
-    chosen = _format_of(output, format_name)
+    name = output.name.lower()
+    by_name = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
+    if by_name is None and format_name is None:
+        raise UserError(f"-o {output}: the name implies no format; end it in {', '.join(SUFFIXES)}, or give --format")
+    if by_name is not None and format_name is not None and by_name != format_name:
+        raise UserError(f"-o {output}: --format {format_name} and the name's ending exclude each other")
+    chosen = by_name or format_name
     check_writable(output)
     if cores and chosen == "parquet":
         raise UserError("--cores: has no effect on --format parquet, which holds every field that was sampled")
@@ -98,17 +104,6 @@ def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> 
     for line in lines:
         # Names of hosts and reasons come from files.
         click.echo(f"dlbench: {clean(line)}", err=True)
-
-
-def _format_of(output: Path, asked: FormatName | None) -> FormatName:
-    """The format that was asked for, or that the name of the output file implies."""
-    name = output.name.lower()
-    by_name = next((chosen for suffix, chosen in SUFFIXES.items() if name.endswith(suffix)), None)
-    if by_name is None and asked is None:
-        raise UserError(f"-o {output}: the name implies no format; end it in {', '.join(SUFFIXES)}, or give --format")
-    if by_name is not None and asked is not None and by_name != asked:
-        raise UserError(f"-o {output}: --format {asked} and the name's ending exclude each other")
-    return by_name or asked or "perfetto"
 
 
 def _read(path: Path) -> Run:

@@ -100,7 +100,12 @@ def _best(group: CollectiveGroup, size: int) -> Best:
     measured = [(series.title, one) for series in group.series if (one := series.at(size)) is not None]
     (title, first), *others = sorted(measured, key=lambda one: one[1].time.value)
     leads = [(name, _ratio(one, first)[0]) for name, one in others]
-    tied = [(name, lead) for name, lead in leads if not _is_beaten(lead)]
+    # Not slower beyond doubt, or not by enough to matter.
+    tied = [
+        (name, lead)
+        for name, lead in leads
+        if lead.n < MIN_RUNS or lead.low is None or lead.low <= 1 or lead.value <= 1 + STAY_WITHIN
+    ]
     return Best(
         num_bytes=size,
         title=title,
@@ -113,11 +118,6 @@ def _best(group: CollectiveGroup, size: int) -> Best:
         tied=(title, *(name for name, _ in tied)),
         spread=max((lead.value - 1 for _, lead in tied), default=0.0),
     )
-
-
-def _is_beaten(lead: Estimate) -> bool:
-    """Whether a ratio of times to the fastest says that a series is slower, and by enough to matter."""
-    return lead.n >= MIN_RUNS and lead.low is not None and lead.low > 1 and lead.value > 1 + STAY_WITHIN
 
 
 def recommended(group: CollectiveGroup) -> tuple[Recommended, ...]:
@@ -168,12 +168,16 @@ def crossovers(group: CollectiveGroup) -> tuple[Crossover, ...]:
         before_low, before_high = group.at(left.title, left.high), group.at(left.title, right.low)
         after_low, after_high = group.at(right.title, left.high), group.at(right.title, right.low)
         if before_low and before_high and after_low and after_high:
+            # Where lines through the points of both sizes cross, logarithms on both axes.
+            low, high = math.log(before_low.num_bytes), math.log(before_high.num_bytes)
+            ahead = max(0.0, math.log(after_low.time.value / before_low.time.value))
+            behind = math.log(before_high.time.value / after_high.time.value)
             found.append(
                 Crossover(
                     source="measured",
                     before=left.title,
                     after=right.title,
-                    num_bytes=_meeting(before_low, after_low, before_high, after_high),
+                    num_bytes=math.exp(low + (high - low) * ahead / (ahead + behind)),
                     low=left.high,
                     high=right.low,
                 )
@@ -262,13 +266,3 @@ def ratios(group: CollectiveGroup) -> Iterator[Ratio]:
 def _ratio(top: Measurement, bottom: Measurement) -> tuple[Estimate, bool]:
     """Time over time, and whether of the same runs."""
     return ratio_estimate(top.by_run, bottom.by_run), pairing(top.by_run, bottom.by_run).is_paired
-
-
-def _meeting(
-    before_low: Measurement, after_low: Measurement, before_high: Measurement, after_high: Measurement
-) -> float:
-    """Where two lines through the points of two sizes cross, logarithms on both axes; bytes."""
-    low, high = math.log(before_low.num_bytes), math.log(before_high.num_bytes)
-    ahead = max(0.0, math.log(after_low.time.value / before_low.time.value))
-    behind = math.log(before_high.time.value / after_high.time.value)
-    return math.exp(low + (high - low) * ahead / (ahead + behind))

@@ -101,9 +101,14 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
     for scope, found in scopes.items():
         if only is not None and scope != only:
             continue
-        unlike = _asked_unlike([group for group, _ in found])
-        if unlike:
-            unfitted.append(f"{scope.title}: {unlike}")
+        # What was asked for of the system; one model is not fitted to what differs there.
+        asked = {
+            group.id: {k: v for k, v in system_content(group.sample.plan).items() if not k.startswith("system.launch.")}
+            for group, _ in found
+        }
+        if unlike := side_by_side(asked).differences:
+            why = f"its runs were asked for unlike ({named(unlike)}); fit each kind from a folder of its own"
+            unfitted.append(f"{scope.title}: {why}")
             continue
         try:
             fit, left = _fit(scope, found, lines_of(table, scope), fitted)
@@ -113,16 +118,6 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
         fits.append(fit)
         unfitted += [f"{scope.title}: {left}"] if left else []
     return Fits(fits=tuple(fits), unfitted=tuple(unfitted))
-
-
-def _asked_unlike(groups: Sequence[CollectiveGroup]) -> str:
-    """Why one model must not be fitted to groups: what they were asked for of the system; empty where it is equal."""
-    asked = {
-        group.id: {k: v for k, v in system_content(group.sample.plan).items() if not k.startswith("system.launch.")}
-        for group in groups
-    }
-    found = side_by_side(asked).differences
-    return f"its runs were asked for unlike ({named(found)}); fit each kind from a folder of its own" if found else ""
 
 
 def fit_one(

@@ -403,11 +403,6 @@ def about(num_bytes: float) -> str:
     return f"{float(f'{float(value):.3g}'):g} {unit}"
 
 
-def range_text(low: float, high: float) -> str:
-    """A range of sizes, or one size."""
-    return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
-
-
 def per_byte_text(seconds_per_byte: float) -> str:
     """Seconds per byte as the rate that they are, GB/s; `free` where bytes cost nothing."""
     return "free" if seconds_per_byte <= 0 else format_number(1e-9 / seconds_per_byte, 3)
@@ -485,7 +480,8 @@ def advice(group: CollectiveGroup, ranges: Sequence[Recommended]) -> str:
 
 
 def _range(one: Recommended) -> str:
-    return f"{range_text(one.low, one.high)}: {one.title or f'no clear winner ({tied_text(one)})'}"
+    sizes = " to ".join(dict.fromkeys(map(format_bytes, (one.low, one.high))))
+    return f"{sizes}: {one.title or f'no clear winner ({tied_text(one)})'}"
 
 
 def prediction_advice(found: Predictions, one: Prediction) -> str:

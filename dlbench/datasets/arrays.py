@@ -6,10 +6,10 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dlbench.lazy import np
 from dlbench.opening import open_file, require_file
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import h5py
     from numpy.typing import NDArray
 
+T = TypeVar("T")
 OPEN_AT_MOST = 32  # files kept open by one process
 
 _SMALLEST_SHARE = 1 / 1100  # of its bytes that compression leaves of a dataset; gzip leaves 1/1032
@@ -84,7 +85,7 @@ class OpenFiles:
     """Opens files at first use in each process, so that its owner may be pickled or forked."""
 
     def __init__(self) -> None:
-        self._handles: dict[Path, tuple[Any, dict[str, Any]]] = {}  # and the datasets that were asked for
+        self._handles: dict[Path, tuple[Any, list[Any]]] = {}  # and what was found in it
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,14 +98,16 @@ class OpenFiles:
         if path not in self._handles:
             if len(self._handles) >= OPEN_AT_MOST:
                 self._handles.pop(next(iter(self._handles)))[0].close()
-            self._handles[path] = open_hdf5(path), {}
+            self._handles[path] = open_hdf5(path), []
         return self._handles[path][0]
 
-    def dataset(self, path: Path, key: str) -> Any:
-        """A dataset of an open file, looked up once; raises as `get`, and KeyError."""
+    def found(self, path: Path, look: Callable[[h5py.File], T]) -> T:
+        """What `look` finds in a file, which it looks at once while it is open; raises as `get`, and as `look`."""
         file = self.get(path)
-        known = self._handles[path][1]
-        return known[key] if key in known else known.setdefault(key, file[key])
+        known: list[T] = self._handles[path][1]
+        if not known:
+            known.append(look(file))
+        return known[0]
 
     def close(self) -> None:
         for file, _ in self._handles.values():

@@ -15,6 +15,7 @@ The container follows from the files' names, which may lie in the folder and in 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from dlbench.lazy import np
 from dlbench.opening import open_file, read_bytes
 
 if TYPE_CHECKING:
+    import h5py
     from numpy.typing import NDArray
 
     Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]  # (S, S, S, C) and (T,) of one sample.
@@ -112,7 +114,7 @@ def require_form(shape: tuple[int, ...], counts: NDArray[np.int16]) -> None:
 
 def require_counts(part: NDArray[np.int16]) -> None:
     """Raises ValueError: one of them is negative."""
-    if part.min() < 0:
+    if np.minimum.reduce(part, axis=None) < 0:  # what `min` calls, without its detours
         raise ValueError("x has a negative count")
 
 
@@ -158,21 +160,20 @@ class Hdf5Volumes(Volumes):
 
     def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         with damage_as_oserror():  # HDF5 itself refuses a place beyond its end
-            x, y = self._files.dataset(path, "x"), self._files.dataset(path, "y")
+            x, y, descriptor, start_of = self._files.found(path, _hdf5_content)
             require_form(x.shape[-4:], counts)
-            chosen = place if x.ndim == 5 else ()
-            start = _stored_at(x, place, counts)
+            chosen = place if len(x.shape) == 5 else ()
+            target, start = np.asarray(y[chosen]), start_of(place)
             if start is None:
                 x.read_direct(counts, chosen)
                 require_counts(counts)
-                return np.asarray(y[chosen])
-            opened = self._files.get(path).id.get_vfd_handle()
+                return target
             for part in _parts(counts):
-                if os.preadv(opened, [part.data], start) < part.nbytes:
+                if os.preadv(descriptor, [part.data], start) < part.nbytes:
                     raise ValueError("cut off")
                 require_counts(part)
                 start += part.nbytes
-            return np.asarray(y[chosen])
+            return target
 
     def close(self) -> None:
         self._files.close()
@@ -192,20 +193,23 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
     return found
 
 
-def _stored_at(x: Any, place: int, counts: NDArray[np.int16]) -> int | None:
-    """The byte of its file at which a volume of a dataset begins; None: it does not lie there as it is in `counts`."""
-    first = (place if x.ndim == 5 else 0, 0, 0, 0, 0)[: x.ndim]
-    if x.dtype != counts.dtype or first[0] >= x.shape[0]:
-        return None
+def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int | None]]:
+    """`x` and `y` of a file, its descriptor, and at which of its bytes a volume begins, by its place.
+
+    None: it does not lie there as int16 in one piece.
+    """
+    x = file["x"]
+    shape, nowhere = (1, *x.shape)[-5:], (x, file["y"], file.id.get_vfd_handle(), lambda _place: None)
+    if x.dtype != "<i2":
+        return nowhere
     if x.chunks is None:  # the start is None of a compact, an external or a virtual one
-        start = x.id.get_offset()
-        return None if start is None else int(start) + first[0] * counts.nbytes
-    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *counts.shape)[-x.ndim :]:
-        return None
-    if x.file.userblock_size:  # from whose end some releases of HDF5 count
-        return None
-    chunk = x.id.get_chunk_info_by_coord(first)
-    return None if chunk.byte_offset is None else int(chunk.byte_offset)
+        start, num_bytes = x.id.get_offset(), math.prod(shape[1:]) * x.dtype.itemsize
+        return nowhere if start is None else (*nowhere[:3], lambda n: start + n * num_bytes if n < shape[0] else None)
+    # Some releases of HDF5 count from the end of a user block.
+    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *shape[1:])[-x.ndim :] or file.userblock_size:
+        return nowhere
+    rest = (0,) * (x.ndim - 1)
+    return *nowhere[:3], lambda n: x.id.get_chunk_info_by_coord((n, *rest)).byte_offset if n < shape[0] else None
 
 
 def _hdf5_sample(file: Any, place: int) -> Volume:
@@ -372,7 +376,7 @@ class DensityIndex:
 
     def place(self, index: int) -> tuple[Path, int, int]:
         """The file of a sample, its place in it, and how many samples the file holds."""
-        file = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        file = int(self.offsets.searchsorted(index, side="right")) - 1
         first = int(self.offsets[file])
         return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
 

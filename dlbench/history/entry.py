@@ -137,11 +137,7 @@ class HistoryEntry:
     def to_dict(self) -> dict[str, Any]:
         """The entry as JSON holds it."""
         content = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        for name in ("tags", "environment", "figures"):
-            content[name] = dict(content[name])
-        content["hosts"] = [dataclasses.asdict(host) for host in self.hosts]
-        content["dropped"] = list(self.dropped)
-        return content
+        return content | {"hosts": [dataclasses.asdict(host) for host in self.hosts]}
 
     @classmethod
     def from_json(cls, text: str) -> HistoryEntry:
@@ -161,8 +157,8 @@ class HistoryEntry:
         # ones: a whole dictionary put into an empty one brings its own table of keys, three times as large.
         fields = vars(made)
         fields["environment"], fields["hosts"] = _environment(environment), _hosts(hosts)
-        for part in (_common(f'{{"label": {label}}}'), _common(f'{{"side": {side}'), own):
-            fields.update(part)
+        fields.update(_common(f'{{"label": {label}, "side": {side}'))
+        fields.update(own)
         if fields.keys() != _FIELDS:
             raise TypeError(f"no entry: {sorted(fields.keys() ^ _FIELDS)}")
         return made

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,7 @@ from dlbench.analysis.table import WithoutFigures, tabulate
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.files import content_digest, files_of, num_bytes, sync_folder
+from dlbench.history.series import moment_of
 from dlbench.history.store import EntryMaker, History, Notify
 from dlbench.opening import folder_below, read_json
 from dlbench.records.files import write_atomic, write_json
@@ -89,18 +90,10 @@ def beyond(entries: Sequence[HistoryEntry], *, keep_days: float, keep_last: int,
         if entry.state == "valid" and kept.get(entry.key, 0) < keep_last:
             kept[entry.key] = kept.get(entry.key, 0) + 1
             continue
-        moment = _moment(entry.age_from)
+        moment = moment_of(entry.age_from)
         if moment is not None and now - moment > timedelta(days=keep_days):
             chosen.append(entry)
     return chosen[::-1]
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def removals(history: History, entries: Iterable[HistoryEntry], *, traces_only: bool) -> list[Removal]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.metrics import METRICS, Metric
@@ -186,11 +187,11 @@ def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
     """
     known: dict[str, HistoryEntry] = {}
     for entry in entries:
-        moment = _moment(entry.finished) if entry.state == "valid" else None
+        moment = moment_of(entry.finished) if entry.state == "valid" else None
         if moment is not None:
             is_plain = _PLAIN.fullmatch(entry.finished) is not None
             known[entry.run_id] = entry if is_plain else dataclasses.replace(entry, finished=utc_text(moment))
-    return sorted(known.values(), key=lambda run: (run.finished, run.run_id))
+    return sorted(known.values(), key=attrgetter("finished", "run_id"))
 
 
 def damaged_runs(entries: Iterable[HistoryEntry]) -> tuple[str, ...]:
@@ -203,7 +204,8 @@ def utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime(UTC_FORMAT)
 
 
-def _moment(text: str) -> datetime | None:
+def moment_of(text: str) -> datetime | None:
+    """A time with its zone, UTC where none is said; None where it is none."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

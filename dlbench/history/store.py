@@ -31,6 +31,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -403,9 +404,7 @@ class History:
         """
         chosen = (self._once(folder, entry) for folder, (_, entry) in self._rows.items())
         wanted = where or {}
-        return sorted(
-            (entry for entry in chosen if matches(entry, wanted)), key=lambda entry: (entry.finished, entry.run_id)
-        )
+        return sorted((entry for entry in chosen if matches(entry, wanted)), key=attrgetter("finished", "run_id"))
 
     def _once(self, folder: str, entry: HistoryEntry) -> HistoryEntry:
         """A run that lies in two folders, because someone put it there, counts once."""
@@ -464,7 +463,6 @@ class History:
 
     def _load(self) -> None:
         # Entries stay, in no circles: looking through them for circles, now and later, takes a third of a page.
-        is_collecting = gc.isenabled()
         gc.disable()
         try:
             self._set(self._index.read())
@@ -480,8 +478,7 @@ class History:
             self._keep_in_memory(error)
         finally:
             gc.freeze()
-            if is_collecting:
-                gc.enable()
+            gc.enable()
 
     def _catch_up(self) -> None:
         listing = self.store.listing(self._note_stray)

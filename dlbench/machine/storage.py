@@ -96,11 +96,8 @@ def storage_reads(counter: Path = COUNTER) -> int | None:
         text = os.pread(_opened.file, 4096, 0)
     except OSError:
         return None
-    for line in text.splitlines():
-        name, _, number = line.partition(b": ")
-        if name == b"read_bytes" and number.isdigit():
-            return int(number)
-    return None
+    number = text.partition(b"\nread_bytes: ")[2].partition(b"\n")[0]
+    return int(number) if number.isdigit() else None
 
 
 def counts_reads(path: Path, root: Path = Path("/")) -> bool:

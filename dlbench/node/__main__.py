@@ -5,19 +5,51 @@ Nothing heavy is imported before the rank is bound to its cores, because thread 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
 import time
 import traceback
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from threading import Thread
 
 STARTED = time.monotonic()
+
+from dlbench.opening import read_json, why_unreadable  # noqa: E402  (the clock must start first)
+
+LIBRARIES = (
+    *("array", "binascii", "contextvars", "csv", "decimal", "fcntl", "grp", "heapq", "mmap", "pydantic_core", "random"),
+    *("subprocess", "unicodedata", "uuid", "zoneinfo"),
+)
+
+
+def load_library(plan: Path) -> Thread | None:
+    """Loads torch's library beside what follows, as libc's call leaves Python's lock, unlike an import: 0.25 s of CPU.
+
+    OpenMP comes with it and reads its threads, as `bind` will set them; where it binds them, too, nothing is loaded.
+    What has a library of its own would wait for it, and is imported before. What fails is left to torch's import.
+    """
+    for name in LIBRARIES:
+        __import__(name)
+    with suppress(AttributeError, LookupError, OSError, TypeError, ValueError):
+        os.environ["OMP_NUM_THREADS"] = str(read_json(plan, 1 << 27)["layout"]["cores_per_rank"])
+        if os.environ.keys().isdisjoint(("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")):
+            path = Path(find_spec("torch").origin).with_name("lib") / "libtorch_cpu.so"  # type: ignore[union-attr, arg-type]
+            thread = Thread(target=ctypes.CDLL(None).dlopen, args=(os.fsencode(path), os.RTLD_NOW))
+            thread.start()
+            return thread
+    return None
+
+
+LOADING: Thread | None = None
 if __name__ == "__main__":
     gc.disable()  # What is imported stays, and is frozen below: collecting meanwhile costs 0.3 s of CPU.
+    LOADING = load_library(Path(sys.argv[-1]))
 
-from pydantic import ValidationError  # noqa: E402  (the clock must start first)
+from pydantic import ValidationError  # noqa: E402  (meanwhile)
 
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
@@ -26,7 +58,6 @@ from dlbench.node.rank_checks import require_machine, require_version  # noqa: E
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
-from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
 from dlbench.records.interrupted import write_interrupted  # noqa: E402
@@ -34,8 +65,6 @@ from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.comm import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 from dlbench.units import utc_now  # noqa: E402
-
-_COMM_FORMAT = CommPlan.model_fields["format"].default
 
 
 def load_plan(path: Path) -> RunPlan | CommPlan:
@@ -46,7 +75,7 @@ def load_plan(path: Path) -> RunPlan | CommPlan:
     """
     try:
         content = read_json(path, MAX_JSON)
-        if isinstance(content, dict) and content.get("format") == _COMM_FORMAT:
+        if isinstance(content, dict) and content.get("format") == CommPlan.model_fields["format"].default:
             return CommPlan.model_validate(content)
         return RunPlan.model_validate(content)
     except (OSError, ValueError, ValidationError) as error:
@@ -68,6 +97,8 @@ def main(arguments: list[str]) -> int:
     binding: CoreBinding | None = None
     try:
         plan = load_plan(path)
+        if LOADING is not None:
+            LOADING.join()  # It reads the environment, which `bind` changes.
         place = detect(plan)
         sampler = _start_sampler(plan, RunFolder(path.parent), place)
         binding = bind(plan, place)
@@ -85,7 +116,10 @@ def main(arguments: list[str]) -> int:
         if failure.whole or not isinstance(error, DlbenchError):
             traceback.print_exc()
         if isinstance(plan, CommPlan):
-            _leave(int(failure.exit_code))
+            # At once: exit handlers (MPI_Finalize, Horovod's) would wait for ranks that hang or are gone.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(failure.exit_code))
         return int(failure.exit_code)
     finally:
         if sampler is not None:
@@ -115,13 +149,6 @@ def _fail(progress: Progress | None, failure: RankFailure) -> None:
             progress.fail(failure.reason, int(failure.exit_code), failure.kind)
         except DlbenchError as error:
             print(f"dlbench: error: {error}", file=sys.stderr, flush=True)
-
-
-def _leave(code: int) -> NoReturn:
-    """Ends this rank at once: exit handlers (MPI_Finalize, Horovod's) would wait for ranks that hang or are gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _train(

@@ -83,8 +83,11 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
             pinned = True
     chosen = None
     if plan.system.launch.launcher != "local" and place.local_size > 1 and has_gpu(root, {}):
+        # Slurm lists visible devices in order, which leaves open which rank takes which; a person's own order is meant.
+        numbers = [part.strip() for part in (listed or "").split(",") if part.strip()]
+        is_free = all(map(str.isdecimal, numbers)) and numbers == sorted(numbers, key=int)
         # What differs between ranks is part of what each says: one that said nothing would keep the others waiting.
-        chosen = _nearest(plan, place, allowed if cores is allowed and _is_free(listed) else (), root)
+        chosen = _nearest(plan, place, allowed if cores is allowed and is_free else (), root)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(wanted)
     return CoreBinding(
@@ -95,14 +98,6 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
         gpu=chosen[1] if chosen is not None else None if seat is None else seats[seat],
         gpu_by_mask=None if chosen is None else chosen[0],
     )
-
-
-def _is_free(listed: str | None) -> bool:
-    """Whether a list of visible devices leaves it open which rank takes which: Slurm's are in order, a person's own
-    order is meant.
-    """
-    numbers = [part.strip() for part in (listed or "").split(",") if part.strip()]
-    return all(map(str.isdecimal, numbers)) and numbers == sorted(numbers, key=int)
 
 
 def _nearest(plan: LaunchPlan, place: RankPlace, cores: Sequence[int], root: Path) -> tuple[int, Gpu] | None:

@@ -131,7 +131,7 @@ def rank_gpu(
     """
     if device.type != "cuda":
         return None
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the address
     named = str(properties.uuid)
     uuid = named if named.upper()[:4] in ("GPU-", "MIG-") else f"GPU-{named}"
     is_slice = _SLICE in properties.name
@@ -140,7 +140,8 @@ def rank_gpu(
         # What CUDA's runtime calls a slice depends on the driver: its own UUID, or that of the board.
         uuid = slices[0] if slices else by_nvml.uuid if by_nvml is not None else uuid
     known = by_nvml if by_nvml is not None and (by_nvml.uuid == uuid or not by_nvml.uuid) else None
-    bus = known.pci_bus_id if known is not None else _bus(properties)
+    bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    bus = bus if known is None else known.pci_bus_id
     numa = known.numa_node if known is not None else place_of(bus)[0] if bus else None
     own = device.index or 0
     others = [number for number in range(torch.cuda.device_count()) if number != own]
@@ -153,15 +154,6 @@ def rank_gpu(
         no_peer_access=tuple(number for number in others if not torch.cuda.can_device_access_peer(own, number)),
         by_mask=by_mask,
     )
-
-
-def _bus(properties: Any) -> str:
-    """A PCI address from what torch says of it, from 2.7 on; empty before."""
-    parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    if any(not isinstance(part, int) for part in parts):
-        return ""
-    domain, bus, device = parts
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def require_own_gpu(

@@ -174,8 +174,12 @@ def main(arguments: list[str]) -> int:
         seen = look(plan, folder, place)
         write_json(folder.rank(place.rank), seen.model_dump(mode="json"))
         if place.node_rank == 0 and place.local_rank == 0 and place.num_nodes > 1:
+            firsts = range(place.local_size, place.size, place.local_size)  # Of every other node.
             problem = answer(
-                folder.clock, place.token, plan.system.launch.interface, lambda: _others_done(folder, place)
+                folder.clock,
+                place.token,
+                plan.system.launch.interface,
+                lambda: all(folder.rank(rank).exists() or folder.failed(rank).exists() for rank in firsts),
             )
             if problem:
                 print(f"dlbench: {problem}", file=sys.stderr)
@@ -283,12 +287,6 @@ def _load(looked: Path) -> SeenLoad | None:
         return None
     others = max(0.0, sum(busy.values()) - load["own_s"])
     return SeenLoad(window_s=load["window_s"], cores=len(busy), others_s=others)
-
-
-def _others_done(folder: PreflightFolder, place: RankPlace) -> bool:
-    """Whether every other node's first rank has written what it saw, or has failed."""
-    firsts = range(place.local_size, place.size, place.local_size)
-    return all(folder.rank(rank).exists() or folder.failed(rank).exists() for rank in firsts)
 
 
 if __name__ == "__main__":

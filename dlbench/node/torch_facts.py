@@ -1,6 +1,6 @@
 """What torch computes with on this rank: versions in the process, and switches that decide which kernels run.
 
-For TF32 of NVIDIA GPUs torch has two interfaces, `allow_tf32` and since 2.9 `fp32_precision`, and reading either raises
+For TF32 of NVIDIA GPUs torch has two interfaces, `allow_tf32` and newer `fp32_precision`, and reading either raises
 where only the other was written. Both are written here, the old one first and with the same meaning, so that both can
 be read: torch's own compiler still reads the old one.
 """
@@ -23,22 +23,16 @@ OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # 0: NVIDIA's libraries never use TF32, whate
 def set_tf32(is_on: bool) -> None:
     """Lets this process's GPU compute fp32 products in TF32, or keeps them in fp32."""
     cuda.matmul.allow_tf32 = cudnn.allow_tf32 = is_on
-    for part in _parts().values():
+    convolutions: Any = cudnn
+    for part in (cuda.matmul, convolutions.conv, convolutions.rnn):
         part.fp32_precision = "tf32" if is_on else "ieee"
 
 
 def tf32_products() -> dict[str, bool]:
     """Whether products of matrices (`matmul`) and convolutions (`cudnn`) may use TF32; raises nothing."""
-    new = {name: part.fp32_precision == "tf32" for name, part in _parts().items() if name != "rnn"}
-    return new or {"matmul": bool(cuda.matmul.allow_tf32), "cudnn": bool(cudnn.allow_tf32)}
-
-
-def _parts() -> dict[str, Any]:
-    """What has a precision of its own in the new interface; nothing before torch 2.9."""
-    if not hasattr(cuda.matmul, "fp32_precision"):
-        return {}
     convolutions: Any = cudnn
-    return {"matmul": cuda.matmul, "cudnn": convolutions.conv, "rnn": convolutions.rnn}
+    parts = {"matmul": cuda.matmul, "cudnn": convolutions.conv}
+    return {name: part.fp32_precision == "tf32" for name, part in parts.items()}
 
 
 def lacking_tf32(device: torch.device) -> str:

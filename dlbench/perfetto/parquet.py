@@ -19,7 +19,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlbench.errors import EnvironmentLacksError
 from dlbench.perfetto.events import PHASE_NAMES
 from dlbench.perfetto.export import temporary_next_to
 from dlbench.perfetto.rows import Notes, SpanRows, SpanSource, StepRows, clean, sample_rows, step_rows
@@ -64,11 +63,8 @@ def write_parquet(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output:
     """Writes both tables, as a whole or not at all.
 
     `output` is the file of spans (the other: `counters_next_to`); `facts`: what the trace says of itself; to these, and
-    to `notes`, what is met now is added. Raises UserError: they cannot be written; or EnvironmentLacksError: pyarrow is
-    too old.
+    to `notes`, what is met now is added. Raises UserError: they cannot be written.
     """
-    if not hasattr(pq.ParquetWriter, "add_key_value_metadata"):
-        raise EnvironmentLacksError("--format parquet: pyarrow is too old; remedy: pip install 'pyarrow>=16'")
     with temporary_next_to(output) as temporary:
         spans, counters = temporary / "spans", temporary / "counters"
         with _Table(spans, _SPANS) as span_table, _Table(counters, _COUNTERS) as counter_table:

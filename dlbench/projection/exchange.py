@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dlbench.errors import UserError
 from dlbench.lazy import Array, np
@@ -53,6 +53,20 @@ class Way:
     group_size: int
     topk_density: float | None = None  # Share of entries that wire topk sends.
     by: tuple[str, str] = ("", "")  # Engine, and what moves the bytes, in words: where hierarchical is cut.
+    chunks: Mapping[float, int] = field(default_factory=dict)
+    """Of messages as they ran, by bytes of fp32 gradients; others are cut as this dlbench does it."""
+
+
+def way_of(result: ExchangeResult, engine: str) -> Way:
+    """How gradients went in a run."""
+    return Way(
+        exchange=result.exchange,
+        fusion=AS_IT_RAN,
+        wire=result.wire,
+        group_size=result.group_size,
+        by=(engine, result.carrier),
+        chunks=result.chunks,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +108,8 @@ def taken_apart(network: NetworkModel, layout: Layout, way: Way, algorithm: str,
                 return features("all-gather", "ring", size, layout, network, element_bytes=_PAIR_BYTES)
         width = 4 if way.wire == "topk" else WIRE_BYTES[way.wire]
         size, hierarchical = elements * width, way.exchange == "hierarchical"
-        chunks = level_chunks(*way.by, layout, size) if hierarchical else None
+        ran = way.chunks.get(num_bytes) if layout.num_groups > 1 else None
+        chunks = (ran or level_chunks(*way.by, layout, size)) if hierarchical else None
         return features("allreduce", algorithm, size, layout, network, element_bytes=width, chunks=chunks)
     except UserError as error:
         raise NoModelError(str(error)) from None

@@ -71,6 +71,8 @@ def gathered(
         notes.append(f"The runs at {anchor.ranks} ranks lay below {len(leaves)} leaf switches.")
     elif anchor.nodes > 1:
         notes.append(f"Leaf switches of more than {anchor.nodes} nodes were not recorded.")
+    if exchange is not None and exchange.chunks_are_guessed:
+        notes.append("Chunks of hierarchical messages were not recorded, and are priced as this dlbench cuts them.")
     fusion: dict[str, float | None] = {}
     if plan.engine.name == "horovod":
         tuned = None if exchange is None else exchange.autotune

@@ -49,6 +49,7 @@ from dlbench.projection.exchange import (
     price_of,
     priced_as,
     taken_apart,
+    way_of,
 )
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
 from dlbench.projection.ledger import LEAST_ROWS
@@ -242,8 +243,7 @@ class _Costs:
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
-        by = ingredients.engine, result.carrier
-        ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=result.group_size, by=by)
+        ran = way_of(result, ingredients.engine)
         own = priced_as(ran)
         # A library chooses by itself; Gloo's all-reduce is a ring.
         names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)

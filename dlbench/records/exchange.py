@@ -31,6 +31,9 @@ class Message(Spec):
         description="How it went: flat, hierarchical, leader, sparse, or the engine's operation; average every 8 "
         "updates: of parameters and optimizer state, not in each step."
     )
+    chunks: Count | None = Field(
+        None, description="Chunks in which the levels of hierarchical sent it; null: another way, or an earlier record."
+    )
     ready_s: NonNegative | None = Field(
         None, description="When its last gradient was there, seconds after the start of the backward pass; median."
     )
@@ -106,6 +109,17 @@ class ExchangeResult(Spec):
     def of_gradients(self) -> tuple[Message, ...]:
         """The messages that carry gradients, and neither parameters nor activations."""
         return tuple(one for one in self.messages if not one.method.endswith(NOT_OF_GRADIENTS))
+
+    @property
+    def chunks(self) -> dict[float, int]:
+        """Chunks of a message of gradients, by its bytes; empty: it went another way, or they were not recorded."""
+        return {float(one.num_bytes): one.chunks for one in self.of_gradients if one.chunks is not None}
+
+    @property
+    def chunks_are_guessed(self) -> bool:
+        """Whether an earlier dlbench cut messages for its levels and did not record in how many chunks."""
+        is_cut = self.by == "dlbench" and self.exchange == "hierarchical"
+        return is_cut and any(one.chunks is None for one in self.of_gradients)
 
     @property
     def sent_bytes(self) -> float | None:

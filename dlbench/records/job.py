@@ -224,8 +224,11 @@ def seen_in_log(folder: RunFolder, statuses: Sequence[RankStatus]) -> Failure | 
         words = f": {said}" if said else ""
         return Failure(reason=f"it ended with exit code {code[1]} before any rank started{words}; see launch.log")
     cause = first_cause(statuses)
-    if cause is not None and cause.failure == "own" and not _came_before(ending, cause):
-        return None
+    if cause is not None and cause.failure == "own":
+        # A signal may have ended one rank before another failed by itself.
+        came_before = bool(ending.at) and ending.rank != cause.rank and ending.at < (cause.failed_at or cause.updated)
+        if not came_before:
+            return None
     killed = _OUT_OF_MEMORY.search(text)
     if killed is not None and ending.words in (_NO_MEMORY, _by(signal.SIGKILL)):
         reason = f"rank {ending.rank} was OOM-killed: Slurm detected {killed[1]}"
@@ -338,8 +341,3 @@ def _of_task(rank: int, words: str) -> _Ending:
 
 def _by(number: signal.Signals) -> str:
     return f"by signal {number.name}"
-
-
-def _came_before(ending: _Ending, cause: RankStatus) -> bool:
-    """Whether a signal ended one rank before another failed by itself."""
-    return bool(ending.at) and ending.rank != cause.rank and ending.at < (cause.failed_at or cause.updated)

@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,7 @@ def toolchain() -> dict[str, str | None]:
     )
     if done.returncode != 0:
         raise EnvironmentLacksError("horovod: torch is not installed in this environment; pip install 'dlbench[node]'")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    torch = answer
+    torch: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     facts: dict[str, str | None] = {"torch": torch["torch"], "cuda": torch["cuda"]}
     facts["python"] = ".".join(map(str, sys.version_info[:2]))
     facts["compiler"] = _first_line(os.environ.get("CXX", "g++"), "--version") or None
@@ -152,11 +152,6 @@ def build_environment(facts: Mapping[str, str | None]) -> dict[str, str]:
     return switches
 
 
-def _without_gpu_switches(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what asks for a CUDA build, left over from the caller's shell or an installation guide."""
-    return {name: value for name, value in environment.items() if not name.startswith("HOROVOD_GPU")}
-
-
 def _link_libraries(facts: Mapping[str, str | None], folder: Path) -> dict[str, str]:
     """Links by the names that linkers look for, to libraries that pip installs under others; and where they are. At run
     time the names with numbers count: torch, imported first, has loaded these very libraries.
@@ -192,8 +187,7 @@ def cache_key(facts: Mapping[str, str | None]) -> str:
 
 def cached_wheel(facts: Mapping[str, str | None]) -> Path | None:
     """The wheel built earlier for this toolchain, or None."""
-    wheels = sorted((cache_folder() / "horovod" / cache_key(facts)).glob("horovod-*.whl"))
-    return wheels[0] if wheels else None
+    return min((cache_folder() / "horovod" / cache_key(facts)).glob("horovod-*.whl"), default=None)
 
 
 def apply_patches(source: Path) -> None:
@@ -303,12 +297,14 @@ def _compile(
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
     command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(source.parent / "wheels"), str(source)]
     progress, due_s, start = BuildProgress(), SIGN_OF_LIFE_S, time.monotonic()
+    # Without what asks for a CUDA build, left over from the caller's shell or an installation guide.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_GPU")}
     with log.open("wb") as sink, log.open(encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
             command,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            env={**_without_gpu_switches(os.environ), **environment},
+            env=inherited | dict(environment),
             cwd=source,
         )
         while process.returncode is None:
@@ -354,7 +350,9 @@ def build_wheel(
         say(f"taking Horovod {VERSION} from {source}" if source else f"fetching Horovod {VERSION} (source)")
         unpacked = _fetch(work, source)
         apply_patches(unpacked)
-        parts = ["Gloo", *(["MPI"] if facts.get("mpi") else []), *_cuda_words(facts)]
+        parts = ["Gloo", *(["MPI"] if facts.get("mpi") else [])]
+        if nccl := facts.get("nccl"):
+            parts.append(f"NCCL {nccl} and CUDA {facts['nvcc']} for compute capabilities {facts['architectures']}")
         say(f"building Horovod {VERSION} with {', '.join(parts)}; once, some minutes, the last files take longest")
         say(f"log {log}")
         _compile(unpacked, build_environment(facts) | _link_libraries(facts, work / "links"), log, say, rewrite)
@@ -363,12 +361,6 @@ def build_wheel(
         shutil.rmtree(target, ignore_errors=True)
         built.rename(target)
     return next(iter(sorted(target.glob("horovod-*.whl"))))
-
-
-def _cuda_words(facts: Mapping[str, str | None]) -> list[str]:
-    if not facts.get("nccl"):
-        return []
-    return [f"NCCL {facts['nccl']} and CUDA {facts['nvcc']} for compute capabilities {facts['architectures']}"]
 
 
 def install(
@@ -390,7 +382,7 @@ def install(
         say("so this Horovod is one for CPUs: on GPUs it serves one rank; engine ddp serves more")
     wheel = None if rebuild else cached_wheel(facts)
     marker = Path(sys.prefix) / "horovod-installed-by-dlbench.txt"
-    if wheel is not None and marker.is_file() and marker.read_text() == cache_key(facts) and _importable():
+    if wheel is not None and marker.is_file() and marker.read_text() == cache_key(facts) and find_spec("horovod"):
         say(f"Horovod {VERSION} is installed (build {cache_key(facts)})")
         return wheel
     say("installing what Horovod's build needs")
@@ -402,11 +394,6 @@ def install(
     _run_pip(["install", "--no-deps", "--force-reinstall", str(wheel)], Path.cwd())
     marker.write_text(cache_key(facts))
     return wheel
-
-
-def _importable() -> bool:
-    code = "import importlib.util as u, sys; sys.exit(u.find_spec('horovod') is None)"
-    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @dataclass(frozen=True, kw_only=True)

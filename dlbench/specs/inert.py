@@ -16,12 +16,6 @@ def _warms_up(plan: RunPlan) -> bool:
     return bool(schedule.warmup_steps or schedule.warmup_epochs)
 
 
-def _is_left_by_row(plan: RunPlan, *keys: str) -> bool:
-    """Whether the row of learning_rate_table that is in force leaves these keys alone."""
-    place = plan.workload.train.optimizer.place(plan.global_batch)
-    return place is None or all(getattr(place.row, key) is None for key in keys)
-
-
 def _counts_epochs(plan: RunPlan) -> bool:
     quality = plan.workload.quality if plan.measure.until == "quality" else None
     in_quality = quality is not None and (quality.evaluate_every_epochs or quality.max_epochs)
@@ -78,10 +72,12 @@ def _decay(forms: tuple[str, ...]) -> tuple[_Acts, str]:
 
 
 def _row(*own: str) -> tuple[_Acts, str]:
+    def is_left(plan: RunPlan) -> bool:
+        place = plan.workload.train.optimizer.place(plan.global_batch)
+        return place is None or all(getattr(place.row, key) is None for key in own)
+
     why = "the row of train.optimizer.learning_rate_table for this global batch replaces it; set "
-    return lambda plan: _is_left_by_row(
-        plan, *own
-    ), f"{why}train.optimizer.learning_rate_scaling to none, linear or sqrt"
+    return is_left, f"{why}train.optimizer.learning_rate_scaling to none, linear or sqrt"
 
 
 _NO_READER = "synthetic data has no reader"

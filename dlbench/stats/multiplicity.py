@@ -142,12 +142,16 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
     `scatter`: standard deviation of the log ratios of pairs of runs. `difference`: the relative difference to be seen,
     e.g. 0.02. `comparisons`: how many are made. `freedom`: degrees of freedom of the scatter; None where it is known.
     """
+    from scipy.special import nctdtr
+
     effect = math.log1p(difference) / max(scatter, ROUNDING)
     tail = LEVEL / (2 * max(1, comparisons))
     effects = [effect * root for root in ([1.0] if freedom is None else _root_quantiles(freedom))]
 
     def is_enough(pairs: int) -> bool:
-        return fmean(_power(pairs, one, tail) for one in effects) >= POWER
+        # Of Student's non-central t (Cohen, Statistical Power Analysis, 1988, chapter 12).
+        quantile = student_quantile(1 - tail, pairs - 1)
+        return fmean(1 - float(nctdtr(pairs - 1, math.sqrt(pairs) * one, quantile)) for one in effects) >= POWER
 
     low, high = 2, 3
     while not is_enough(high):
@@ -162,13 +166,3 @@ def _root_quantiles(freedom: int) -> list[float]:
     from scipy.special import chdtri
 
     return [math.sqrt(chdtri(freedom, 1 - (i + 0.5) / _SCATTERS) / freedom) for i in range(_SCATTERS)]
-
-
-def _power(pairs: int, effect: float, tail: float) -> float:
-    """Chance that a mean of normal values, `effect` standard deviations from 0, is called larger at this tail: that of
-    Student's non-central t (Cohen, Statistical Power Analysis, 1988, chapter 12).
-    """
-    from scipy.special import nctdtr
-
-    freedom = pairs - 1
-    return 1 - float(nctdtr(freedom, math.sqrt(pairs) * effect, student_quantile(1 - tail, freedom)))

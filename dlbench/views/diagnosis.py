@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Section
@@ -56,7 +56,10 @@ def diagnosis(
     document = document_of(report, views)
     costs = () if network is None else (f"Forecasts: fitted costs of {network.system} over {network.transport}.",)
     empty = () if report.groups else ("No run has figures.",)
-    repeated = _repeated([section for section in document.sections if section.is_group])
+    # Notes and captions that stand in several groups, in order: they are said once.
+    printed = [list(_small_print(section)) for section in document.sections if section.is_group]
+    counts = Counter(text for texts in printed for text in {*texts})
+    repeated = {text: None for texts in printed for text in texts if counts[text] > 1}
     groups = (_group(one, repeated) if one.is_group else one for one in document.sections)
     once = Section(
         id="all-groups", title="For all groups", level="appendix", notes=tuple(repeated), brief=(), in_contents=False
@@ -67,12 +70,6 @@ def diagnosis(
         sections=(*groups, *((once,) if repeated else ())),
         command="dlbench diagnose RUNS",
     )
-
-
-def _repeated(groups: Sequence[Section]) -> dict[str, None]:
-    """Notes and captions that stand in several groups, in order: they are said once."""
-    counts = Counter(text for group in groups for text in {*_small_print(group)})
-    return {text: None for group in groups for text in _small_print(group) if counts[text] > 1}
 
 
 def _small_print(group: Section) -> Iterator[str]:

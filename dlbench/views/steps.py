@@ -330,16 +330,6 @@ def supports(point: StepPoint, percent_of_steps: int) -> bool:
     return not beyond or beyond * point.num_steps >= 100 * len(point.run_ids)
 
 
-def step_notes(found: StepTimes) -> tuple[str, ...]:
-    """Where steps are no independent measurements, in one sentence."""
-    correlated = [
-        f"{' '.join(filter(None, shown(point.autocorrelation, 2)))} at {place_of(point)}"
-        for point in found.points
-        if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
-    ]
-    return (f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps.",) if correlated else ()
-
-
 def map_text(found: RankMap) -> str:
     """What a cell of the map is, and of which run."""
     columns = found.last_step - found.step_starts[0] + 1
@@ -686,9 +676,15 @@ class StepsView(GroupView):
         last = found.points[-1]
         tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
         count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
+        correlated = [
+            f"{' '.join(filter(None, shown(point.autocorrelation, 2)))} at {place_of(point)}"
+            for point in found.points
+            if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
+        ]
+        note = f"Successive steps are correlated ({'; '.join(correlated)}): count runs, not steps."
         return Section(
             headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}",
-            notes=step_notes(found),
+            notes=(note,) if correlated else (),
             charts=lambda: [
                 _distribution(group, found),
                 *([_outliers(group, last)] if len(last.outliers) >= FEW_OUTLIERS else []),

@@ -114,25 +114,16 @@ def utilisation(group: scaling.Group) -> Utilisation | None:
                 mfu=point.throughput.scaled(factor, "fraction") if factor else None,
             )
         )
+    # By what runs say was in force: the plan alone does not show it.
+    settings = [one for run in group.runs if run.record for one in run.record.settings if one.key == "model.attention"]
+    is_unpadded = any(one.effective == "unpadded" for one in settings)
     return Utilisation(
         training_flops_per_sample=flops,
         peak="; ".join(dict.fromkeys(peaks)) or (_no_peak(group) if flops else ""),
         points=tuple(points),
-        padding=_padding(group) if flops else "",
+        padding="padding is counted but not computed (model.attention unpadded)" if flops and is_unpadded else "",
         published=published,
     )
-
-
-def _padding(group: scaling.Group) -> str:
-    """By what runs say was in force: the plan alone does not show it."""
-    in_force = [
-        setting.effective == "unpadded"
-        for run in group.runs
-        if run.record
-        for setting in run.record.settings
-        if setting.key == "model.attention"
-    ]
-    return "padding is counted but not computed (model.attention unpadded)" if any(in_force) else ""
 
 
 def _no_peak(group: scaling.Group) -> str:

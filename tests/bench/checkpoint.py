@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 
 WORKLOAD, IMAGE_SIZE, BATCH = "resnet50", 64, 4
 """ResNet-50 as published, with momentum: 205 MB of state. Small images, so that some steps fit into a write."""
@@ -84,33 +84,24 @@ def figures() -> Iterator[Figure]:
                 without.append(alone / STEPS)
     megabytes = f"{num_bytes / 1e6:.0f} MB"
     for kind, how in (("waits", "written while training waits"), ("thread", "written by the thread")):
-        value, low, high = median_interval(still[kind])
-        yield Figure(
+        yield Figure.of(
+            still[kind],
             name=f"training stands still for a checkpoint of {megabytes}, {how}",
-            value=value,
-            low=low,
-            high=high,
-            n=len(still[kind]),
             unit="s",
             goal="none" if kind == "waits" else "below the one before",
-            met=None if kind == "waits" else high < min(still["waits"]),
+            met=None if kind == "waits" else lambda one: one.high < min(still["waits"]),
         )
     ratios = [own / other for own, other in zip(stretches["waits"], stretches["thread"], strict=True)]
-    value, low, high = median_interval(ratios)
-    yield Figure(
+    yield Figure.of(
+        ratios,
         name=f"{STEPS} steps and one checkpoint, waiting over thread, {WORKLOAD} at {IMAGE_SIZE} pixels",
-        value=value,
-        low=low,
-        high=high,
-        n=len(ratios),
         unit="ratio of times",
         goal="at least 1",
-        met=True if low >= 1 else False if high < 1 else None,
+        met=lambda one: True if one.low >= 1 else False if one.high < 1 else None,
     )
     mean_step = sum(without) / len(without)
     about = {"name": "a step while a checkpoint is written, over a step without", "unit": "ratio of times"}
     if len(beside) < 2:
         yield Figure(**about, value=None, goal="none", reason="no step fitted into a write: the disk is too fast")
         return
-    value, low, high = median_interval([took / mean_step for took in beside])
-    yield Figure(**about, value=value, low=low, high=high, n=len(beside), goal="none")
+    yield Figure.of([took / mean_step for took in beside], **about, goal="none")

@@ -118,9 +118,8 @@ def _shaped(part: str, layouts: Sequence[tuple[int, int]], algorithms: str) -> I
         yield from _in_band(fit)
         return
     yield from _hierarchical_gain(fit, [run for run in runs if run.plan.series.id == "large"])
-    value, low, high = median_interval(bare)
     name = f"rate between nodes, {BARE_FLOWS} bare sockets each way, {BARE_BYTES / 1e6:.0f} MB: what the link carries"
-    yield Figure(name=name, value=value, low=low, high=high, n=len(bare), unit=f"of {RATE}", goal="told")
+    yield Figure.of(bare, name=name, unit=f"of {RATE}", goal="told")
 
 
 def _placed(nodes: int, ranks: int) -> tuple[str, ...]:
@@ -313,16 +312,12 @@ def _hierarchical_gain(fit: Sequence[CommRun], large: Sequence[CommRun]) -> Iter
         expected = predict("allreduce", "ring", size, layout, network) / predict(
             "allreduce", "hierarchical", size, layout, network
         )
-        value, low, high = median_interval(gains)
-        yield Figure(
+        yield Figure.of(
+            gains,
             name=f"hierarchical over flat ring, 2 x 4 ranks, links at {RATE}, {size / 1e6:.0f} MB",
-            value=value,
-            low=low,
-            high=high,
-            n=len(gains),
             unit="ratio of rates",
             goal=f"at least 95 % of the predicted {expected:.3f}",
-            met=_verdict(low, high, 0.95 * expected),
+            met=lambda one, least=0.95 * expected: _verdict(one.low, one.high, least),
         )
         yield from _rates(size, layout, {name: seconds for (name, n), seconds in times.items() if n == size})
 
@@ -332,16 +327,12 @@ def _rates(size: int, layout: Layout, times: Mapping[str, Sequence[float]]) -> I
     for name, seconds in times.items():
         across = sum(c.bytes_across for c in counts("allreduce", name, layout, size // 4, 4))
         sent = across / layout.num_groups
-        value, low, high = median_interval([sent / one / RATE_BYTES_PER_S for one in seconds])
-        yield Figure(
+        yield Figure.of(
+            [sent / one / RATE_BYTES_PER_S for one in seconds],
             name=f"rate between nodes, {name}, {size / 1e6:.0f} MB",
-            value=value,
-            low=low,
-            high=high,
-            n=len(seconds),
             unit=f"of {RATE}",
             goal="at least 0.9",
-            met=_verdict(low, high, 0.9),
+            met=lambda one: _verdict(one.low, one.high, 0.9),
         )
 
 

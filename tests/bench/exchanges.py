@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dlbench.analysis.measures import measure
 from dlbench.records.scan import Run, scan
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 from tests.bench.shaped_cluster import OPEN_MPI_AS_ROOT, RATE, lacking, shaped_cluster, submit, wait_for
 
 REPEATS = 5
@@ -65,23 +65,16 @@ def _merged() -> Iterator[Figure]:
     yield _ratio(about, [own / best for own, best in zip(rates["own:mgwfbp"], rivals, strict=True)], 1.0)
     for other in FUSIONS[:2]:
         shares = [own / value for own, value in zip(rates["own:mgwfbp"], rates[other], strict=True)]
-        value, low, high = median_interval(shares)
-        yield Figure(
-            name=f"mgwfbp over {other}", value=value, low=low, high=high, n=len(shares), unit="ratio", goal="measured"
-        )
+        yield Figure.of(shares, name=f"mgwfbp over {other}", unit="ratio", goal="measured")
 
 
 def _ratio(about: dict[str, str], values: Sequence[float], goal: float) -> Figure:
-    value, low, high = median_interval(values)
-    return Figure(
+    return Figure.of(
+        values,
         name=about["name"],
         unit=about["unit"],
         goal=about["goal"],
-        value=value,
-        low=low,
-        high=high,
-        n=len(values),
-        met=value >= goal,
+        met=lambda one: one.value >= goal,
     )
 
 
@@ -134,10 +127,7 @@ def _two_ranks() -> Iterator[Figure]:
     yield _ratio(about, [a / b for a, b in zip(rates[own], best, strict=True)], 1.0)
     for name in plain:
         values = [a / b for a, b in zip(rates[own], rates[name], strict=True)]
-        value, low, high = median_interval(values)
-        yield Figure(
-            name=f"{own} over {name}", value=value, low=low, high=high, n=len(values), unit="ratio", goal="measured"
-        )
+        yield Figure.of(values, name=f"{own} over {name}", unit="ratio", goal="measured")
 
 
 def _train(out: Path, series: str, way: Sequence[str]) -> str:
@@ -156,13 +146,9 @@ def _efficiencies(
     for name, values in rates.items():
         if name == "1 rank":
             continue
-        value, low, high = median_interval([v / (2 * b) for v, b in zip(values, base, strict=True)])
-        yield Figure(
+        yield Figure.of(
+            [v / (2 * b) for v, b in zip(values, base, strict=True)],
             name=f"scaling efficiency of 2 ranks over 1, ResNet-50 ci, one core per rank: {name}",
-            value=value,
-            low=low,
-            high=high,
-            n=len(values),
             unit="",
             goal="measured",
             reason=_lost_to(parts[name], parts["1 rank"]),

@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dlbench.machine.arithmetic import has_gpu, native_precisions
 from dlbench.stats.estimates import median_estimate
@@ -19,6 +20,14 @@ FOLDER = ROOT / "build" / "bench"
 
 NO_GOAL = ("measured", "told", "none", "side by side", "beside it")
 """What a figure without a goal has for one."""
+
+
+class Interval(NamedTuple):
+    """A median and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +44,24 @@ class Figure:
     met: bool | None = None
     reason: str = ""
     """Why it could not be measured, or what it says beside its value."""
+
+    @classmethod
+    def of(
+        cls,
+        values: Sequence[float],
+        *,
+        name: str,
+        unit: str,
+        goal: str,
+        met: Callable[[Interval], bool | None] | bool | None = None,
+        reason: str = "",
+    ) -> Figure:
+        """The median of values, by `median_interval`. `met`: whether it meets the goal, or what says that of it; None:
+        there is no verdict.
+        """
+        found = median_interval(values)
+        verdict = met(found) if callable(met) else met
+        return cls(name=name, **found._asdict(), unit=unit, n=len(values), goal=goal, met=verdict, reason=reason)
 
     def line(self) -> str:
         """`name: value unit (goal ...)`."""
@@ -68,12 +95,12 @@ class Measured:
     """Digest of the code that the area measures; empty: not known."""
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def median_interval(values: Sequence[float]) -> Interval:
     """Median and its interval by order statistics at 95 % or the next level above (five values: the range, 93.75 %)."""
     found = median_estimate(values)
     if found.low is None or found.high is None:
-        return found.value, found.value, found.value
-    return found.value, found.low, found.high
+        return Interval(found.value, found.value, found.value)
+    return Interval(found.value, found.low, found.high)
 
 
 def machine() -> str:

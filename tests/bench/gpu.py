@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlbench.analysis.measures import measured_or_why
 from dlbench.records.scan import Run, scan
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 
 REPEATS = 3
 SECONDS = ("measure.warmup_s=5.0", "measure.measured_s=10.0")
@@ -98,11 +98,13 @@ def _along(workload: str, axis: Axis, out: Path) -> Iterator[Figure]:
         if not pairs:
             yield _unmeasured(workload, axis, value, reasons.get(value) or f"ended with {done.returncode}: {last}")
             continue
-        ratio, low, high = median_interval([one / base for one, base in pairs])
-        yield Figure(
-            name=_name(workload, axis, value), value=ratio, low=low, high=high, n=len(pairs),
-            unit="ratio of throughputs", goal="measured", reason=_batch_norm(runs, axis),
-        )  # fmt: skip
+        yield Figure.of(
+            [one / base for one, base in pairs],
+            name=_name(workload, axis, value),
+            unit="ratio of throughputs",
+            goal="measured",
+            reason=_batch_norm(runs, axis),
+        )
 
 
 def _rates(runs: list[Run], axis: Axis) -> tuple[dict[str, dict[int, float]], dict[str, str]]:

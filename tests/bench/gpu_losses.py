@@ -12,7 +12,7 @@ from unittest import mock
 
 from dlbench.machine.arithmetic import lacking_arithmetic
 from tests.bench import known_loops
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 
 PAIRS = 15
 STEPS = 2
@@ -85,13 +85,9 @@ def cast_once() -> Figure:
         order = (block, before) if pair % 2 == 0 else (before, block)
         times = {one: one() for one in order}
         ratios.append(times[before] / times[block])
-    ratio, low, high = median_interval(ratios)
-    return Figure(
+    return Figure.of(
+        ratios,
         name=CAST_ONCE,
-        value=ratio,
-        low=low,
-        high=high,
-        n=len(ratios),
         unit="ratio of throughputs",
         goal="measured",
     )

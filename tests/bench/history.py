@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlbench.history.change_points import MIN_NIGHTS, MIN_SEGMENT, detect
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 
 Array = npt.NDArray[np.float64]
 Detector = Callable[[Array], list[int]]
@@ -139,16 +139,12 @@ def delays(name: str, find: Detector, step: float) -> Iterator[Figure]:
         values = np.exp(logs)
         early += bool(find(values[:QUIET_NIGHTS]))
         waited.append(_first_report(find, values))
-    middle, low, high = median_interval(waited)
     p90 = float(np.percentile(waited, 90))
     never = sum(delay > MAX_DELAY for delay in waited)
-    yield Figure(
+    yield Figure.of(
+        waited,
         name=f"history: {name}: nights until a slowdown of {step:.0%} is reported",
-        value=middle,
         unit="nights",
-        low=low,
-        high=high,
-        n=FED_HISTORIES,
         goal="measured" if name == "dlbench" else "side by side",
         reason=f"90 % within {p90:.0f}; not within {MAX_DELAY}: {never}; alarms before the step in {early} histories",
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 
 STEPS, WARMUP = 1000, 12
 BLOCKS = 15
@@ -95,17 +95,13 @@ def _figure(name: str, timer: Any, parts: int, folder: Path) -> Figure:
             blocks.append(loop.took_ns / STEPS / 1e3)
         _by_part(spent, Measured(context, state, timer), context, timer, folder)
         context.status.enter("done")
-    value, low, high = median_interval(blocks[1:])  # the first one sets things up
     known = ", ".join(f"{part} {ns / STEPS / 1e3:.0f}" for part, ns in spent.items())
-    return Figure(
+    return Figure.of(
+        blocks[1:],
         name=name,
-        value=value,
-        low=low,
-        high=high,
-        n=BLOCKS,
         unit="us of CPU per step",
         goal=f"at most {GOAL_US} with 1 part",
-        met=value <= GOAL_US if parts == 1 else None,
+        met=lambda one: one.value <= GOAL_US if parts == 1 else None,
         reason=f"by part, in a run whose parts are timed, which costs some: {known}",
     )
 

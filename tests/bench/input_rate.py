@@ -46,7 +46,6 @@ from tests.bench.reader_rate import (
     BATCH,
     EDGE,
     IMAGES,
-    ROUNDS,
     SEED,
     SIZE,
     VOLUMES,
@@ -61,6 +60,7 @@ from tests.bench.reader_rate import (
     written_volumes,
 )
 
+ROUNDS, VOLUME_ROUNDS, PROCESS_ROUNDS = 21, 31, 17
 MODEL = ResNetModel(family="resnet", image_size=SIZE)
 TAKEN = 2 * IMAGES // BATCH
 """Batches of a round with a loader process."""
@@ -88,7 +88,7 @@ def _images_of_one_core(tree: Path) -> Iterator[Figure]:
         "reader": _in_slots(open_images(tree, MODEL, SEED, training=True), IMAGES, BATCH),
         "reader, decode full": _in_slots(open_images(tree, MODEL, SEED, training=True, decoding="full"), IMAGES, BATCH),
     }
-    speeds = _cpu_speeds(loops, IMAGES)
+    speeds = _cpu_speeds(loops, IMAGES, ROUNDS)
     what = f"input, images 500x375 to {SIZE}, one core"
     yield from _rates(speeds, what, CPU_RATE)
     yield replace(_ratio(speeds, "reader", "bare loop", what, 0.9), reason=region_function()[1])
@@ -184,7 +184,7 @@ def _images_of_one_process(tree: Path) -> Iterator[Figure]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # of the bare loop, as the loader processes have one
     try:
-        for number in range(ROUNDS + 1):
+        for number in range(PROCESS_ROUNDS + 1):
             for way, batches in ways.items():
                 speed = _taken_speed(batches)
                 if number:  # the first round starts the processes
@@ -260,7 +260,7 @@ def _volumes_of_one_core(folder: Path) -> Iterator[Figure]:
             "reader for a GPU": _in_slots(VolumeReader(index, counts=True), VOLUMES, 1),
             "DataLoader, h5py, log1p": _loop_of(script),
         }
-        speeds = _cpu_speeds(loops, VOLUMES)
+        speeds = _cpu_speeds(loops, VOLUMES, VOLUME_ROUNDS)
     what = f"input, HDF5 volumes of {EDGE}^3, one core"
     yield from _rates(speeds, what, "volumes per CPU second")
     yield _ratio(speeds, "reader", "bare loop", what, 0.9)

@@ -201,8 +201,7 @@ def compiled(workloads: Sequence[str] = tuple(STEPS)) -> Iterator[Figure]:
             seconds = [one.seconds or 0.0 for one in took if one.cache == cache]
             about = {"name": f"{workload} ci, compiling, {name}", "unit": "s", "goal": "measured"}
             if seconds:
-                value, low, high = median_interval(seconds)
-                yield Figure(**about, value=value, low=low, high=high, n=len(seconds))
+                yield Figure.of(seconds, **about)
             else:
                 yield Figure(**about, value=None, reason="no run of the series did so")
 
@@ -267,8 +266,7 @@ def axis(
     ratios = [rates[value, k] / rates[plain, k] for k in range(REPEATS) if {(value, k), (plain, k)} <= rates.keys()]
     if not ratios:
         return Figure(**about, value=None, reason=(done.stderr or done.stdout)[-300:])
-    ratio, low, high = median_interval(ratios)
-    return Figure(**about, value=ratio, low=low, high=high, n=len(ratios))
+    return Figure.of(ratios, **about)
 
 
 def lacking(engine: str, device: str) -> str:

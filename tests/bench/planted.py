@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlbench.analysis.causes import CAUSES, Causes, causes_of
 from dlbench.records.scan import Run, scan
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 from tests.bench.shaped_cluster import RATE, RATE_BYTES_PER_S, lacking, shaped_cluster, submit, wait_for
 
 REPEATS = 5
@@ -65,11 +65,8 @@ def _share(name: str, plain: Sequence[Run], faulty: Sequence[Run]) -> Figure:
     ratios = [
         (one.seconds[cause] - usual) / _planted_s(run, one) for run, one in zip(faulty, after, strict=True)
     ]  # fmt: skip
-    value, low, high = median_interval(ratios)
     named, reason = _named(cause, late_by, rank, before, after)
-    return Figure(
-        **about, value=value, low=low, high=high, n=len(ratios), met=0.9 <= value <= 1.1 and named, reason=reason
-    )  # fmt: skip
+    return Figure.of(ratios, **about, met=lambda one: 0.9 <= one.value <= 1.1 and named, reason=reason)
 
 
 def _named(
@@ -138,11 +135,12 @@ def _shaped_link() -> Figure:
             # An all-reduce of two ranks sends the whole vector through each link, both ways at once.
             wire_s = run.record.gradient_bytes / RATE_BYTES_PER_S
             ratios.append(causes_of(run).seconds["exchange"] / wire_s)
-    value, low, high = median_interval(ratios)
-    return Figure(
-        **about, value=value, low=low, high=high, n=len(ratios), met=0.9 <= value <= 1.1,
+    return Figure.of(
+        ratios,
+        **about,
+        met=lambda one: 0.9 <= one.value <= 1.1,
         reason="planted: gradient bytes over the link's rate, headers of packets not counted",
-    )  # fmt: skip
+    )
 
 
 def all_ended(out: Path, count: int) -> Callable[[], bool]:

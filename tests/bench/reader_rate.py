@@ -190,10 +190,10 @@ def _wall_speed(batches: Iterator[Any]) -> float:
     return taken / (time.perf_counter() - start)
 
 
-def _cpu_speeds(loops: dict[str, Loop], samples: int) -> dict[str, list[float]]:
+def _cpu_speeds(loops: dict[str, Loop], samples: int, rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Samples a CPU second of each way in each round; the first round warms up."""
     speeds: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         for name, loop in loops.items():
             start = time.process_time()
             loop(number)
@@ -204,8 +204,7 @@ def _cpu_speeds(loops: dict[str, Loop], samples: int) -> dict[str, list[float]]:
 
 def _rates(speeds: dict[str, list[float]], what: str, unit: str) -> Iterator[Figure]:
     for name, values in speeds.items():
-        value, low, high = median_interval(values)
-        yield Figure(name=f"{what}: {name}", value=value, low=low, high=high, n=len(values), unit=unit, goal="measured")
+        yield Figure.of(values, name=f"{what}: {name}", unit=unit, goal="measured")
 
 
 def _ratio(
@@ -214,9 +213,10 @@ def _ratio(
     name, told = f"{what}: {one} over {other}", "measured" if goal is None else f"at least {goal:g}"
     if other not in speeds:
         return Figure(name=name, value=None, unit="ratio of speeds", goal=told, reason=why)
-    value, low, high = median_interval([a / b for a, b in zip(speeds[one], speeds[other], strict=True)])
+    ratios = [a / b for a, b in zip(speeds[one], speeds[other], strict=True)]
+    value, low, high = median_interval(ratios)
     met = None if goal is None or low < goal <= high else low >= goal
-    return Figure(name=name, value=value, low=low, high=high, n=ROUNDS, unit="ratio of speeds", goal=told, met=met)
+    return Figure(name=name, value=value, low=low, high=high, n=len(ratios), unit="ratio of speeds", goal=told, met=met)
 
 
 def _plain(folder: Path) -> Loop:

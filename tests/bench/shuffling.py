@@ -31,7 +31,7 @@ from dlbench.datasets.shuffling import Ownership
 from dlbench.datasets.staging.samples import SampleStore
 from dlbench.datasets.volumes import targets_path
 from dlbench.records.scan import scan
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage
 
 RANKS, SAMPLES, BATCH, SEED = 2, 192, 4, 0
@@ -84,16 +84,12 @@ def times() -> Iterator[Figure]:
 
 
 def _figure(name: str, values: Sequence[float], unit: str, goal: str, most: float | None = None) -> Figure:
-    median, low, high = median_interval(values)
-    return Figure(
+    return Figure.of(
+        values,
         name=name,
-        value=median,
-        low=low,
-        high=high,
-        n=len(values),
         unit=unit,
         goal=goal,
-        met=None if most is None else median <= most,
+        met=lambda one: None if most is None else one.value <= most,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench import known_loops
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,16 +35,12 @@ def help_cost() -> Iterator[Figure]:
         subprocess.run([program, "--help"], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         values.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    value, low, high = median_interval(values[1:])  # the first one reads the disk
-    yield Figure(
+    yield Figure.of(
+        values[1:],
         name="dlbench --help",
-        value=value,
-        low=low,
-        high=high,
-        n=len(values) - 1,
         unit="s of CPU",
         goal="at most 0.2",
-        met=value <= 0.2,
+        met=lambda one: one.value <= 0.2,
     )
     code = "import sys, dlbench.cli\ntry:\n    dlbench.cli.cli(['--help'])\nexcept SystemExit:\n    pass\n"
     code += "sys.exit(len({'torch', 'pandas'} & set(sys.modules)))"

@@ -22,7 +22,7 @@ from dlbench.node.data.staging import NodeStaging
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 from tests.support.jpeg_files import encode
 from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage
 
@@ -78,19 +78,23 @@ def _compared(shared: SlowStorage, target: Path, title: str, source: Path) -> It
             for entry in target.iterdir():
                 shutil.rmtree(entry)
     for name, values in seconds.items():
-        value, low, high = median_interval([num_bytes / 1e6 / one for one in values])
-        yield Figure(
-            name=f"staging, {title}: {name}", value=value, low=low, high=high, n=ROUNDS, unit="MB/s", goal="measured",
+        yield Figure.of(
+            [num_bytes / 1e6 / one for one in values],
+            name=f"staging, {title}: {name}",
+            unit="MB/s",
+            goal="measured",
             reason=f"{num_bytes / 1e6:.0f} MB at a limit of {BYTES_PER_S / 1e6:.0f} MB/s",
-        )  # fmt: skip
+        )
     for name in ("replicate", "shard"):
         for other in ("cp -r", "dd"):
             ratios = [b / a for a, b in zip(seconds[name], seconds[other], strict=True)]
-            value, low, high = median_interval(ratios)
-            yield Figure(
-                name=f"staging, {title}: {name} over {other}", value=value, low=low, high=high, n=ROUNDS,
-                unit="ratio of rates", goal=f"at least {GOAL:g}", met=value >= GOAL,
-            )  # fmt: skip
+            yield Figure.of(
+                ratios,
+                name=f"staging, {title}: {name} over {other}",
+                unit="ratio of rates",
+                goal=f"at least {GOAL:g}",
+                met=lambda one: one.value >= GOAL,
+            )
 
 
 def _plan(source: Path, target: Path, strategy: str) -> RunPlan:

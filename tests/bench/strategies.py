@@ -18,7 +18,7 @@ from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.units import format_bytes
 from dlbench.views.sweep.numbers import sweeps
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 from tests.bench.planted import all_ended
 from tests.bench.shaped_cluster import lacking, shaped_cluster, submit, wait_for
 from tests.support.forked_runs import run_forked
@@ -183,15 +183,11 @@ def sharded_update() -> Iterator[Figure]:
         took.setdefault(key, {})[run.plan.series.repeat] = table.parts[run.plan.run_id]["optimizer"]
     for name in dict.fromkeys(name for name, _ in took):
         plain, sharded = took[name, False], took[name, True]
-        value, low, high = median_interval([plain[repeat] / sharded[repeat] for repeat in plain if repeat in sharded])
         whole, own = updates[name, "replicated"], updates[name, "sharded (ZeRO-1)"]
         waited = own.waiting.value if own.waiting is not None else 0.0
-        yield Figure(
+        yield Figure.of(
+            [plain[repeat] / sharded[repeat] for repeat in plain if repeat in sharded],
             name=f"update of a step with {name}, replicated over sharded on 2 ranks",
-            value=value,
-            low=low,
-            high=high,
-            n=len(plain),
             unit="times",
             goal="measured",
             reason=f"{1e3 * whole.update.value:.1f} ms, {100 * whole.share.value:.0f} % of the step, against "

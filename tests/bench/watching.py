@@ -18,7 +18,7 @@ from dlbench.node.watching.spans import RankSpans
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.rows.spans import COMPUTE, SPAN_FIELDS
 from tests.bench import overhead, planted
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 from tests.support.run_factory import plans
 from tests.support.skewed_clocks import lacking as no_skewed_clocks
 from tests.support.skewed_clocks import measure as skewed_clocks
@@ -58,8 +58,7 @@ def span_cost() -> Iterator[Figure]:
             spent.append((time.monotonic_ns() - moment) / count)
             totals = spans.close()
             sizes.append(totals["bytes"] / totals["num"])
-    value, low, high = median_interval(spent[1:])
-    yield Figure(name="one span", value=value, low=low, high=high, n=rounds - 1, unit="ns", goal="measured")
+    yield Figure.of(spent[1:], name="one span", unit="ns", goal="measured")
     yield Figure(name=f"one span on disk ({len(SPAN_FIELDS)} columns)", value=sizes[-1], unit="bytes", goal="measured")
 
 
@@ -71,12 +70,13 @@ def clock_error() -> Iterator[Figure]:
         return
     found = skewed_clocks(CLOCK_ROUNDS)
     errors = [abs(error) / 1e3 for error, _ in found]
-    value, low, high = median_interval(errors)
     bound = max(bound for _, bound in found) / 1e3
-    yield Figure(
-        **about, value=value, low=low, high=high, n=len(found), met=max(errors) < 100,
+    yield Figure.of(
+        errors,
+        **about,
+        met=max(errors) < 100,
         reason=f"largest {max(errors):.3g} us, largest error bound {bound:.3g} us",
-    )  # fmt: skip
+    )
 
 
 def large() -> Iterator[Figure]:

@@ -162,7 +162,7 @@ def check_all_algorithms(ended: Ended, ranks: int, group_size: int, elements: li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "group_size"), [(2, 1), (3, 3), (4, 2)])
+@pytest.mark.parametrize(("ranks", "group_size"), [pytest.param(2, 1, marks=pytest.mark.nightly), (3, 3), (4, 2)])
 def test_every_algorithm_is_right_and_counted_exactly_over_gloo(tmp_path: Path, ranks: int, group_size: int) -> None:
     # Segments of 7 elements: most messages travel in several, and not in equal ones.
     elements = [1, 2, 5, 16, 101, 257]
@@ -613,7 +613,7 @@ def test_every_kind_of_difference_is_named_on_every_rank(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backends", [(), ("gloo",)])
+@pytest.mark.parametrize("backends", [(), pytest.param(("gloo",), marks=pytest.mark.nightly)])
 def test_a_rank_that_dies_ends_the_others_with_a_reason(tmp_path: Path, backends: tuple[str, ...]) -> None:
     plan = plan_for(3, algorithms=("ring",), backends=backends, sizes=(4_000_000,), iterations=50, timeout_s=3600.0)
     ended = start(tmp_path, plan, "vanish", rank=1, iteration=7, signal="SIGKILL")

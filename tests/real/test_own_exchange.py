@@ -16,6 +16,7 @@ from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.sync.own.engine import OwnExchange
+from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
@@ -212,6 +213,12 @@ def test_times_and_bytes_of_the_exchange(trained: Told) -> None:
     assert grouped["bytes_inside"] == pytest.approx(total, rel=0.01)
     assert grouped["bytes_across"] == pytest.approx(total / 2, rel=0.01)
     assert trained["fp16"][0]["exchange"]["bytes_inside"] == pytest.approx(total / 2, rel=0.01)
+    # So short a message is one chunk; ways without levels have none.
+    chunks = {
+        name: {message["chunks"] for message in trained[name][0]["exchange"]["messages"]}
+        for name in ("flat single", "leader single", "hierarchical size", "fp16", "hybrid given")
+    }
+    assert list(chunks.values()) == [{None}, {None}, {1}, {1}, {1, None}]
 
 
 @pytest.mark.slow
@@ -287,6 +294,10 @@ def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> Non
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert (own.record.exchange.by, own.record.exchange.exchange) == ("dlbench", "hierarchical")
     assert own.record.exchange.window_steps == 3
+    layout = Layout(ranks=4, group_size=2)
+    for message in own.record.exchange.messages:
+        assert message.chunks == pipeline_chunks("allreduce", "hierarchical", layout, message.num_bytes // 4)
+    assert max(own.record.exchange.chunks.values()) > 1
     found = {s.key: (s.requested, s.effective) for s in own.record.settings}
     assert found["sync.exchange"] == ("hierarchical", "hierarchical")
     assert found["sync.group_size"] == (2, 2)

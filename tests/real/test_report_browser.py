@@ -448,7 +448,7 @@ def test_few_words_are_seen_until_somebody_wants_more(browser: Any, sample: Case
         assert visit.page.locator("body").inner_text().count(notice) == 1
 
 
-@pytest.mark.parametrize("num_groups", [1, 3, 12, 40])
+@pytest.mark.parametrize("num_groups", [1, 3, pytest.param(12, marks=pytest.mark.nightly), 40])
 def test_first_screen_compares_all_groups(browser: Any, sample: Case, tmp_path: Path, num_groups: int) -> None:
     """One picture against the ideal and each group's answer, whatever their number; a list scrolls by itself."""
     made = sample.report.groups

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dlbench.datasets.tfrecord import FRAME, example_views, read_record_at, record_offsets
-from dlbench.errors import UserError
+from dlbench.errors import UserError, first_line
 from dlbench.lazy import np
 from dlbench.opening import descriptor, open_file, parse_json
 
@@ -461,7 +461,7 @@ def load_index(folder: Path) -> ShardIndex:
         lists: dict[str, Any] = {name: tuple(about[name]) for name in _LISTS}
         container = str(about["container"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{str(path)!r}: not a whole index of images: {_first_line(error)}; remove it") from None
+        raise UserError(f"{str(path)!r}: not a whole index of images: {first_line(error)}; remove it") from None
     shapes = {array.shape for array in arrays.values()}
     kinds = all(array.dtype == _ARRAYS[name] for name, array in arrays.items())
     if form != _FORMAT or len(shapes) != 1 or not kinds or len(lists["shards"]) != len(lists["sizes"]):
@@ -484,7 +484,7 @@ def index_size(folder: Path) -> tuple[int, int]:
                 about = parse_json(member.read(_MAX_ABOUT))
         return int(shape[0]), len(about["classes"])
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{str(path)!r}: not a whole index of images: {_first_line(error)}; remove it") from None
+        raise UserError(f"{str(path)!r}: not a whole index of images: {first_line(error)}; remove it") from None
 
 
 def _array_header(member: IO[bytes]) -> tuple[int, ...]:
@@ -492,7 +492,3 @@ def _array_header(member: IO[bytes]) -> tuple[int, ...]:
     np.lib.format.read_magic(member)
     shape: tuple[int, ...] = np.lib.format.read_array_header_1_0(member)[0]
     return shape
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

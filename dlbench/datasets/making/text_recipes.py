@@ -67,13 +67,6 @@ def topic_sentences(topic: str) -> list[str]:
     return sentences
 
 
-def named_topics() -> list[tuple[str, str]]:
-    """Names and texts of all topics of the running Python, sorted by name."""
-    from pydoc_data.topics import topics
-
-    return sorted(topics.items())
-
-
 _LEFT_OUT = {
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "encodings"),
     *("tkinter", "idlelib", "turtledemo", "turtle.py", "lib2to3", "distutils", "ensurepip", "config"),
@@ -113,8 +106,10 @@ def python_documents() -> tuple[Document, ...]:
 
     Raises EnvironmentLacksError: the sources of the standard library are not there.
     """
+    from pydoc_data.topics import topics
+
     library = Path(sysconfig.get_path("stdlib"))
-    found = [Document(f"topic/{name}", tuple(topic_sentences(text))) for name, text in named_topics()]
+    found = [Document(f"topic/{name}", tuple(topic_sentences(text))) for name, text in sorted(topics.items())]
     modules = 0
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).parts

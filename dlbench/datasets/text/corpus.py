@@ -61,15 +61,6 @@ class Vocabulary:
         return tokenizer
 
 
-def available_vocabularies() -> dict[str, Path]:
-    """Vocabularies by name: `vocabularies/*.txt` next to the workloads, folders of DLBENCH_PATH first."""
-    found: dict[str, Path] = {}
-    for folder in search_path("workloads"):
-        for path in sorted((folder / "vocabularies").glob("*.txt")):
-            found.setdefault(path.stem, path)
-    return found
-
-
 def load_vocabulary(name: str) -> Vocabulary:
     """A vocabulary by path (a text with a slash or ending in .txt) or by name.
 
@@ -79,7 +70,10 @@ def load_vocabulary(name: str) -> Vocabulary:
     if os.sep in name or name.endswith(".txt"):
         path = Path(name).expanduser()
     else:
-        known = available_vocabularies()
+        known: dict[str, Path] = {}
+        for folder in search_path("workloads"):  # Folders of DLBENCH_PATH come first.
+            for file in sorted((folder / "vocabularies").glob("*.txt")):
+                known.setdefault(file.stem, file)
         if name not in known:
             raise UserError(f"data.vocabulary: unknown vocabulary {name!r}: {nearest(name, known)}")
         path = known[name]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, heap_fault, make_hdf5, open_hdf5, require_plausible
-from dlbench.errors import UserError
+from dlbench.errors import UserError, first_line
 from dlbench.lazy import np
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def index_samples(source: Path) -> SamplesIndex:
             with damage_as_oserror(), open_hdf5(path) as file:
                 shapes.append(inspect_samples(file))
         except (OSError, ValueError) as error:
-            raise UserError(f"{str(path)!r}: {_first_line(error)}") from None
+            raise UserError(f"{str(path)!r}: {first_line(error)}") from None
         digest.update(os.fsencode(path.name) + f"\0{shapes[-1].num_rows}\0{path.stat().st_size}\0".encode())
     first = shapes[0]
     for path, shape in zip(files, shapes, strict=True):
@@ -115,10 +115,6 @@ def _form(shape: FileShape) -> str:
     if shape.sequence_length is None:
         return "variable length"
     return f"{shape.sequence_length} tokens and {shape.max_predictions} predictions"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def inspect_samples(file: Any) -> FileShape:
@@ -286,7 +282,7 @@ def file_fault(path: Path, vocab_size: int | None) -> str | None:
                     continue
                 bad += [(start + row, reason) for row, reason in row_faults(rows, vocab_size)]
     except (OSError, ValueError) as error:
-        return _first_line(error)
+        return first_line(error)
     if not bad:
         return None
     row, reason = min(bad)

@@ -94,10 +94,6 @@ class Equipment:
         """The devices of a node, in the order in which they were given."""
         return tuple(_gres(word) for word in ",".join(_of_node(self.gres, node)).split(",") if word)
 
-    def features_of(self, node: str) -> str:
-        """The features of a node, with commas between them; empty if it has none."""
-        return ",".join(_of_node(self.features, node))
-
     @property
     def gres_names(self) -> tuple[str, ...]:
         """Every name of a device on any node, each once."""
@@ -128,14 +124,6 @@ class Equipment:
                 " ".join([line, *(f"{k}={v}" for k, v in usual.items() if k.casefold() not in said), "State=UP"])
             )
         return lines
-
-    @property
-    def account_names(self) -> tuple[str, ...]:
-        return self.accounts or ("box",)
-
-    @property
-    def user_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(["root", *self.users]))
 
     @property
     def select_parameters(self) -> str:
@@ -383,8 +371,8 @@ def _node_line(plan: BoxPlan, node: BoxNode) -> str:
     words.append(f"RealMemory={plan.memory_mb}")
     if devices := has.gres_of(node.name):
         words.append("Gres=" + ",".join(":".join(filter(None, (g.name, g.kind, str(g.count)))) for g in devices))
-    if features := has.features_of(node.name):
-        words.append(f"Feature={features}")
+    if features := _of_node(has.features, node.name):
+        words.append(f"Feature={','.join(features)}")
     return " ".join([*words, "State=UNKNOWN"])
 
 
@@ -603,7 +591,7 @@ def render_slurmdbd_conf(plan: BoxPlan) -> str:
 def first_entries(plan: BoxPlan) -> list[list[str]]:
     """The commands that write the cluster, its QOS, accounts and users into the empty database."""
     has = plan.equipment
-    accounts, users = has.account_names, has.user_names
+    accounts, users = has.accounts or ("box",), dict.fromkeys(["root", *has.users])
     commands = [["add", "cluster", f"box{plan.token}"]]
     names = [line.split()[0] for line in has.qos]
     # All names first: a QOS may preempt one that comes later.

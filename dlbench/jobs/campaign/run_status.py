@@ -162,23 +162,19 @@ def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str
             unread.append(str(error))
         if submission is not None:
             jobs[run.plan.run_id] = submission
-    queues = _queues([jobs[r.plan.run_id] for r in runs if r.recorded is None and r.plan.run_id in jobs])
+    # Each scheduler is asked once for all jobs, and runs that share a job ask once.
+    asked: dict[str, dict[str, str]] = {}
+    for waiting in (jobs[run.plan.run_id] for run in runs if run.recorded is None and run.plan.run_id in jobs):
+        asked.setdefault(waiting.scheduler, {})[waiting.reference] = waiting.other_owner
+    queues = {
+        name: scheduler_named(name).query([*owners], sorted(filter(None, {*owners.values()})))
+        for name, owners in asked.items()
+    }
     found = []
     for run in runs:
         one = jobs.get(run.plan.run_id)
         found.append(_run_status(run, one, Queue() if one is None else queues.get(one.scheduler, Queue())))
     return found, unread
-
-
-def _queues(waiting: Sequence[Submission]) -> Mapping[str, Queue]:
-    """What each scheduler says; each is asked once for all jobs, and runs that share a job ask once."""
-    asked: dict[str, dict[str, str]] = {}
-    for one in waiting:
-        asked.setdefault(one.scheduler, {})[one.reference] = one.other_owner
-    return {
-        name: scheduler_named(name).query([*jobs], sorted({owner for owner in jobs.values() if owner}))
-        for name, jobs in asked.items()
-    }
 
 
 def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -> RunStatus:
@@ -238,8 +234,10 @@ def _not_submitted(run: LaunchedRun) -> RunStatus:
             return RunStatus(run_id=run_id, state=state, detail="its script was written, and not submitted yet")
         detail = "not started; nobody knows whether its job was submitted"
         return RunStatus(run_id=run_id, state=state, detail=detail, ahead="unknown")
-    if state == "incomplete" and (host := _left_by_all(run.statuses)):
-        detail = f"none of its processes is left on {host}, and no record; {detail}"
+    here = platform.node()
+    is_here = state == "incomplete" and bool(run.statuses) and all(status.host == here for status in run.statuses)
+    if is_here and not any(map(_lives, run.statuses)):
+        detail = f"none of its processes is left on {here}, and no record; {detail}"
         return RunStatus(run_id=run_id, state="failed", detail=detail)
     return RunStatus(run_id=run_id, state=state, detail=detail, ahead="unknown" if state == "incomplete" else "nothing")
 
@@ -271,13 +269,6 @@ def _expected(run: LaunchedRun, submission: Submission, queued: QueuedJob) -> st
             "the other"
         )
     return queued.advice
-
-
-def _left_by_all(statuses: Sequence[RankStatus]) -> str:
-    """This host's name, if all ranks that said anything ran here and none does any more; else empty."""
-    here = platform.node()
-    gone = bool(statuses) and all(status.host == here and not _lives(status) for status in statuses)
-    return here if gone else ""
 
 
 def _lives(status: RankStatus) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import dlbench
 from dlbench import process_tree
@@ -58,6 +58,7 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
     per_node = 2 if is_here and system.node.default_ranks == 1 and not system.node.gpus else None
     counts = Counts(values=(nodes,), are="nodes", ranks_per_node=per_node)
     layout = counts.layout(system, nodes, cores_per_rank=None, machine_cores=machine_cores)
+    by_mpi = ("mpi",) if system.launch.by_mpi else ()
     name = f"preflight-{system.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     return CommPlan(
         run_id=name,
@@ -65,18 +66,18 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
         dlbench_version=dlbench.__version__,
         layout=layout,
         system=system,
+        # By all that a run on this system could exchange by; what is not installed there is said by the ranks.
         comm=CommSpec(
-            backends=_backends(system), sizes=SIZES, warmup=1, iterations=3, timeout_s=_ITERATION_S, check=True
+            backends=("nccl" if system.node.gpus else "gloo", *by_mpi, "horovod"),
+            sizes=SIZES,
+            warmup=1,
+            iterations=3,
+            timeout_s=_ITERATION_S,
+            check=True,
         ),
         series=CommSeries(id=name[-64:], repeat=0, repeats=1, position=0),
         stall_timeout_s=_STALL_S,
     )
-
-
-def _backends(system: SystemSpec) -> Any:
-    """All that a run on this system could exchange by; what is not installed there is said by the ranks."""
-    by_mpi = ("mpi",) if system.launch.by_mpi else ()
-    return ("nccl" if system.node.gpus else "gloo", *by_mpi, "horovod")
 
 
 class PreflightJob(Job):

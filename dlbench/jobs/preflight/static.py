@@ -210,7 +210,12 @@ def _of_partitions(plan: LaunchPlan, names: Sequence[str], chosen: Sequence[Mapp
         else:
             yield _finding("partition", "ok", f"{name}{default} is up, {said.get('TotalNodes', '?')} nodes")
         yield _time(slurm.time_limit, said.get("MaxTime", ""))
-        yield from _longest_job(slurm.max_time, said.get("MaxTime", ""))
+        longest, limit = slurm.max_time, said.get("MaxTime", "")
+        allowed = _seconds(limit)
+        if allowed is not None and not 0 < limit_seconds(longest) <= allowed:
+            has = longest if limit_seconds(longest) else "sets no bound"
+            found = f"slurm.max_time {has}, and the partition allows {limit}: jobs of several runs may be refused"
+            yield _finding("longest job", "doubt", found, f"slurm.max_time: {limit}")
         asked, most = plan.layout.nodes, said.get("MaxNodes", "")
         if most.isdecimal() and asked > int(most):
             yield _finding("nodes", "wrong", f"{asked} are asked for, the partition allows {most}", f"--nodes {most}")
@@ -226,15 +231,6 @@ def _time(limit: str, most: str) -> Finding:
     if asked > allowed:
         return _finding("time limit", "wrong", f"{limit}, and the partition allows {most}", f"slurm.time_limit: {most}")
     return _finding("time limit", "ok", f"{limit} of {time_text(allowed)} that the partition allows")
-
-
-def _longest_job(longest: str, most: str) -> Iterator[Finding]:
-    """That jobs of several runs may grow longer than the partition takes; nothing where they cannot."""
-    given, allowed = limit_seconds(longest), _seconds(most)
-    if allowed is not None and not 0 < given <= allowed:
-        has = longest if given else "sets no bound"
-        found = f"slurm.max_time {has}, and the partition allows {most}: jobs of several runs may be refused"
-        yield _finding("longest job", "doubt", found, f"slurm.max_time: {most}")
 
 
 def _seconds(text: str) -> int | None:

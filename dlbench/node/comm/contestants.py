@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dlbench.node.comm.control import first_line
+from dlbench.errors import first_line
 from dlbench.node.comm.transport import Counters, Execution, Transport, gloo_barrier, mpi_barrier
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace

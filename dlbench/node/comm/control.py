@@ -15,18 +15,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dlbench.errors import ExitCode, PeerLostError, RunError
+from dlbench.errors import ExitCode, PeerLostError, RunError, first_line
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import gather_over_torch
 from dlbench.node.sync.run_store import RunStore, meet
 from dlbench.records.folder import RunFolder
-
-
-def first_line(error: BaseException) -> str:
-    """A library's message as one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
 
 
 class Control:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.errors import EnvironmentLacksError, RunError, first_line
 from dlbench.node.comm.contestants import (
     Contestant,
     HorovodReference,
@@ -20,7 +20,7 @@ from dlbench.node.comm.contestants import (
     TorchReference,
     Vectors,
 )
-from dlbench.node.comm.control import Control, Deadline, first_line
+from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.inputs import DTYPES
 from dlbench.node.comm.transport import GlooTransport, MpiTransport, NcclTransport, Transport, start_mpi, stop_mpi
 from dlbench.node.failures import passed_on

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlbench.errors import RunError
+from dlbench.errors import RunError, first_line
 from dlbench.node.comm.contestants import Contestant, OwnAlgorithm
-from dlbench.node.comm.control import first_line
 from dlbench.node.comm.inputs import DTYPES
 from dlbench.node.comm.measure import Measurement
 from dlbench.node.comm.transport import Part

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dlbench.errors import EnvironmentLacksError, PeerLostError
-from dlbench.node.comm.control import first_line
+from dlbench.errors import EnvironmentLacksError, PeerLostError, first_line
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.perfmodels.schedules import Schedule, Step, Transfer, all_to_all_block

@@ -30,6 +30,7 @@ from dlbench.specs.system import StorageSpec, TierSpec
 from dlbench.specs.training import TrainSpec
 
 REPEATS = 3
+IN_A_ROW = 8  # of small transfers
 LEAST_BYTES = 1 << 20
 MOST_BYTES = 256 << 20  # largest transfer that is tried: the far tier must not be filled for a measurement
 _PART_BYTES = 32 << 20  # of one transfer alongside computation, at most: several are under way
@@ -45,9 +46,9 @@ def sizes_of(chain: Chain) -> tuple[int, int]:
 
 
 def trial_bytes(chain: Chain) -> int:
-    """What `measure_rates` has in a tier at most, bytes: one transfer of each size, and those alongside computation."""
+    """What `measure_rates` has in a tier at most, bytes: transfers of each size, and those alongside computation."""
     small, large = sizes_of(chain)
-    return aligned(small) + aligned(large) + 2 * min(MOST_BYTES, 2 * large)
+    return IN_A_ROW * aligned(small) + aligned(large) + 2 * min(MOST_BYTES, 2 * large)
 
 
 def measure_rates(
@@ -69,11 +70,11 @@ def measure_rates(
     beat("the measurement of transfers")
     small, large = sizes_of(chain)
     trials = _Trials(tier, device, calls or (Calls() if device.type == "cuda" else None))
-    trials.both_ways(large)  # the first transfer sets things up
+    trials.both_ways(large, 1)  # the first transfer sets things up
     few, many = [], []
-    for _ in range(REPEATS):  # In turns, and more of those that take little, which all the fixed time rests on.
-        few += [trials.both_ways(small) for _ in range(REPEATS)]
-        many.append(trials.both_ways(large))
+    for _ in range(REPEATS):  # in turns
+        few.append(trials.both_ways(small, IN_A_ROW))
+        many.append(trials.both_ways(large, 1))
     (small_out, small_in), (large_out, large_in) = _medians(few), _medians(many)
     out_rate, out_latency = _line((small, small_out), (large, large_out))
     in_rate, in_latency = _line((small, small_in), (large, large_in))
@@ -93,19 +94,25 @@ class _Trials:
     def __init__(self, tier: Tier, device: torch.device, calls: Calls | None) -> None:
         self._tier, self._device, self._calls = tier, device, calls
 
-    def both_ways(self, num_bytes: int) -> tuple[float, float]:
-        storage = self._storage(num_bytes)
-        begin = self._now()
-        ticket = self._tier.swap_out(storage, 0)
-        del storage
-        self._tier.wait_out(ticket)
-        middle = self._now()
-        self._tier.swap_in(ticket, 0)
-        back = self._tier.take(ticket)
-        end = self._now()
-        self._tier.discard(ticket)
-        del back
-        return middle - begin, end - middle
+    def both_ways(self, num_bytes: int, times: int) -> tuple[float, float]:
+        """Seconds of a transfer out and in, means of so many: a pass waits for the slow ones too, which a median omits.
+
+        Something is computed before each, as in training: threads that only wait for each other wake up sooner.
+        """
+        out_s, in_s, away = 0.0, 0.0, []
+        for _ in range(times):
+            storage, begin = self._storage(num_bytes), self._now()
+            away.append(self._tier.swap_out(storage, 0))
+            del storage
+            self._tier.wait_out(away[-1])
+            out_s += self._now() - begin
+        while away:
+            ticket, _, begin = away.pop(), self._storage(num_bytes), self._now()
+            self._tier.swap_in(ticket, 0)
+            self._tier.take(ticket)
+            in_s += self._now() - begin
+            self._tier.discard(ticket)
+        return out_s / times, in_s / times
 
     def drag(self, num_bytes: int, pair_s: float, compute: Callable[[], object]) -> float:
         """Seconds by which a second of transfers alongside it lengthens computing."""

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.optim import Optimizer
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, WholeState, settings_of
@@ -72,13 +73,8 @@ class DdpEngine(TorchRanks):
         self._state_bytes: list[int] = []  # Of the optimizer, by rank, at the end.
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mark_backward: Callable[[], None],
-        *,
-        accumulation: int = 1,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
+    ) -> tuple[nn.Module, Optimizer]:
         """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
         device_ids = [self._device.index or 0] if self._device.type == "cuda" else None
         # Left out, DDP begins with a small first bucket (1 MiB); given, even its own default makes that one as large.
@@ -130,13 +126,13 @@ class DdpEngine(TorchRanks):
     def waits(self) -> CollectiveWaits | None:
         return None if self._sharded is None else self._sharded.waits()
 
-    def whole_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> WholeState:
+    def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         if self._sharded is None:
             return super().whole_state(model, optimizer)
         values, steps = self._sharded.whole()
         return WholeState(model=model.state_dict(), values=values, group_steps=steps)
 
-    def load_whole(self, model: nn.Module, optimizer: torch.optim.Optimizer, whole: WholeState) -> None:
+    def load_whole(self, model: nn.Module, optimizer: Optimizer, whole: WholeState) -> None:
         if self._sharded is None:
             super().load_whole(model, optimizer, whole)
             return
@@ -144,7 +140,7 @@ class DdpEngine(TorchRanks):
         super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=own))
         self._sharded.adopt()
 
-    def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
         return super().planned_groups(model, self._sharded or optimizer)
 
     def message_spans(self) -> list[MessageSpan]:

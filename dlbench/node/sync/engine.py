@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dlbench.node.ranks import RankPlace
 from dlbench.records.exchange import ExchangeResult
@@ -108,13 +109,8 @@ class Engine:
         """
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mark_backward: Callable[[], None],
-        *,
-        accumulation: int = 1,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
+    ) -> tuple[nn.Module, Optimizer]:
         """Makes all ranks' parameters those of rank 0 and hooks the synchronisation into the backward pass.
 
         With `accumulation` k, gradients of k backward passes are summed before one synchronisation; all but the last of
@@ -153,7 +149,7 @@ class Engine:
     def finish_exchange(self) -> None:
         """Returns when this step's gradients are averaged over ranks (or, on a GPU, ordered to be)."""
 
-    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+    def step(self, update: Callable[[Optimizer], object]) -> None:
         """Calls `update`, which steps the optimizer it is given, so that nothing is exchanged a second time."""
         update(self._optimizer)
 
@@ -171,7 +167,7 @@ class Engine:
         """
         return None
 
-    def whole_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> WholeState:
+    def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         """The state of training, complete on rank 0; called by all ranks, between steps."""
         planned = self.planned_groups(model, optimizer)
         steps = {p: group.get("step") for group in optimizer.param_groups for p in group["params"]}
@@ -182,7 +178,7 @@ class Engine:
             group_steps=[steps[group[0]] if group else None for group in planned],
         )
 
-    def load_whole(self, model: nn.Module, optimizer: torch.optim.Optimizer, whole: WholeState) -> None:
+    def load_whole(self, model: nn.Module, optimizer: Optimizer, whole: WholeState) -> None:
         """Takes over such a state, of whole tensors, which every rank has; called by all ranks after `prepare`. The
         plan's own settings (rates, decay) stay. Raises ValueError, RuntimeError, LookupError: it does not fit.
         """
@@ -208,7 +204,7 @@ class Engine:
                 content["step"] = step
         optimizer.load_state_dict({"state": state, "param_groups": described})
 
-    def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
         """The optimizer's parameters in the groups and the order in which `prepare` was given them."""
         return [group["params"] for group in optimizer.param_groups]
 
@@ -284,13 +280,8 @@ class NoSyncEngine(EngineOverLibrary):
     """
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mark_backward: Callable[[], None],
-        *,
-        accumulation: int = 1,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
+    ) -> tuple[nn.Module, Optimizer]:
         """Makes parameters equal; model and optimizer stay plain, without any hook."""
         self._library.communicators().broadcast_parameters(model)
         return super().prepare(model, optimizer, mark_backward)

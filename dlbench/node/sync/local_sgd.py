@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp import DdpEngine
@@ -55,13 +56,8 @@ class LocalSgd(EngineOverLibrary):
         self._distance = 0.0
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mark_backward: Callable[[], None],
-        *,
-        accumulation: int = 1,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
+    ) -> tuple[nn.Module, Optimizer]:
         """Makes parameters equal; model and optimizer stay plain where no gradient is ever exchanged."""
         self._parameters = [p.detach() for p in model.parameters() if p.requires_grad]
         self._optimizer = optimizer
@@ -108,7 +104,7 @@ class LocalSgd(EngineOverLibrary):
     def message_spans(self) -> list[MessageSpan]:
         return self._library.message_spans() if self._wraps else []
 
-    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+    def step(self, update: Callable[[Optimizer], object]) -> None:
         super().step(update)
         self._updates += 1
         self._is_apart = self._has_parted
@@ -158,7 +154,7 @@ class LocalSgd(EngineOverLibrary):
         torch._foreach_copy_(tensors, [piece.view(t.shape) for piece, t in zip(pieces, tensors, strict=True)])
         self._is_apart = False
 
-    def whole_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> WholeState:
+    def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         """All ranks take over the mean of parameters and optimizer state, which is that state."""
         if self._is_apart or (self._has_parted and not self._sync.average_momentum):
             self._average(self._averaged(state=True))

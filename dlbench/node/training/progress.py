@@ -362,7 +362,7 @@ class NodeStatus:
                 is_new = True
 
     def _sent(self, status: RankStatus) -> bool:
-        message = _packed(status.model_dump(mode="json"))
+        message = json.dumps(status.model_dump(mode="json")).encode()
         if self._connection is None:
             self._connection = self._connect()
         if self._connection is None:
@@ -386,7 +386,3 @@ class NodeStatus:
             pass
         connection.close()
         return None
-
-
-def _packed(content: dict[str, Any]) -> bytes:
-    return json.dumps(content).encode()

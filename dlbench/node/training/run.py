@@ -88,7 +88,12 @@ def train(context: RankContext) -> Record | None:
     watch.stage("building")
     torch.set_num_threads(context.binding.threads)
     timer = phases.timer_for(context.device, synchronise=plan.measure.phases == "synchronised")
-    state = prepare(context, timer, _own_checkpoint(context))
+    # The newest checkpoint that an earlier attempt at the run left. Rank 0 decides: listings of a shared folder may
+    # differ between nodes for a while, and ranks that disagree would deadlock.
+    folder, newest = context.folder, None
+    if context.place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
+        newest = str(find_checkpoint(folder.path))
+    state = prepare(context, timer, engine.gather(newest)[0])
     schedule = state.schedule
     validation: EvaluationSource | None = None
     try:
@@ -219,7 +224,17 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         # The data, and what is done to them in which order.
         staging = stage_data(context, resumed.progress if resumed else None)
         _require_device_for_data(plan, context)
-        reading = None if workload.data.is_synthetic else _rank_reading(context)
+        # How this rank will read: settled with the other ranks when the data set is opened.
+        reading = None
+        if not workload.data.is_synthetic:
+            reading = RankReading(
+                workload.data,
+                cores=plan.layout.cores_per_rank,
+                is_node_first=context.place.local_rank == 0,
+                ranks=engine,
+                device=device,
+                beat=context.beat,
+            )
         source, first = _open_training(context, resumed.progress if resumed else None, staging, reading)
         if source.exchange is not None:
             undo.callback(source.exchange.close)
@@ -283,19 +298,6 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
     return state
 
 
-def _own_checkpoint(context: RankContext) -> str | None:
-    """The newest checkpoint that an earlier attempt at the run left; None without one.
-
-    Rank 0 decides: listings of a shared folder may differ between nodes for a while, and ranks that disagree would
-    deadlock.
-    """
-    folder, found = context.folder, None
-    if context.place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
-        found = str(find_checkpoint(folder.path))
-    newest = context.engine.gather(found)[0]
-    return None if newest is None else str(newest)
-
-
 def _resumed(
     context: RankContext, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
 ) -> Checkpoint | None:
@@ -355,18 +357,6 @@ def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
             f"data.device_prefetch is {data.device_prefetch}, but this rank computes on its CPU, where nothing is "
             "copied"
         )
-
-
-def _rank_reading(context: RankContext) -> RankReading:
-    """How this rank will read; settled with the other ranks when the data set is opened."""
-    return RankReading(
-        context.plan.workload.data,
-        cores=context.plan.layout.cores_per_rank,
-        is_node_first=context.place.local_rank == 0,
-        ranks=context.engine,
-        device=context.device,
-        beat=context.beat,
-    )
 
 
 def _open_training(

@@ -367,7 +367,7 @@ def parameters_digest(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(whole_tensor(parameter.detach()).float().contiguous().cpu().numpy().tobytes())
+        digest.update(whole_tensor(parameter.detach()).float().flatten().cpu().numpy().data)
     return digest.hexdigest()
 
 
@@ -386,9 +386,11 @@ def check(
     losses were scaled, so that steps whose gradients overflowed were left out.
     """
     work = _equal_work(plan, ranks, measured_steps)
-    end = _different_end(ranks) if trains_without_sync(plan) else _same_end(ranks)
     starts = [rank.initial_parameters_sha256 for rank in ranks]
     start = _same("identical start", starts, "before the first step")
+    ends = [rank.final_parameters_sha256 for rank in ranks]
+    end = _same("identical parameters", ends, "after the last step")
+    end = _different_end(ranks) if trains_without_sync(plan) else end
     found = [_finite(ranks), start, end, _trained(ranks), work]
     wire = wire_check(exchange, is_scaled=is_scaled)
     if wire is not None:
@@ -490,12 +492,8 @@ def _finite(ranks: list[RankResult]) -> Check:
     return Check(name="finite loss", passed=not bad, detail=detail)
 
 
-def _same_end(ranks: list[RankResult]) -> Check:
-    return _same("identical parameters", [r.final_parameters_sha256 for r in ranks], "after the last step")
-
-
 def _different_end(ranks: list[RankResult]) -> Check:
-    """The opposite of `_same_end`: ranks see different samples, so equal parameters would mean that they exchanged."""
+    """Ranks see different samples, so equal parameters would mean that they exchanged."""
     digests = {r.final_parameters_sha256 for r in ranks}
     detail = (
         f"after the last step, {len(digests)} different parameters on {len(ranks)} ranks, which train apart as planned"

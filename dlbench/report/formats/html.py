@@ -308,13 +308,9 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_finalize,
+        # A number and its unit stay on one line; nothing that is no mark-up of dlbench's own passes unclean.
+        finalize=lambda value: _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value,
     )
-
-
-def _finalize(value: Any) -> Any:
-    """A number and its unit stay on one line; nothing that is no mark-up of dlbench's own passes unclean."""
-    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value
 
 
 def _trusted(text: str) -> Markup:

@@ -16,14 +16,13 @@ line of the carrier's own all-reduce at this rank count, where there is one, and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import network_factors
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.exchange import (
-    AS_IT_RAN,
     NoModelError,
     Price,
     Way,
@@ -32,6 +31,7 @@ from dlbench.projection.exchange import (
     messages_of,
     price_of,
     priced_as,
+    way_of,
 )
 from dlbench.projection.refusals import LEAST_EXPLAINED
 from dlbench.records.exchange import ExchangeResult
@@ -60,7 +60,7 @@ def forecast(
     step; `step`: mean, seconds. Where the run or the network does not hold enough: what is missing, in words.
     """
     draws = len(network.draws)
-    ran = Way(exchange=result.exchange, fusion=AS_IT_RAN, wire=result.wire, group_size=new.group_size, by=new.by)
+    ran = replace(way_of(result, new.by[0]), group_size=new.group_size)
 
     def exposed(way: Way, price: Price, scale: Array) -> Array:
         found = messages_of(result, way.fusion, lambda size: float(price(size)[0] * scale[0]), ranks)
@@ -93,6 +93,8 @@ def forecast(
     held = f"it explains {percent(explained, 0)} of the measured exchange"
     if explained >= 1:
         held = f"costs x {float(scale[0]):.2g}, which gives the measured exchange"
+    if result.chunks_are_guessed:
+        held += "; chunks of hierarchical messages were not recorded, and are priced as this dlbench cuts them"
     return Forecast(
         gain=gain,
         low=None if ends is None else min(gain, float(ends[0])),

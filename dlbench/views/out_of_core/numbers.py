@@ -515,22 +515,17 @@ def _limits(groups: Sequence[Group], table: RunTable) -> Iterator[Limit]:
         capacities = {one.plan.capacity_bytes for one in results}
         capacity = capacities.pop() if len(capacities) == 1 else None
         if capacity is not None:
-            batch = _in_core_batch(results, capacity)
+            # Samples of a pass: on the line through the two measured batches that are nearest. With one batch what is
+            # no state is taken as proportional to it.
+            by_batch = alike(results, lambda one: one.chain.batch)
+            sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in by_batch.items()}
+            known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
+            (batch, held), chain = known[0], results[0].chain
+            other, less = known[1] if len(known) > 1 else (0, chain.state_bytes + chain.exchange_bytes)
+            per_sample = (held - less) / (batch - other)
+            if per_sample > 0:
+                batch = max(0, math.floor(batch + (capacity - held) / per_sample))
             yield Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity, batch=batch)
-
-
-def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
-    """Samples of a pass that a capacity holds in core: on the line through the two measured batches that are nearest.
-
-    With one batch what is no state is taken as proportional to it.
-    """
-    by_batch = alike(results, lambda one: one.chain.batch)
-    sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in by_batch.items()}
-    known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
-    (batch, held), chain = known[0], results[0].chain
-    other, less = known[1] if len(known) > 1 else (0, chain.state_bytes + chain.exchange_bytes)
-    per_sample = (held - less) / (batch - other)
-    return max(0, math.floor(batch + (capacity - held) / per_sample)) if per_sample > 0 else batch
 
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
@@ -577,14 +572,14 @@ def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable)
         for (ranks, nodes), sides in found.places.items():
             runs = [{table.keys[one]: table.runs[one] for one in side.point.run_ids} for side in sides]
             peaks = [_estimate({key: _held(run) for key, run in of_side.items()}, "bytes") for of_side in runs]
+            # Of tensors; else what is resident, which on a CPU holds pages of freed ones as well.
+            counted = [all(run.record and run.record.held_bytes is not None for run in of.values()) for of in runs]
             paces = [{key: float(rates[run.plan.run_id]) for key, run in of_side.items()} for of_side in runs]
             limits = {one.plan.capacity_bytes for of in runs for run in of.values() if (one := _memory(run))} - {None}
             for limit in sorted(filter(None, limits)):
                 fits = [
-                    None
-                    if peak is None or (peak.value > limit and not all(map(_is_counted, of_side.values())))
-                    else peak.value <= limit
-                    for peak, of_side in zip(peaks, runs, strict=True)
+                    None if peak is None or (peak.value > limit and not is_counted) else peak.value <= limit
+                    for peak, is_counted in zip(peaks, counted, strict=True)
                 ]
                 able = [number for number, one in enumerate(fits) if one]
                 best = max(able, key=lambda number: sides[number].point.throughput.value, default=None)
@@ -607,11 +602,6 @@ def _method(group: Group) -> str:
     if plan.strategy in ("data", "serial", "out-of-core"):
         return f"replicas, {_empty(group.sample).label}"
     return plan.engine_title.removeprefix("PyTorch ")
-
-
-def _is_counted(run: Run) -> bool:
-    """Whether tensors were counted: what is resident on a CPU holds pages of freed ones as well."""
-    return run.record is not None and run.record.held_bytes is not None
 
 
 def _held(run: Run) -> float | None:

@@ -46,16 +46,12 @@ def figures() -> Iterator[Figure]:
             assert (folder / "calls").read_text(encoding="utf-8").split() == ["squeue", "sacct"]
             each.append(seconds)
             cpu.append(cpu_s)
-        value, low, high = median_interval(each)
-        yield Figure(
+        yield Figure.of(
+            each,
             name=f"status of {JOBS:,} jobs, one squeue and one sacct, the whole command",
-            value=value,
             unit="s",
-            low=low,
-            high=high,
-            n=TIMES,
             goal=f"under {MOST_S:g} s",
-            met=high < MOST_S,
+            met=lambda one: one.high < MOST_S,
             reason=f"{median_interval(cpu)[0]:.2g} s of CPU time",
         )
 

@@ -28,15 +28,11 @@ def figures() -> Iterator[Figure]:
                 assert f"{RUNS:,} runs" in done.stdout, done.stdout[:2000]
                 each.append(seconds)
                 cpu.append(cpu_s)
-        value, low, high = median_interval(each)
-        yield Figure(
+        yield Figure.of(
+            each,
             name=f"{RUNS:,} runs planned, rendered and printed by a dry run, {name}",
-            value=value,
             unit="s",
-            low=low,
-            high=high,
-            n=TIMES,
             goal=f"under {MOST_S:g} s",
-            met=high < MOST_S,
+            met=lambda one: one.high < MOST_S,
             reason=f"{median_interval(cpu)[0]:.2g} s of CPU time",
         )

@@ -26,7 +26,7 @@ from dlbench.specs.comm import CommPlan, CommSeries, CommSpec
 from dlbench.specs.launch import LaunchSpec
 from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import SystemSpec
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 from tests.bench.shaped_cluster import OPEN_MPI_AS_ROOT
 from tests.support.paths import ROOT
 
@@ -49,17 +49,13 @@ def figures() -> Iterator[Figure]:
     found = found_by_two_ranks(__name__, comm)
     for title, size, rounds in found:
         ratios = [ours / theirs for ours, theirs, _, _ in rounds]
-        value, low, high = median_interval(ratios)
         ours, theirs, operations, skew = (statistics.median(column) for column in zip(*rounds, strict=True))
-        yield Figure(
+        yield Figure.of(
+            ratios,
             name=f"{name}, {title}, {size // 1024} KiB",
-            value=value,
-            low=low,
-            high=high,
-            n=len(ratios),
             unit="ratio of times",
             goal=f"at most {GOAL}",
-            met=value <= GOAL,
+            met=lambda one: one.value <= GOAL,
             reason=f"{ours * 1e6:.1f} us against {theirs * 1e6:.1f} us; {operations:g} operations, "
             f"started {skew * 1e6:.1f} us apart",
         )

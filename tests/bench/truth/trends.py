@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlbench.history.change_points import NAMED, Found, detect, detect_together, newest
-from tests.bench.figures import Figure, median_interval
+from tests.bench.figures import Figure
 from tests.bench.gate import share
 
 Array = npt.NDArray[np.float64]
@@ -138,14 +138,10 @@ def delay(step: float, correlation: float) -> Figure:
         values[QUIET:] *= 1 + step
         others = [nights([seed, trend], QUIET + MOST, correlation, 0.02) for trend in range(1, TOGETHER)]
         waited.append(_first_shown(values, others))
-    middle, low, high = median_interval(waited)
-    return Figure(
+    return Figure.of(
+        waited,
         name=f"trends: nights until a change of {step:.0%} in one of {TOGETHER} trends is shown (scatter 2 %, "
         f"autocorrelation {correlation:g})",
-        value=middle,
-        low=low,
-        high=high,
-        n=FED,
         unit="nights",
         goal="beside the false alarms",
         reason=f"90 % within {np.percentile(waited, 90):.0f}; not within {MOST}: {sum(one > MOST for one in waited)}",

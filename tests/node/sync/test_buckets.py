@@ -232,7 +232,10 @@ def test_a_chunk_is_scattered_before_the_one_ahead_of_it_is_waited_for(
     across.calls = inside.calls
     layout = Layout(ranks=8, group_size=4)
     share = 16385 * (4 // dtype.itemsize)
-    Hierarchical(groups, partial(level_chunks, engine, carrier, layout)).sum(torch.zeros(4 * share, dtype=dtype))
+    method, message = Hierarchical(groups, partial(level_chunks, engine, carrier, layout)), torch.zeros(4 * share)
+    message = message.to(dtype)
+    method.sum(message)
+    assert method.chunks(message.nbytes) == 1 + overlap
     first, last = share - share // 2, share // 2
     ends = [f"sum {first}", f"scatter {4 * last}", f"sum {last}", "waited", f"gather {first}"]
     assert inside.calls == (
@@ -278,6 +281,7 @@ def test_hybrid_goes_by_the_bytes_of_the_message() -> None:
     assert hybrid.sum(torch.zeros(48, dtype=torch.float16)) == "hierarchical"
     assert world.calls == ["sum 25"]
     assert hybrid.way(99) == "hierarchical"
+    assert (hybrid.chunks(99), hybrid.chunks(100)) == (1, None)
     assert hybrid.sent(100) == Flat(world, 4).sent(100)
     assert hybrid.sent(96) == Hierarchical(groups, lambda _: 1).sent(96)
     assert len(inside.calls) == 4

@@ -161,7 +161,8 @@ def test_a_rank_that_leaves_a_collective_out_ends_all(tmp_path: Path, what: str)
     watchdog says where each stands.
     """
     (plan,), _ = planned(
-        *("bert", *SHORT, "--ranks", "2", *FSDP, "--set", "measure.stall_timeout_s=15", "--out", tmp_path)
+        *("bert", *SHORT, "--ranks", "2", *FSDP, "--out", tmp_path),
+        *("--set", f"measure.stall_timeout_s={15 if what == 'hangs' else 120}"),
     )
     folder = create(prepare_output(tmp_path / "runs"), plan)
     codes, said = run_ranks(lost, [str(folder.plan), what], environments(plan), tmp_path)

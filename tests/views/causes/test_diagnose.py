@@ -551,6 +551,24 @@ def test_forecast_replays_the_messages_of_the_run() -> None:
     assert "3 messages" in found.basis
 
 
+def test_hierarchical_messages_are_priced_in_the_chunks_that_they_went_in() -> None:
+    costs, result = network(), result_of(four_ranks(), exchange="hierarchical")
+    ends = []
+    for chunks in (None, 1, 4):
+        messages = [{**message.model_dump(), "chunks": chunks} for message in result.messages]
+        new = Way(exchange="flat", fusion=AS_IT_RAN, wire="fp32", group_size=2, by=("ddp", "gloo"))
+        found = told_gain(costs, new, exchange="hierarchical", by="dlbench", messages=messages)
+        assert isinstance(found, Forecast)
+        assert ("were not recorded" in found.basis) == (chunks is None)
+        ran = [
+            (ready, predict("allreduce", "hierarchical", size, LAYOUT, costs, chunks=chunks))
+            for size, ready in GRADIENTS
+        ]
+        assert found.gain == pytest.approx(expected_gain(ran, times_of(costs, "ring"), 0.05))
+        ends.append(found.gain)
+    assert len(set(ends)) == 3
+
+
 def test_forecast_of_one_message_waits_for_the_last_gradient() -> None:
     costs = network()
     found = told_gain(costs, Way(exchange="flat", fusion="single", wire="fp32", group_size=2))

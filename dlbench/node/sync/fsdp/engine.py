@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.ranks import RankPlace
@@ -59,13 +60,8 @@ class FsdpEngine(TorchRanks):
         super().start()
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mark_backward: Callable[[], None],
-        *,
-        accumulation: int = 1,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
+    ) -> tuple[nn.Module, Optimizer]:
         """Broadcasts rank 0's parameters, shards blocks and the rest, and points the optimizer at the shares."""
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
@@ -115,7 +111,7 @@ class FsdpEngine(TorchRanks):
         """
         return self._settings.shard == "parameters" and (bool(name) or len(self._modules) == 1)
 
-    def planned_groups(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
+    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
         return [[self._shares[name] for name in group] for group in self._planned]
 
     def _mesh(self) -> DeviceMesh:
@@ -159,7 +155,7 @@ class FsdpEngine(TorchRanks):
     def finish_exchange(self) -> None:
         self._watch.finish()
 
-    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+    def step(self, update: Callable[[Optimizer], object]) -> None:
         super().step(update)
         self._watch.end_step()
 

@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dlbench.errors import RunError
 from dlbench.node import rendezvous
@@ -217,13 +218,8 @@ class HorovodEngine(Engine):
         }
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mark_backward: Callable[[], None],
-        *,
-        accumulation: int = 1,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
+    ) -> tuple[nn.Module, Optimizer]:
         compression = self._hvd.Compression.none
         if self._wire == "fp16":
             compression = self._hvd.Compression.fp16
@@ -314,7 +310,7 @@ class HorovodEngine(Engine):
             self._overflow.count_all(own, magnitudes(checked))
         self._watch.exchange_ended()
 
-    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+    def step(self, update: Callable[[Optimizer], object]) -> None:
         """The update, without Horovod's second wait."""
         with self._optimizer.skip_synchronize():
             update(self._optimizer)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dlbench.errors import RunError, UserError
 from dlbench.node.ranks import RankPlace
@@ -69,13 +70,8 @@ class OwnExchange(EngineOverLibrary):
         super().start()
 
     def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        mark_backward: Callable[[], None],
-        *,
-        accumulation: int = 1,
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1
+    ) -> tuple[nn.Module, Optimizer]:
         """Makes groups, times messages where that is needed, makes parameters equal; model and optimizer stay plain."""
         self._named = named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         require_fp32(named)
@@ -254,7 +250,7 @@ class OwnExchange(EngineOverLibrary):
             for place, (num_bytes, num_tensors) in enumerate(sizes)
         ]
 
-    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+    def step(self, update: Callable[[Optimizer], object]) -> None:
         """Afterwards messages are arranged anew where enough has been seen, all in the warm-up."""
         super().step(update)
         if self._steps == 1:
@@ -374,14 +370,18 @@ class OwnExchange(EngineOverLibrary):
 
     def _messages_sent(self) -> tuple[Message, ...]:
         times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages]
+        method, width = self._route.method, self._route.wire.bytes_per_element
         return tuple(
             Message(
                 num_bytes=num_bytes,
                 num_tensors=len(one),
-                method=ways.most_common(1)[0][0] if ways else self._route.method.way(num_bytes),
+                method=ways.most_common(1)[0][0] if ways else method.way(num_bytes),
+                chunks=method.chunks(int(bucket.vector.numel() * width)),
                 **time,
             )
-            for one, num_bytes, ways, time in zip(self._messages, self._message_bytes, self._ways, times, strict=True)
+            for one, num_bytes, ways, bucket, time in zip(
+                self._messages, self._message_bytes, self._ways, self._buckets, times, strict=True
+            )
         )
 
     def _gradients(self) -> tuple[GradientTime, ...]:

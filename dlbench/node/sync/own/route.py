@@ -225,7 +225,7 @@ class RouteBuilder:
                 part.name,
                 self._layout,
                 largest_bytes=sizes[-1],
-                chunks=part.chunks if isinstance(part, Hierarchical) else None,
+                chunks=part.chunks,
             )
             for part in (method.parts if isinstance(method, Hybrid) else (method,))
         }
@@ -249,6 +249,10 @@ class Method:
 
     def way(self, num_bytes: float) -> str:
         return self.name
+
+    def chunks(self, num_bytes: int) -> int | None:
+        """In how many chunks a message of so many bytes on the wire goes; None: as a whole."""
+        return None
 
     def sent(self, num_bytes: float) -> Sent:
         raise NotImplementedError
@@ -288,13 +292,13 @@ class Hierarchical(Method):
     def __init__(self, groups: RankGroups, chunks: Callable[[int], int]) -> None:
         """`chunks`: in how many a message of so many bytes goes: `level_chunks`."""
         self._groups = groups
-        self.chunks = chunks
+        self._chunks = chunks
 
     def sum(self, vector: torch.Tensor) -> str:
         inside, across = self._groups.inside, self._groups.across
         size = len(inside.ranks)
         under_way: list[tuple[Callable[[], object], torch.Tensor, torch.Tensor]] = []
-        chunks = self.chunks(vector.numel() * vector.element_size())
+        chunks = self._chunks(vector.numel() * vector.element_size())
         for chunk in range(chunks):
             first, count = (size * shares for shares in block(vector.numel() // size, chunks, chunk))
             part = vector[first : first + count]
@@ -308,6 +312,9 @@ class Hierarchical(Method):
     def _gather(self, wait: Callable[[], object], share: torch.Tensor, part: torch.Tensor) -> None:
         wait()
         self._groups.inside.all_gather(share, part)
+
+    def chunks(self, num_bytes: int) -> int:
+        return self._chunks(num_bytes)
 
     def sent(self, num_bytes: float) -> Sent:
         g, m = len(self._groups.inside.ranks), len(self._groups.across.ranks)
@@ -355,6 +362,9 @@ class Hybrid(Method):
 
     def way(self, num_bytes: float) -> str:
         return self._chosen(num_bytes).name
+
+    def chunks(self, num_bytes: int) -> int | None:
+        return self._chosen(num_bytes).chunks(num_bytes)
 
     def sent(self, num_bytes: float) -> Sent:
         return self._chosen(num_bytes).sent(num_bytes)
@@ -465,14 +475,14 @@ _ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader
 
 
 def given_line(
-    path: str, name: str, method: str, layout: Layout, *, largest_bytes: int, chunks: Callable[[int], int] | None
+    path: str, name: str, method: str, layout: Layout, *, largest_bytes: int, chunks: Callable[[int], int | None]
 ) -> LineCost:
     """The line of an exchange: of its name and rank count if the file has it, else through predictions.
 
     `path`: the file. `name`: of the line, e.g. gloo hierarchical. `method`: flat, hierarchical or leader. `layout`:
-    ranks and groups. `largest_bytes`: predictions go up to this size. `chunks`: of a message of so many bytes, where
-    the exchange cuts it. Raises `UserError`: the file cannot be read, or lacks a level that the prediction needs;
-    `IncompleteDataError`: it is damaged.
+    ranks and groups. `largest_bytes`: predictions go up to this size. `chunks`: of a message of so many bytes.
+    Raises `UserError`: the file cannot be read, or lacks a level that the prediction needs; `IncompleteDataError`: it
+    is damaged.
     """
     network = read_network(Path(path))
     for line in network.collectives:
@@ -481,8 +491,7 @@ def given_line(
     sizes = [count * ELEMENT_BYTES for count in sizes_up_to(largest_bytes, layout.ranks)]
     try:
         seconds = [
-            predict("allreduce", _ALGORITHMS[method], size, layout, network, chunks=chunks and chunks(size))
-            for size in sizes
+            predict("allreduce", _ALGORITHMS[method], size, layout, network, chunks=chunks(size)) for size in sizes
         ]
     except UserError as error:
         raise UserError(f"sync.network {path}: {error}") from None
