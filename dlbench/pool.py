@@ -7,7 +7,8 @@ for every use:
 - No process outlives the one that started it, even if that one is killed.
 - Ctrl-C reaches the starting process alone, so that one traceback is printed and not one per process.
 - An error arrives with its reason and the name of the item; so does the death of a process.
-- Memory does not grow with the number of items: a process holds `ahead` of them and its results wait in a pipe.
+- Memory does not grow with the number of items: a process holds `ahead` of them and its results wait in a pipe, but
+  where the starting process helps.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def run(
     picklable; handed out in this order. `processes`: at most one per item is started; with one or none the calling
     process does the work. `name`: how messages call an item. `verb`: what messages say of it. `ahead`: items that a
     process holds. With 2 it need not wait for this process between them, which pays if each takes little time; items
-    must then fit into a pipe (some 64 KiB), or both ends could wait for each other. `helps`: this process is
-    one of them. Yields an iterator over the number and the result of each item, as they are done: in any order.
+    must then fit into a pipe (some 64 KiB), or both ends could wait for each other. `helps`: this process is one of
+    them, and holds what the others have done while it is at an item.
+    Yields an iterator over the number and the result of each item, as they are done: in any order.
     Raises DlbenchError, OSError, MemoryError: as the work; the last two with the traceback of the process as their
     cause. RunError: a process died. RuntimeError: any other error, with its traceback.
     """
@@ -136,21 +138,24 @@ def _helped(
     work: Callable[[Item], Result], items: Sequence[Item], waiting: Iterator[int], crew: Sequence[_Worker], ahead: int
 ) -> Iterator[tuple[int, Result | _Failure]]:
     """The same, where this process does items too: a thread hands out from the same numbers meanwhile."""
-    done: SimpleQueue[tuple[int, Result | _Failure] | None] = SimpleQueue()
+    done: SimpleQueue[tuple[int, Result | _Failure] | BaseException | None] = SimpleQueue()
 
     def hand_out() -> None:
         try:
-            # Whoever stops the crew closes the connections that are waited for here.
-            with suppress(OSError, ValueError):
-                for answer in _hand_out(work, items, waiting, crew, ahead):
-                    done.put(answer)
-        finally:
+            for answer in _hand_out(work, items, waiting, crew, ahead):
+                done.put(answer)
+        except BaseException as error:  # Nobody reads it where the crew was stopped, which closes connections.
+            done.put(error)
+        else:
             done.put(None)
 
     threading.Thread(target=hand_out, daemon=True).start()
     for number in waiting:
         yield number, _attempt(work, items[number])
-    yield from iter(done.get, None)
+    while (answer := done.get()) is not None:
+        if isinstance(answer, BaseException):
+            raise answer
+        yield answer
 
 
 class _Worker:

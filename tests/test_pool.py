@@ -100,6 +100,16 @@ def test_errors_arrive_where_the_calling_process_helps() -> None:
             dict(results)
 
 
+@pytest.mark.parametrize("helps", [False, True])
+def test_an_answer_that_cannot_be_unpacked_is_no_end(tmp_path: Path, helps: bool) -> None:
+    work = partial(pool_work.unreadable, tmp_path / "answered", os.getpid())
+    with (
+        pytest.raises(ValueError, match="not to be unpacked"),
+        pool.run(work, range(20), 3, name=str, verb="read", helps=helps) as results,
+    ):
+        dict(results)
+
+
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_items_wait_until_results_are_taken(tmp_path: Path, ahead: int) -> None:
     work = partial(pool_work.begin, tmp_path)

@@ -101,6 +101,7 @@ def test_nothing_stays_of_what_the_program_started(
     if end.startswith("told"):
         process.terminate()
     code = process.wait(timeout=60)
+    assert leftovers.processes() == {}  # at once: whoever waits for it may look
     assert code == {"program killed": -signal.SIGKILL, "program exits": 3}.get(end, -signal.SIGTERM)
     assert leftovers.within() == []
 
@@ -175,12 +176,12 @@ def test_it_sleeps_while_the_program_runs(leftovers: Leftovers, tmp_path: Path) 
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         return [line for line in lines if line.startswith(("voluntary_ctxt", "nonvoluntary_ctxt", "Threads"))]
 
-    # It may still be on its way to sleep: whoever looked now and then would never be quiet for half a second.
-    for _ in range(20):
+    for _ in range(20):  # It may still be on its way to sleep.
         before = switches()
         time.sleep(0.5)
         if switches() == before:
             break
+    time.sleep(1.5)
     assert switches() == before
     assert "Threads:\t1" in before
     process.terminate()

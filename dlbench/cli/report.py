@@ -108,9 +108,11 @@ def report(
     costs = None if network is None else read_network(network)
     # Records hold no cycles and stay to the end: looking for some among them takes a fifth of the time of reading.
     gc.disable()
-    scanned = read_runs(runs, where)
-    gc.freeze()
-    gc.enable()
+    try:
+        scanned = read_runs(runs, where)
+    finally:
+        gc.freeze()
+        gc.enable()
     # Slurm forgets: what it still knows of these runs is kept with them.
     scanned.runs = with_accounting(scanned.runs)[0]
     history = None

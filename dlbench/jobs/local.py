@@ -307,10 +307,6 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     memory, hang = MemoryKills(), HangDetector(folder, plan)
 
     def report(step: int, of: int, stage: str) -> None:
-        # For `verdict`: now, as ranks leave a core while they import, not hours later, when another may be installed.
-        import dlbench.records.comm
-        import dlbench.records.scan  # noqa: F401
-
         hang.progressed()
         on_progress(step, of, stage)
 
@@ -327,6 +323,10 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
 
         try:
             _start(ranks, plan, folder, environment, token)
+            # For `verdict`: now, as no rank waits for it, not hours later, when the installation may be another.
+            import dlbench.records.comm
+            import dlbench.records.scan  # noqa: F401
+
             ranks.wait(check, lambda: not what_became(folder) and not hang.reason())
         except KeyboardInterrupt:
             ranks.end(interruption.is_repeated)

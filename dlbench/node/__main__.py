@@ -5,51 +5,19 @@ Nothing heavy is imported before the rank is bound to its cores, because thread 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
 import time
 import traceback
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 
 STARTED = time.monotonic()
 
-from dlbench.opening import read_json, why_unreadable  # noqa: E402  (the clock must start first)
-
-LIBRARIES = (
-    *("array", "binascii", "contextvars", "csv", "decimal", "fcntl", "grp", "heapq", "mmap", "pydantic_core", "random"),
-    *("subprocess", "unicodedata", "uuid", "zoneinfo"),
-)
-
-
-def load_library(plan: Path) -> Thread | None:
-    """Loads torch's library beside what follows, as libc's call leaves Python's lock, unlike an import: 0.25 s of CPU.
-
-    OpenMP comes with it and reads its threads, as `bind` will set them; where it binds them, too, nothing is loaded.
-    What has a library of its own would wait for it, and is imported before. What fails is left to torch's import.
-    """
-    for name in LIBRARIES:
-        __import__(name)
-    with suppress(AttributeError, LookupError, OSError, TypeError, ValueError):
-        os.environ["OMP_NUM_THREADS"] = str(read_json(plan, 1 << 27)["layout"]["cores_per_rank"])
-        if os.environ.keys().isdisjoint(("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")):
-            path = Path(find_spec("torch").origin).with_name("lib") / "libtorch_cpu.so"  # type: ignore[union-attr, arg-type]
-            thread = Thread(target=ctypes.CDLL(None).dlopen, args=(os.fsencode(path), os.RTLD_NOW))
-            thread.start()
-            return thread
-    return None
-
-
-LOADING: Thread | None = None
 if __name__ == "__main__":
     gc.disable()  # What is imported stays, and is frozen below: collecting meanwhile costs 0.3 s of CPU.
-    LOADING = load_library(Path(sys.argv[-1]))
 
-from pydantic import ValidationError  # noqa: E402  (meanwhile)
+from pydantic import ValidationError  # noqa: E402  (the clock must start first)
 
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
@@ -58,6 +26,7 @@ from dlbench.node.rank_checks import require_machine, require_version  # noqa: E
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
 from dlbench.node.training.progress import Progress  # noqa: E402
 from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
+from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
 from dlbench.records.folder import MAX_JSON, RunFolder  # noqa: E402
 from dlbench.records.interrupted import write_interrupted  # noqa: E402
@@ -97,8 +66,6 @@ def main(arguments: list[str]) -> int:
     binding: CoreBinding | None = None
     try:
         plan = load_plan(path)
-        if LOADING is not None:
-            LOADING.join()  # It reads the environment, which `bind` changes.
         place = detect(plan)
         sampler = _start_sampler(plan, RunFolder(path.parent), place)
         binding = bind(plan, place)

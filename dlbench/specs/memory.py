@@ -114,7 +114,9 @@ class Unit(Spec):
         description="Bytes that its forward pass keeps for its backward pass: each storage once; without its input and "
         "its output, and without parameters, buffers and casts of them."
     )
-    saved_count: CountOrZero = Field(1, description="Storages that they lie in: each moves by itself.")
+    saved_count: CountOrZero = Field(
+        0, description="Storages that they lie in: each moves by itself. Earlier records have none: blocks move whole."
+    )
     input_bytes: CountOrZero = Field(
         description="Bytes of its input, which the unit before makes; 0 for the first if others hold that anyway."
     )

@@ -375,7 +375,7 @@ def _figures_are_read(tmp_path: Path) -> None:
     assert figures["efficiency"] > 0  # beside other work, of two short runs, it may be any
     # Throughput and step time tell of the same steps: batch 1 on 2 ranks. Of three steps, the first is their mean and
     # the other their median, which is no more than one and a half times the mean and may be far less beside other work.
-    assert 0.001 < figures["throughput"] * figures["step_time"] / 1000 / 2 < 1.6
+    assert 0.02 < figures["throughput"] * figures["step_time"] / 1000 / 2 < 1.6
 
 
 @pytest.mark.nightly

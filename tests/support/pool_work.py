@@ -87,5 +87,20 @@ def die_answering(folder: Path, item: int) -> bytes:
     return b""
 
 
+class _Unreadable:
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("not to be unpacked",)
+
+
+def unreadable(answered: Path, starter: int, item: int) -> object:
+    """Of another process, for which the starter waits, an answer that its reader cannot unpack."""
+    if os.getpid() != starter:
+        answered.touch()
+        return _Unreadable()
+    while not answered.exists():
+        time.sleep(0.01)
+    return item
+
+
 def echo(item: bytes) -> bytes:
     return item

@@ -39,7 +39,7 @@ _ALONGSIDE_S = 0.25  # computation alongside transfers lasts at most about so lo
 
 def sizes_of(chain: Chain) -> tuple[int, int]:
     """A small and a large transfer as a plan may ask for: of storages of the chain's median and largest unit, bytes."""
-    sizes = sorted(max(1, unit.saved_bytes // max(1, unit.saved_count), unit.input_bytes) for unit in chain.units)
+    sizes = sorted(max(1, unit.saved_bytes // (unit.saved_count or 1), unit.input_bytes) for unit in chain.units)
     large = min(MOST_BYTES, max(LEAST_BYTES, sizes[-1]))
     small = min(large // 4, max(LEAST_BYTES // 4, sizes[len(sizes) // 2]))
     return small, large
@@ -95,19 +95,23 @@ class _Trials:
         self._tier, self._device, self._calls = tier, device, calls
 
     def both_ways(self, num_bytes: int, times: int) -> tuple[float, float]:
-        """Seconds of a transfer out and in, means of so many: a pass waits for the slow ones too, which a median omits.
+        """Seconds of a transfer out and in, means of so many in a row: a pass waits for the slow ones, too.
 
-        Something is computed before each, as in training: threads that only wait for each other wake up sooner.
+        A storage is filled before each, as training computes before each: threads that only wait for each other wake up
+        sooner.
         """
         out_s, in_s, away = 0.0, 0.0, []
         for _ in range(times):
-            storage, begin = self._storage(num_bytes), self._now()
+            storage = self._storage(num_bytes)
+            begin = self._now()
             away.append(self._tier.swap_out(storage, 0))
             del storage
             self._tier.wait_out(away[-1])
             out_s += self._now() - begin
         while away:
-            ticket, _, begin = away.pop(), self._storage(num_bytes), self._now()
+            ticket = away.pop()
+            self._storage(num_bytes)
+            begin = self._now()
             self._tier.swap_in(ticket, 0)
             self._tier.take(ticket)
             in_s += self._now() - begin

@@ -114,7 +114,8 @@ class BlockCosts:
         blocking = decision == "swap" and self._blocking
         own = 0 if recomputes or blocking else saved
         moved = (moving if recomputes else saved + moving) if moves else 0
-        count = (0 if recomputes else count) + (1 if moving else 0)
+        is_counted = any(unit.saved_count for unit in units)
+        count = count + (1 if moving else 0) if is_counted and not recomputes else 1
         needed = piecemeal if blocking else backward - saved
         if recomputes:  # the gradient of its output is there while its forward pass is repeated
             needed = max(backward, again + outputs[-1])
@@ -127,7 +128,7 @@ class BlockCosts:
             own_bytes=own,
             forward_bytes=passing if recomputes or blocking else forward,
             moved_bytes=moved,
-            moved_count=count if moves else 0,
+            moved_count=count if moved else 0,
             freed_bytes=0 if blocking else moved,
             backward_bytes=needed,
             gradient_bytes=gradients,

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from importlib import import_module, util
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
     Values = npt.NDArray[np.generic]
 
-# The same streams; isal takes three quarters as long.
-_INFLATER: Any = import_module("isal.isal_zlib" if util.find_spec("isal") else "zlib")
+try:  # The same streams; isal takes three quarters as long.
+    _inflater: Any = import_module("isal.isal_zlib")
+except ImportError:
+    _inflater = zlib
 _HEAD = struct.Struct(HEAD.format + CHECK.format.removeprefix("<"))
 # Content that is turned at once when columns are read: little next to the columns, and enough to be quick.
 _TURNED_AT_ONCE = 1 << 20
-_LAST: list[Any] = []  # `fields` and `delta` of the header that was looked at last, and its columns.
+_last_columns: list[Any] = []  # `fields` and `delta` of the header that was looked at last, and its columns.
 
 
 def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
@@ -109,7 +111,7 @@ class BlockReader:
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
         """Kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: one is damaged."""
         self.torn_bytes = 0
-        crc32, decompressobj = zlib.crc32, _INFLATER.decompressobj  # A run of a million steps has 16,000 blocks.
+        crc32, decompressobj = zlib.crc32, _inflater.decompressobj  # A run of a million steps has 16,000 blocks.
         try:
             file, torn_behind, is_damaged = self._rows_there or opened(self.path)
             with nullcontext() if self._rows_there else file:
@@ -132,7 +134,7 @@ class BlockReader:
                     try:
                         # One byte more than there may be: a content of just the limit still comes to its end.
                         plain = engine.decompress(content, MAX_CONTENT + 1)
-                    except _INFLATER.error:
+                    except _inflater.error:
                         raise self._damaged() from None
                     if not engine.eof or engine.unused_data or len(plain) > MAX_CONTENT:
                         raise self._damaged()
@@ -185,9 +187,9 @@ class BlockReader:
         if self._columns is None:
             # The many files of a run have the same columns: they are looked at once.
             asked = [self.header.get("fields"), self.header.get("delta")]
-            if _LAST[:2] != asked:
-                _LAST[:] = [*asked, _checked_columns(*asked)]
-            self._columns = _LAST[2]
+            if _last_columns[:2] != asked:
+                _last_columns[:] = [*asked, _checked_columns(*asked)]
+            self._columns = _last_columns[2]
         if self._columns is None:
             raise IncompleteDataError(f"{self.path}: the header's `fields` or `delta` are damaged")
         return self._columns
