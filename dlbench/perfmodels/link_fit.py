@@ -199,7 +199,8 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
     """What ranks share by the measurements: what predicts points held out best; with these predictions.
 
     Level by level from outside in, as the slower links decide most steps: one link for a block, or a port for each of
-    its ranks; of a node's adapters also as many as divide its ranks. Each is kept only if it predicts better.
+    its ranks; of a node's adapters also as many as divide its ranks. Each is kept only if it predicts better, and not
+    by what rounding makes of equal ones.
 
     Raises `UserError`: as `fit_network`.
     """
@@ -217,7 +218,7 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
         tried.append(("inside", 1))
     for level, links in tried:
         others = held_out(observations, other := replace(best, **{level: links}))
-        if others and predictions and _median_error(others) < _median_error(predictions):
+        if others and predictions and _median_error(others) < _median_error(predictions) - 1e-9:
             best, predictions = other, others
     return best, predictions
 

@@ -68,7 +68,10 @@ class Leftovers:
         return sorted(name for name in new - used if _inode(name) not in used)
 
     def files(self) -> list[str]:
-        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+        found: list[Path] = []
+        for at, folders, files in os.walk(self.folder):  # which passes over what goes meanwhile
+            found += [Path(at, name) for name in (*folders, *files)]
+        return sorted(str(path.relative_to(self.folder)) for path in found)
 
     def now(self, *, files: bool = True) -> list[str]:
         """One line for each thing that is left at this moment; of the temporary folder, if `files` count."""
