@@ -25,6 +25,7 @@ from dlbench.views.time_to_train import Asked
 from tests import reference
 from tests.conftest import Cli
 from tests.support.run_factory import write_scaling
+from tests.support.schemas import validator
 
 
 def test_a_change_of_a_schema_is_seen() -> None:
@@ -54,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def holds(name: str, document: Document) -> dict[str, Any]:
     """The document's JSON, valid by its schema."""
     content: dict[str, Any] = json.loads(to_json(document))
-    jsonschema.validate(content, schema(name), cls=jsonschema.Draft202012Validator)
+    validator(name).validate(content)
     return content
 
 
@@ -72,13 +73,13 @@ def test_what_reports_write_holds_to_their_schemas(runs: Path, tmp_path: Path) -
 def test_files_of_runs_hold_to_their_schemas(runs: Path, name: str) -> None:
     for file in runs.glob(f"*/{name}.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
-        jsonschema.validate(content, schema(name), cls=jsonschema.Draft202012Validator)
+        validator(name).validate(content)
         with pytest.raises(jsonschema.ValidationError, match="of_no_file"):
-            jsonschema.validate(content | {"of_no_file": 1}, schema(name))
+            validator(name).validate(content | {"of_no_file": 1})
 
 
 def test_a_wrong_key_is_found(runs: Path) -> None:
     content = json.loads(to_json(document_of(assemble(scan(runs)))))
     content["groups"][0]["time_to_train"]["points"][0]["hours"]["values"] = 1
     with pytest.raises(jsonschema.ValidationError, match="values"):
-        jsonschema.validate(content, schema("report"), cls=jsonschema.Draft202012Validator)
+        validator("report").validate(content)

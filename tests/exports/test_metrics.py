@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from click.testing import CliRunner
 from prometheus_client import parser as classic
@@ -18,13 +17,13 @@ from prometheus_client.openmetrics import parser as openmetrics
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
-from dlbench.cli.show import schema
 from dlbench.errors import IncompleteDataError
 from dlbench.exports.metrics import FIGURES, LABELS
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.scan import scan
 from tests.support.paths import ROOT
 from tests.support.run_factory import Story, constant, plans, write_run, write_scaling, write_unfinished
+from tests.support.schemas import validator
 from tests.support.watch_factory import watch_result, write_samples, write_spans
 
 Parser = Callable[[str], Iterable[Metric]]
@@ -148,14 +147,12 @@ def test_labels_hold_any_text_and_one_commit_or_none(tmp_path: Path) -> None:
 
 def test_one_json_line_a_run_holds_to_its_schema(runs: Path) -> None:
     lines = [json.loads(line) for line in export(runs, "--format", "jsonl").splitlines()]
-    report = schema("report")
-    row, figure = ({**report, "$ref": f"#/$defs/{name}"} for name in ("RunRow", "Estimate"))
     for line in lines:
         added = {name: line.pop(name) for name in ("format", "version", "dlbench_version", "system", "commit", "point")}
-        jsonschema.validate(line, {key: value for key, value in row.items() if key in ("$defs", "$ref", "$schema")})
+        validator("report", "RunRow").validate(line)
         assert added["format"] == "dlbench.run-metrics"
         for one in (added["point"] or {}).values():
-            jsonschema.validate(one, {key: figure[key] for key in ("$defs", "$ref")})
+            validator("report", "Estimate").validate(one)
         line |= added
     assert [line["run_id"] for line in lines] == [run.plan.run_id for run in scan(runs).runs]
     without = [line for line in lines if line["state"] != "valid"]

@@ -7,10 +7,8 @@ import io
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 
-from dlbench.cli.show import schema
 from dlbench.projection.page import (
     ProjectionReport,
     document_of,
@@ -30,6 +28,7 @@ from dlbench.report.formats.json import to_json
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.report.formats.terminal import to_text
 from tests.projection.hand_made import FAR, ingredients, projection, target
+from tests.support.schemas import validator
 
 SUBJECT = ReportSubject("g", "resnet50")
 
@@ -91,7 +90,7 @@ def test_a_step_stands_for_an_efficiency_that_is_not_known() -> None:
 
 def test_json_holds_to_its_schema_and_has_all_quantiles() -> None:
     content = json.loads(to_json(document()))
-    jsonschema.validate(content, schema("projection"), cls=jsonschema.Draft202012Validator)
+    validator("projection").validate(content)
     (group,) = content["groups"]
     first = group["projection"]["targets"][0]
     assert len(first["step"]["quantiles"]) == 9

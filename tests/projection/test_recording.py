@@ -6,15 +6,14 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from dlbench.cli.show import schema
 from dlbench.projection.ledger import digest_of, read_ledger, record, recorded
 from dlbench.projection.step import project
 from dlbench.records.comm import scan_comm
 from tests.conftest import Cli
 from tests.projection.test_gathering import NETWORK, read, write
+from tests.support.schemas import validator
 
 EARLY = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -52,7 +51,7 @@ def test_a_recorded_projection_is_scored_by_runs_planned_since(cli: Cli, tmp_pat
     scored = cli("project", runs, "--against", "--format", "json")
     assert scored.returncode == 0, scored.stderr
     content = json.loads(scored.stdout)
-    jsonschema.validate(content, schema("projection"), cls=jsonschema.Draft202012Validator)
+    validator("projection").validate(content)
     (row,) = content["ledger"]
     assert (row["anchor_ranks"], row["ranks"], row["runs"], row["doublings"]) == (8, 16, 3, 1.0)
     assert row["accuracy"] == pytest.approx(1 - abs(row["projected"]["value"] / row["measured_s"] - 1))
@@ -122,7 +121,7 @@ def test_measured_strategies_stand_beside_the_model_and_in_its_ledger(cli: Cli, 
     one.unlink()
     (path / f"20260101T000000Z-{digest_of(text)}.json").write_bytes(text)
     scored = json.loads(cli("project", runs, "--against", "--format", "json").stdout)
-    jsonschema.validate(scored, schema("projection"), cls=jsonschema.Draft202012Validator)
+    validator("projection").validate(scored)
     # Averages after 8 updates were recorded, after 4 were measured.
     assert [(row["strategy"], row["ranks"], row["runs"]) for row in scored["strategies"]] == [("fsdp", 4, 3)]
     (row,) = scored["strategies"]

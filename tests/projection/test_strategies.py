@@ -10,14 +10,12 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import cli as command
-from dlbench.cli.show import schema
 from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
@@ -36,6 +34,7 @@ from dlbench.specs.layers import Layer, Layers
 from dlbench.specs.workload import Model, ResNetModel
 from tests.conftest import Cli
 from tests.projection.test_gathering import NETWORK, write
+from tests.support.schemas import validator
 
 ALPHA, BETA = 1e-5, 1e-9
 BATCH = 720_720  # Every count up to 16 divides it.
@@ -357,7 +356,7 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
     done = cli(*asked(runs, "--to", "64", "--strategy", "all", "--memory-limit", "1GiB", "--format", "json"))
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
-    jsonschema.validate(content, schema("projection"), cls=jsonschema.Draft202012Validator)
+    validator("projection").validate(content)
     rows = content["groups"][0]["strategies"]
     measured = [row for row in rows if row["measured_s"] is not None]
     assert [(row["strategy"], row["ranks"]) for row in measured] == [("data", 2), ("data", 4), ("data", 8)]
