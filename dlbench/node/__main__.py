@@ -13,7 +13,6 @@ import traceback
 from pathlib import Path
 
 STARTED = time.monotonic()
-
 if __name__ == "__main__":
     gc.disable()  # What is imported stays, and is frozen below: collecting meanwhile costs 0.3 s of CPU.
 

@@ -269,16 +269,7 @@ def _predict(
     best = {key: one.best_s for key, one in found.items()}
     least = mean_estimate(best, "s")
     as_ran = {key: one.as_ran_s for key, one in found.items() if one.as_ran_s is not None}
-    # Runs of the point against the baseline's, in pairs where they are. With several ranks as baseline their exchange
-    # is no computing; one rank has none.
-    work = point.batch_per_rank / baseline.batch_per_rank
-    parts = {table.keys[run_id]: table.parts[run_id] for run_id in baseline.run_ids}
-    ideal = {key: sum(own[name] for name in PARTS) * work for key, own in parts.items()}
-    computing = {key: sum(own[name] for name in PARTS if name != "exchange") * work for key, own in parts.items()}
-    compute = statistics.fmean(computing.values())
-    paired = set(pairing(ideal, best).keys)
-    steps = {key: (computing[key] if key in paired else compute) + seconds for key, seconds in best.items()}
-    efficiency = ratio_estimate(ideal, steps, "fraction")
+    efficiency, compute = _efficiency(point, baseline, best, table)
     if efficiency.value < point.efficiency.value:
         return None, f"{CONTRADICTED}: it allows {value_text(efficiency)} efficiency, less than was measured", None
     if efficiency.value > 1:
@@ -302,6 +293,21 @@ def _predict(
         waiting=mean_estimate(waited, "s"),
     )
     return prediction, "", least
+
+
+def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], table: RunTable) -> tuple[Estimate, float]:
+    """The model's efficiency, runs of the point against the baseline's in pairs where they are; and computing, seconds.
+
+    With several ranks as baseline their exchange is no computing; one rank has none.
+    """
+    work = point.batch_per_rank / baseline.batch_per_rank
+    parts = {table.keys[run_id]: table.parts[run_id] for run_id in baseline.run_ids}
+    ideal = {key: sum(own[name] for name in PARTS) * work for key, own in parts.items()}
+    compute = {key: sum(own[name] for name in PARTS if name != "exchange") * work for key, own in parts.items()}
+    mean = statistics.fmean(compute.values())
+    paired = set(pairing(ideal, left).keys)
+    steps = {key: (compute[key] if key in paired else mean) + seconds for key, seconds in left.items()}
+    return ratio_estimate(ideal, steps, "fraction"), mean
 
 
 def _cores(run: Run, result: ExchangeResult) -> str:

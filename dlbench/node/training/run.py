@@ -224,17 +224,7 @@ def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | N
         # The data, and what is done to them in which order.
         staging = stage_data(context, resumed.progress if resumed else None)
         _require_device_for_data(plan, context)
-        # How this rank will read: settled with the other ranks when the data set is opened.
-        reading = None
-        if not workload.data.is_synthetic:
-            reading = RankReading(
-                workload.data,
-                cores=plan.layout.cores_per_rank,
-                is_node_first=context.place.local_rank == 0,
-                ranks=engine,
-                device=device,
-                beat=context.beat,
-            )
+        reading = None if workload.data.is_synthetic else _rank_reading(context)
         source, first = _open_training(context, resumed.progress if resumed else None, staging, reading)
         if source.exchange is not None:
             undo.callback(source.exchange.close)
@@ -357,6 +347,18 @@ def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
             f"data.device_prefetch is {data.device_prefetch}, but this rank computes on its CPU, where nothing is "
             "copied"
         )
+
+
+def _rank_reading(context: RankContext) -> RankReading:
+    """How this rank will read; settled with the other ranks when the data set is opened."""
+    return RankReading(
+        context.plan.workload.data,
+        cores=context.plan.layout.cores_per_rank,
+        is_node_first=context.place.local_rank == 0,
+        ranks=context.engine,
+        device=context.device,
+        beat=context.beat,
+    )
 
 
 def _open_training(

@@ -122,14 +122,7 @@ def account_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
     last = points[-1] if points else None
     has_loss = last is not None and not last.is_baseline
     rows = [row for point in points for row in _rows(point)]
-    # Lines that take time anywhere; of parts with a single such child not the child, which says the same again. Waiting
-    # for stragglers and the wire have names of their own in every sentence, and both stand in any case.
-    busy = [row for row in rows if row.part.seconds.value > 0]
-    parents = {row.part_of for row in busy if row.part_of} - {EXCHANGE_PHASE}
-    children = {name: {row.title for row in busy if row.part_of == name} for name in parents}
-    lone = {title for titles in children.values() if len(titles) == 1 for title in titles}
-    silent = {row.title for row in rows if not row.is_measured}
-    shown = ({row.title for row in busy} | {row.title for row in rows if row.kind == "sum"}) - lone - silent
+    shown = _titles_shown(rows)
     if last is not None and has_loss:
         rows += [_Row(last, row.part, row.title, row.part_of, True, row.kind) for row in _rows(last)]
 
@@ -167,6 +160,19 @@ def _rows(point: CausePoint) -> Iterator[_Row]:
         for part in share.parts:
             yield _Row(point, part, ROW_TITLES[part.name], share.name, kind="part")
     yield _Row(point, point.whole, "sum: mean step", kind="sum")
+
+
+def _titles_shown(rows: Sequence[_Row]) -> set[str]:
+    """Lines that take time anywhere; of parts with a single such child not the child, which says the same again.
+
+    Waiting for stragglers and the wire have names of their own in every sentence, and both stand in any case.
+    """
+    busy = [row for row in rows if row.part.seconds.value > 0]
+    parents = {row.part_of for row in busy if row.part_of} - {EXCHANGE_PHASE}
+    children = {name: {row.title for row in busy if row.part_of == name} for name in parents}
+    lone = {title for titles in children.values() if len(titles) == 1 for title in titles}
+    silent = {row.title for row in rows if not row.is_measured}
+    return ({row.title for row in busy} | {row.title for row in rows if row.kind == "sum"}) - lone - silent
 
 
 def _caption(last: CausePoint, points: Sequence[CausePoint]) -> str:

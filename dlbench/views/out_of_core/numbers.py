@@ -515,17 +515,22 @@ def _limits(groups: Sequence[Group], table: RunTable) -> Iterator[Limit]:
         capacities = {one.plan.capacity_bytes for one in results}
         capacity = capacities.pop() if len(capacities) == 1 else None
         if capacity is not None:
-            # Samples of a pass: on the line through the two measured batches that are nearest. With one batch what is
-            # no state is taken as proportional to it.
-            by_batch = alike(results, lambda one: one.chain.batch)
-            sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in by_batch.items()}
-            known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
-            (batch, held), chain = known[0], results[0].chain
-            other, less = known[1] if len(known) > 1 else (0, chain.state_bytes + chain.exchange_bytes)
-            per_sample = (held - less) / (batch - other)
-            if per_sample > 0:
-                batch = max(0, math.floor(batch + (capacity - held) / per_sample))
+            batch = _in_core_batch(results, capacity)
             yield Limit(ranks=ranks, nodes=nodes, capacity_bytes=capacity, batch=batch)
+
+
+def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
+    """Samples of a pass that a capacity holds in core: on the line through the two measured batches that are nearest.
+
+    With one batch what is no state is taken as proportional to it.
+    """
+    by_batch = alike(results, lambda one: one.chain.batch)
+    sizes = {batch: median(one.in_core_bytes for one in same) for batch, same in by_batch.items()}
+    known = sorted(sizes.items(), key=lambda at: abs(at[1] - capacity))
+    (batch, held), chain = known[0], results[0].chain
+    other, less = known[1] if len(known) > 1 else (0, chain.state_bytes + chain.exchange_bytes)
+    per_sample = (held - less) / (batch - other)
+    return max(0, math.floor(batch + (capacity - held) / per_sample)) if per_sample > 0 else batch
 
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
