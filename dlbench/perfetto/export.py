@@ -32,8 +32,7 @@ from dlbench.perfetto.events import (
     span_events,
     thread_events,
 )
-from dlbench.perfetto.profile import ANCHOR, Profile
-from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanRows, SpanSource, sample_rows, step_rows, thread_id
+from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanSource, sample_rows, step_rows, thread_id
 from dlbench.perfetto.run import TraceRun
 from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.rows.samples import SampleReader
@@ -214,9 +213,7 @@ def _write_rank(run: TraceRun, rank: int, sink: TextSink, notes: Notes) -> None:
             sink.write(text)
             notes.num_events += count
             threads.add(thread_id(COMPUTE_THREAD))
-    anchor = None
     for spans in source.batches(edges) if source is not None else ():
-        anchor = _anchor(spans) if anchor is None else anchor
         kept = spans.shown(run.selection.steps, run.window)
         for text, count, tid in span_events(pid, spans, kept):
             sink.write(text)
@@ -225,16 +222,9 @@ def _write_rank(run: TraceRun, rank: int, sink: TextSink, notes: Notes) -> None:
     for tid in sorted(threads):
         sink.write(thread_events(pid, tid))
     if run.folder.profile(rank).exists():
-        for text, count in Profile(run.folder.profile(rank), anchor, notes).events(pid, run.window):
-            sink.write(text)
-            notes.num_events += count
-
-
-def _anchor(spans: SpanRows) -> int | None:
-    if ANCHOR not in spans.names:
-        return None
-    found = ((spans.rows["name"] == spans.names.index(ANCHOR)) & (spans.threads >= 0)).nonzero()[0]
-    return int(spans.start[found[0]]) if len(found) else None
+        notes.count(
+            "files of torch.profiler (rank-*.profile.json) are left out: ui.perfetto.dev opens them as they are", 1
+        )
 
 
 def _write_node(run: TraceRun, node: int, sink: TextSink, notes: Notes) -> None:

@@ -279,8 +279,8 @@ def sample_rows(path: Path, clock: NodeClock, notes: Notes) -> Iterator[SampleRo
 
 
 STAGES_THREAD, COMPUTE_THREAD, LAYERS_THREAD, EXCHANGE_THREAD = 1, 2, 3, 4
-INPUT_THREAD, STAGING_THREAD, SWAP_THREAD, PROFILER_THREAD = 5, 6, 7, 8
-THREAD_NAMES = ("", "stages", "compute", "layers", "exchange", "input", "staging", "swap", "profiler")
+INPUT_THREAD, STAGING_THREAD, SWAP_THREAD = 5, 6, 7
+THREAD_NAMES = ("", "stages", "compute", "layers", "exchange", "input", "staging", "swap")
 """Kinds of threads of a rank, in the order in which they are shown."""
 
 _THREAD_OF_LANE = {
