@@ -222,9 +222,7 @@ def _write_rank(run: TraceRun, rank: int, sink: TextSink, notes: Notes) -> None:
     for tid in sorted(threads):
         sink.write(thread_events(pid, tid))
     if run.folder.profile(rank).exists():
-        notes.count(
-            "files of torch.profiler (rank-*.profile.json) are left out: ui.perfetto.dev opens them as they are", 1
-        )
+        notes.count("files of torch.profiler (rank-*.profile.json) are left out: ui.perfetto.dev opens them", 1)
 
 
 def _write_node(run: TraceRun, node: int, sink: TextSink, notes: Notes) -> None:
