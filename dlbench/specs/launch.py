@@ -325,7 +325,9 @@ class SlurmSpec(Spec):
     login_shell: Flag = Field(False, description="Whether the job's script runs in a login shell (bash -l).")
     cpu_bind: Argument | None = Field(None, description="srun --cpu-bind, e.g. cores; none: not given.")
     gpu_bind: Argument = Field(
-        "none", description="srun --gpu-bind; none: ranks reach all GPUs of their node; site: not given."
+        "none",
+        description="srun --gpu-bind, e.g. single:1; none: ranks reach all GPUs that the job has on their node; site: "
+        "Slurm's default, which binds under gpus-per-task.",
     )
     mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
     distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")
