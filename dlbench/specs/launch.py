@@ -269,6 +269,8 @@ TimeLimit = Annotated[
 WARNING_S = 120
 """Slurm may send the signal a minute early or late (sbatch(1), --signal); the rest is for a step and a checkpoint."""
 
+EARLY_S = 60  # By so much Slurm may send the signal earlier than asked, seconds.
+
 
 class SlurmSpec(Spec):
     """What `sbatch` and `srun` are asked for."""
