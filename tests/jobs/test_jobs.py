@@ -426,6 +426,14 @@ def test_gpus_are_asked_for_as_the_site_wants() -> None:
     assert "--gres=gpu:a100:4" in sbatch_options(with_system(one, slurm={"gpu_count": "node"}))
 
 
+@pytest.mark.parametrize(
+    ("given", "right"), [("gpu:a100", "a100"), ("a100:4", "a100"), ("gres/gpu:h100:2", "h100"), ("gpu", "the type alone")]
+)
+def test_a_type_of_gpu_is_no_request(given: str, right: str) -> None:
+    with pytest.raises(UserError, match=f"gpu_type: '{given}' is more than a type of GPU: write {right}"):
+        plan_of(system="example-gpu", overrides={"system.slurm.gpu_type": given})
+
+
 def test_ranks_are_not_bound_to_gpus_unless_the_site_says_otherwise() -> None:
     """--gpu-bind=none would take CUDA_VISIBLE_DEVICES away; gpus-per-task alone would bind (srun(1), --tres-bind)."""
     plan = plan_of(system="example-gpu")
