@@ -41,7 +41,6 @@ from dlbench.records.exchange import NcclTransport
 from dlbench.records.record import RankGpu
 from dlbench.specs.plan import LaunchPlan
 
-
 GRANTED = "SLURM_GPUS_ON_NODE"  # How many GPUs of its node a job, or its step, was granted.
 
 
@@ -88,7 +87,7 @@ def device_for(
     if granted.isdecimal() and visible > int(granted):
         raise EnvironmentLacksError(
             f"Slurm granted {granted} of the GPUs of {place.host}, but torch sees {visible}: the others may be another "
-            "job's; leave CUDA_VISIBLE_DEVICES as Slurm sets it (launch.environment, setup), or ask for all GPUs of the "
+            "job's; leave CUDA_VISIBLE_DEVICES as Slurm sets it (launch.environment, setup), or ask for all GPUs of a "
             "node (slurm.gpu_count node)"
         )
     device = torch.device("cuda", 0 if visible == 1 else place.local_rank if chosen is None else chosen)

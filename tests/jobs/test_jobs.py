@@ -427,7 +427,8 @@ def test_gpus_are_asked_for_as_the_site_wants() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "right"), [("gpu:a100", "a100"), ("a100:4", "a100"), ("gres/gpu:h100:2", "h100"), ("gpu", "the type alone")]
+    ("given", "right"),
+    [("gpu:a100", "a100"), ("a100:4", "a100"), ("gres/gpu:h100:2", "h100"), ("gpu", "the type alone")],
 )
 def test_a_type_of_gpu_is_no_request(given: str, right: str) -> None:
     with pytest.raises(UserError, match=f"gpu_type: '{given}' is more than a type of GPU: write {right}"):

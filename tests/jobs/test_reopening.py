@@ -150,7 +150,7 @@ def test_a_cancelled_run_is_told_as_cancelled_and_one_that_had_failed_before_as_
     """Slurm says it of one job, and of the other one, which it forgot, its log does."""
     one_a, two_a, two_b, one_b = submitted(tmp_path / "runs", program)
     one_a.launch_log.write_text("dlbench: the run ended with exit code 7\n")
-    (two_a.path / "slurm-42.out").write_text("slurmstepd: error: *** JOB 42 ON n1 CANCELLED AT 2026-03-01T12:00:00 ***\n")
+    (two_a.path / "slurm-42.out").write_text("*** JOB 42 ON n1 CANCELLED AT 2026-03-01T12:00:00 ***\n")
     ended(program, j41="CANCELLED")
     told = CliRunner().invoke(command_line, ["status", str(tmp_path / "runs"), "--json"])
     states = {row["run_id"]: row["state"] for row in json.loads(told.stdout)["runs"]}
