@@ -287,12 +287,12 @@ def test_a_limit_that_ends_with_the_warning_is_refused(tmp_path: Path) -> None:
     assert refused(**{"system.slurm.warn_before_s": 30}) == ""
     assert refused(**{"system.slurm.warn_before_s": 0}) == ""
     long = {"system.slurm.warn_before_s": 30, "measure.measured_s": 90.0}
-    assert "leaves 90 s, and a run takes 1 min 30 s or more: every attempt would be stopped; give" in refused(**long)
+    assert "leaves 90 s, and a run needs 1 min 30 s or more: every attempt would be stopped; give" in refused(**long)
     assert refused(**long, **{"checkpoint.every_steps": 5}) == ""  # it goes on
     overrides = {"system.slurm.requeue": True, "system.slurm.max_time": "4"}
     (before,) = plans_of(points=(1,), series="then", overrides=overrides)
     earlier(tmp_path, before, 100.0)
-    with pytest.raises(UserError, match="leaves 60 s, and a run takes 1 min 40 s or more"):
+    with pytest.raises(UserError, match="leaves 60 s, and a run needs 1 min 40 s or more"):
         campaign_of(plans_of(points=(1,), overrides=overrides), tmp_path)
 
 

@@ -103,7 +103,6 @@ def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace
 
 
 def test_ranks_refuse_more_gpus_than_slurm_granted(cuda: SimpleNamespace) -> None:
-    """Of four the granted ones may be any; where control groups hide the others, as many are seen as were granted."""
     for plan in (plan_of("gres"), plan_of("gpus-per-task", "mpirun"), plan_of("none")):
         with pytest.raises(EnvironmentLacksError, match="Slurm granted 2 of the GPUs of n0, but torch sees 4: the oth"):
             device_for(plan, place(0, 2), environment={"SLURM_GPUS_ON_NODE": "2"})

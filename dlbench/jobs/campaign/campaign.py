@@ -434,7 +434,7 @@ def _refuse_warned_too_early(job: Job, given: Mapping[str, Estimate]) -> None:
             needed_s = max(needed_s, plan.least_training_s, given[plan.run_id].longest_s)
     if not ahead_s or not seconds or seconds > needed_s + ahead_s:
         return
-    needs = f", and a run takes {format_seconds(needed_s)} or more" if needed_s else ""
+    needs = f", and a run needs {format_seconds(needed_s)} or more" if needed_s else ""
     raise UserError(
         f"time limit {job.time_limit} of job {job.name}: Slurm may warn {ahead_s} s before it "
         f"(slurm.warn_before_s {ahead_s - EARLY_S}, up to {EARLY_S} s early), which leaves "
