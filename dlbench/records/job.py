@@ -276,6 +276,11 @@ def was_cancelled(path: Path) -> bool:
     return _CANCELLED.search(text.rpartition(ATTEMPT_MARK)[2]) is not None
 
 
+def has_own_end(folder: RunFolder) -> bool:
+    """Returns whether the script of a job of several runs says that the run failed: the job ended later."""
+    return _CODE.search(_text_of(folder, "launch.log").rpartition(ATTEMPT_MARK)[2]) is not None
+
+
 def _log_of(folder: RunFolder) -> str:
     """The end of the log into which the ranks' launcher wrote."""
     outputs = sorted(folder.path.glob("slurm-*.out"), key=lambda path: (len(path.name), path.name))

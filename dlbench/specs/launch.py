@@ -225,6 +225,15 @@ def _hosts(value: object) -> object:
     return value
 
 
+def _bare_type(value: str) -> str:
+    """Returns a type of GPU. Raises `ValueError`: it holds more of a request, such as gpu:a100 or a100:4."""
+    types = [part for part in re.split("[:/,=]", value) if part not in ("gres", "gpu") and not part.isdecimal()]
+    if types == [value]:
+        return value
+    remedy = f"write {types[0]}" if types else "write the type alone, e.g. a100"
+    raise ValueError(f"{value!r} is more than a type of GPU: {remedy}; gpu_request and gpu_count give the rest")
+
+
 Argument = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 """A value of an option: it goes to sbatch and srun as one word, so that it may hold any character that is printed."""
 
@@ -269,6 +278,8 @@ TimeLimit = Annotated[
 WARNING_S = 120
 """Slurm may send the signal a minute early or late (sbatch(1), --signal); the rest is for a step and a checkpoint."""
 
+EARLY_S = 60  # By so much Slurm may send the signal earlier than asked, seconds.
+
 
 class SlurmSpec(Spec):
     """What `sbatch` and `srun` are asked for."""
@@ -293,7 +304,9 @@ class SlurmSpec(Spec):
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
         "none", description="How this site wants GPUs asked for."
     )
-    gpu_type: SlurmWord | None = Field(None, description="GPU type in the request, e.g. a100.")
+    gpu_type: Annotated[SlurmWord, AfterValidator(_bare_type)] | None = Field(
+        None, description="GPU type in the request, e.g. a100."
+    )
     gpu_count: Literal["ranks", "node"] = Field(
         "ranks", description="GPUs asked for on a node: one per rank, or all of node.gpus."
     )
@@ -325,7 +338,9 @@ class SlurmSpec(Spec):
     login_shell: Flag = Field(False, description="Whether the job's script runs in a login shell (bash -l).")
     cpu_bind: Argument | None = Field(None, description="srun --cpu-bind, e.g. cores; none: not given.")
     gpu_bind: Argument = Field(
-        "none", description="srun --gpu-bind; none: ranks reach all GPUs of their node; site: not given."
+        "none",
+        description="srun --gpu-bind, e.g. single:1; none: ranks reach all GPUs that the job has on their node; site: "
+        "Slurm's default, which binds under gpus-per-task.",
     )
     mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
     distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")

@@ -138,7 +138,7 @@ def wait(
     """Waits until the job has ended; cancels it after `timeout_s`, and where `check` raises.
 
     `folder`: of the pre-flight; its script says there when it ends. `timeout_s`: for all of it, in the queue and on the
-    nodes. `check`: called now and then; what it raises is passed on. `notify`: gets the state with its reason when it
+    nodes. `check`: called while it waits; what it raises is passed on. `notify`: gets the state with its reason when it
     changes.
     """
     begun = time.monotonic()

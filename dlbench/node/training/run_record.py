@@ -247,6 +247,11 @@ def _warnings(
         found.append(
             f"ranks computed with {sorted(threads)} threads, the plan says {plan.layout.cores_per_rank} cores per rank"
         )
+    if plan.system.node.gpus and context.device.type == "cpu":
+        found.append(
+            f"node.gpus is {plan.system.node.gpus}, and ranks saw no GPU: they trained on CPUs; ask for GPUs "
+            "(slurm.gpu_request), or set node.gpus to 0"
+        )
     if plan.measure.phases == "synchronised" and context.device.type == "cpu":
         found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")
     return [
