@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from dlbench.machine.cuda_parts import compiler_lacks, find_cuda_parts
 from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
-from dlbench.machine.gpus import AMD_LOST, HIDES, LOST, hidden_gpus, is_given_gpu, unusable
+from dlbench.machine.gpus import AMD_LOST, HIDES, LOST, hidden_gpus, is_given_gpu, nvml_remedy, unusable
 from dlbench.machine.mpi import REMEDY, foreign_owner
 from dlbench.units import format_bytes, utf8_text
 
@@ -289,6 +289,8 @@ def _nvml() -> Finding:
     )
     answer = ask(code)
     if isinstance(answer, str):
+        if remedy := nvml_remedy(answer):
+            return Finding("NVML", "problem", answer, remedy, "GPU telemetry")
         remedy = "install NVIDIA's driver where there is a GPU; without one nothing is missing"
         return Finding("NVML", "absent", answer, remedy, "GPU telemetry")
     return Finding("NVML", "ok", f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
