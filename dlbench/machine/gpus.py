@@ -151,11 +151,11 @@ def shut_down(nvml: ModuleType) -> None:
 
 
 _NVML_REMEDIES = {
-    "NVMLError_LibRmVersionMismatch": "NVIDIA's driver was updated and the kernel still runs the old module: reboot the "
-    "node, or end what uses its GPUs and reload the module (rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; "
+    "NVMLError_LibRmVersionMismatch": "NVIDIA's driver was updated and the kernel still runs the old module: reboot "
+    "the node, or end what uses its GPUs and reload the module (rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; "
     "modprobe nvidia)",
-    "NVMLError_GpuIsLost": "a GPU no longer answers: look for Xid in the kernel's log (dmesg) and reboot the node; if it "
-    "is lost again, the GPU or its slot is defective",
+    "NVMLError_GpuIsLost": "a GPU no longer answers: look for Xid in the kernel's log (dmesg) and reboot the node; if "
+    "it is lost again, the GPU or its slot is defective",
 }
 
 

@@ -117,11 +117,11 @@ class _Table:
 def _add_rank(run: TraceRun, rank: int, table: _Table, notes: Notes) -> None:
     clock = run.clock_of(rank)
     place = {"rank": rank, "node": clock.node, "host": clean(clock.host)}
-    for local in notes.guarded(step_rows(run.folder.steps(rank), notes)):
+    for local in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
         _add_steps(table, place, local.aligned(clock).chosen(run.selection.steps))
     if not run.has_spans_of(rank, notes):
         return
-    for spans in SpanSource(run.folder.spans(rank), clock, notes).batches({}):
+    for spans in SpanSource(run.folder.spans(rank), run.run_id, clock, notes).batches({}):
         _add_spans(table, place, spans, spans.shown(run.selection.steps, run.window))
 
 
@@ -167,7 +167,7 @@ def _add_node(run: TraceRun, node: int, table: _Table, notes: Notes) -> None:
     path, clock = run.folder.samples(node), run.clocks[node]
     if not run.has_samples_of(node, notes):
         return
-    for rows in notes.guarded(sample_rows(path, clock, notes)):
+    for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)):
         within = run.in_window(rows.time)
         for name, values in rows.values.items():
             known = within & np.isfinite(values)

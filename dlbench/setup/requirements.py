@@ -56,8 +56,8 @@ def refusal(plan: LaunchPlan) -> DlbenchError | None:
     on_gpu = has_gpu() if plan.system.scheduler == "none" else plan.system.node.gpus > 0
     if isinstance(plan, RunPlan) and plan.engine.name == "fsdp" and plan.engine.fsdp.offload and not on_gpu:
         return EnvironmentLacksError(
-            f"engine.fsdp.offload: system {plan.system.name} has no GPU, and on a CPU parameters lie in the host's memory; "
-            "leave it out"
+            f"engine.fsdp.offload: system {plan.system.name} has no GPU, and on a CPU parameters lie in the host's "
+            "memory; leave it out"
         )
     python = _python_of(plan.system)
     where = _where(python) if python else None

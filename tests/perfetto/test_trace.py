@@ -143,7 +143,9 @@ def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path)
 def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str = "monotonic", rank: int = 0) -> None:
     """Replaces a rank's steps: (start, length, phases...) each."""
     folder.steps(rank).unlink()
-    with StepWriter(folder.rank_steps(rank), {"rank": rank, "clock": clock, "device": "cpu", "run_id": "x"}) as writer:
+    with StepWriter(
+        folder.rank_steps(rank), {"rank": rank, "clock": clock, "device": "cpu", "run_id": folder.path.name}
+    ) as writer:
         for step, (start, took, *phases) in enumerate(rows):
             writer.append((step, 0, start, took, *phases, 4, 1.0))
 
@@ -661,7 +663,9 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     output = tmp_path / "trace.json"
     with pytest.raises(IncompleteDataError, match="no rank left step times"):
         trace(folder, output)
-    with StepWriter(folder.rank_steps(0), {"rank": 0, "clock": "monotonic", "device": "cpu", "run_id": "x"}) as writer:
+    with StepWriter(
+        folder.rank_steps(0), {"rank": 0, "clock": "monotonic", "device": "cpu", "run_id": folder.path.name}
+    ) as writer:
         writer.append((0, 1, FIRST_NS, STEP_NS, *(round(ms * MS) for ms in PHASE_MS), 4, 1.0))
     done = trace(folder, output)
     assert done.exit_code == 4
