@@ -657,6 +657,23 @@ def test_damage_within_a_file_is_told_and_the_rest_is_shown(large: RunFolder, tm
     assert {e["name"] for e in found.of("i")} >= set(found.about["problems"])
 
 
+@pytest.mark.parametrize("kind", ["steps", "spans", "samples"])
+def test_rows_of_another_run_are_named_and_not_drawn(tmp_path: Path, kind: str) -> None:
+    one, other = (made(tmp_path, plan) for plan in plans(points=(1,), repeats=2))
+    for folder, begin in ((one, 0), (other, 7)):
+        write_spans(folder, 0, [span(STAGE, "starting", FIRST_NS + begin, FIRST_NS + MS)])
+        write_samples(folder, 0, ["host.cpu.busy"], [(FIRST_NS, 0.5)])
+    path = {"steps": one.steps(0), "spans": one.spans(0), "samples": one.samples(0)}[kind]
+    shutil.copy(other.path / path.name, path)
+    said = f"{path}: belongs to run '{other.path.name}', not to {one.path.name}"
+    output = tmp_path / "trace.json"
+    done = trace(one, output)
+    assert (done.exit_code, f"incomplete: {said}" in done.output) == (4, True)
+    assert said in checked(output).about["problems"]
+    reported = CliRunner().invoke(cli, ["report", str(tmp_path)], standalone_mode=False)
+    assert (reported.exit_code, path.name in reported.output) == (4, True)
+
+
 def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     plan = plans(points=(2,), repeats=1)[0]
     folder = write_unfinished(tmp_path, plan)
