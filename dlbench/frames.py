@@ -120,7 +120,7 @@ class Runs:
 
     def _steps(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
         for rank in run.selection.ranks:
-            clock, file = run.clock_of(rank), read_steps(run.folder.steps(rank))
+            clock, file = run.clock_of(rank), read_steps(run.folder.steps(rank), run.run_id)
             notes.torn(file.torn_bytes)
             columns = {str(name): file.steps[name] for name in file.steps.dtype.names or ()}
             columns |= {"start_ns": clock.align(columns["start_ns"]), "warmup": columns["warmup"] != 0}
@@ -131,7 +131,7 @@ class Runs:
             if not run.has_spans_of(rank, notes):
                 continue
             clock = run.clock_of(rank)
-            for spans in SpanSource(run.folder.spans(rank), clock, notes).batches({}):
+            for spans in SpanSource(run.folder.spans(rank), run.run_id, clock, notes).batches({}):
                 kept = spans.rows["lane"] == EXCHANGE
                 rows, start = spans.rows[kept], spans.start[kept]
                 names = [spans.names[number] for number in rows["name"]]
@@ -144,7 +144,7 @@ class Runs:
             if not run.has_samples_of(node, notes):
                 continue
             clock = run.clocks[node]
-            for rows in notes.guarded(sample_rows(run.folder.samples(node), clock, notes)):
+            for rows in notes.guarded(sample_rows(run.folder.samples(node), run.run_id, clock, notes)):
                 yield {"node": node, "host": clock.host, "time_ns": rows.time, **rows.values}
 
     def _joined(self, parts: Iterator[dict[str, Any]], notes: Notes) -> pd.DataFrame:

@@ -198,12 +198,12 @@ def node_pid(run: TraceRun, node: int) -> int:
 def _write_rank(run: TraceRun, rank: int, sink: TextSink, notes: Notes) -> None:
     pid, clock = rank + 1, run.clock_of(rank)
     sink.write(process_events(pid, f"rank {rank} on {clock.host}{clock.unknown}", pid))
-    source = SpanSource(run.folder.spans(rank), clock, notes) if run.has_spans_of(rank, notes) else None
+    source = SpanSource(run.folder.spans(rank), run.run_id, clock, notes) if run.has_spans_of(rank, notes) else None
     watched = source.watched_steps if source is not None else set()
     threads: set[int] = set()
     events = StepEvents(pid, run.parts)
     edges = {}
-    for local in notes.guarded(step_rows(run.folder.steps(rank), notes)):
+    for local in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
         rows = local.aligned(clock)
         for n in (n for n, step in enumerate(rows.steps.tolist()) if step in watched) if watched else ():
             edges[int(rows.steps[n])] = rows.edges[n]
@@ -243,7 +243,7 @@ def _write_node(run: TraceRun, node: int, sink: TextSink, notes: Notes) -> None:
             notes.num_events += 1
             threads.add(gpu)
 
-    for rows in notes.guarded(sample_rows(path, clock, notes)) if columns else ():
+    for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)) if columns else ():
         for series in counters:
             time, value = series.points(rows)
             within = run.in_window(time)
@@ -260,4 +260,4 @@ def _write_node(run: TraceRun, node: int, sink: TextSink, notes: Notes) -> None:
 
 
 def _columns(run: TraceRun, node: int) -> Iterator[str]:
-    yield from SampleReader(path=run.folder.samples(node)).columns
+    yield from SampleReader(path=run.folder.samples(node), run_id=run.run_id).columns

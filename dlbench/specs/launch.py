@@ -26,6 +26,9 @@ VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME), Form("a variable
 # Variables that bash does not let a script set; `export` of one would end it.
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
+_BY_INTERFACE = frozenset({"GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"})
+"""Variables that ranks are given by `interface`; NCCL's is left as it is where a person sets it."""
+
 
 class VariableSource(Spec):
     """Where the value of a variable is taken from when the ranks start: nothing but this stands in a plan."""
@@ -101,8 +104,9 @@ class LaunchSpec(Spec):
         for key in map(str, value) if isinstance(value, dict) else ():
             if not re.fullmatch(_ENVIRONMENT_NAME, key):
                 raise ValueError(f"{key!r} is not a name of an environment variable")
-            if key.startswith("HOROVOD_") and (own := key_for_name(key)):
-                raise ValueError(f"variable {key} is set by dlbench; use {own}")
+            setting = "launch.interface" if key in _BY_INTERFACE else key.startswith("HOROVOD_") and key_for_name(key)
+            if setting:
+                raise ValueError(f"variable {key} is set by dlbench; use {setting}")
             if key.startswith("DLBENCH_") or key in _READ_ONLY:
                 raise ValueError(
                     f"variable {key} is not a site's to set: "

@@ -102,6 +102,10 @@ def _fsdp_problem(
             optimizer.implementation == "fused" and optimizer.name in ("lars", "lamb"),
             "norms of whole tensors need an all-reduce within the compiled update",
         ),
+        "train.optimizer.implementation fused of sgd": (
+            optimizer.implementation == "fused" and optimizer.name == "sgd",
+            "torch has no rule for its kernel on shares of tensors, as it has for AdamW",
+        ),
         "engine.fsdp.shard_ranks node": (
             engine.fsdp.shard_ranks == "node" and ranks > ranks_per_node == engine.fsdp.tensor_ranks,
             "a node holds one replica, and nothing is sharded inside it",

@@ -241,7 +241,7 @@ def _stalls(run: Run) -> tuple[float | None, float | None, int, int]:
     chosen = _spread(range(run.plan.layout.ranks), MAX_RANKS)
     for rank in chosen:
         try:
-            measured = read_steps(run.folder.steps(rank)).measured
+            measured = read_steps(run.folder.steps(rank), run.plan.run_id).measured
         except IncompleteDataError:
             return None, None, 0, 0
         waits.append(measured["input_ns"].astype(np.float64))

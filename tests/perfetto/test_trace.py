@@ -136,7 +136,9 @@ def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path)
 def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str = "monotonic", rank: int = 0) -> None:
     """Replaces a rank's steps: (start, length, phases...) each."""
     folder.steps(rank).unlink()
-    with StepWriter(folder.rank_steps(rank), {"rank": rank, "clock": clock, "device": "cpu", "run_id": "x"}) as writer:
+    with StepWriter(
+        folder.rank_steps(rank), {"rank": rank, "clock": clock, "device": "cpu", "run_id": folder.path.name}
+    ) as writer:
         for step, (start, took, *phases) in enumerate(rows):
             writer.append((step, 0, start, took, *phases, 4, 1.0))
 
@@ -646,13 +648,32 @@ def test_damage_within_a_file_is_told_and_the_rest_is_shown(large: RunFolder, tm
     assert {e["name"] for e in found.of("i")} >= set(found.about["problems"])
 
 
+@pytest.mark.parametrize("kind", ["steps", "spans", "samples"])
+def test_rows_of_another_run_are_named_and_not_drawn(tmp_path: Path, kind: str) -> None:
+    one, other = (made(tmp_path, plan) for plan in plans(points=(1,), repeats=2))
+    for folder, begin in ((one, 0), (other, 7)):
+        write_spans(folder, 0, [span(STAGE, "starting", FIRST_NS + begin, FIRST_NS + MS)])
+        write_samples(folder, 0, ["host.cpu.busy"], [(FIRST_NS, 0.5)])
+    path = {"steps": one.steps(0), "spans": one.spans(0), "samples": one.samples(0)}[kind]
+    shutil.copy(other.path / path.name, path)
+    said = f"{path}: belongs to run '{other.path.name}', not to {one.path.name}"
+    output = tmp_path / "trace.json"
+    done = trace(one, output)
+    assert (done.exit_code, f"incomplete: {said}" in done.output) == (4, True)
+    assert said in checked(output).about["problems"]
+    reported = CliRunner().invoke(cli, ["report", str(tmp_path)], standalone_mode=False)
+    assert (reported.exit_code, path.name in reported.output) == (4, True)
+
+
 def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     plan = plans(points=(2,), repeats=1)[0]
     folder = write_unfinished(tmp_path, plan)
     output = tmp_path / "trace.json"
     with pytest.raises(IncompleteDataError, match="no rank left step times"):
         trace(folder, output)
-    with StepWriter(folder.rank_steps(0), {"rank": 0, "clock": "monotonic", "device": "cpu", "run_id": "x"}) as writer:
+    with StepWriter(
+        folder.rank_steps(0), {"rank": 0, "clock": "monotonic", "device": "cpu", "run_id": folder.path.name}
+    ) as writer:
         writer.append((0, 1, FIRST_NS, STEP_NS, *(round(ms * MS) for ms in PHASE_MS), 4, 1.0))
     done = trace(folder, output)
     assert done.exit_code == 4

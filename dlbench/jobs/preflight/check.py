@@ -412,6 +412,7 @@ def _hosts(folder: PreflightFolder) -> list[str]:
 def _here(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
     if not asked.starts_job:
         return _report(plan)
+    local.require_launcher(plan.system)
     for rank in range(plan.layout.ranks):
         folder.begun(rank).touch()
     notify(f"{plan.layout.ranks} rank{'s' * (plan.layout.ranks > 1)} on this machine")
