@@ -87,7 +87,7 @@ class Card:
     chips: tuple[tuple[str, bool], ...] = ()  # Conditions, each with whether it is a warning.
     words: tuple[str, ...] = ()
     rating: Rating | None = None
-    facts: tuple[tuple[str, str], ...] = ()  # Names and values, a few words each: machine, throughput, largest cause.
+    facts: tuple[tuple[str, str], ...] = ()  # Names and values, a few words each: machine, throughput, loss.
     next_step: str = ""
     warnings: tuple[str, ...] = ()  # Serious ones; the card shows the first and counts the others.
     warnings_link: str = ""

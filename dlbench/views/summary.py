@@ -15,11 +15,10 @@ from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
 from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
-from dlbench.report.wording import basis_text, interval_text, lost_value, percent, ranks_text, units_text, value_text
+from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
 from dlbench.specs.engine import engine_title
 from dlbench.stats.estimates import placed
-from dlbench.views.causes.experiments import CAUSE_TITLES
-from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
+from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent, loss_in_brief
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
 from dlbench.views.model import Group, Report
@@ -41,7 +40,8 @@ def rating(group: Group, report: Report) -> Rating | None:
         for bound in group.all_of(ExchangePoint):
             if (bound.ranks, bound.nodes) == (last.ranks, last.nodes) and bound.prediction is not None:
                 most = bound.prediction.efficiency.value
-                return _against(last, most, f"{percent(most)} is possible with this gradient exchange")
+                alone = "if only the exchange cost time, merged at its best, efficiency would be"
+                return _against(last, most, f"{alone} {percent(most)}")
         for one in forecast.same_work if (forecast := group.of(Forecast)) else ():
             shown = f"{percent(one.efficiency)} was published for this work at {ranks_text(one.ranks)}"
             return _against(last, one.efficiency, shown)
@@ -51,7 +51,7 @@ def rating(group: Group, report: Report) -> Rating | None:
             return _usual(trend)
     if len(group.points) == 1:
         return None
-    return Rating(tone="unknown", text="not rated: no earlier runs to compare with")
+    return Rating(tone="unknown", text="no rating: no earlier runs to compare with")
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:
@@ -59,7 +59,7 @@ def _against(point: Point, reference: float, text: str) -> Rating:
     least = reference - WORTH_EXPLAINING
     where = placed(point.efficiency, least, max(1.0, reference))
     if where == "insufficient":
-        return Rating(tone="unknown", text=f"not rated in {units_text(point.efficiency)}: {text}")
+        return Rating(tone="unknown", text=f"no rating yet ({units_text(point.efficiency)}): {text}")
     is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
     word: Literal["good", "low"] = "good" if is_good else "low"
     doubt = " (within the noise)" if where == "undecided" else ""
@@ -243,8 +243,8 @@ def _value(name: str, value: str) -> str:
 
 def _card(group: Group, name: str, report: Report) -> Card:
     big, small = _headline(group)
+    loss = _loss(group)
     last = group.largest
-    cause = _cause(group)
     return Card(
         title=name,
         link=f"group-{group.id}",
@@ -254,7 +254,7 @@ def _card(group: Group, name: str, report: Report) -> Card:
         facts=(
             ("Machine", _machine(group, report)),
             ("Throughput", f"{value_text(last.throughput)} {last.throughput.unit}"),
-            *([("Largest cause", cause)] if cause else []),
+            *([("Loss", loss)] if loss else []),
         ),
         next_step=group.next_step,
         warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
@@ -290,12 +290,8 @@ def _machine(group: Group, report: Report) -> str:
     return ", ".join((counted, *([cpu] if cpu else []), *([f"{threads} threads"] if threads else [])))
 
 
-def _cause(group: Group) -> str:
-    """The cause that costs most at the largest point, and how much of what is lost; empty where none is known."""
+def _loss(group: Group) -> str:
+    """Returns what the loss at the largest point comes from; empty where it is not known."""
     found = group.of(LostPercent)
     point = found.at(group.largest) if found else None
-    if point is None or point.is_baseline or not point.verdict.cause:
-        return ""
-    doubts = {"within noise": ", within the noise", "too few runs": f", in {units_text(point.largest.lost)} only"}
-    doubt = doubts.get(point.verdict.finding, "")
-    return f"{CAUSE_TITLES[point.largest.name]}: {lost_value(point.largest.lost)}{doubt}"
+    return loss_in_brief(point) if point else ""
