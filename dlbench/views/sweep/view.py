@@ -360,7 +360,7 @@ class SweepView(ReportView):
             sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
             notes=sweep.idle,
             brief=sweep.idle,
-            where={"series": sweep.series},
+            where={"series": sweep.series, "sample_unit": sweep.sample_unit},
         )
 
     def remedy(self, report: Report) -> str:
