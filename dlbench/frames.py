@@ -84,7 +84,8 @@ class Runs:
 
     def points(self) -> pd.DataFrame:
         """One row per group of comparable runs and rank count, with intervals (`_low`, `_high`). Throughput and
-        median step are geometric means over the runs."""
+        median step are geometric means over the runs.
+        """
         return self.table("points")
 
     def steps(self, run: str) -> pd.DataFrame:

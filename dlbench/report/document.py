@@ -191,7 +191,7 @@ class Document:
         yield from _walk(self.sections, {})
 
     def units(self, name: str) -> dict[str, str]:
-        """Returns the units of the columns of estimates of a table for programs, all that its rows have, joined by or."""
+        """Returns the units of columns of estimates of a table for programs: all that its rows have, joined by or."""
         sheets = [sheet for section, _ in self.walk() for sheet in section.sheets if sheet.name == name]
         units: dict[str, dict[str, None]] = {}
         for sheet in sheets:

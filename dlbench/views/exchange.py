@@ -392,8 +392,9 @@ MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those be
 
 WHAT_RAN_CAPTION = "What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran."
 TIMES_CAPTION = (
-    "Messages under way, by their own clock. After the backward pass the account counts the whole phase of all ranks, "
-    "with negotiation, copies and waiting."
+    "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
+    "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
+    "waiting."
 )
 PASSES_CAPTION = (
     "Collectives of gradients, parameters and activations under way, which lie in forward and backward pass; waited "
