@@ -270,8 +270,10 @@ def _of_accuracy(group: Group, table: RunTable) -> Found:
         counts = ", ".join(
             f"{one.num_runs - one.num_reached} of {one.num_runs} at {ranks_text(one.ranks)}" for one in missing
         )
-        text = f"runs missed the target ({counts}): times to accuracy are of the others alone, and yield no speed-up"
-        yield "target-not-reached", "serious", text
+        left = "there is no time to accuracy"
+        if any(point.num_reached for point in quality.points):
+            left = "times to accuracy are of the others alone, and yield no speed-up"
+        yield "target-not-reached", "serious", f"runs missed the target ({counts}): {left}"
     for at in quality.points:
         if at.num_lost:
             lost = f"{at.num_lost} further run{'s' * (at.num_lost > 1)} at {ranks_text(at.ranks)}"

@@ -319,7 +319,10 @@ def _cores(run: Run, result: ExchangeResult) -> str:
     who = "dlbench's thread of exchange" if result.by == "dlbench" else run.plan.engine.kind.thread
     during = "an unknown time" if result.hidden_s is None else number_text(result.hidden_s, "s")
     most = "its one core, shared" if cores == 1 else f"one of its {cores} cores if it is busy all along"
-    return f"{who} takes core time from a rank's backward pass ({most}) for {during} of a step, which no model here has"
+    return (
+        f"messages were under way for {during} of a step while the backward pass ran; {who} then shares a rank's cores "
+        f"({most}), which the model does not include"
+    )
 
 
 def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun | str:

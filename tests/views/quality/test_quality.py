@@ -214,8 +214,11 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
     _, _, found = read(tmp_path)
     assert [point.time for point in found.points] == [None, None]
     assert (found.points[0].best.value, found.points[0].final and found.points[0].final.value) == (0.3, 0.25)
-    wanted = "none of 2 runs met the target top-1 accuracy of at least 50.0 % within 20 epochs"
-    assert wanted in one_group(tmp_path).verdict
+    wanted = "all 2 runs missed the target top-1 accuracy of at least 50.0 % within 20 epochs: the best they reached is "
+    group = one_group(tmp_path)
+    assert f"{wanted}30.0 % at 1 rank" in group.verdict
+    (missed,) = (doubt.text for doubt in group.doubts if doubt.code == "target-not-reached")
+    assert missed == "runs missed the target (1 of 1 at 1 rank, 1 of 1 at 2 ranks): there is no time to accuracy"
     document = document_of(assemble(scan(tmp_path)))
     for text in (html.to_html(document), markdown.to_markdown(document)):
         assert "0 of 1 run" in text.replace("\N{NO-BREAK SPACE}", " ")
