@@ -85,6 +85,9 @@ def _usual(trend: Trend) -> Rating:
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
 
 
+_LABEL_ROOM = 125  # Of the words right of the intervals, pixels.
+_STILL = 390  # Width of the picture without scripts, names included, pixels: a telephone's.
+_CHARACTER = 6.5  # Width of one of a name, pixels, roughly.
 _LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
 _LEAST_ROW = 9
 _PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
@@ -110,7 +113,8 @@ def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Cha
             title="Scaling efficiency",
             alt=f"Scaling efficiency of every group, with the ideal (100 %) as a line. {words}.",
             table=(header, *lines),
-            size=(820 if is_wide else 260, height),
+            size=(900 if is_wide else 260, height),
+            still_width=max(_LABEL_ROOM + 75, round(_STILL - _CHARACTER * max(map(len, names)))),
         )
     ]
 
@@ -139,8 +143,9 @@ def _rows(group: Group, name: str) -> list[dict[str, Any]]:
 def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: bool) -> list[Any]:
     measured = [row for row in rows if row["value"] is not None]
     top = max(1.0, *(row["at"] for row in measured))
-    # Room on the right for labels.
-    scale = alt.Scale(domain=[0, top * (1.22 if len(names) <= FEW_CARDS else 1.45)], nice=False)
+    # Room on the right for labels, whatever the width.
+    right = alt.ExprRef(f"width - {_LABEL_ROOM}")
+    scale = alt.Scale(domain=[0, top], range=[0, right], nice=False)
     values = [k / 5 for k in range(int(top * 5) + 1)]
     x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
     axis = alt.Axis(labelLimit=260 if len(names) <= FEW_CARDS else _LABEL, ticks=False, domain=False)
@@ -157,7 +162,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
         base.mark_rule(color=MEASURED, strokeWidth=4, opacity=0.4).encode(x=alt.X("low:Q"), x2="high:Q"),
         base.mark_point(color=MEASURED, filled=True, size=70).encode(x=x, opacity=shade, tooltip=tooltip),
         # All in one column, where no interval reaches.
-        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(x=alt.datum(top), text="label:N"),
+        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(x=alt.value(right), text="label:N"),
         ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal").encode(
             x=alt.X("ideal:Q"), y=alt.value(0)
         ),
