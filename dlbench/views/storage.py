@@ -221,7 +221,7 @@ def io_document(found: Io) -> Document:
         columns = columns_of(Supply, "cache", "ranks", "opens_per_s", "stats_per_s", "names_per_s")
         sheets.append(Sheet(name="io-calls", title="Opening files", columns=columns, rows=called, in_terminal=True))
     words = tuple(_gives(found))
-    sections = [Section(id="gives", title="Reading without training", words=words, brief=words, sheets=tuple(sheets))]
+    sections = [Section(id="gives", title=sheets[0].title, words=words, brief=words, sheets=tuple(sheets))]
     if found.needs:
         words, title = tuple(_needs(found)), "What an accelerator needs"
         sections.append(Section(id="needs", title=title, words=words, brief=words, sheets=_needs_sheets(found)))
