@@ -1,7 +1,8 @@
 """Runs as pandas frames, for people's own analysis: `dlbench.open("runs").points()`.
 
 Tables are those that `dlbench report --format csv` writes, made by the same code; steps, messages and telemetry are
-the raw rows of a run. `frame.attrs["units"]` holds the unit of each column that has one, e.g. ``{"step_s": "s"}``.
+the raw rows of a run. `frame.attrs["units"]` holds the unit of each column that has one, e.g. ``{"step_s": "s"}``;
+where rows differ all of them, ``images/s or volumes/s``, and column `sample_unit` says what the rates of a row count.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Runs:
         return self.table("runs")
 
     def points(self) -> pd.DataFrame:
-        """One row per group of comparable runs and rank count: medians with their intervals (`_low`, `_high`)."""
+        """One row per group of comparable runs and rank count, with intervals (`_low`, `_high`). Throughput and
+        median step are geometric means over the runs.
+        """
         return self.table("points")
 
     def steps(self, run: str) -> pd.DataFrame:

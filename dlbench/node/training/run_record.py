@@ -533,7 +533,8 @@ def _equal_work(plan: RunPlan, ranks: list[RankResult], measured_steps: int) -> 
     elif odd:
         detail = f"ranks {_some(odd)} did not process the planned {expected} samples"
     else:
-        detail = f"{expected} samples on each of {len(ranks)} ranks, as planned"
+        where = f"each of {len(ranks)} ranks" if len(ranks) > 1 else "the only rank"
+        detail = f"{expected} samples on {where}, as planned"
     return Check(name="equal work", passed=whole and not odd, detail=detail)
 
 
