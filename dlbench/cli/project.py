@@ -273,12 +273,12 @@ def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, 
     from dlbench.comm.measurements import tabulate
     from dlbench.projection.gathering import with_network
     from dlbench.projection.ingredients import Ingredients
-    from dlbench.projection.points_only import read_points
+    from dlbench.projection.series_file import read_points
     from dlbench.records.scan import read_given
 
     scaling, file = options["scaling"], options["from"]
     if options["points"] is not None:
-        return _Found([read_points(options["points"], scaling or "weak")])
+        return _Found([read_points(options["points"], scaling)])
     if file is not None:
         made_by = "dlbench project RUNS --ingredients"
         read = _Found([read_given(file, Ingredients, "ingredients of a projection", made_by)])
