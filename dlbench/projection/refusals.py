@@ -1,6 +1,6 @@
 """What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
 
-`refusals` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
+`reasons_against` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
 says by `refused` and `flagged`, so that all codes and their words are here.
 """
 
@@ -94,7 +94,7 @@ def flagged(code: str, /, **words: object) -> Flag:
     return Flag(code=code, text=FLAGS[code].format(**words))
 
 
-def refusals(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
+def reasons_against(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
     """Returns everything that forbids a word on a rank count, by what the ingredients hold; empty where nothing does.
 
     `by`: the model needs a network and a recorded exchange; points alone reach less far.

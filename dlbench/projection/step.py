@@ -56,7 +56,7 @@ from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, refusals, refused
+from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons_against, refused
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
@@ -92,7 +92,7 @@ def project(
     model: _Model | Refused | None = None
     held_out: list[HeldOut] = []
     seen = list(misses)
-    if not place.is_series and not all(refusals(place, count) for count in ranks):
+    if not place.is_series and not all(reasons_against(place, count) for count in ranks):
         model = _model(ingredients, draws)
     if isinstance(model, _Model):
         for one, miss in _held_out(model):
@@ -117,7 +117,7 @@ def project(
     targets: list[Target] = []
     not_told: list[Refused] = []
     for count in ranks:
-        reasons = refusals(place, count)
+        reasons = reasons_against(place, count)
         if isinstance(model, Refused) and not reasons:
             reasons = (model,)
         points = None if changes else points_only(ingredients, count, draws=draws)
@@ -181,7 +181,7 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
         if ingredients.scaling == "strong":
             changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
         below = ingredients.model_copy(update=changed)
-        less = None if refusals(below, point.ranks) else _model(below, len(model.rho))
+        less = None if reasons_against(below, point.ranks) else _model(below, len(model.rho))
         if not isinstance(less, _Model):
             continue
         try:

@@ -26,7 +26,7 @@ from dlbench.projection.page import (
     refusals,
     target_columns,
 )
-from dlbench.projection.points_only import MIN_POINTS
+from dlbench.projection.refusals import MIN_POINTS
 from dlbench.projection.projected import Projection, figure
 from dlbench.projection.step import project
 from dlbench.records.scan import Run
