@@ -94,7 +94,9 @@ def flagged(code: str, /, **words: object) -> Flag:
     return Flag(code=code, text=FLAGS[code].format(**words))
 
 
-def reasons_against(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
+def reasons_against(
+    ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model"
+) -> tuple[Refused, ...]:
     """Returns everything that forbids a word on a rank count, by what the ingredients hold; empty where nothing does.
 
     `by`: the model needs a network and a recorded exchange; points alone reach less far.

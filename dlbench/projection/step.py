@@ -56,7 +56,16 @@ from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons_against, refused
+from dlbench.projection.refusals import (
+    LEAST_EXPLAINED,
+    SCALE,
+    SMALL,
+    UNEXPLAINED,
+    flagged,
+    flags,
+    reasons_against,
+    refused,
+)
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes

@@ -109,7 +109,9 @@ def test_counts_where_nothing_fits_are_named_and_end_with_4(more: str, why: str)
 
 def test_strong_scaling_is_named_where_weak_scaling_leaves_nothing() -> None:
     done = " ".join(run(f"{P40} 8,64 --memory-limit 8GiB").output.split())
-    told = re.findall(r"(\d+) ranks: weak scaling leaves nothing; data fits with --scaling strong --to (\d+),(\d+)", done)
+    told = re.findall(
+        r"(\d+) ranks: weak scaling leaves nothing; data fits with --scaling strong --to (\d+),(\d+)", done
+    )
     assert told == [("8", "1", "8"), ("64", "8", "64")]
     # As it says: the larger count fits then, and where no batch would do nothing is named.
     assert "64 ranks, data: " in run(f"{P40} 8,64 --memory-limit 8GiB --scaling strong").output
