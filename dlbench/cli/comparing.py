@@ -158,16 +158,14 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import TITLES, side_of_runs
 
-    option, other = options
-    if not own:
-        option = "--where"
+    option = options[0] if own else "--where"
     chosen = parse_where((*where, *own), option)
     if path.is_file():
         for key, value in parse_where(where, "--where").items():
             if key not in TITLES:
                 raise UserError(
                     f"--where {key}: {path} is a baseline file, whose points have no {key}; choose the runs of the "
-                    f"other side: {other} {key}={value}"
+                    f"other side: {options[1]} {key}={value}"
                 )
         return side_of_baseline(read_baseline(path), str(path), chosen, option)
     if path.suffix == ".json" and not path.exists():

@@ -278,7 +278,7 @@ def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, 
 
     scaling, file = options["scaling"], options["from"]
     if options["points"] is not None:
-        return _Found([read_points(options["points"], scaling)])
+        return _Found([read_points(options["points"], scaling or "weak")])
     if file is not None:
         made_by = "dlbench project RUNS --ingredients"
         read = _Found([read_given(file, Ingredients, "ingredients of a projection", made_by)])

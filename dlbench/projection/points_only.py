@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import Miss, model_error
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.refusals import MIN_POINTS, reasons_against, usable_points
+from dlbench.projection.refusals import MIN_POINTS, reasons, usable_points
 from dlbench.stats.pairing import SEED, resampled
 
 DRAWS = 1000
@@ -40,7 +40,7 @@ class ByPoints:
 
 def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> ByPoints | None:
     """By draw over runs, and over how far the curve may be off; None where the points do not say."""
-    if reasons_against(ingredients, ranks, by="points"):
+    if reasons(ingredients, ranks, by="points"):
         return None
     is_inside = ingredients.nodes_of(ranks) == 1
     points = usable_points(ingredients, ranks)

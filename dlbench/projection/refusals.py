@@ -1,6 +1,6 @@
 """What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
 
-`reasons_against` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
+`reasons` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
 says by `refused` and `flagged`, so that all codes and their words are here.
 """
 
@@ -94,19 +94,17 @@ def flagged(code: str, /, **words: object) -> Flag:
     return Flag(code=code, text=FLAGS[code].format(**words))
 
 
-def reasons_against(
-    ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model"
-) -> tuple[Refused, ...]:
+def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
     """Returns everything that forbids a word on a rank count, by what the ingredients hold; empty where nothing does.
 
     `by`: the model needs a network and a recorded exchange; points alone reach less far.
     """
     if by == "model" and not ingredients.is_series:
         return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))
-    reasons = (*_of_any(ingredients, ranks, FARTHEST_BY_POINTS), *_of_points(ingredients, ranks))
+    found = (*_of_any(ingredients, ranks, FARTHEST_BY_POINTS), *_of_points(ingredients, ranks))
     if not ingredients.is_series:
-        return reasons
-    return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in reasons)
+        return found
+    return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in found)
 
 
 def usable_points(ingredients: Ingredients, ranks: int, least_runs: int = LEAST_RUNS) -> list[PointFigures]:

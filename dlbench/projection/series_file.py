@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -26,35 +26,36 @@ _COUNT = re.compile(r"[1-9]\d{0,6}(\.0+)?|[1-9]\d{0,2}(,\d{3}){1,2}", re.ASCII) 
 # 0.12, 1.2e-1 or 14,919.9: a comma alone may stand for a decimal point, too, so it is refused.
 _FIGURE = re.compile(r"\+?(\d+\.?\d*|\.\d+|\d{1,3}(,\d{3})+\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 
-Scaling = Literal["weak", "strong"]
 
-
-def read_points(path: Path, scaling: Scaling | None) -> Ingredients:
-    """Returns the series of a file. `scaling`: None: that of the batches, weak where they are not known.
-
-    Raises `UserError`: the file cannot be read, or a row is wrong, with its line and column.
-    """
+def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
+    """Returns the series of a file. Raises `UserError`: it cannot be read, or a row is wrong, with line and column."""
     rows, left_out = _rows(path)
     points: dict[int, dict[str, int]] = {}
     runs: dict[int, dict[str, RunFigures]] = {}
-    for line, row in rows:
-        where = f"{path}: line {line}"
+    for where, row in rows:
         counts = {name: _count(where, name, row[name]) for name in COUNTS if name in row}
         ranks = counts["ranks"]
-        point = points.setdefault(ranks, counts)
+        point, steps = points.setdefault(ranks, counts), runs.setdefault(ranks, {})
         for name, count in counts.items():
             if count != point[name]:
                 raise UserError(f"{where}: {name} {count:,}: rows above have {point[name]:,} at {ranks:,} ranks")
-        steps = runs.setdefault(ranks, {})
         if row["run"] in steps:
             raise UserError(
                 f"{where}: run {row['run']!r}: is there twice at {ranks:,} ranks; give one row for each run"
             )
         steps[row["run"]] = _run(where, row, counts)
+    batches = {
+        point.get("batch_per_rank", 0) * (ranks if scaling == "strong" else 1) for ranks, point in points.items()
+    }
+    if len(batches) > 1:
+        raise UserError(
+            f"{path}: batch_per_rank: differs between rank counts, which is no weak scaling; under --scaling strong "
+            "ranks x batch_per_rank must be equal"
+        )
     content = {
         "title": path.name,
         "source": str(path),
-        "scaling": _scaling(path, points.values(), scaling),
+        "scaling": scaling,
         "points": [{**points[ranks], "runs": tuple(runs[ranks].values())} for ranks in sorted(points)],
         "notes": (f"Columns that were left out: {', '.join(left_out)}.",) if left_out else (),
     }
@@ -64,31 +65,31 @@ def read_points(path: Path, scaling: Scaling | None) -> Ingredients:
         raise UserError(f"{path}: nodes: {problem_of(Ingredients, error)}") from None
 
 
-def _rows(path: Path) -> tuple[list[tuple[int, Mapping[str, str]]], list[str]]:
-    """Returns the rows by column, each with its line, and the columns that are left out."""
+def _rows(path: Path) -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
+    """Returns the rows by column, each with where it stands, and the columns that are left out."""
     try:
         text = read_named(path, MAX_JSON).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = why_unreadable(error) if isinstance(error, OSError) else error
         raise UserError(f"{path}: cannot be read as a table: {why}") from None
-    rows = list(_cells(path, text.splitlines()))
-    if len(rows) < 2:
+    table = list(_cells(path, text.splitlines()))
+    if len(table) < 2:
         raise UserError(f"{path}: holds no runs; needed are a line with the columns' names and a line for each run")
-    (first, header), *rest = rows
-    used = _used(f"{path}: line {first}", header)
-    for line, cells in rest:
+    (first, header), *rest = table
+    used = _used(first, header)
+    for where, cells in rest:
         if len(cells) != len(header):
             raise UserError(
-                f"{path}: line {line}: holds {len(cells)} values, and the header {len(header)} columns; a value with a "
-                "comma in it stands in double quotes"
+                f"{where}: holds {len(cells)} values, and the header {len(header)} columns; a value with a comma in it "
+                "stands in double quotes"
             )
+    rows = [(where, dict(zip(header, cells, strict=True))) for where, cells in rest]
     left_out = [name or "one without a name" for name in header if name not in used]
-    named = [(line, dict(zip(header, cells, strict=True))) for line, cells in rest]
-    return [(line, {name: row[name] for name in used}) for line, row in named], left_out
+    return [(where, {name: row[name] for name in used}) for where, row in rows], left_out
 
 
-def _cells(path: Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields each line that counts with its number, cut into cells."""
+def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields each line that counts, cut into cells, with the words that name it."""
     shown = ["" if line.lstrip().startswith("#") else line for line in lines]
     header = next((line for line in shown if line.strip()), "")
     delimiter = next((mark for mark in "\t;" if mark in header), ",")
@@ -96,7 +97,7 @@ def _cells(path: Path, lines: list[str]) -> Iterator[tuple[int, list[str]]]:
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
-                yield reader.line_num, [cell.strip() for cell in cells]
+                yield f"{path}: line {reader.line_num}", [cell.strip() for cell in cells]
     except csv.Error as error:
         raise UserError(f"{path}: line {reader.line_num}: {error}") from None
 
@@ -105,15 +106,15 @@ def _used(where: str, header: list[str]) -> list[str]:
     """Returns the columns of a header that are read. Raises `UserError`: one is missing, or is there twice."""
     used = ["ranks", "nodes", "run", "step_s"]
     if "samples_per_s" in header and "step_s" not in header:
-        used = ["ranks", "nodes", "run", "samples_per_s", "batch_per_rank"]
+        used[-1:] = ["samples_per_s", "batch_per_rank"]
+    elif "batch_per_rank" in header:
+        used.append("batch_per_rank")
     missing = [name for name in used if name not in header]
     if missing:
         raise UserError(
             f"{where}: columns {', '.join(map(repr, header))}: {', '.join(missing)} missing; in place of step_s also "
             "samples_per_s with batch_per_rank (step_s = ranks x batch_per_rank / samples_per_s)"
         )
-    if "step_s" in used and "batch_per_rank" in header:
-        used.append("batch_per_rank")
     twice = [name for name in used if header.count(name) > 1]
     if twice:
         raise UserError(f"{where}: column {twice[0]} is given twice")
@@ -139,22 +140,3 @@ def _run(where: str, row: Mapping[str, str], counts: Mapping[str, int]) -> RunFi
         return RunFigures(run_id=row["run"], step_s=step_s)
     except ValidationError as error:
         raise UserError(f"{where}: {name} {text!r}: {problem_of(RunFigures, error)}") from None
-
-
-def _scaling(path: Path, points: Iterable[Mapping[str, int]], asked: Scaling | None) -> Scaling:
-    """Returns the scaling that is asked for, else that of the batches, and weak where they are not known.
-
-    Raises `UserError`: the batches are of another scaling, or of none.
-    """
-    batches = [(point["batch_per_rank"], point["ranks"]) for point in points if "batch_per_rank" in point]
-    possible: list[Scaling] = []
-    if len({batch for batch, _ in batches}) <= 1:
-        possible.append("weak")
-    if not batches or len({batch * ranks for batch, ranks in batches}) == 1:
-        possible.append("strong")
-    if not possible or (asked is not None and asked not in possible):
-        raise UserError(
-            f"{path}: batch_per_rank: must be equal at all rank counts under weak scaling, and ranks x batch_per_rank "
-            "under strong scaling"
-        )
-    return asked or possible[0]

@@ -56,16 +56,7 @@ from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import (
-    LEAST_EXPLAINED,
-    SCALE,
-    SMALL,
-    UNEXPLAINED,
-    flagged,
-    flags,
-    reasons_against,
-    refused,
-)
+from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
@@ -101,7 +92,7 @@ def project(
     model: _Model | Refused | None = None
     held_out: list[HeldOut] = []
     seen = list(misses)
-    if not place.is_series and not all(reasons_against(place, count) for count in ranks):
+    if not place.is_series and not all(reasons(place, count) for count in ranks):
         model = _model(ingredients, draws)
     if isinstance(model, _Model):
         for one, miss in _held_out(model):
@@ -126,15 +117,15 @@ def project(
     targets: list[Target] = []
     not_told: list[Refused] = []
     for count in ranks:
-        reasons = reasons_against(place, count)
-        if isinstance(model, Refused) and not reasons:
-            reasons = (model,)
+        why = reasons(place, count)
+        if isinstance(model, Refused) and not why:
+            why = (model,)
         points = None if changes else points_only(ingredients, count, draws=draws)
-        if isinstance(model, _Model) and not reasons:
+        if isinstance(model, _Model) and not why:
             try:
                 found = model.at(count, error, way)
             except NoModelError as problem:
-                reasons = (refused("R8", count, what=str(problem)),)
+                why = (refused("R8", count, what=str(problem)),)
             else:
                 if points is not None:
                     second = Band.of(points.step_s)
@@ -144,10 +135,10 @@ def project(
                 targets.append(found)
                 continue
         if points is None:
-            not_told += reasons
+            not_told += why
         else:
-            why = "; ".join(f"{one.text} ({one.remedy})" for one in reasons) or "nothing else is known"
-            told = (flagged("F7", why=why), *flags(ingredients, count, by="points"))
+            words = "; ".join(f"{one.text} ({one.remedy})" for one in why) or "nothing else is known"
+            told = (flagged("F7", why=words), *flags(ingredients, count, by="points"))
             targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(
         digest=ingredients.digest,
@@ -190,7 +181,7 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
         if ingredients.scaling == "strong":
             changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
         below = ingredients.model_copy(update=changed)
-        less = None if reasons_against(below, point.ranks) else _model(below, len(model.rho))
+        less = None if reasons(below, point.ranks) else _model(below, len(model.rho))
         if not isinstance(less, _Model):
             continue
         try:

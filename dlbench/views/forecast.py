@@ -26,8 +26,8 @@ from dlbench.projection.page import (
     refusals,
     target_columns,
 )
-from dlbench.projection.refusals import MIN_POINTS
 from dlbench.projection.projected import Projection, figure
+from dlbench.projection.refusals import MIN_POINTS
 from dlbench.projection.step import project
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart

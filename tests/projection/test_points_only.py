@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from dlbench.errors import UserError
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.points_only import points_only
 from dlbench.projection.projected import Band
-from dlbench.projection.series_file import Scaling, read_points
+from dlbench.projection.series_file import read_points
 from dlbench.projection.step import project
+
+Scaling = Literal["weak", "strong"]
 
 
 def by_points(ingredients: Ingredients, ranks: int) -> Band | None:
@@ -132,7 +135,7 @@ ROWS = [(ranks, ranks // 256, 0.12 + 1e-3 * run + 1e-5 * ranks, run) for ranks i
 PLAIN = "\n".join([HEADER, *(",".join(map(str, row)) for row in ROWS)])
 
 
-def read_text(tmp_path: Path, text: str, scaling: Scaling | None = None) -> Ingredients:
+def read_text(tmp_path: Path, text: str, scaling: Any = "weak") -> Ingredients:
     path = tmp_path / "series.csv"
     path.write_text(text, encoding="utf-8")
     return read_points(path, scaling)
@@ -160,20 +163,18 @@ def test_a_series_is_read_as_people_keep_it(tmp_path: Path, text: str, left_out:
 
 
 def test_throughput_is_a_step_time_of_a_known_batch(tmp_path: Path) -> None:
-    def table(batch: Callable[[int], int]) -> str:
-        rows = [f"{p},{p},{batch(p)},{p * batch(p) / (0.1 + 1e-3 * n)},{n}" for p in (1, 2, 4) for n in range(3)]
-        return "\n".join(["ranks,nodes,batch_per_rank,samples_per_s,run", *rows])
-
-    weak, strong = (read_text(tmp_path, table(batch)) for batch in (lambda p: 64, lambda p: 64 // p))
-    assert (weak.scaling, strong.scaling) == ("weak", "strong")
-    for found in (weak, strong):
-        assert [run.step_s for run in found.points[2].runs] == pytest.approx([0.1, 0.101, 0.102])
-    (target,) = project(weak, [8]).targets
+    rows = [f"{p},{p},64,{p * 64 / (0.1 + 1e-3 * n)},{n}" for p in (1, 2, 4) for n in range(3)]
+    table = "\n".join(["ranks,nodes,batch_per_rank,samples_per_s,run", *rows])
+    found = read_text(tmp_path, table)
+    assert [run.step_s for run in found.points[2].runs] == pytest.approx([0.1, 0.101, 0.102])
+    (target,) = project(found, [8]).targets
     assert target.throughput is not None
     assert target.throughput.median == pytest.approx(8 * 64 / target.step.median, rel=1e-3)
-    for asked, batch in (("strong", lambda p: 64), (None, lambda p: 8 + p)):
-        with pytest.raises(UserError, match="batch_per_rank: must be equal at all rank counts under weak scaling"):
-            read_text(tmp_path, table(batch), asked)
+    halved = table.replace("2,2,64", "2,2,32").replace("4,4,64", "4,4,16")
+    assert read_text(tmp_path, halved, "strong").batch_at(8) == 8
+    for text, scaling in ((table, "strong"), (halved, "weak")):
+        with pytest.raises(UserError, match="batch_per_rank: differs between rank counts"):
+            read_text(tmp_path, text, scaling)
 
 
 @pytest.mark.parametrize(
