@@ -366,7 +366,7 @@ def check(
     a point without them is insufficient. For a verdict make the baseline of runs of five nights or more, or check
     interleaved runs of the old and the new commit (run --ab). --at-least needs no baseline: from five runs of
     one session on it is missed where the whole interval lies below, and met where it lies above. Runs of two to four
-    sessions are inconclusive; check those of the newest night alone: --where series=NAME.
+    sessions are inconclusive; check those of the newest night alone: --where-candidate series=NAME.
 
     \b
     Exit codes:
