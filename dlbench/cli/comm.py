@@ -117,10 +117,10 @@ def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **c
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def _show_fit(found: Fit, output: Path | None) -> None:
+def _show_fit(found: Fit, output: Path | None, left_out: tuple[str, ...] = ()) -> None:
     from dlbench.comm.document import fit_document
 
-    emit(fit_document(found), "text", None, full=True)
+    emit(fit_document(found, left_out), "text", None, full=True)
     if output is not None:
         write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
         click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
@@ -140,11 +140,14 @@ def _show_fit(found: Fit, output: Path | None) -> None:
     help="Where the two ranks of osu_latency and osu_bw were: inside a node, across nodes, or beyond a leaf switch.",
 )
 @click.option("--collective", metavar="NAME", help="What outputs of nccl-tests measured that do not name it.")
+@click.option("--type", "dtype", metavar="NAME", help="Which of several types of data, e.g. float.")
+@click.option("--op", metavar="NAME", help="Which of several operations, e.g. sum.")
 def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
-    """Make fitted costs of what nccl-tests and OSU's micro-benchmarks printed, in text FILES.
+    """Make fitted costs of the output of nccl-tests (text, or JSON of -J) and OSU's micro-benchmarks (text) in FILES.
 
     A collective becomes a line for each rank count; with several rank counts, costs of messages as well, of the
-    algorithm that explains the times best. Outputs of equal layouts are repeats: three or more give intervals.
+    algorithm that explains the times best. Outputs of equal layouts, and cycles, are repeats: three or more give
+    intervals. Programs without costs, and what was not asked for, are listed as left out.
 
     \b
     Examples:
@@ -163,7 +166,8 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     for count in unsaid["ranks"]:
         _require_counts({"ranks": count}, "ranks")
     _require_counts(unsaid, "group_size")
-    _show_fit(import_tables(files, system=system, fitted=utc_now(), **unsaid), output)
+    found = import_tables(files, system=system, fitted=utc_now(), **unsaid)
+    _show_fit(found, output, found.left_out)
 
 
 def _require_known(option: str, name: str, known: Collection[str]) -> None:

@@ -646,9 +646,10 @@ def document_of(report: CollectivesReport) -> Document:
     )
 
 
-def fit_document(fit: Fit) -> Document:
-    """One fit alone."""
-    return Document(title=TITLE, sections=(_fit(fit, 0),), data=fit)
+def fit_document(fit: Fit, left_out: Sequence[str] = ()) -> Document:
+    """Returns one fit alone, with what was left out of it."""
+    section = replace(_fit(fit, 0), marks=tuple(remark("note", f"left out: {text}") for text in left_out))
+    return Document(title=TITLE, sections=(section,), data=fit)
 
 
 def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: int | None) -> Document:
