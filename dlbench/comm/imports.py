@@ -71,7 +71,12 @@ def import_tables(
     outputs = [(path, read_output(path)) for path in paths]
     left_out = [f"{path.name}: {text}" for path, output in outputs for text in output.left_out]
     series = [one for _, output in outputs for one in output.series]
-    _name_collective(series, collective)
+    for one in series:
+        if one.carrier != series[0].carrier:
+            raise UserError(f"{one.where}: {one.title} is of another library than {series[0].where}; import it apart")
+    unnamed = [one for one in series if not one.measures]
+    for one, kind in _each("--collective", [collective] if collective else [], unnamed).items():
+        one.measures = kind
     series = _only("--type", "dtype", dtype, series, left_out)
     series = _only("--op", "op", op, series, left_out)
     series = _one_root_and_side(series, left_out)
@@ -110,12 +115,6 @@ def import_tables(
     fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
     network = _with_bandwidth(fit.network, placed.get("bandwidth", []), pairs)
     return ImportedFit(**vars(scope), network=network, errors=fit.errors, left_out=tuple(left_out))
-
-
-def _name_collective(series: Sequence[Series], collective: Collective | None) -> None:
-    unnamed = [one for one in series if not one.measures]
-    for one, kind in _each("--collective", [collective] if collective else [], unnamed).items():
-        one.measures = kind
 
 
 def _only(
@@ -194,8 +193,6 @@ def _source(series: Series, layout: Layout, assumed: str) -> str:
 def _require_new(series: Sequence[Series]) -> None:
     by_content: dict[str, Series] = {}
     for one in series:
-        if one.carrier != series[0].carrier:
-            raise UserError(f"{one.where}: {one.title} is of another library than {series[0].where}; import it apart")
         content = f"{one.title} {one.measures} {one.ranks} {one.nodes} {one.seconds}"
         same = by_content.setdefault(content, one)
         if same is not one:
