@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from dlbench.comm.fits import Fit, Scope, fit_of
 from dlbench.comm.tables import IN_PLACE, OUT_OF_PLACE, ROUNDED, Series, read_output
-from dlbench.errors import UserError, nearest
+from dlbench.errors import UserError
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing
 from dlbench.perfmodels.predictions import STAND_INS, bus_factor
@@ -124,34 +124,22 @@ def _only(
 
     Raises `UserError`: a collective was measured with several and none is asked for, or not with the one that is.
     """
-    names = {one: getattr(one, attribute) for one in series if getattr(one, attribute) not in ("", "none")}
-    by_kind: dict[str, list[str]] = {}
-    for one, name in names.items():
-        several = by_kind.setdefault(one.measures, [])
-        if name not in several:
-            several.append(name)
-    for one in names:
-        several = by_kind[one.measures]
-        if asked is None and len(several) > 1:
+    chosen = []
+    for kind in dict.fromkeys(one.measures for one in series):
+        names = {one: getattr(one, attribute) for one in series if one.measures == kind}
+        several = list(dict.fromkeys(name for name in names.values() if name not in ("", "none")))
+        wanted = [name for name in several if asked is not None and asked in (name, LABELS.get(name))]
+        # Messages between two ranks are bytes, whatever their one type is called.
+        is_unclear = len(several) > 1 or (asked is not None and bool(several) and kind in ALGORITHMS)
+        if is_unclear and not wanted:
+            where = next(one.where for one in names if names[one] == several[0])
             raise UserError(
-                f"{one.where}: {one.measures} was measured with {', '.join(several)}; choose one by {option}, e.g. "
+                f"{where}: {kind} was measured with {', '.join(several)}; choose one by {option}, e.g. "
                 f"{option} {several[0]}"
             )
-    if asked is None:
-        return list(series)
-    chosen = []
-    others: dict[str, list[str]] = {}
-    for one in series:
-        name = names.get(one)
-        # Messages between two ranks are bytes, whatever their type is called.
-        is_pair = one.measures not in ALGORITHMS and len(by_kind.get(one.measures, ())) < 2
-        if name is None or is_pair or asked in (name, LABELS.get(name)):
-            chosen.append(one)
-        else:
-            others.setdefault(_short(one), []).append(name)
-    if not any(one in names for one in chosen):
-        raise UserError(f"{option} {asked}: was not measured: {nearest(asked, dict.fromkeys(names.values()))}")
-    left_out += [f"{where}: {', '.join(dict.fromkeys(found))} ({option} {asked})" for where, found in others.items()]
+        chosen += [one for one, name in names.items() if not wanted or name in ("", "none", *wanted)]
+        if others := [name for name in several if wanted and name not in wanted]:
+            left_out.append(f"{kind} of {', '.join(others)} ({option} {asked})")
     return chosen
 
 

@@ -95,6 +95,10 @@ class Table:
         self.columns = columns
         self.series: dict[tuple[str, ...], Series] = {}
 
+    @property
+    def has_figures(self) -> bool:
+        return any(series.seconds for series in self.series.values())
+
     def of(self, dtype: str, op: str = "", root: str = "", side: str = "") -> Series:
         """Returns the series of these, a new one if the table has none yet."""
         new = replace(self.head, dtype=dtype, op=op, root=root, side=side, seconds={})
@@ -281,7 +285,7 @@ class Reader:
     def _close(self) -> None:
         if isinstance(self._table, NcclTable):
             self._table.require_whole_row()
-        if self._table and not self._table.series:
+        if self._table and not self._table.has_figures:
             raise ValueError(f"no row of {self._table.head.title} until here; give the whole output")
         if self._table:
             self.output.series += self._table.series.values()
@@ -364,6 +368,6 @@ def _series_of(path: Path, report: Mapping[str, Any]) -> list[Series]:
                 series = table.of(row["type"], row["redop"], row["root"].strip(), side)
                 rates = float(figures["alg_bw"]), float(figures["bus_bw"])
                 table.add(series, int(row["size"]), float(figures["time"]), rates, figures["nwrong"])
-    if "average_bus_bandwidth" not in report or not table.series:
+    if "average_bus_bandwidth" not in report or not table.has_figures:
         raise ValueError("holds no whole table: the run did not end; give the file of a whole run")
     return list(table.series.values())
