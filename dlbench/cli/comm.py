@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from dlbench.specs.comm import Collective
     from dlbench.specs.expand import CommRuns
 
+SHARDS = click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: every rank).")
+
 
 @click.command()
 @report_options
@@ -188,7 +190,7 @@ def _require_counts(options: Mapping[str, Any], *names: str) -> None:
 @click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
 @click.option("--size", metavar="BYTES", callback=size_in_bytes, help="A rank's buffer (default: 64MiB, or largest).")
 @click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
-@click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: 1, or those of RUNS).")
+@SHARDS
 def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layout: Any) -> None:
     """Print what each algorithm costs: steps, volume, closed form, predicted, over the ideal, measured.
 
@@ -232,7 +234,7 @@ def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layou
         layouts = [layout_asked(count, wanted) for count in parse_counts(layout["ranks"] or "8", "--ranks")]
         tables = {
             f"{one.ranks} ranks" + f" in {one.num_groups} groups of {one.group_size}" * (one.num_groups > 1): tuple(
-                cost(wanted.collective, name, one, size, "fp32", network, layout["shards"] or 1)
+                cost(wanted.collective, name, one, size, "fp32", network, layout["shards"])
                 for name in permitted(wanted, one)
             )
             for one in layouts
@@ -250,7 +252,7 @@ def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layou
 @click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
 @click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
 @click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
-@click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank).")
+@SHARDS
 @value_option(
     "--workload-bytes", "BYTES", "Gradients of a step, e.g. 94MB: how long, in which messages.", callback=size_in_bytes
 )
@@ -340,7 +342,7 @@ def measure_options(function: F) -> F:
         value_option("--iterations", "N", "Timed iterations of a point.", 10, type=int),
         click.option("--warmup", type=int, metavar="N", default=2, show_default=True, help="Iterations before them."),
         click.option("--group-size", type=int, metavar="N", help="Ranks of a group (default: those of a node)."),
-        click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank)."),
+        SHARDS,
         value_option("--repeats", "N", "Runs of each count, interleaved.", 1, type=int),
         LAUNCHER,
         click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),
