@@ -87,9 +87,9 @@ COST_WORDS = (
     "so that its closed form has twice as many start-ups. Volume: bytes that the busiest rank sends. Over ideal: time, "
     "measured or else predicted, over a lower bound: the largest of what the fewest start-ups, bytes and additions of "
     "any algorithm take. Without costs of messages: bytes one after the other along the longest path, over the fewest "
-    "that a rank of any algorithm sends (2 (p - 1)/p n in an all-reduce). α: start-up of a message; β, γ: seconds a byte sent and reduced; A, B: between groups, φ at "
-    "once on a link; p ranks, m groups of g, k servers, c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L. Of "
-    "hierarchical in chunks the sum of both levels, which overlap."
+    "that a rank of any algorithm sends (2 (p - 1)/p n in an all-reduce). α: start-up of a message; β, γ: seconds a "
+    "byte sent and reduced; A, B: between groups, φ at once on a link; p ranks, m groups of g, k servers, c chunks, "
+    "L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L. Of hierarchical in chunks the sum of both levels, which overlap."
 )
 
 

@@ -493,7 +493,7 @@ def prediction_advice(found: Predictions, one: Prediction) -> str:
 
 
 def tied_text(found: Recommended, count: int) -> str:
-    """Returns which of `count` algorithms cannot be told apart: ``the intervals of ring and direct overlap, or ...``."""
+    """Returns in words which of `count` algorithms cannot be told apart."""
     names = list(found.tied)
     if len(names) == 1:
         return f"{names[0]} is clearly slower at none of these sizes"
