@@ -428,7 +428,7 @@ def test_no_fusion_size_without_a_clear_winner_or_beyond_the_sizes_measured(tmp_
         assert "Recommended fusion size" not in told
         assert reason in told
     network = fit_all(table_of(folder)).fits[0].network.model_copy(update={"collectives": ()})
-    found = predictions_document(predict_all(network, (2,), Wanted(sizes=SIZES)))
+    found = predictions_document(predict_all(network, (2,), Wanted(sizes=SIZES, algorithms=("ring",))))
     assert "the largest size measured; measure larger ones" in " ".join(terminal.to_text(found).split())
 
 
