@@ -79,12 +79,13 @@ def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:
     of_job: dict[str, str] = {}
     boots: dict[str, str] = {}
     session, begun, last = "", 0.0, 0.0
-    for run_id, one in sorted(runs.items(), key=lambda item: (item[1].moment, item[0])):
+    for moment, run_id in sorted((one.moment, run_id) for run_id, one in runs.items()):
+        one = runs[run_id]
         host, _, boot = one.boot.rpartition(" ")
         is_other_boot = bool(boot) and boots.get(host, boot) != boot
-        if not session or one.moment - last > PAUSE_S or one.moment - begun > LONGEST_S or is_other_boot:
-            session, begun, boots = run_id, one.moment, {}
-        last = one.moment
+        if not session or moment - last > PAUSE_S or moment - begun > LONGEST_S or is_other_boot:
+            session, begun, boots = run_id, moment, {}
+        last = moment
         if boot:
             boots[host] = boot
         found[run_id] = of_job.setdefault(one.job, session) if one.job else session

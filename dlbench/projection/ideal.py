@@ -97,15 +97,8 @@ def by_data_sheet(
         found = ideal_rows(workload, system, layout_of(system, count), batch=batch, **asked)
         rows += found
         fastest = best([row for row in found if row.strategy != "serial"] or found)
-        base = min(ranks) if count > min(ranks) else 1
-        if fastest is None and not is_strong and base < count:
-            batch_kept = batch // count * base
-            smaller = best(ideal_rows(workload, system, layout_of(system, count), batch=batch_kept, **asked))
-            if smaller is not None:
-                words.append(
-                    f"{ranks_text(count)}: weak scaling leaves nothing; {smaller.strategy} fits with --scaling strong "
-                    f"--to {base},{count}, a global batch of {batch_kept:,}."
-                )
+        if fastest is None and not is_strong:
+            words += _strong_instead(workload, system, count, min(ranks), asked)
         if fastest is not None:
             alone = max(1, batch // count)
             (one,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
@@ -145,6 +138,21 @@ def by_data_sheet(
         command="dlbench project --from-spec",
     )
     return document, is_told
+
+
+def _strong_instead(
+    workload: Workload, system: SystemSpec, ranks: int, smallest: int, asked: dict[str, Any]
+) -> list[str]:
+    """Returns what strong scaling leaves at a rank count where weak scaling leaves nothing; empty where nothing."""
+    base = smallest if ranks > smallest else 1
+    batch = workload.train.batch_per_rank * base
+    fitting = best(ideal_rows(workload, system, layout_of(system, ranks), batch=batch, **asked))
+    if fitting is None or base == ranks:
+        return []
+    return [
+        f"{ranks_text(ranks)}: weak scaling leaves nothing; {fitting.strategy} fits with --scaling strong --to "
+        f"{base},{ranks}, a global batch of {batch:,}."
+    ]
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,10 @@ def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "point
     """
     if by == "model" and not ingredients.is_series:
         return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))
-    found = (*_of_any(ingredients, ranks, FARTHEST_BY_POINTS), *_of_points(ingredients, ranks))
+    by_points = (*_of_any(ingredients, ranks, FARTHEST_BY_POINTS), *_of_points(ingredients, ranks))
     if not ingredients.is_series:
-        return found
-    return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in found)
+        return by_points
+    return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in by_points)
 
 
 def usable_points(ingredients: Ingredients, ranks: int, least_runs: int = LEAST_RUNS) -> list[PointFigures]:

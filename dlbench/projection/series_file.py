@@ -103,21 +103,18 @@ def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _used(where: str, header: list[str]) -> list[str]:
-    """Returns the columns of a header that are read. Raises `UserError`: one is missing, or is there twice."""
+    """Returns the columns of a header that are read. Raises `UserError`: one is missing or there twice."""
     used = ["ranks", "nodes", "run", "step_s"]
     if "samples_per_s" in header and "step_s" not in header:
         used[-1:] = ["samples_per_s", "batch_per_rank"]
     elif "batch_per_rank" in header:
         used.append("batch_per_rank")
-    missing = [name for name in used if name not in header]
-    if missing:
+    wrong = [name for name in used if header.count(name) != 1]
+    if wrong:
         raise UserError(
-            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(missing)} missing; in place of step_s also "
-            "samples_per_s with batch_per_rank (step_s = ranks x batch_per_rank / samples_per_s)"
+            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(wrong)} must be there once; in place of "
+            "step_s also samples_per_s with batch_per_rank (step_s = ranks x batch_per_rank / samples_per_s)"
         )
-    twice = [name for name in used if header.count(name) > 1]
-    if twice:
-        raise UserError(f"{where}: column {twice[0]} is given twice")
     return used
 
 

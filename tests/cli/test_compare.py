@@ -625,15 +625,8 @@ def test_runs_without_a_floor_are_told_once_and_the_worst_floor_stands_for_all(o
 
 
 def test_each_floor_is_said_with_its_point(one_night: Path) -> None:
-    asked = [
-        "check",
-        "--candidate",
-        str(one_night),
-        "--at-least",
-        "ranks=1: 40 images/s",
-        "--at-least",
-        "ranks=2: 79 images/s",
-    ]
+    floors = ["--at-least", "ranks=1: 40 images/s", "--at-least", "ranks=2: 79 images/s"]
+    asked = ["check", "--candidate", str(one_night), *floors]
     said = " ".join(CliRunner().invoke(dlbench, asked).stdout.split())
     assert re.search(r" 2 ranks: met\. 1 rank: cannot say, 40\.00 \[\S+, \S+\] images/s against a floor of 40\.", said)
 
