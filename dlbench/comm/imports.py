@@ -68,19 +68,7 @@ def import_tables(
     Raises `UserError`: as `read_output`; an option lacks or has no effect; several types or operations and none
     chosen; several carriers; too few sizes for a fit.
     """
-    outputs = [(path, read_output(path)) for path in paths]
-    left_out = [f"{path.name}: {text}" for path, output in outputs for text in output.left_out]
-    series = [one for _, output in outputs for one in output.series]
-    for one in series:
-        if one.carrier != series[0].carrier:
-            raise UserError(f"{one.where}: {one.title} is of another library than {series[0].where}; import it apart")
-    unnamed = [one for one in series if not one.measures]
-    for one, kind in _each("--collective", [collective] if collective else [], unnamed).items():
-        one.measures = kind
-    series = _only("--type", "dtype", dtype, series, left_out)
-    series = _only("--op", "op", op, series, left_out)
-    series = _one_root_and_side(series, left_out)
-    _require_new(series)
+    series, left_out = _chosen(paths, collective, dtype, op)
     pairs = _each("--level", levels, [one for one in series if one.measures not in ALGORITHMS])
     whole = [one for one in series if one not in pairs]
     for one, count in _each("--ranks", ranks, [one for one in whole if not one.ranks]).items():
@@ -99,7 +87,7 @@ def import_tables(
         if kind == "latency":
             observed += _seen("broadcast", "binomial-tree", measured)
         elif kind != "bandwidth":
-            lines += _lines(cast("Collective", kind), measured)
+            lines += _lines(cast("Collective", kind), measured, left_out)
             if len({layout.ranks for _, layout in measured}) > 1:
                 assumed = _assumed(cast("Collective", kind), measured)
                 observed += _seen(cast("Collective", kind), assumed, measured)
@@ -112,9 +100,32 @@ def import_tables(
         network = NetworkModel(system=system, transport=scope.carrier, collectives=tuple(lines), **about)
         return ImportedFit(**vars(scope), network=network, left_out=tuple(left_out))
     points, by_run = zip(*observed, strict=True)
-    fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
+    try:
+        fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
+    except UserError as error:
+        raise UserError(f"{series[0].where}: {error}") from None
     network = _with_bandwidth(fit.network, placed.get("bandwidth", []), pairs)
     return ImportedFit(**vars(scope), network=network, errors=fit.errors, left_out=tuple(left_out))
+
+
+def _chosen(
+    paths: Sequence[Path], collective: Collective | None, dtype: str | None, op: str | None
+) -> tuple[list[Series], list[str]]:
+    """Returns one series of each table of the files, and in words what else they hold."""
+    outputs = [(path, read_output(path)) for path in paths]
+    left_out = [f"{path.name}: {text}" for path, output in outputs for text in output.left_out]
+    series = [one for _, output in outputs for one in output.series]
+    for one in series:
+        if one.carrier != series[0].carrier:
+            raise UserError(f"{one.where}: {one.title} is of another library than {series[0].where}; import it apart")
+    unnamed = [one for one in series if not one.measures]
+    for one, kind in _each("--collective", [collective] if collective else [], unnamed).items():
+        one.measures = kind
+    series = _only("--type", "dtype", dtype, series, left_out)
+    series = _only("--op", "op", op, series, left_out)
+    series = _one_root_and_side(series, left_out)
+    _require_new(series)
+    return series, left_out
 
 
 def _only(
@@ -150,7 +161,7 @@ def _one_root_and_side(series: Sequence[Series], left_out: list[str]) -> list[Se
         tables.setdefault((one.path, one.line), []).append(one)
     chosen = []
     for of_table in tables.values():
-        roots = sorted({one.root for one in of_table}, key=lambda root: int(root or 0))
+        roots = sorted({one.root for one in of_table}, key=lambda root: (len(root), root))
         if len(roots) > 1:
             left_out.append(f"{_short(of_table[0])}: roots {', '.join(roots[1:])}: the lowest, {roots[0]}, is taken")
         sides = {one.side: one for one in of_table if one.root == roots[0]}
@@ -194,13 +205,16 @@ def _require_levels(pairs: Mapping[Series, LevelName], placed: Mapping[str, Meas
         raise UserError(f"{placed['bandwidth'][0][0].where}: says nothing of start-ups; give osu_latency as well")
 
 
-def _lines(collective: Collective, measured: Measured) -> Iterator[LineCost]:
+def _lines(collective: Collective, measured: Measured, left_out: list[str]) -> Iterator[LineCost]:
     """Yields the times of each rank count as a line, of the layout with most nodes."""
     carrier = measured[0][0].carrier
     name = f"{carrier} flat" if collective == "allreduce" else f"{carrier} {collective} library"
     for count in sorted({layout.ranks for _, layout in measured}):
         least = min(layout.group_size for _, layout in measured if layout.ranks == count)
         used = [one for one in measured if one[1] == Layout(ranks=count, group_size=least)]
+        for one, layout in measured:
+            if layout.ranks == count and layout.group_size > least:
+                left_out.append(f"{_short(one)}: not in the line of {count} ranks, which is of most nodes")
         rows = {seen.num_bytes: seen.seconds for seen, _ in _seen(collective, "", used)}
         if len(rows) < 2:
             raise UserError(f"{used[0][0].where}: {len(rows)} size above 0; a line needs two sizes or more")

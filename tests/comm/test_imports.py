@@ -6,6 +6,7 @@ Times are those of planted costs, rounded as the programs round them, so that th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -276,10 +277,16 @@ def line_of(text: str, part: str) -> int:
         (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not say its level; give --level"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {"levels": ["beyond"]}, "--level beyond: .* give osu_latency of across"),
+        (osu("Latency", [(1, 2.0)]), {"levels": ["across"]}, "line 4: fit: needs 3 points or more of two sizes"),
+        (
+            re.sub(r"\n ++(?!1024).*", "", NCCL),
+            {},
+            "line 16: 1 size above 0; a line needs two sizes or more",
+        ),
         (NCCL + NCCL, {}, "line 43: is the output of .*: line 16 once more"),
         (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),
     ],
-    ids=range(36),
+    ids=range(38),
 )
 def test_what_is_wrong_is_said_with_its_line(
     text: str, options: dict[str, object], message: str, file: Callable[[str], Path]
