@@ -307,8 +307,8 @@ def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[An
             f"the {ranks} ranks are split into {len(groups)} groups, which run at once (NCCL_TESTS_SPLIT): no costs "
             "are made of them"
         )
-    counts = {"ranks": ranks or None, "nodes": len(hosts) or None}
-    return Series(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind, **counts)
+    head = Series(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind)
+    return replace(head, ranks=ranks or None, nodes=len(hosts) or None)
 
 
 def read_output(path: Path) -> Output:
@@ -348,7 +348,7 @@ def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[Series]:
     config, devices = report["config"], report["config"]["devices"]
     # A process lists its first GPU alone, whatever the GPUs of a thread are.
     ranks = len(devices) * int(config["nthreads"]) * int(config["ngpus"])
-    hosts, groups = {one["hostname"] for one in devices}, {one["group"] for one in devices}
+    hosts, groups = {device["hostname"] for device in devices}, {device["group"] for device in devices}
     table = NcclTable(nccl_head(path, kind, ranks, hosts, groups), COLUMNS)
     for row in report["results"]:
         cells = [row["size"], row["count"], row["type"], row["redop"], row["root"].strip()]
