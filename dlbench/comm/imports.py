@@ -68,28 +68,16 @@ def import_tables(
     Raises `UserError`: as `read_output`; an option lacks or has no effect; several types or operations and none
     chosen; several carriers; too few sizes for a fit.
     """
-    outputs = [(path, read_output(path)) for path in paths]
-    left_out = [f"{path.name}: {text}" for path, output in outputs for text in output.left_out]
-    series = [one for _, output in outputs for one in output.series]
-    for one in series:
-        if one.carrier != series[0].carrier:
-            raise UserError(f"{one.where}: {one.title} is of another library than {series[0].where}; import it apart")
-    unnamed = [one for one in series if not one.measures]
-    for one, kind in _each("--collective", [collective] if collective else [], unnamed).items():
-        one.measures = kind
-    series = _only("--type", "dtype", dtype, series, left_out)
-    series = _only("--op", "op", op, series, left_out)
-    series = _one_root_and_side(series, left_out)
-    _require_new(series)
-    pairs = _each("--level", levels, [one for one in series if one.measures not in ALGORITHMS])
-    whole = [one for one in series if one not in pairs]
-    for one, count in _each("--ranks", ranks, [one for one in whole if not one.ranks]).items():
-        one.ranks = count
-    groups = _each("--group-size", [group_size] if group_size else [], [one for one in whole if not one.nodes])
+    all_series, left_out = _chosen(paths, collective, dtype, op)
+    pairs = _each("--level", levels, [series for series in all_series if series.measures not in ALGORITHMS])
+    whole = [series for series in all_series if series not in pairs]
+    for series, count in _each("--ranks", ranks, [series for series in whole if not series.ranks]).items():
+        series.ranks = count
+    groups = _each("--group-size", [group_size] if group_size else [], [series for series in whole if not series.nodes])
     placed: dict[str, list[tuple[Series, Layout]]] = {}
-    for one in series:
-        layout = LAYOUTS[pairs[one]] if one in pairs else _layout(one, groups.get(one))
-        placed.setdefault(one.measures, []).append((one, layout))
+    for series in all_series:
+        layout = LAYOUTS[pairs[series]] if series in pairs else _layout(series, groups.get(series))
+        placed.setdefault(series.measures, []).append((series, layout))
     _require_levels(pairs, placed)
     lines: list[LineCost] = []
     sources: list[str] = []
@@ -99,61 +87,86 @@ def import_tables(
         if kind == "latency":
             observed += _seen("broadcast", "binomial-tree", measured)
         elif kind != "bandwidth":
-            lines += _lines(cast("Collective", kind), measured)
+            lines += _lines(cast("Collective", kind), measured, left_out)
             if len({layout.ranks for _, layout in measured}) > 1:
                 assumed = _assumed(cast("Collective", kind), measured)
                 observed += _seen(cast("Collective", kind), assumed, measured)
-        sources += [_source(one, layout, assumed) for one, layout in measured]
-    labels = dict.fromkeys(LABELS.get(one.dtype, one.dtype) for one in series)
-    carrier = series[0].carrier
+        sources += [_source(series, layout, assumed) for series, layout in measured]
+    labels = dict.fromkeys(LABELS.get(series.dtype, series.dtype) for series in all_series)
+    carrier = all_series[0].carrier
     scope = Scope(system=system, carrier="torch-nccl" if carrier == "nccl" else carrier, dtype=" and ".join(labels))
     about: dict[str, Any] = {"sources": (*sources, *(f"left out: {text}" for text in left_out)), "fitted": fitted}
     if not observed:
         network = NetworkModel(system=system, transport=scope.carrier, collectives=tuple(lines), **about)
         return ImportedFit(**vars(scope), network=network, left_out=tuple(left_out))
     points, by_run = zip(*observed, strict=True)
-    fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
+    try:
+        fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
+    except UserError as error:
+        raise UserError(f"{all_series[0].where}: {error}") from None
     network = _with_bandwidth(fit.network, placed.get("bandwidth", []), pairs)
     return ImportedFit(**vars(scope), network=network, errors=fit.errors, left_out=tuple(left_out))
 
 
+def _chosen(
+    paths: Sequence[Path], collective: Collective | None, dtype: str | None, op: str | None
+) -> tuple[list[Series], list[str]]:
+    """Returns one series of each table of the files, and in words what else they hold."""
+    outputs = [(path, read_output(path)) for path in paths]
+    left_out = [f"{path.name}: {text}" for path, output in outputs for text in output.left_out]
+    all_series = [series for _, output in outputs for series in output.series]
+    for series in all_series:
+        if series.carrier != all_series[0].carrier:
+            raise UserError(
+                f"{series.where}: {series.title} is of another library than {all_series[0].where}; import it apart"
+            )
+    unnamed = [series for series in all_series if not series.measures]
+    for series, kind in _each("--collective", [collective] if collective else [], unnamed).items():
+        series.measures = kind
+    all_series = _only("--type", "dtype", dtype, all_series, left_out)
+    all_series = _only("--op", "op", op, all_series, left_out)
+    all_series = _one_root_and_side(all_series, left_out)
+    _require_new(all_series)
+    return all_series, left_out
+
+
 def _only(
-    option: str, attribute: str, asked: str | None, series: Sequence[Series], left_out: list[str]
+    option: str, attribute: str, asked: str | None, all_series: Sequence[Series], left_out: list[str]
 ) -> list[Series]:
     """Returns the series of the type or operation that is asked for, and notes the others in `left_out`.
 
     Raises `UserError`: a collective was measured with several and none is asked for, or not with the one that is.
     """
     chosen = []
-    for kind in dict.fromkeys(one.measures for one in series):
-        names = {one: getattr(one, attribute) for one in series if one.measures == kind}
+    for kind in dict.fromkeys(series.measures for series in all_series):
+        names = {series: getattr(series, attribute) for series in all_series if series.measures == kind}
         several = list(dict.fromkeys(name for name in names.values() if name not in ("", "none")))
         wanted = [name for name in several if asked is not None and asked in (name, LABELS.get(name))]
         # Messages between two ranks are bytes, whatever their one type is called.
         is_unclear = len(several) > 1 or (asked is not None and bool(several) and kind in ALGORITHMS)
         if is_unclear and not wanted:
-            where = next(one.where for one in names if names[one] == several[0])
+            where = next(series.where for series in names if names[series] == several[0])
             raise UserError(
                 f"{where}: {kind} was measured with {', '.join(several)}; choose one by {option}, e.g. "
                 f"{option} {several[0]}"
             )
-        chosen += [one for one, name in names.items() if not wanted or name in ("", "none", *wanted)]
+        chosen += [series for series, name in names.items() if not wanted or name in ("", "none", *wanted)]
         if others := [name for name in several if wanted and name not in wanted]:
             left_out.append(f"{kind} of {', '.join(others)} ({option} {asked})")
     return chosen
 
 
-def _one_root_and_side(series: Sequence[Series], left_out: list[str]) -> list[Series]:
+def _one_root_and_side(all_series: Sequence[Series], left_out: list[str]) -> list[Series]:
     """Returns one series of each table: of its lowest root, in place where the collective has such a form."""
     tables: dict[tuple[Path, int], list[Series]] = {}
-    for one in series:
-        tables.setdefault((one.path, one.line), []).append(one)
+    for series in all_series:
+        tables.setdefault((series.path, series.line), []).append(series)
     chosen = []
     for of_table in tables.values():
-        roots = sorted({one.root for one in of_table}, key=lambda root: int(root or 0))
+        roots = sorted({series.root for series in of_table}, key=lambda root: (len(root), root))
         if len(roots) > 1:
             left_out.append(f"{_short(of_table[0])}: roots {', '.join(roots[1:])}: the lowest, {roots[0]}, is taken")
-        sides = {one.side: one for one in of_table if one.root == roots[0]}
+        sides = {series.side: series for series in of_table if series.root == roots[0]}
         used = sides.get(IN_PLACE) or of_table[0]
         unused = sides.get(OUT_OF_PLACE)
         why = "in place is taken, as training calls it"
@@ -178,13 +191,13 @@ def _source(series: Series, layout: Layout, assumed: str) -> str:
     return f"{series.path.name}: {series.title} {series.measures}, {', '.join(filter(None, words))}"
 
 
-def _require_new(series: Sequence[Series]) -> None:
+def _require_new(all_series: Sequence[Series]) -> None:
     by_content: dict[str, Series] = {}
-    for one in series:
-        content = f"{one.title} {one.measures} {one.ranks} {one.nodes} {one.seconds}"
-        same = by_content.setdefault(content, one)
-        if same is not one:
-            raise UserError(f"{one.where}: is the output of {same.where} once more; a repeat is measured anew")
+    for series in all_series:
+        content = f"{series.title} {series.measures} {series.ranks} {series.nodes} {series.seconds}"
+        same = by_content.setdefault(content, series)
+        if same is not series:
+            raise UserError(f"{series.where}: is the output of {same.where} once more; a repeat is measured anew")
 
 
 def _require_levels(pairs: Mapping[Series, LevelName], placed: Mapping[str, Measured]) -> None:
@@ -194,13 +207,16 @@ def _require_levels(pairs: Mapping[Series, LevelName], placed: Mapping[str, Meas
         raise UserError(f"{placed['bandwidth'][0][0].where}: says nothing of start-ups; give osu_latency as well")
 
 
-def _lines(collective: Collective, measured: Measured) -> Iterator[LineCost]:
+def _lines(collective: Collective, measured: Measured, left_out: list[str]) -> Iterator[LineCost]:
     """Yields the times of each rank count as a line, of the layout with most nodes."""
     carrier = measured[0][0].carrier
     name = f"{carrier} flat" if collective == "allreduce" else f"{carrier} {collective} library"
     for count in sorted({layout.ranks for _, layout in measured}):
         least = min(layout.group_size for _, layout in measured if layout.ranks == count)
-        used = [one for one in measured if one[1] == Layout(ranks=count, group_size=least)]
+        used = [(series, at) for series, at in measured if at == Layout(ranks=count, group_size=least)]
+        for series, layout in measured:
+            if layout.ranks == count and layout.group_size > least:
+                left_out.append(f"{_short(series)}: not in the line of {count} ranks, which is of most nodes")
         rows = {seen.num_bytes: seen.seconds for seen, _ in _seen(collective, "", used)}
         if len(rows) < 2:
             raise UserError(f"{used[0][0].where}: {len(rows)} size above 0; a line needs two sizes or more")
@@ -210,14 +226,14 @@ def _lines(collective: Collective, measured: Measured) -> Iterator[LineCost]:
 
 def _with_bandwidth(network: NetworkModel, measured: Measured, pairs: Mapping[Series, LevelName]) -> NetworkModel:
     """Returns the network with the rates of osu_bw for large messages."""
-    for one, _ in measured:
-        level = network.levels.get(pairs[one])
+    for series, _ in measured:
+        level = network.levels.get(pairs[series])
         if level is None:
-            raise UserError(f"{one.where}: says nothing of start-ups; give osu_latency of {pairs[one]} as well")
-        rate = min(min(times) / size for size, times in one.seconds.items())
+            raise UserError(f"{series.where}: says nothing of start-ups; give osu_latency of {pairs[series]} as well")
+        rate = min(min(times) / size for size, times in series.seconds.items())
         last = level.pieces[-1].model_copy(update={"beta_s_per_byte": rate, "beta_interval_s_per_byte": None})
         level = level.model_copy(update={"pieces": (*level.pieces[:-1], last)})
-        network = network.model_copy(update={pairs[one]: level, "draws": ()})  # Draws hold the rate of latencies.
+        network = network.model_copy(update={pairs[series]: level, "draws": ()})  # Draws hold the rate of latencies.
     return network
 
 
@@ -233,17 +249,19 @@ def _each(option: str, given: Sequence[Any], tables: Sequence[Series]) -> dict[S
     return dict(zip(tables, list(given) * (len(tables) if len(given) == 1 else 1), strict=True))
 
 
-def _layout(one: Series, group_size: int | None) -> Layout:
-    kind, count = cast("Collective", one.measures), one.ranks or 0
-    group = max(1, count // one.nodes) if one.nodes else min(group_size or count, count)
-    if count < 2 or count % group or (one.nodes and group * one.nodes != count):
-        where = f"{one.nodes} nodes" if one.nodes else f"nodes of {group}"
-        raise UserError(f"{one.where}: {count} ranks on {where}: want two ranks or more, equally many on each node")
+def _layout(series: Series, group_size: int | None) -> Layout:
+    kind, count = cast("Collective", series.measures), series.ranks or 0
+    group = max(1, count // series.nodes) if series.nodes else min(group_size or count, count)
+    if count < 2 or count % group or (series.nodes and group * series.nodes != count):
+        where = f"{series.nodes} nodes" if series.nodes else f"nodes of {group}"
+        raise UserError(f"{series.where}: {count} ranks on {where}: want two ranks or more, equally many on each node")
     expected = bus_factor(kind, count)
-    if one.bus is not None and abs(one.bus / expected - 1) > ROUNDED:
-        raise UserError(f"{one.where}: busbw is {one.bus:.3g} x algbw; {kind} over {count} ranks has {expected:.3g}")
-    if one.title.startswith("OSU") and kind in PER_RANK:
-        one.seconds = {size * count: times for size, times in one.seconds.items()}
+    if series.bus is not None and abs(series.bus / expected - 1) > ROUNDED:
+        raise UserError(
+            f"{series.where}: busbw is {series.bus:.3g} x algbw; {kind} over {count} ranks has {expected:.3g}"
+        )
+    if series.title.startswith("OSU") and kind in PER_RANK:
+        series.seconds = {size * count: times for size, times in series.seconds.items()}
     return Layout(ranks=count, group_size=group)
 
 

@@ -38,6 +38,8 @@ HEAD = re.compile(r"(.*?)#\s*(?:nccl-tests version|Collective test starting|nThr
 ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\b")  # The first cells of a row of nccl-tests: bytes, elements, type.
 NAME = re.compile(r"[a-z]\w*")
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)|N/A")
+FIGURES = ("time", "algbw", "busbw")
+COLUMNS = ("size", "count", "type", "redop", "root", *(*FIGURES, "#wrong") * 2)  # Of a version with JSON.
 TORN = "other text tears the row (NCCL_DEBUG_FILE keeps NCCL's messages apart), or the file is cut off"
 CPU_TIME = "is the time of the host's calls (nccl-tests -C 1), not of the collective; run it without -C 1"
 
@@ -126,7 +128,7 @@ class NcclTable(Table):
         if len(self.cells) == len(self.columns) - self.columns.count("timestamp"):
             if any(map(NUMBER.fullmatch, words[len(self.cells) - before :])):
                 raise ValueError(f"more cells than {len(self.columns)} columns: {TORN}")
-            self._add_row()
+            self.add_row(self.cells)
             self.cells = ()
 
     def require_whole_row(self) -> None:
@@ -136,31 +138,25 @@ class NcclTable(Table):
                 f"{len(self.cells)} of {len(self.columns)} columns in the row of {self.cells[0]} B: {TORN}"
             )
 
-    def _add_row(self) -> None:
+    def add_row(self, cells: Sequence[Any]) -> None:
+        """Raises `ValueError`: the program counted wrong values, or a rate is not that of size and time."""
         starts = [index for index, name in enumerate(self.columns) if name == "time"]
-        row = dict(zip(self.columns[: starts[0]], self.cells, strict=False))
+        row = dict(zip(self.columns[: starts[0]], cells, strict=False))
+        size = int(row["size"])
         for side, start in zip((OUT_OF_PLACE, IN_PLACE), starts, strict=True):
-            figures = dict(zip(self.columns[start : start + 4], self.cells[start:], strict=False))
+            figures = dict(zip(self.columns[start : start + 4], cells[start:], strict=False))
             # Old versions print the largest difference (error) instead of a count.
-            wrong = figures.get("#wrong", "N/A" if figures.get("error") == "N/A" else "0")
-            time, algbw, busbw = (float(figures[name].replace("N/A", "nan")) for name in ("time", "algbw", "busbw"))
+            wrong = figures.get("#wrong", "N/A" if figures.get("error") == "N/A" else 0)
+            if wrong != "N/A" and float(wrong):
+                raise ValueError(f"nccl-tests counted {float(wrong):g} wrong values at {size} B, {side} (#wrong)")
+            time, algbw, busbw = (float(str(figures[name]).replace("N/A", "nan")) for name in FIGURES)
             series = self.of(row["type"], row.get("redop", ""), row.get("root", ""), side)
-            self.add(series, int(row["size"]), time, (algbw, busbw), None if wrong == "N/A" else float(wrong))
-
-    def add(self, series: Series, size: int, time: float, rates: tuple[float, float], wrong: float | None) -> None:
-        """Raises `ValueError`: the program counted wrong values, or the rate is not that of size and time.
-
-        `time` in us, `rates` algbw and busbw in GB/s, `wrong` None where the program did not compare.
-        """
-        if wrong:
-            raise ValueError(f"nccl-tests counted {wrong:g} wrong values at {size} B, {series.side} (#wrong)")
-        series.is_checked = wrong is not None
-        series.add(size, time * 1e-6)
-        algbw, busbw = rates
-        if abs(algbw - size / time * 1e-3) > max(ROUNDED * algbw, 0.006):
-            raise ValueError(f"{size} B in {time:g} us are no {algbw:g} GB/s: time must be in us, algbw in GB/s")
-        if algbw >= 1:
-            series.bus = busbw / algbw
+            series.is_checked = wrong != "N/A"
+            series.add(size, time * 1e-6)
+            if abs(algbw - size / time * 1e-3) > max(ROUNDED * algbw, 0.006):
+                raise ValueError(f"{size} B in {time:g} us are no {algbw:g} GB/s: time must be in us, algbw in GB/s")
+            if algbw >= 1:
+                series.bus = busbw / algbw
 
 
 class OsuTable(Table):
@@ -273,11 +269,10 @@ class Reader:
             return
         if "cputime" in columns:
             raise ValueError(f"column cputime {CPU_TIME}")
-        if any(columns.count(name) != 2 for name in ("time", "algbw", "busbw")):
+        if any(columns.count(name) != 2 for name in FIGURES):
             raise ValueError(f"columns {' '.join(columns)}: time, algbw and busbw must be there twice")
         head = nccl_head(self._path, kind, len(self._hosts), set(self._hosts.values()), self._groups)
-        head.line = self.line
-        self._table = NcclTable(head, columns)
+        self._table = NcclTable(replace(head, line=self.line), columns)
 
     def _leave_out(self, program: str) -> None:
         self.output.left_out.append(f"line {self.line}: no costs are made of {program}")
@@ -313,8 +308,7 @@ def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[An
             "are made of them"
         )
     head = Series(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind)
-    head.ranks, head.nodes = ranks or None, len(hosts) or None
-    return head
+    return replace(head, ranks=ranks or None, nodes=len(hosts) or None)
 
 
 def read_output(path: Path) -> Output:
@@ -323,10 +317,15 @@ def read_output(path: Path) -> Output:
         text = read_named(path, MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
-    if text.lstrip().startswith("{"):
-        return _read_json(path, text)
     lines = text.splitlines()
     reader = Reader(path)
+    if text.lstrip().startswith("{"):
+        try:
+            return Output(series=_series_of_json(path, parse_json(text)))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: is no JSON of nccl-tests (-J), version 3: {error}") from None
+        except ValueError as error:
+            raise UserError(f"{path}: {why_unreadable(error)}") from None
     try:
         for number, line in enumerate(lines, 1):
             reader.take(line, is_cut=number == len(lines) and not text.endswith("\n"))
@@ -340,17 +339,8 @@ def read_output(path: Path) -> Output:
     return reader.output
 
 
-def _read_json(path: Path, text: str) -> Output:
-    try:
-        series = _series_of(path, parse_json(text))
-    except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: is no JSON of nccl-tests (-J), version 3: {error}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: {why_unreadable(error)}") from None
-    return Output(series=series)
-
-
-def _series_of(path: Path, report: Mapping[str, Any]) -> list[Series]:
+def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[Series]:
+    """Raises `LookupError`, `TypeError`, `AttributeError`: it is of another form; `ValueError`: it has no figures."""
     program = PROGRAM.search(report["args"][0])
     kind = kind_of(program[1] if program else "")
     if kind is None:
@@ -358,16 +348,16 @@ def _series_of(path: Path, report: Mapping[str, Any]) -> list[Series]:
     config, devices = report["config"], report["config"]["devices"]
     # A process lists its first GPU alone, whatever the GPUs of a thread are.
     ranks = len(devices) * int(config["nthreads"]) * int(config["ngpus"])
-    hosts, groups = {one["hostname"] for one in devices}, {one["group"] for one in devices}
-    table = NcclTable(nccl_head(path, kind, ranks, hosts, groups))
-    for number, row in enumerate(report["results"], 1):
-        for side, figures in ((OUT_OF_PLACE, row["out_of_place"]), (IN_PLACE, row["in_place"])):
-            if figures and "cpu_time" in figures:
-                raise ValueError(f"result {number}: cpu_time {CPU_TIME}")
-            if figures:
-                series = table.of(row["type"], row["redop"], row["root"].strip(), side)
-                rates = float(figures["alg_bw"]), float(figures["bus_bw"])
-                table.add(series, int(row["size"]), float(figures["time"]), rates, figures["nwrong"])
+    hosts, groups = {device["hostname"] for device in devices}, {device["group"] for device in devices}
+    table = NcclTable(nccl_head(path, kind, ranks, hosts, groups), COLUMNS)
+    for row in report["results"]:
+        cells = [row["size"], row["count"], row["type"], row["redop"], row["root"].strip()]
+        for figures in (row["out_of_place"], row["in_place"]):
+            if "cpu_time" in figures:
+                raise ValueError(f"cpu_time {CPU_TIME}")
+            wrong = figures["nwrong"]
+            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"], "N/A" if wrong is None else wrong]
+        table.add_row(cells)
     if "average_bus_bandwidth" not in report or not table.has_figures:
         raise ValueError("holds no whole table: the run did not end; give the file of a whole run")
     return list(table.series.values())

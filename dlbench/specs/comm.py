@@ -332,7 +332,7 @@ class NetworkModel(Spec):
         description="Costs fitted again to resampled runs, for intervals of predictions: alpha and beta of each piece, "
         "inside before across before beyond, then gamma; none: single runs.",
     )
-    sources: tuple[str, ...] = Field((), description="Runs it was fitted to.")
+    sources: tuple[str, ...] = Field((), description="Runs or outputs it was fitted to, and what of them was left out.")
     fitted: str = Field("", description="When, UTC, ISO 8601.")
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ Times are those of planted costs, rounded as the programs round them, so that th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -248,6 +249,11 @@ def line_of(text: str, part: str) -> int:
         (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not say its collective; give --collective"),
         (nccl(8, 2, version=1, named=False), {"collective": "all-gather"}, "busbw is 1.75 x algbw; all-gather over 8"),
         (NCCL, {"ranks": [8]}, "--ranks: every output says it"),
+        (
+            NCCL,
+            {"dtype": "int8"},
+            "line 16: allreduce was measured with float; choose one by --type, e.g. --type float",
+        ),
         (OSU, {"group_size": 4}, "line 4: does not say its ranks; give --ranks once"),
         (OSU, {"ranks": [8]}, "does not say its group-size; give --group-size once"),
         (OSU, {"ranks": [8], "group_size": 3}, "8 ranks on nodes of 3: want"),
@@ -271,10 +277,16 @@ def line_of(text: str, part: str) -> int:
         (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not say its level; give --level"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {"levels": ["beyond"]}, "--level beyond: .* give osu_latency of across"),
+        (osu("Latency", [(1, 2.0)]), {"levels": ["across"]}, "line 4: fit: needs 3 points or more of two sizes"),
+        (
+            re.sub(r"\n ++(?!1024).*", "", NCCL),
+            {},
+            "line 16: 1 size above 0; a line needs two sizes or more",
+        ),
         (NCCL + NCCL, {}, "line 43: is the output of .*: line 16 once more"),
         (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),
     ],
-    ids=range(35),
+    ids=range(38),
 )
 def test_what_is_wrong_is_said_with_its_line(
     text: str, options: dict[str, object], message: str, file: Callable[[str], Path]
@@ -330,11 +342,6 @@ def test_of_several_types_or_operations_one_is_asked_for(
     assert found.network.collectives[0].time(SIZES[-1]) == pytest.approx(
         seconds("allreduce", SIZES[-1], 8, 4), rel=0.05
     )
-
-
-def test_an_unmeasured_type_is_answered_with_those_that_were(file: Callable[[str], Path]) -> None:
-    with pytest.raises(UserError, match=r"line 16: allreduce was measured with float; choose one by --type"):
-        import_tables([file(NCCL)], system="x", fitted="now", dtype="int8")
 
 
 def test_of_several_roots_the_lowest_is_taken(file: Callable[[str], Path]) -> None:
@@ -430,7 +437,7 @@ def test_the_json_of_nccl_tests_is_read_like_its_table(devices: int, gpus: int, 
     [
         ('"average_bus', '"other', "the run did not end"),
         ('"nwrong": 0.0', '"nwrong": 5.0', r"counted 5 wrong values at 1024 B, out of place \(#wrong\)"),
-        ('"time"', '"cpu_time"', "result 1: cpu_time is the time of the host's calls"),
+        ('"time"', '"cpu_time"', "cpu_time is the time of the host's calls"),
         ("all_reduce", "sendrecv", "no costs are made of ./build/sendrecv_perf, but of allreduce"),
         ('"group": 0, "hostname": "n1"', '"group": 1, "hostname": "n1"', "8 ranks are split into 2 groups"),
         ('"config"', '"configuration"', "is no JSON of nccl-tests .*: 'config'"),
