@@ -24,8 +24,8 @@ from dlbench.views.utilisation import utilisation
 NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.
 MANY_OVERFLOWS = 0.05  # Share of steps above which overflow is more than the loss scale finding its place.
 
-_FIRST = ("inert", "contradiction", "resumed")  # Figures may not be those of what was asked for.
-_LAST = "few-repeats"
+_PLACES = {"inert": 0, "contradiction": 1, "resumed": 2, "few-repeats": 4}
+"""Of warnings of one severity, 3 for the others: first why figures may not be those of what was asked for."""
 
 Found = Iterator[tuple[str, Severity, str]]  # Codes, severities and texts.
 
@@ -212,14 +212,7 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
     found += [Doubt(code=code, severity=severity, text=text) for code, severity, text in accuracy]
     found += load_doubts(loads_of(group.runs))
     found += merged(doubt for run in group.runs for doubt in _run_doubts(run))
-    return sorted(found, key=lambda doubt: (doubt.severity != "serious", _place(doubt.code)))
-
-
-def _place(code: str) -> int:
-    """Returns the place of a warning among those of its severity."""
-    if code in _FIRST:
-        return _FIRST.index(code)
-    return len(_FIRST) + int(code == _LAST)
+    return sorted(found, key=lambda doubt: (doubt.severity != "serious", _PLACES.get(doubt.code, 3)))
 
 
 def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:

@@ -86,6 +86,7 @@ def _usual(trend: Trend) -> Rating:
 
 
 _LABEL_ROOM = 125  # Of the words right of the intervals, pixels.
+_VALUE_ROOM = 75  # Of values alone, which stand there in a picture of many groups.
 _STILL = 390  # Width of the picture without scripts, names included, pixels: a telephone's.
 _CHARACTER = 6.5  # Width of one of a name, pixels, roughly.
 _LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
@@ -98,11 +99,11 @@ def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Cha
     """The picture; none where no group has a second rank count."""
     if all(len(group.points) == 1 for group in groups):
         return []
-    rows = [row for group, name in zip(groups, names, strict=True) for row in _rows(group, name)]
+    is_wide = len(groups) <= FEW_CARDS
+    rows = [row for group, name in zip(groups, names, strict=True) for row in _rows(group, name, is_wide=is_wide)]
     words = "; ".join(f"{row['group']}, {row['place']}: {row['shown']}" for row in rows if row["is_last"])
     header = ("Group", "At", "Scaling efficiency", "Interval")
     lines = [(row["group"], row["place"], row["shown"], row["basis"]) for row in rows]
-    is_wide = len(groups) <= FEW_CARDS
     most = max(len(group.points) - 1 for group in groups)
     height = min(_ROOM, len(groups) * max(44, 16 * most)) if is_wide else max(_PICTURE, _LEAST_ROW * len(groups))
     return [
@@ -119,7 +120,7 @@ def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Cha
     ]
 
 
-def _rows(group: Group, name: str) -> list[dict[str, Any]]:
+def _rows(group: Group, name: str, *, is_wide: bool) -> list[dict[str, Any]]:
     """Every rank count but the baseline, which is 100 % by definition; a group without one says so."""
     if len(group.points) == 1:
         only, ranks = place_of(group.baseline), group.baseline.ranks
@@ -132,7 +133,7 @@ def _rows(group: Group, name: str) -> list[dict[str, Any]]:
             "ranks": point.ranks,
             **figure_row(point.efficiency),
             "is_last": point is group.largest,
-            "label": f"{value_text(point.efficiency)} at {ranks_text(point.ranks)}",
+            "label": value_text(point.efficiency) + (f" at {ranks_text(point.ranks)}" if is_wide else ""),
             "at": point.efficiency.high or point.efficiency.value,
         }
         for point in group.points
@@ -144,7 +145,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     measured = [row for row in rows if row["value"] is not None]
     top = max(1.0, *(row["at"] for row in measured))
     # Room on the right for labels, whatever the width.
-    right = alt.ExprRef(f"width - {_LABEL_ROOM}")
+    right = alt.ExprRef(f"width - {_LABEL_ROOM if len(names) <= FEW_CARDS else _VALUE_ROOM}")
     scale = alt.Scale(domain=[0, top], range=[0, right], nice=False)
     values = [k / 5 for k in range(int(top * 5) + 1)]
     x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))

@@ -38,18 +38,10 @@ _PRINTED = 0.0005  # Fraction of efficiency that is printed as 0.1 points.
 MOST_NAMED = 3  # Causes that are named in a line.
 
 Finding = Literal[
-    "baseline",
-    "no loss",
-    "small loss",
-    "above ideal",
-    "too few runs",
-    "within noise",
-    "partly certain",
-    "likely",
-    "found",
+    "baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "partial", "likely", "found"
 ]
 
-NAMED: Mapping[Finding, str] = {"found": "main cause", "likely": "likely cause", "partly certain": "certain"}
+NAMED: Mapping[Finding, str] = {"found": "main cause", "likely": "likely cause", "partial": "certain"}
 """What the part is called that a finding names."""
 
 _LATE_TITLES = {
@@ -81,7 +73,7 @@ class Verdict:
     next: str  # What to do next, likewise; empty where nothing suggests itself.
     finding: Finding
     """`found`: the part that loses most, and `MAIN_SHARE` of the loss or more, stands out of the noise of enough runs,
-    all causes counted. `partly certain`: only smaller parts stand out. `likely`: of four runs, every one lost, and so
+    all causes counted. `partial`: only smaller parts stand out. `likely`: of four runs, every one lost, and so
     much of it to this cause, and a t test of the whole finds a loss. Otherwise why no cause is named."""
     name: str  # network-bound, straggler-bound, input-bound, ...; empty unless found or likely.
     cause: str
@@ -120,7 +112,7 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
     largest = _largest(case)
     certain = _certain(case)
     finding = _finding(case, largest, certain)
-    named = certain[0] if finding == "partly certain" else largest
+    named = certain[0] if finding == "partial" else largest
     name, cause, bound = "", "", None
     experiments: list[NextExperiment] = []
     if named is not None and finding not in ("no loss", "small loss", "above ideal"):
@@ -172,7 +164,7 @@ def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Findi
     if lost.value < WORTH_EXPLAINING or not certain:
         return "within noise"
     is_main = certain[0] is largest and largest.lost.value >= MAIN_SHARE * lost.value
-    return "found" if is_main else "partly certain"
+    return "found" if is_main else "partial"
 
 
 def _is_likely(whole: Part, largest: Part) -> bool:
@@ -209,7 +201,7 @@ def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> N
 def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[NextExperiment]) -> str:
     if finding == "too few runs":
         return repeat_text(case.whole.lost)
-    if finding in ("within noise", "partly certain"):
+    if finding in ("within noise", "partial"):
         return repeat_text(case.whole.lost, 2 * max(MIN_RUNS, case.whole.lost.units))
     if finding == "baseline":
         # Against waiting for launches alone, which no other rank is needed to see.
@@ -255,10 +247,9 @@ def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[
         why = f"whether the {amount} is of {percent(WORTH_EXPLAINING, 0)} or more is undecided"
     else:
         why = f"the {amount} is within the noise of {in_runs}"
-    most = max(case.parts, key=lambda part: part.lost.value)
-    if most.lost.value <= 0:
+    if largest is None:
         return why
-    return f"{why}; the largest part is {CAUSE_TITLES[most.name]}, {lost_value(most.lost)}{_late(case, most)}"
+    return f"{why}; the largest part is {CAUSE_TITLES[largest.name]}, {lost_value(largest.lost)}{_late(case, largest)}"
 
 
 def _share(case: Case, part: Part) -> float:
@@ -312,8 +303,7 @@ def loss_in_brief(point: CausePoint) -> str:
     lost = point.cause(verdict.cause).lost
     doubts = {
         "within noise": ", within the noise",
-        "partly certain": f" of {lost_value(point.whole.lost)}; the rest is too uncertain to name",
-        "likely": f", in {units_text(lost)} only",
+        "partial": f" of {lost_value(point.whole.lost)}; the rest is too uncertain to name",
         "too few runs": f", in {units_text(lost)} only",
     }
     title = NAMED.get(verdict.finding, "largest part")

@@ -77,7 +77,7 @@ def test_a_small_certain_part_of_a_large_loss_is_no_main_cause(tmp_path: Path) -
             times[4] = 4.0
         write_run(tmp_path, plan, constant(times, other=5.0))
     found = verdict(tmp_path)
-    assert (found["finding"], found["cause"], found["name"]) == ("partly certain", "exchange", "")
+    assert (found["finding"], found["cause"], found["name"]) == ("partial", "exchange", "")
     assert (found["experiments"], found["next"]) == ([], "repeat with --repeats 10")
     sure = "certain: exchange on the wire, 2.9 points"
     rest = "of 28 points lost; the rest (compute 25 points) is too uncertain in 5 runs to name"
