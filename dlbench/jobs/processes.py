@@ -29,7 +29,7 @@ from dlbench import process_tree
 from dlbench.errors import EnvironmentLacksError
 from dlbench.final_status import wall_time
 from dlbench.jobs.scripts import launch
-from dlbench.records.job import LABEL, NOTICED_BY_MPIRUN
+from dlbench.records.job import LABEL
 from dlbench.records.status import PEER_MARK, PROGRESS_MARK
 from dlbench.units import utc_text
 
@@ -112,6 +112,8 @@ _MAX_WORDS = 300  # Characters of the last words that are said.
 _OWN_WORDS = "dlbench: error: "
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
 _LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
+# Up to the line of dashes: what mpirun saw of a signal is read by itself (`dlbench.records.job`).
+_NOTICED = re.compile(r"(?:mpirun|prterun)\s+noticed\b.*(?:\n(?!---).*)*")
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: |\bwarn(?:ing)?:|^(?:\[rank\d+\]:)?\[W\d", re.IGNORECASE)
 """Of Python's module `warnings`, of most programs, and of torch's C++ (glog: a letter, month and day)."""
 _SENT = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
@@ -175,8 +177,7 @@ def last_words(lines: Sequence[str]) -> str:
     An error that dlbench says, else an exception, else what mpirun or srun says, else the last line that is of no
     warning.
     """
-    # What mpirun saw of a signal is read by itself.
-    text = NOTICED_BY_MPIRUN.sub("", "\n".join(LABEL.sub("", line) for line in lines))
+    text = _NOTICED.sub("", "\n".join(LABEL.sub("", line) for line in lines))
     bare = _without_warnings(text.split("\n"))
     said = [" ".join(line.split()) for line in bare if line.strip(" \t\r\n-=*") and PEER_MARK not in line]
     if any(_AS_ROOT in line for line in said):

@@ -149,7 +149,7 @@ _SUPERVISOR = re.compile(r"^(?: *\d+: )?dlbench: rank (\d+) was ended by signal 
 # E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): (.+)$")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
-NOTICED_BY_MPIRUN = re.compile(
+_MPIRUN = re.compile(
     r"(?:mpirun|prterun) noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
     r"(?: \([^()]*\)\.?)?".replace(" ", r"\s+")
 )
@@ -327,7 +327,7 @@ def _first(text: str) -> _Ending | None:
 def _noticed(text: str) -> re.Match[str] | None:
     """Rank and signal of the first rank of which mpirun says that a signal ended it."""
     # SIGTERM is mpirun's own way to end the others.
-    return next((match for match in NOTICED_BY_MPIRUN.finditer(text) if int(match[2]) != signal.SIGTERM), None)
+    return next((match for match in _MPIRUN.finditer(text) if int(match[2]) != signal.SIGTERM), None)
 
 
 def _of_srun(text: str) -> _Ending | None:

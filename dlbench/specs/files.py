@@ -53,7 +53,8 @@ def find(kind: Kind, name: str) -> Path:
         return path
     names = available(kind)
     if name not in names:
-        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, names)}")
+        more = " With --set model.stage_blocks=[3,4,23,3] that has 101 layers" if name.startswith("resnet") else ""
+        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, names)}{more}")
     return names[name]
 
 

@@ -65,6 +65,9 @@ class Layers:
                 target[key] = value
 
 
+_DEPTH = "model.stage_blocks, e.g. [3, 4, 23, 3] for 101 layers"
+
+
 def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:
     """The merged settings as a checked specification.
 
@@ -81,6 +84,8 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
             problem = replace(problem, what=REMOVED[path[0]])
         elif problem.known:
             own = key_for_name(path[-1]) if len(path) == 1 or path[0] in ("engine", "sync") else None
+            if path[-1] == "depth" and "stage_blocks" in problem.known:
+                own = _DEPTH
             meant = f"use {own}" if own else _meant(model, problem, layers, prefix, also)
             problem = replace(problem, what=f"unknown key; {meant}")
         raise UserError(f"{origin}: {prefix if path else ''}{problem}") from None

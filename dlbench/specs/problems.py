@@ -95,20 +95,26 @@ def is_size_reader(metadata: object) -> bool:
 
 
 _SHOWN = 80  # Characters of a wrong value that are repeated.
+_MOST_OTHERS = 5  # Further wrong places that are named with what would be right.
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The first thing that is wrong with some settings."""
+    """What is wrong with some settings: the first thing by itself, the others as text."""
 
     path: tuple[str, ...]  # Keys that lead to it, and numbers of entries of a list; empty: the whole.
     what: str  # What would be right.
     known: tuple[str, ...]  # Of an unknown key: those that may stand there; else empty.
-    others: int  # Further places where something is wrong.
+    others: tuple[str, ...]  # Further places where something is wrong, each with what would be right.
 
     def __str__(self) -> str:
-        more = f" (and {self.others} more)" if self.others else ""
-        return f"{'.'.join(self.path)}{': ' if self.path else ''}{self.what}{more}"
+        places = [_said(self.path, self.what), *self.others[:_MOST_OTHERS]]
+        left = len(self.others) - _MOST_OTHERS
+        return "; ".join(places) + (f" (and {left} more)" if left > 0 else "")
+
+
+def _said(path: tuple[str, ...], what: str) -> str:
+    return f"{'.'.join(path)}: {what}" if path else what
 
 
 def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
@@ -119,11 +125,19 @@ def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
     found = error.errors(include_url=False)
     first = min(found, key=lambda item: item["type"] != "extra_forbidden")
     place = _place(model, first)
-    others = len({_place(model, item).path for item in found}) - 1
-    if first["type"] != "extra_forbidden":
-        return Problem(place.path, _what(first, place), (), others)
-    known = tuple(sorted({name for one in models_in(place.annotation) for name in one.model_fields}))
-    return Problem(place.path, f"unknown key; {nearest(place.path[-1], known)}", known, others)
+    others = {}
+    for item in found:
+        there = _place(model, item)
+        others.setdefault(there.path, _said(there.path, _what(item, there)))
+    del others[place.path]
+    what = _what(first, place)
+    return Problem(
+        place.path, what, _known(place) if first["type"] == "extra_forbidden" else (), tuple(others.values())
+    )
+
+
+def _known(place: _Place) -> tuple[str, ...]:
+    return tuple(sorted({name for one in models_in(place.annotation) for name in one.model_fields}))
 
 
 @dataclass(frozen=True)
@@ -147,6 +161,15 @@ def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
         return _Place((*place.path, str(error["loc"][-1])), place.annotation)
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return _below(place, error["ctx"]["discriminator"].strip("'"))
+    return _first_required(place) if error["type"] == "missing" else place
+
+
+def _first_required(place: _Place) -> _Place:
+    """Returns the first key without a default in a section that is missing; the place itself where it is no section."""
+    for one in models_in(place.annotation):
+        for name, field in one.model_fields.items():
+            if field.is_required():
+                return _first_required(_below(place, name))
     return place
 
 
@@ -172,6 +195,8 @@ def _below(place: _Place, part: int | str) -> _Place:
 
 def _what(error: ErrorDetails, place: _Place) -> str:
     kind, value = error["type"], error["input"]
+    if kind == "extra_forbidden":
+        return f"unknown key; {nearest(place.path[-1], _known(place))}"
     if kind in ("value_error", "assertion_error"):
         message = error["msg"].partition(", ")[2]
         return message[:1].lower() + message[1:]

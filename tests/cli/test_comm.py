@@ -478,23 +478,48 @@ def test_what_is_known_of_a_run_without_a_record(tmp_path: Path) -> None:
 ENDED, CODE = " was the first to end, ", "with exit code 137 (see launch.log)"
 
 
+NOTICED = "noticed that process rank 1 with PID 7 on node n1 exited on signal"
+
+
 @pytest.mark.parametrize(
     ("noticed", "told"),
     [
-        ("process rank 1 with PID 0 on node n1 exited on signal 9 (Killed).", "rank 1" + ENDED + "by signal SIGKILL"),
+        (f"mpirun {NOTICED} 9 (Killed).", "rank 1" + ENDED + "by signal SIGKILL"),
+        # Open MPI 5 breaks it where the name of the node has it.
+        (f"prterun {NOTICED.removesuffix(' signal')}\nsignal 9 (Killed).", "rank 1" + ENDED + "by signal SIGKILL"),
+        (
+            f"prterun {NOTICED} 11 (Segmentation\nfault).".replace(" ", "\n"),
+            "rank 1" + ENDED + "by signal SIGSEGV (see launch.log)",
+        ),
         # What mpirun itself did to the others is no cause.
-        ("process rank 0 with PID 7 on node n1 exited on signal 15 (Terminated).", "mpirun" + ENDED + CODE),
-        ("nothing", "mpirun" + ENDED + CODE),
+        (f"mpirun {NOTICED} 15 (Terminated).", "mpirun" + ENDED + CODE),
+        (f"prterun {NOTICED}\n15 (Terminated).", "mpirun" + ENDED + CODE),
+        ("prterun noticed that the job aborted, but has no info as to\nthe process", "mpirun" + ENDED + CODE),
     ],
 )
 def test_mpirun_s_word_on_a_killed_rank_is_read(cli: Cli, tmp_path: Path, noticed: str, told: str) -> None:
     """Its exit code names no rank, and it may end the others before they can say what they saw."""
-    path = on_path(tmp_path / "bin", mpirun=f"echo 'mpirun noticed that {noticed}'\nexit 137")
+    path = on_path(tmp_path / "bin", mpirun=f"echo '{noticed}'\nexit 137")
     done = cli(*RUN, "--launcher", "mpirun", "--algorithms", "ring", "--backends", "none", PATH=path)
     assert done.returncode == 3
     assert told in done.stderr
     (run,) = scan_comm(tmp_path / "runs").runs
     assert (run.state, run.detail) == ("failed", told)
+
+
+@pytest.mark.parametrize("words", [RUN, ("preflight", "local.yaml"), ("run", "cosmoflow", "--preset", "ci")])
+def test_the_mpirun_of_another_mpi_is_refused_before_anything_starts(
+    cli: Cli, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    path = on_path(tmp_path / "bin", mpirun="echo 'HYDRA build details:'")
+    system = "format: dlbench.system\nversion: 1\nname: mine\ntitle: Mine\nlaunch: {launcher: mpirun}\n"
+    (tmp_path / "local.yaml").write_text(system)
+    chosen = () if words[0] == "preflight" else ("--launcher", "mpirun")
+    done = cli(*words, *chosen, PATH=path)
+    assert (done.returncode, done.stdout) == (5, "")
+    said = "dlbench: error: launcher mpirun: mpirun is MPICH's or MVAPICH's, and dlbench needs Open MPI's: "
+    assert done.stderr.startswith(said)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_plan_that_is_none_is_refused_by_the_node(tmp_path: Path) -> None:

@@ -491,6 +491,10 @@ if [ "$name $1" = "srun --mpi=list" ]; then
   cat "$LISTING" || exit
   exit "${LISTING_CODE:-0}"
 fi
+if [ "$name $1" = "mpirun --version" ]; then
+  echo "${MPIRUN:-mpirun (Open MPI) 5.0.11}"
+  exit
+fi
 printf '%s\\0' "$@" >> "$DUMP/$name"
 /usr/bin/env -0 > "$DUMP/$name.env"
 exit "${STUB_CODE:-0}"
@@ -688,6 +692,20 @@ def test_a_long_list_of_plugins_is_read_to_its_end(cluster: Cluster) -> None:
     assert cluster.run(render_script(plan, folder_of(plan), PYTHON)).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("answer", "owner"),
+    [
+        ("HYDRA build details:\n    Version: 4.1.1", "MPICH's or MVAPICH's"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307", "Intel MPI's"),
+    ],
+)
+def test_the_mpirun_of_another_mpi_ends_the_job_before_the_ranks(cluster: Cluster, answer: str, owner: str) -> None:
+    plan = with_system(plan_of(), launch={"launcher": "mpirun"})
+    done = cluster.run(render_script(plan, folder_of(plan), PYTHON), MPIRUN=answer)
+    assert (done.returncode, done.stdout, cluster.called()) == (5, "", set())
+    assert f": mpirun is {owner}, and dlbench needs Open MPI's: load Open MPI's module" in done.stderr
+
+
 def test_launchers_without_mpi_ask_for_no_plugin(cluster: Cluster) -> None:
     cluster.listing.write_text("")
     for launcher in ("srun-gloo", "mpirun"):
@@ -708,6 +726,7 @@ def rooms(job: Job, root: Path) -> list[RunFolder]:
 # Tells who called it, from where, and with which variables; the plan of a run that shall fail stands in FAILING.
 TELLING = """#!/bin/bash
 [ "$1" = --mpi=list ] && { echo pmix; exit; }
+[ "$1" = --version ] && exit
 printf '%s\\t' "${0##*/}" "$PWD" "${@: -7:1}" "${@: -1}" "${X-unset}" "${Y-unset}" >> "$DUMP/told"
 echo >> "$DUMP/told"
 echo "words of a rank"

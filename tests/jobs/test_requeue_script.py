@@ -37,6 +37,7 @@ echo {} >"${plan%/*}/record.json"
 # A launcher that hears a signal and, as mpirun while it starts its ranks, not the first. In WARNED is its run's plan.
 LAUNCHER = """#!/bin/bash
 [ "$1" = --mpi=list ] && { echo pmix; exit; }
+[ "$1" = --version ] && exit
 plan=${@: -1}
 echo "${plan%/*}" >>"$DUMP/began"
 if [ "$plan" = "${WARNED-}" ]; then

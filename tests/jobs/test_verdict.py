@@ -165,6 +165,10 @@ We reiterate our advice against doing so - please proceed at your own risk.
         ("srun: error: Unable to allocate resources\nsrun: error: end\n", "srun: error: Unable to allocate resources"),
         ("srun: error: no DNS\nsrun: fatal: Could not establish\n", "srun: fatal: Could not establish"),
         ("mpirun noticed that process rank 0 with PID 7 on node n exited on signal 15 (Terminated).\n", ""),
+        (
+            "---\nprterun noticed that process rank 0 with PID 7 on node n exited\non signal 9 (Killed).\n---\nlast",
+            "last",
+        ),
         ("12: dlbench: error: the disk is full\n 3: RuntimeError: b", "the disk is full"),  # srun --label
         (f"dlbench: error: Connection closed\n{PEER_MARK}\nTraceback\n", "Connection closed"),
         ("terminate called\n  what():  std::bad_alloc\n", "what(): std::bad_alloc"),

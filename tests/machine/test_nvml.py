@@ -251,7 +251,8 @@ def test_a_gpu_that_is_lost_while_it_is_opened_is_unavailable(library: Path, tmp
         told = ask(library, lost=f"1={calls}")
         lost = {name for name in told["unavailable"] if name.startswith("gpu.1")}
         assert lost == {"gpu.1"} if calls == 0 else len(lost) == 27
-        assert {told["unavailable"][name] for name in lost} == {"GPU is lost"}
+        remedy = "; a GPU no longer answers: look for Xid" if calls == 0 else ""
+        assert all(told["unavailable"][name].startswith(f"GPU is lost{remedy}") for name in lost)
         assert {name.split(".")[1] for name in values(told)} == {"0"}
         assert told["failures"] == [[]]
 
@@ -374,13 +375,14 @@ def test_a_gpu_without_nvlink(library: Path) -> None:
     ("switches", "reason"),
     [
         ({"init": 9}, "Driver Not Loaded"),
-        ({"init": 18}, "RM has detected an NVML/RM version mismatch."),
+        ({"init": 18}, "RM has detected an NVML/RM version mismatch; NVIDIA's driver was updated and the kernel"),
         ({"gpus": 0}, "NVML finds no GPU"),
     ],
 )
 def test_without_a_driver_or_a_gpu(library: Path, switches: dict[str, int], reason: str) -> None:
     told = ask(library, **switches)
-    assert told["unavailable"] == {"gpu": reason}
+    assert told["unavailable"].keys() == {"gpu"}
+    assert told["unavailable"]["gpu"].startswith(reason)
     assert told["fields"] == []
     assert told["reads"] == [[]]
 

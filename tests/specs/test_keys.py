@@ -131,6 +131,17 @@ def test_a_name_of_the_library_is_answered_with_the_key(name: str, key: str, tmp
             assert said.endswith(f"variable {name} is set by dlbench; use {key}")
 
 
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME"])
+def test_a_variable_that_ranks_are_given_by_launch_interface_is_refused(name: str) -> None:
+    """NCCL's is not: ranks leave it as it is."""
+    asked: dict[str, Any] = {"overrides": {f"system.launch.environment.{name}": "eth7"}}
+    if name == "NCCL_SOCKET_IFNAME":
+        (plan,) = plans(points=(1,), repeats=1, **asked)
+        assert plan.system.launch.environment[name] == "eth7"
+    else:
+        assert refused(**asked).endswith(f"variable {name} is set by dlbench; use launch.interface")
+
+
 def test_other_keys_of_such_a_name_are_not_meant() -> None:
     assert "sync.wire" not in refused(overrides={"data.compression": 1})
 

@@ -58,12 +58,7 @@ class BlockReader:
     """
 
     def __init__(
-        self,
-        path: Path,
-        format_name: str,
-        content: str | None = None,
-        rows: Opened | None = None,
-        run_id: str = "",
+        self, path: Path, format_name: str, content: str | None = None, rows: Opened | None = None, run_id: str = ""
     ) -> None:
         self.path = path
         self._rows_there = rows

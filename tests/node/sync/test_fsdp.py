@@ -18,6 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -32,6 +34,7 @@ from dlbench.records.exchange import carried
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
+from dlbench.setup.requirements import refusal
 from dlbench.specs.plan import RunPlan
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
@@ -72,6 +75,41 @@ def test_what_does_not_go_with_sharding_is_refused_with_the_reason(settings: lis
     words = [word for setting in settings for word in ("--set", setting)]
     with pytest.raises(UserError, match=why):
         plan_of("bert", "--engine", "fsdp", "--ranks", "4", *words)
+
+
+@pytest.mark.parametrize(("optimizer", "fails"), [("sgd", True), ("adamw", False)])
+def test_a_fused_update_is_refused_where_torch_has_none_for_shares(optimizer: str, fails: bool) -> None:
+    """If torch learns to share out what it cannot, this says so."""
+    words = ("--engine", "fsdp", "--ranks", "2", "--set", "train.optimizer.implementation=fused")
+    if fails:
+        with pytest.raises(UserError, match="fused of sgd does not go with it: torch has no rule for its kernel"):
+            plan_of("cosmoflow", *words)
+    else:
+        plan_of("cosmoflow", *words, "--set", "train.optimizer.name=adamw")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = fully_shard(nn.Linear(4, 2), mesh=init_device_mesh("cpu", (2,)))
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
+        step = kind(model.parameters(), lr=0.1, fused=True).step
+        if fails:
+            with pytest.raises(NotImplementedError, match="_fused_sgd_"):
+                step()
+        else:
+            step()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_offload_without_a_gpu_is_refused_before_ranks_start() -> None:
+    plan = plan_of("bert", "--engine", "fsdp", "--ranks", "2", "--set", "engine.fsdp.offload=true")
+    said = str(refusal(plan))
+    assert said.startswith("engine.fsdp.offload: system local has no GPU")
+    system = plan.system.model_copy(
+        update={"scheduler": "slurm", "node": plan.system.node.model_copy(update={"gpus": 4})}
+    )
+    assert "offload" not in str(refusal(plan.model_copy(update={"system": system})))
 
 
 def test_settings_of_sharding_act_where_something_is_sharded() -> None:
