@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dlbench import pool
 from dlbench.datasets import tfrecord
+from dlbench.datasets.account import foreign_form, sample_names
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
 from dlbench.datasets.file_index import Files
-from dlbench.datasets.splits import is_split_name
+from dlbench.datasets.splits import Split, is_split_name
 from dlbench.errors import UserError
 from dlbench.lazy import np
 from dlbench.opening import open_file, read_bytes
@@ -381,14 +382,16 @@ class DensityIndex:
         return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
 
 
-def _listed(folder: Path) -> tuple[str, list[str]]:
-    """The container of a folder and its files, relative and sorted."""
+def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
+    """The container of a folder and its files, relative and sorted; of one split where names tell two apart."""
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
     found: dict[str, list[str]] = {}
     targets = set()
+    names = []
     try:
         for name in _names(folder):
+            names.append(name)
             if name.lower().endswith("_y.npy"):
                 targets.add(name)
             elif (container := container_of(name)) is not None:
@@ -396,15 +399,17 @@ def _listed(folder: Path) -> tuple[str, list[str]]:
     except OSError as error:
         raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
     if not found:
-        raise UserError(f"{str(folder)!r} holds no file that ends in {', '.join(SUFFIXES)}; expected {LAYOUT}")
+        foreign = foreign_form(names) or f"expected {LAYOUT}"
+        raise UserError(f"{str(folder)!r} holds no file that ends in {', '.join(SUFFIXES)}; {foreign}")
     if len(found) > 1:
         examples = " and ".join(repr(min(names)) for names in found.values())
         raise UserError(f"{str(folder)!r} holds {examples}: a data set is of one container; move the others away")
-    ((container, names),) = found.items()
-    for name in sorted(names) if container == "npy" else ():
+    container = next(iter(found))
+    chosen = sample_names(folder, names, lambda name: container_of(name) is not None, split, LAYOUT)
+    for name in chosen if container == "npy" else ():
         if name[: -len("_x.npy")] + "_y.npy" not in targets:
             raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")
-    return container, sorted(names)
+    return container, chosen
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -421,15 +426,16 @@ def _names(folder: Path) -> Iterator[str]:
                 yield from (f"{entry.name}/{e.name}" for e in inner if not e.name.startswith(".") and e.is_file())
 
 
-def index_density(folder: Path) -> DensityIndex:
+def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     """Lists a folder and learns how many volumes of which shape its files hold; volumes of HDF5 and .npy are not read.
 
     Half a million files of one sample must not all be opened: if the first, the middle and the last TFRecord or .npy
     file hold one sample each, all are taken to. One that does not is a bad sample when it is read.
+    `split`: which of two splits that names tell apart is wanted.
     Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
     has them in another type or shape; file and key are named.
     """
-    container, names = _listed(folder)
+    container, names = _listed(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
     shapes = {name: file_shape(folder, name, container) for name in probes}
     spread = container in _OPENED_ALL or any(shape.num != 1 for shape in shapes.values())
@@ -473,7 +479,9 @@ def first_shape(path: Path, container: str) -> FileShape:
         raise UserError(f"{str(path)!r}: {str(error) or 'holds no record'}") from None
 
 
-def verify_density(folder: Path, on_progress: Callable[[int, int], None] | None, workers: int) -> list[str]:
+def verify_density(
+    folder: Path, on_progress: Callable[[int, int], None] | None, workers: int, split: Split | None = None
+) -> list[str]:
     """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
 
     `on_progress`: given the files that are done and all files. `workers`: processes that read; with 1 or fewer the
@@ -481,7 +489,7 @@ def verify_density(folder: Path, on_progress: Callable[[int, int], None] | None,
     Returns one line `name: reason` for each bad file, by name; none if all is well.
     Raises UserError: the folder is missing or has no such files, or a mixture.
     """
-    container, names = _listed(folder)
+    container, names = _listed(folder, split)
     check = partial(_checked, folder, container)
     bad: list[str] = []
     shapes: dict[str, FileShape] = {}

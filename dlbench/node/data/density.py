@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.file_index import load_index
+from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density
 from dlbench.errors import UserError
@@ -138,15 +139,16 @@ def open_density(
 ) -> SampleReader:
     """The volumes of one split, for a network.
 
-    `seed`: without effect, for nothing is drawn. `training`: without effect, for volumes are not augmented. `counts`:
+    `seed`: without effect, for nothing is drawn. `training`: which split is read where names tell two apart. `counts`:
     leave the logarithm to the device.
     Raises UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
     """
-    del seed, training
+    del seed
+    split: Split = "train" if training else "validation"
 
     def opened() -> DensityIndex:
         kept, told = load_index(source, DensityIndex)
-        return replace(index_density(source) if kept is None else kept, root=source, names_from=told)
+        return replace(index_density(source, split) if kept is None else kept, root=source, names_from=told)
 
     index = lister.index(opened, (DensityIndex,))
     for key, stored in (
