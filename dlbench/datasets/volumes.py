@@ -189,7 +189,7 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
         raise ValueError(f"no dataset {key!r}; expected {Hdf5Volumes.LAYOUT}")  # noqa: TRY004 -- the file is wrong
     if found.dtype != dtype or found.ndim not in dimensions:
         raise ValueError(f"{key} is {found.dtype} of shape {found.shape}; expected {Hdf5Volumes.LAYOUT}")
-    require_plausible(found)
+    require_plausible(file, found)
     return found
 
 
@@ -199,14 +199,14 @@ def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int |
     None: it does not lie there as int16 in one piece.
     """
     x = file["x"]
-    shape, nowhere = (1, *x.shape)[-5:], (x, file["y"], file.id.get_vfd_handle(), lambda _place: None)
-    if x.dtype != "<i2":
+    shape, nowhere = (1, *x.shape)[-5:], (x, file["y"], x.file.id.get_vfd_handle(), lambda _place: None)
+    # Behind a user block some releases of HDF5 give a start that counts from its end, or one of what was never written.
+    if x.dtype != "<i2" or file.userblock_size or not x.id.get_storage_size():
         return nowhere
-    if x.chunks is None:  # the start is None of a compact, an external or a virtual one
+    if x.chunks is None:  # the start is None of a compact one
         start, num_bytes = x.id.get_offset(), math.prod(shape[1:]) * x.dtype.itemsize
         return nowhere if start is None else (*nowhere[:3], lambda n: start + n * num_bytes if n < shape[0] else None)
-    # Some releases of HDF5 count from the end of a user block.
-    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *shape[1:])[-x.ndim :] or file.userblock_size:
+    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *shape[1:])[-x.ndim :]:
         return nowhere
     rest = (0,) * (x.ndim - 1)
     return *nowhere[:3], lambda n: x.id.get_chunk_info_by_coord((n, *rest)).byte_offset if n < shape[0] else None

@@ -139,7 +139,7 @@ def inspect_samples(file: Any) -> FileShape:
         if dtype is None or dtype.kind not in "iu" or dataset.ndim != dimensions:
             form = "variable-length integers" if ragged else f"{_TYPES[key]} of {dimensions} dimensions"
             raise ValueError(f"{key} is {dataset.dtype} of shape {dataset.shape}; expected {form}")
-        require_plausible(dataset)
+        require_plausible(file, dataset)
         sizes[key] = dataset.shape
     rows = sizes["input_ids"][0]
     for key, size in sizes.items():
