@@ -293,7 +293,7 @@ def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | 
         images = sum(e.name.lower().endswith(_JPEG_SUFFIXES) and not e.name.startswith(".") for e in first)
         num, looked = num + images, looked + len(first)
         if not images and len(first) < MAX_NAMES:
-            raise _NoneThereError(f"has the folder {name!r}, which holds no .jpg or .jpeg file")
+            raise _NoneThereError(f"has the folder {name!r}, which holds no {image_set.ENDINGS} file")
         if num >= needed or looked >= MAX_NAMES:
             return None
     return num

@@ -581,7 +581,7 @@ def test_values_in_other_files_are_refused(tmp_path: Path, kind: str) -> None:
             file.create_dataset("x", (64, 8, 8, 8, 4), "i2", external=[(str(other), 0, 64 * 8**3 * 4 * 2)])
         else:
             file["x"] = h5py.ExternalLink(other, "x")
-    told = f"a.h5': x is {kind}: its values lie in 1 other file, e.g. {str(other)!r}; write them into this one"
+    told = f"a.h5': x is {kind}: its values lie in other files, e.g. {str(other)!r}; write them into this one"
     with pytest.raises(UserError, match=re.escape(told)):
         index_density(tmp_path)
 

@@ -1,8 +1,8 @@
 """One view of all forms in which labelled images are stored: a tree of JPEGs, tar shards, TFRecord shards.
 
-Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, any case). The sorted class folders are labels 0, 1, ...;
-hidden names, a manifest and a licence are passed over, other files that are no JPEGs are passed over and named.
-ImageNet-2012 unpacked has this form.
+Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, .webp, any case). The sorted class folders are labels 0, 1,
+...; hidden names, a manifest and a licence are passed over, other files are passed over and named. ImageNet-2012
+unpacked has this form.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
 
 
 LAYOUT = "<folder>/<class>/<image>.jpg"
-SUFFIXES = (b".jpg", b".jpeg")
+SUFFIXES = (b".jpg", b".jpeg", b".webp")
+ENDINGS = ".jpg, .jpeg or .webp"
 _EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
 _NAMED = 20  # files passed over that are named; of the others the number
 
@@ -128,7 +129,7 @@ def _images(folder: Path, passed_over: list[str]) -> list[bytes]:
     names = [name for name in found if name.lower().endswith(SUFFIXES)]
     passed_over += [f"{folder.name}/{os.fsdecode(name)}" for name in found if not name.lower().endswith(SUFFIXES)]
     if not names:
-        raise UserError(f"{str(folder)!r} holds no .jpg or .jpeg file; expected {LAYOUT}")
+        raise UserError(f"{str(folder)!r} holds no {ENDINGS} file; expected {LAYOUT}")
     return sorted(names)
 
 
@@ -167,4 +168,4 @@ def _told(passed_over: list[str]) -> tuple[str, ...]:
         return ()
     more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
     names = ", ".join(map(repr, passed_over[:_NAMED]))
-    return (f"passed over, not .jpg or .jpeg in a class folder: {len(passed_over)} ({names}{more})",)
+    return (f"passed over, not {ENDINGS} in a class folder: {len(passed_over)} ({names}{more})",)

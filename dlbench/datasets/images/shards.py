@@ -51,9 +51,10 @@ MAX_IMAGE = 1 << 30
 IMAGE, LABEL, SYNSET, FILENAME = "image/encoded", "image/class/label", "image/class/synset", "image/filename"
 """Names of features in a TFRecord of images."""
 RECORD_HEAD = 12  # bytes of a record before its payload: length and its checksum
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png")
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIX = "cls"
 _PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
+_MAX_HEADERS = 1 << 20  # bytes of the headers of one tar member that are read for its name, at most
 _MAX_NAME = 200  # characters of a member's name that a message holds, at most
 _MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
 
@@ -82,7 +83,8 @@ class _Rows:
     offsets: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
-    passed_over: int = 0
+    passed_over: int = 0  # tar members that are neither image nor label
+    first_passed_over: str = ""
 
     def add(self, record: int, offset: int, length: int, label: int) -> None:
         if not 0 <= label < _MOST_CLASSES:
@@ -138,7 +140,7 @@ def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_lab
             raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
     labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
     if not len(labels):
-        raise UserError(f"{str(folder)!r}: the shards hold no image")
+        raise UserError(f"{str(folder)!r}: the shards hold no image{_endings(tables)}")
     remarks = []
     if first_label is None:
         first_label = int(container == "tfrecord" and labels.min() == 1)
@@ -158,6 +160,15 @@ def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_lab
         labels=labels - np.int32(first_label),
         remarks=tuple(remarks),
     )
+
+
+def _endings(tables: Sequence[_Rows]) -> str:
+    """Says by what ending a member would be an image, and names one that is none; empty if there are no members."""
+    member = next((table.first_passed_over for table in tables if table.passed_over), None)
+    if member is None:
+        return ""
+    endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
+    return f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
 
 
 def _class_names(
@@ -215,6 +226,7 @@ def _scan_tar(path: Path) -> _Rows:
                 waiting["image"] = (folder, key, member)
             else:
                 rows.passed_over += 1
+                rows.first_passed_over = rows.first_passed_over or member.name
             if len(waiting) == 2:
                 image = waiting["image"][2]
                 if waiting["image"][:2] != waiting["label"][:2]:
@@ -240,6 +252,13 @@ def _require_stored(member: tarfile.TarInfo) -> None:
 def _short(name: str) -> str:
     """A name of a member for messages: it may have any length and any characters."""
     return repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}...")
+
+
+def _member_name(headers: bytes) -> str:
+    """Returns the name that the headers of one tar member say: a PAX or GNU one stands before that of the file."""
+    with tarfile.open(fileobj=io.BytesIO(headers), mode="r:") as tar:
+        member = tar.next()
+    return member.name if member is not None else ""
 
 
 def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
@@ -387,12 +406,12 @@ class ImageShards(ImageSet):
         shard, record = int(self.index.shard[index]), int(self.index.records[index])
         if self.index.container == "tfrecord":
             return f"record at byte {record}"
+        length = min(int(self.index.offsets[index]) - record, _MAX_HEADERS)
         try:
-            start = os.pread(self._descriptor(shard), 100, record)
-        except OSError:  # the name is wanted for a message about a file that cannot be read
-            start = b""
-        member = start.partition(b"\0")[0].decode("utf-8", "backslashreplace")
-        return f"member {member!r}" if member else f"member at byte {record}"
+            member = _member_name(os.pread(self._descriptor(shard), max(0, length), record))
+        except (OSError, ValueError, OverflowError, tarfile.TarError):
+            return f"member at byte {record}"  # the name is wanted for a message about a file that cannot be read
+        return f"member {_short(member)}"
 
     def files(self) -> list[Path]:
         return [self.root / name for name in self.index.shards]
