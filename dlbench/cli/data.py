@@ -239,6 +239,8 @@ def summary(verdict: Verdict) -> list[str]:
     counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())
     checksums = {"none": "no manifest", "whole": "all checksums agree", "altered": "checksums differ"}
     lines = [f"{verdict.source}: {TITLES[verdict.kind]}" + (f", {counts}" if counts else "")]
+    if verdict.account is not None:
+        lines.append(verdict.account.line())
     if verdict.public_set is not None:
         if verdict.lacking or verdict.faults:
             lines += [f"not the whole {verdict.public_set}: {line}" for line in verdict.lacking or ["see above"]]

@@ -56,8 +56,9 @@ class Account:
         parts = []
         for split, names in self.splits.items():
             unit = "" if parts else f" {self.unit}"
-            name = f" ({names[0]})" if len(names) == 1 else ""
-            parts.append(f"{split} {len(names):,}{unit}{name}")
+            if len(names) == 1:
+                unit = f"{unit.removesuffix('s')} ({names[0]})"
+            parts.append(f"{split} {len(names):,}{unit}")
         if passed_over := self.passed_over():
             more = ", ..." if len(passed_over) > _NAMED_IN_LINE else ""
             parts.append(f"{len(passed_over):,} passed over: {', '.join(passed_over[:_NAMED_IN_LINE])}{more}")

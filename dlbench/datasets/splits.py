@@ -28,6 +28,8 @@ _TRAINING = re.compile(rf"train(?:ing)?{_SUFFIX}", re.IGNORECASE)
 _EVALUATION = re.compile(rf"(?:val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?|dev){_SUFFIX}", re.IGNORECASE)
 """Names by which others call their splits, e.g. `valid`, `Test`, `train2017`."""
 
+OF_STORAGE = frozenset(("lost+found", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "__MACOSX"))
+"""Folders that file systems and archives keep for themselves; none is a class."""
 MAX_NAMES = 10_000  # names of a folder that are looked at while planning, at most
 _WORDS = r"(?:(?P<train>train(?:ing)?)|(?P<validation>val(?:id(?:ation)?)?)|(?P<test>test(?:ing)?|eval(?:uation)?|dev))"
 _WORD = re.compile(rf"(?:^|[-_. ]){_WORDS}(?=[-_. \d]|$)", re.IGNORECASE)
@@ -66,7 +68,7 @@ def holds_named_splits(folder: Path) -> bool:
         return False
     with os.scandir(folder) as entries:
         visible = [entry for entry in islice(entries, MAX_NAMES) if not entry.name.startswith(".")]
-    folders = [entry for entry in visible if entry.is_dir()]
+    folders = [entry for entry in visible if entry.is_dir() and entry.name not in OF_STORAGE]
     files = [entry.name for entry in visible if not entry.is_dir()]
     samples = [name for name in files if _CONTAINER.fullmatch(name)]
     texts = [name for name in files if name.lower().endswith(".txt")]

@@ -28,7 +28,7 @@ from dlbench.datasets import tfrecord
 from dlbench.datasets.account import foreign_form, sample_names
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
 from dlbench.datasets.file_index import Files
-from dlbench.datasets.splits import Split, is_split_name
+from dlbench.datasets.splits import OF_STORAGE, Split, is_split_name
 from dlbench.errors import UserError
 from dlbench.lazy import np
 from dlbench.opening import open_file, read_bytes
@@ -45,6 +45,13 @@ MAX_SAMPLE = 1 << 33
 """Bytes of a file of one sample at most: 512 by 512 by 512 voxels of 16 channels in two bytes have half as many."""
 PUBLIC = {"train": (524_288, 262_144), "validation": (65_536,)}
 """Samples of the public set, of MLPerf HPC v1.0 and later, then of v0.7 (mlcommons/hpc, cosmoflow/README.md)."""
+_MOST_TARGET = 1.001  # of parameters scaled to [-1, 1], with some room for rounding
+_FLOATS = (1e-10, 1e10)  # between which counts of float32 are; int16 counts in pairs are never so large, or denormal
+_INSTEAD = {
+    "data": "it holds data and label instead; write them as x (int16) and y",
+    "full": "it holds a whole universe, as published; cut it with prepare.py of MLPerf HPC's CosmoFlow (mlcommons/hpc)",
+}
+"""Of HDF5 files without `x`, by a dataset that others have."""
 _CHANNELS = (4, 1, 2, 3, *range(5, 17))
 _PART_BYTES = 1 << 19
 
@@ -184,13 +191,14 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
     import h5py
 
     if key not in file:  # not `get`, which would hide damage
-        raise ValueError(f"no dataset {key!r}; expected {Hdf5Volumes.LAYOUT}")
+        instead = "".join(f"{text}; " for other, text in _INSTEAD.items() if other in file)
+        raise ValueError(f"no dataset {key!r}; {instead}expected {Hdf5Volumes.LAYOUT}")
     found = file[key]
     if not isinstance(found, h5py.Dataset):
         raise ValueError(f"no dataset {key!r}; expected {Hdf5Volumes.LAYOUT}")  # noqa: TRY004 -- the file is wrong
     if found.dtype != dtype or found.ndim not in dimensions:
         raise ValueError(f"{key} is {found.dtype} of shape {found.shape}; expected {Hdf5Volumes.LAYOUT}")
-    require_plausible(found)
+    require_plausible(file, found)
     return found
 
 
@@ -200,14 +208,14 @@ def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int |
     None: it does not lie there as int16 in one piece.
     """
     x = file["x"]
-    shape, nowhere = (1, *x.shape)[-5:], (x, file["y"], file.id.get_vfd_handle(), lambda _place: None)
-    if x.dtype != "<i2":
+    shape, nowhere = (1, *x.shape)[-5:], (x, file["y"], x.file.id.get_vfd_handle(), lambda _place: None)
+    # Behind a user block some releases of HDF5 give a start that counts from its end, or one of what was never written.
+    if x.dtype != "<i2" or file.userblock_size or not x.id.get_storage_size():
         return nowhere
-    if x.chunks is None:  # the start is None of a compact, an external or a virtual one
+    if x.chunks is None:  # the start is None of a compact one
         start, num_bytes = x.id.get_offset(), math.prod(shape[1:]) * x.dtype.itemsize
         return nowhere if start is None else (*nowhere[:3], lambda n: start + n * num_bytes if n < shape[0] else None)
-    # Some releases of HDF5 count from the end of a user block.
-    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *shape[1:])[-x.ndim :] or file.userblock_size:
+    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *shape[1:])[-x.ndim :]:
         return nowhere
     rest = (0,) * (x.ndim - 1)
     return *nowhere[:3], lambda n: x.id.get_chunk_info_by_coord((n, *rest)).byte_offset if n < shape[0] else None
@@ -347,7 +355,30 @@ def container_of(name: str) -> str | None:
     return next((c for c, volumes in CONTAINERS.items() if name.lower().endswith(volumes.SUFFIXES)), None)
 
 
+def target_fault(y: NDArray[np.float32]) -> str | None:
+    """What is wrong with the parameters of a sample, or None."""
+    if not np.isfinite(y).all():
+        return "y is not finite"
+    largest = float(y[np.abs(y).argmax()])
+    if abs(largest) > _MOST_TARGET:
+        return f"y holds {largest:g}, outside -1..1; the scaled parameters are wanted (unitPar), not physical ones (physPar)"
+    return None
+
+
+def _require_int16(x: NDArray[np.int16]) -> None:
+    """Raises ValueError: the bytes of a volume are float32, by their values."""
+    pairs = x.reshape(-1)[: x.size // 2 * 2].view("<f4")
+    floats = pairs[pairs != 0]
+    with np.errstate(invalid="ignore"):
+        low, high = _FLOATS
+        if len(floats) and bool(((np.abs(floats) > low) & (np.abs(floats) < high)).all()):
+            raise ValueError(
+                f"x is float32 by its values; expected {TfrecordVolumes.LAYOUT}: write the counts as int16"
+            )
+
+
 def _shape_of(x: NDArray[np.int16], y: NDArray[np.float32], *, num: int = 1, spans: bool = False) -> FileShape:
+    _require_int16(x)
     return FileShape(num=num, size=x.shape[0], channels=x.shape[3], num_targets=len(y), spans=spans)
 
 
@@ -415,7 +446,7 @@ def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
 def _names(folder: Path) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name in OF_STORAGE:
                 continue
             if not entry.is_dir():
                 yield entry.name
@@ -517,12 +548,17 @@ def _checked(folder: Path, container: str, name: str) -> FileShape | str:
             if not found.fits(shape):
                 return f"sample {number}: {found}, but the first has {shape}"
             require_counts(x)
-            if not np.isfinite(y).all():
-                return f"sample {number}: y is not finite"
+            if (fault := target_fault(y)) is not None:
+                return f"sample {number}: {fault}"
             number += 1
     except (OSError, KeyError, ValueError, IndexError) as error:
         return f"sample {number}: {(str(error) or type(error).__name__).splitlines()[0]}"
     return shape if shape is not None else "holds no sample"
+
+
+def resembles_public(index: DensityIndex) -> bool:
+    """Whether volumes may be meant to be those of the public set: they have its shape."""
+    return (index.size, index.channels, index.num_targets) == (128, 4, 4)
 
 
 def completeness(index: DensityIndex, split: str) -> str | None:

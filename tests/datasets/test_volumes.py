@@ -553,6 +553,39 @@ def test_wrong_hdf5_files_name_file_and_key(tmp_path: Path, datasets: dict[str, 
     assert "wrong.h5" in str(raised.value)
 
 
+@pytest.mark.parametrize("user_block", [0, 512])
+@pytest.mark.parametrize("chunks", [None, (1, 4, 4, 4, 2)])
+def test_volumes_that_were_never_written_are_the_fill_value(
+    tmp_path: Path, user_block: int, chunks: tuple[int, ...] | None
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=user_block) as file:
+        file.create_dataset("x", (3, 4, 4, 4, 2), "i2", chunks=chunks, fillvalue=7)
+        file["y"] = np.zeros((3, 2), np.float32)
+    assert verify_density(tmp_path, None, 1) == []
+    reader = VolumeReader(index_density(tmp_path), counts=True)
+    assert all((_read(reader, number)[0] == 7).all() for number in range(3))
+    reader.close()
+
+
+@pytest.mark.parametrize("kind", ["virtual", "external", "a link"])
+def test_values_in_other_files_are_refused(tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "other"
+    write_hdf5(other, x=volumes(64, 8, 8, 8, 4))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["y"] = np.zeros((64, 4), np.float32)
+        if kind == "virtual":
+            layout = h5py.VirtualLayout((64, 8, 8, 8, 4), "i2")
+            layout[:] = h5py.VirtualSource(other, "x", (64, 8, 8, 8, 4))
+            file.create_virtual_dataset("x", layout)
+        elif kind == "external":
+            file.create_dataset("x", (64, 8, 8, 8, 4), "i2", external=[(str(other), 0, 64 * 8**3 * 4 * 2)])
+        else:
+            file["x"] = h5py.ExternalLink(other, "x")
+    told = f"a.h5': x is {kind}: its values lie in other files, e.g. {str(other)!r}; write them into this one"
+    with pytest.raises(UserError, match=re.escape(told)):
+        index_density(tmp_path)
+
+
 def test_damaged_and_missing_hdf5(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         index_density(tmp_path / "missing")

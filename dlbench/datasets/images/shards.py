@@ -53,10 +53,17 @@ MAX_IMAGE = 1 << 30
 IMAGE, LABEL, SYNSET, FILENAME = "image/encoded", "image/class/label", "image/class/synset", "image/filename"
 """Names of features in a TFRecord of images."""
 RECORD_HEAD = 12  # bytes of a record before its payload: length and its checksum
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png")
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIX = "cls"
 _PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
+_CLASS_TAR = re.compile(r"n\d{8}\.tar")  # of ImageNet's archive of training images, which holds one for each class
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+CLASS_TARS = (
+    "ImageNet's class tars, one for each class: unpack each into a folder of its name, for f in *.tar; do "
+    'mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done, and move the tars away'
+)
 SHARD_LAYOUT = "*.tar, *.tfrecord or *-00000-of-01024"
+_MAX_HEADERS = 1 << 20  # bytes of the headers of one tar member that are read for its name, at most
 _MAX_NAME = 200  # characters of a member's name that a message holds, at most
 _MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
 
@@ -90,7 +97,8 @@ class _Rows:
     offsets: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
-    passed_over: int = 0
+    passed_over: int = 0  # tar members that are neither image nor label
+    first_passed_over: str = ""
 
     def add(self, record: int, offset: int, length: int, label: int) -> None:
         if not 0 <= label < _MOST_CLASSES:
@@ -121,6 +129,12 @@ def shard_names(folder: Path, split: Split | None = None) -> tuple[str, list[str
     return None
 
 
+def holds_class_tars(names: Sequence[str]) -> bool:
+    """Whether tar files are those that ImageNet's archive of training images is made of, by their names."""
+    tars = [name for name in names if name.endswith(".tar")]
+    return bool(tars) and all(_CLASS_TAR.fullmatch(name) for name in tars)
+
+
 def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
     """Those of the names of files that are shards, by container."""
     return {c: found for c, p in _PATTERNS.items() if (found := [name for name in names if p.fullmatch(name)])}
@@ -146,12 +160,14 @@ def scan_shards(
         raise UserError(f"{str(folder)!r} holds no shards; expected {SHARD_LAYOUT}")
     container, names = found
     tables, sizes, synsets = [], [], dict[int, str]()
+    if holds_class_tars(names):
+        raise UserError(f"{str(folder)!r} holds {CLASS_TARS}")
     for name in names:
         tables.append(_scan(folder / name, container, synsets))
         sizes.append((folder / name).stat().st_size)
     labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
     if not len(labels):
-        raise UserError(f"{str(folder)!r}: the shards hold no image")
+        raise UserError(f"{str(folder)!r}: the shards hold no image{_endings(tables)}")
     remarks = []
     last_label = int(labels.max())
     if first_label is None:
@@ -182,7 +198,9 @@ def scan_shards(
 def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
     """Reads the headers of one shard. Raises UserError: it cannot be read, or is damaged or not of this form."""
     try:
-        return _scan_tar(path) if container == "tar" else _scan_records(path, synsets)
+        if container == "tar":
+            return _scan_tar(path)
+        return _scan_records(path, synsets)
     except OSError as error:
         raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
     except (ValueError, OverflowError, tarfile.TarError) as error:
@@ -196,6 +214,15 @@ def _other_labels(other: SplitFolder | None, synsets: dict[int, str]) -> tuple[i
         for name in shards[1]:
             labels += _scan(other[0] / name, "tfrecord", synsets).labels
     return min(labels, default=_MOST_CLASSES), max(labels, default=0)
+
+
+def _endings(tables: Sequence[_Rows]) -> str:
+    """Says by what ending a member would be an image, and names one that is none; empty if there are no members."""
+    member = next((table.first_passed_over for table in tables if table.passed_over), None)
+    if member is None:
+        return ""
+    endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
+    return f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
 
 
 def _class_names(
@@ -232,6 +259,11 @@ class _Bounded(io.BufferedReader):
 def _scan_tar(path: Path) -> _Rows:
     rows = _Rows()
     waiting: dict[str, Any] = {}
+    with open_file(path) as file:
+        head = file.read(max(map(len, _COMPRESSED)))
+    for magic, program in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise ValueError(f"it is compressed with {program}, and images are read at their place; unpack it")
     with _Bounded(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
@@ -258,6 +290,7 @@ def _scan_tar(path: Path) -> _Rows:
                 waiting["image"] = (folder, key, member)
             else:
                 rows.passed_over += 1
+                rows.first_passed_over = rows.first_passed_over or member.name
             if len(waiting) == 2:
                 image = waiting["image"][2]
                 if waiting["image"][:2] != waiting["label"][:2]:
@@ -283,6 +316,13 @@ def _require_stored(member: tarfile.TarInfo) -> None:
 def _short(name: str) -> str:
     """A name of a member for messages: it may have any length and any characters."""
     return repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}...")
+
+
+def _member_name(headers: bytes) -> str:
+    """Returns the name that the headers of one tar member say: a PAX or GNU one stands before that of the file."""
+    with tarfile.open(fileobj=io.BytesIO(headers), mode="r:") as tar:
+        member = tar.next()
+    return member.name if member is not None else ""
 
 
 def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
@@ -430,12 +470,12 @@ class ImageShards(ImageSet):
         shard, record = int(self.index.shard[index]), int(self.index.records[index])
         if self.index.container == "tfrecord":
             return f"record at byte {record}"
+        length = min(int(self.index.offsets[index]) - record, _MAX_HEADERS)
         try:
-            start = os.pread(self._descriptor(shard), 100, record)
-        except OSError:  # the name is wanted for a message about a file that cannot be read
-            start = b""
-        member = start.partition(b"\0")[0].decode("utf-8", "backslashreplace")
-        return f"member {member!r}" if member else f"member at byte {record}"
+            member = _member_name(os.pread(self._descriptor(shard), max(0, length), record))
+        except (OSError, ValueError, OverflowError, tarfile.TarError):
+            return f"member at byte {record}"  # the name is wanted for a message about a file that cannot be read
+        return f"member {_short(member)}"
 
     def files(self) -> list[Path]:
         return [self.root / name for name in self.index.shards]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlbench.datasets.making.production import Part, Recipe, produce, require_ours
 from dlbench.datasets.manifest import MadeWith, read_manifest
-from dlbench.datasets.splits import train_folder, validation_folder
+from dlbench.datasets.splits import Split, train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -205,9 +205,10 @@ def packing(
         seed=seed,
     )
     expected = 0.0
-    for folder in (train, validation):
+    splits: tuple[tuple[Split, Path | None], ...] = (("train", train), ("validation", validation))
+    for split, folder in splits:
         if folder is not None:
-            images = open_image_set(folder)
+            images = open_image_set(folder, split)
             step = max(1, images.num_samples // _PROBES)
             sizes = [_size_of(images, index) for index in range(0, images.num_samples, step)]
             expected += images.num_samples * sum(sizes) / len(sizes)
@@ -247,7 +248,7 @@ def pretraining(
         return BuildPlan(recipe, "samples", None)
     both = Paired(
         train=replace(recipe, validation_share=0.0),
-        validation=replace(recipe, source=str(validation), validation_share=0.0, duplicates=1),
+        validation=replace(recipe, source=str(validation), split="validation", validation_share=0.0, duplicates=1),
     )
     return BuildPlan(both, "samples", None)
 

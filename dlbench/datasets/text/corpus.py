@@ -1,8 +1,9 @@
 """Raw text becomes token ids in flat arrays: tokens, where sentences start, where documents start.
 
 Input is one UTF-8 text file or a folder of files that end in `.txt` or, numbered, in `-00000-of-00500`, as MLPerf's
-preparation writes them. A blank line ends a document, as does the end of a file. A line is one or more sentences: it is split behind `.`, `!` or `?` where white space and then a capital, a digit or an
-opening quote or bracket follow; one-sentence lines stay whole.
+preparation writes them. A blank line ends a document, as does the end of a file. A line is one or more sentences: it is
+split behind `.`, `!` or `?` where white space and then a capital, a digit or an opening quote or bracket follow;
+one-sentence lines stay whole.
 
 Vocabularies are frozen: a text file, one entry a line, becomes a WordPiece tokenizer. None is trained at run time.
 """

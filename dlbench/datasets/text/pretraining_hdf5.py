@@ -84,12 +84,13 @@ def sample_files(source: Path, split: Split | None = None) -> list[Path]:
     Raises UserError: splits or samples cannot be told apart.
     """
     if not source.is_dir():
-        return [source] if _is_sample_file(source.name) else []
+        return [source] if is_sample_file(source.name) else []
     names = [path.name for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
-    return [source / name for name in sample_names(source, names, _is_sample_file, split, LAYOUT)]
+    return [source / name for name in sample_names(source, names, is_sample_file, split, LAYOUT)]
 
 
-def _is_sample_file(name: str) -> bool:
+def is_sample_file(name: str) -> bool:
+    """Whether a file's name is one of HDF5."""
     return name.lower().endswith(SUFFIXES)
 
 
@@ -152,7 +153,7 @@ def inspect_samples(file: Any) -> FileShape:
         if dtype is None or dtype.kind not in "iu" or dataset.ndim != dimensions:
             form = "variable-length integers" if ragged else f"{_TYPES[key]} of {dimensions} dimensions"
             raise ValueError(f"{key} is {dataset.dtype} of shape {dataset.shape}; expected {form}")
-        require_plausible(dataset)
+        require_plausible(file, dataset)
         sizes[key] = dataset.shape
     rows = sizes["input_ids"][0]
     for key, size in sizes.items():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlbench.datasets.file_index import load_index
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
-from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density
+from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, target_fault
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
@@ -85,7 +85,7 @@ class VolumeReader(SampleReader):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One volume; the epoch makes no difference.
 
-        Raises BadSampleError: it has a target that is no number, or is cut off.
+        Raises BadSampleError: it has a target that is no number or outside -1..1, or is cut off.
         """
         if isinstance(data, _Targets):
             assert out is not None  # the same as `fetch` was given
@@ -96,8 +96,8 @@ class VolumeReader(SampleReader):
             end = len(data) - 4 * self._index.num_targets
             counts = np.frombuffer(data, "<i2", count=end // 2).reshape(self._shape)
         target = np.frombuffer(data, "<f4", offset=end)
-        if not np.isfinite(target).all():
-            raise self._bad(key[1], "y is not finite")
+        if (fault := target_fault(target)) is not None:
+            raise self._bad(key[1], fault)
         if self._counts:
             return Sample({"volume": counts, "target": target})
         return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})

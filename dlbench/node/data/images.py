@@ -385,10 +385,10 @@ def open_images(
 
     `model`: gives the size of the image and the number of classes. `training`: random-resized crops and flips, or else
     the centre crop. `classes`: names by label, for a set whose own classes may be fewer (validation); None: the set's
-    own. `first_label`, `other`: see `scan_shards`. `by_gpu`: images are not decoded here, but by the GPU (see `dlbench.node.data.images`). Returns samples with
-    image (S, S, 3) uint8 and label () int64, S = model.image_size. Raises UserError: the set is missing or damaged, has
-    more classes than the model, or a class that is not in `classes`. EnvironmentLacksError: a library that its form
-    needs is not installed.
+    own. `first_label`, `other`: see `scan_shards`. `by_gpu`: images are not decoded here, but by the GPU (see
+    `dlbench.node.data.images`). Returns samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
+    Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
+    `classes`. EnvironmentLacksError: a library that its form needs is not installed.
     """
     images = _listed(source, "train" if training else "validation", first_label, other, lister)
     known = images.classes if classes is None else classes
