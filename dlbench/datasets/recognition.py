@@ -192,7 +192,9 @@ def take_account(source: Path, kind: str) -> Account:
     else:
         assert validation is not None  # there is a folder of training data where there are both
         held_out, more_others, whole_too = _sorted_out(validation, kind)
-        names, whole_source = _names(source)
+        names, whole_source = [], True
+        if _kept_names(train, kind) is None:
+            names, whole_source = _names(source)
         splits = {"train": samples, "validation": held_out}
         others = [f"{train.name}/{name}" for name in others] + [f"{validation.name}/{name}" for name in more_others]
         others += [name for name in names if name not in (train.name, validation.name)]
@@ -205,8 +207,21 @@ def take_account(source: Path, kind: str) -> Account:
     )
 
 
+def _kept_names(folder: Path, kind: str) -> list[str] | None:
+    """Returns the classes or files that the index kept in a folder names; None without one that holds."""
+    index = LISTED[kind][0] if kind in LISTED else None
+    kept = load_index(folder, index)[0] if index is not None else None
+    if isinstance(kept, DensityIndex):
+        return list(kept.files)
+    if isinstance(kept, image_set.JpegTree):
+        return list(kept.classes)
+    return None
+
+
 def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
     """Returns the names of samples in a folder, or of its classes, and the others, and whether these are all."""
+    if (kept := _kept_names(folder, kind)) is not None:
+        return kept, [], True
     names, whole = _names(folder)
     if kind == "images":
         classes = sorted(name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE)
@@ -300,7 +315,9 @@ def account_for(data: DataSpec) -> Account | None:
     source = Path(data.source)
     if data.is_synthetic or not source.exists():
         return None
-    kind = _kind(train_folder(source))
+    kind: str | None = data.kinds[0]
+    if _kept_names(train_folder(source), data.kinds[0]) is None:
+        kind = _kind(train_folder(source))
     if kind not in data.kinds:  # lists beside classes, or what the ranks refuse
         kind = data.kinds[0]
     return take_account(source, kind)

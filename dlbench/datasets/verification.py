@@ -222,7 +222,7 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
         if not verdict.faults:
             verdict.faults.append(str(error))
     verdict.public_set = verdict.public_set or public_set
-    if lacking is not None:
+    if lacking is not None and public_set is not None:
         verdict.lacking.append(lacking)
     if split is None and public_set is not None:
         verdict.lacking.append("a single split: give the folder that holds train and validation")

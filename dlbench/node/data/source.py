@@ -289,8 +289,8 @@ _PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
 def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, object]:
     """The name of the training data and the account of its files, for the record.
 
-    Returns `account` (see `dlbench.datasets.account`); `made_by` and `set_sha256` (of the manifest's list of files) where
-    dlbench made the set, all of which is there; `public_set` where the counts are those of a public one. Empty of
+    Returns `account` (see `dlbench.datasets.account`); `made_by` and `set_sha256` (of the manifest's list of files)
+    where dlbench made the set, all of which is there; `public_set` where the counts are those of a public one. Empty of
     synthetic data.
     """
     if spec.is_synthetic:
