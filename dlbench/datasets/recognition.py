@@ -186,13 +186,14 @@ def take_account(source: Path, kind: str) -> Account:
     unit = "class folders" if kind == "images" else "files"
     samples, others, whole = _sorted_out(train, kind)
     if train == source:
-        splits = named_splits(source, samples) or {"all": samples}
+        splits = dict[str, list[str]](named_splits(source, samples) or {})
+        splits = splits or {"all": samples}
         read = {name for names in splits.values() for name in names}
         others += [name for name in samples if name not in read]
     else:
         assert validation is not None  # there is a folder of training data where there are both
         held_out, more_others, whole_too = _sorted_out(validation, kind)
-        names, whole_source = [], True
+        names, whole_source = list[str](), True
         if _kept_names(train, kind) is None:
             names, whole_source = _names(source)
         splits = {"train": samples, "validation": held_out}
@@ -320,7 +321,8 @@ def account_for(data: DataSpec) -> Account | None:
         kind = _kind(train_folder(source))
     if kind not in data.kinds:  # lists beside classes, or what the ranks refuse
         kind = data.kinds[0]
-    return take_account(source, kind)
+    account = take_account(source, kind)
+    return account if any(account.splits.values()) else None
 
 
 def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:

@@ -286,27 +286,29 @@ def _validation_beside(data_spec: DataSpec) -> SplitFolder | None:
 _PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
 
 
-def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, object]:
-    """The name of the training data and the account of its files, for the record.
+def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
+    """The name of the training data, for the record.
 
-    Returns `account` (see `dlbench.datasets.account`); `made_by` and `set_sha256` (of the manifest's list of files)
-    where dlbench made the set, all of which is there; `public_set` where the counts are those of a public one. Empty of
-    synthetic data.
+    Returns `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is
+    there; `public_set` where the counts are those of a public one; empty where neither is so.
     """
     if spec.is_synthetic:
         return {}
-    about: dict[str, object] = {}
-    with suppress(UserError, OSError):  # the source may have gone since it was read
-        account = account_for(spec)
-        if account is not None:
-            about["account"] = account.as_json()
     manifest = _manifest(Path(spec.source))
     # A set of text is counted in documents.
     if manifest is not None and manifest.counts.get("train") == described.get("documents", described["num_samples"]):
-        return {**about, "made_by": "dlbench", "set_sha256": manifest.files_sha256}
-    if public := _public(spec, described):
-        about["public_set"] = public
-    return about
+        return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
+    public = _public(spec, described)
+    return {"public_set": public} if public else {}
+
+
+def files_account(spec: DataSpec) -> dict[str, object]:
+    """Returns which files of the data set are read and which are not, for the record; empty where that is not known."""
+    with suppress(UserError, OSError):  # the source may have gone since it was read
+        account = account_for(spec)
+        if account is not None:
+            return {"account": account.as_json()}
+    return {}
 
 
 def _manifest(source: Path) -> Manifest | None:
