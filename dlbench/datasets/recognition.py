@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -417,8 +417,7 @@ def _images(folder: Path, model: ResNetModel, key: str, needed: int, split: Spli
             raise UserError(f"{key} {str(folder)!r} holds {CLASS_TARS}")
         if _kind(folder) == "density":
             raise _NoneThereError("holds no images")
-        if whole:
-            sample_names(folder, names, lambda name: name in next(iter(shards.values())), split, _WANTED["images"])
+        sample_names(folder, names, next(iter(shards.values())).__contains__, split, _WANTED["images"])
         return None
     folders = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
     require_no_splits(folder, folders)
@@ -463,10 +462,10 @@ def _text(folder: Path, data: TextData, key: str, split: Split) -> int | None:
         names, whole = _names(folder)
     else:
         names, whole = [folder.name], True
-    files = _of_split(folder, names, pretraining_hdf5.is_sample_file, split, whole=whole)
+    files = sample_names(folder, names, pretraining_hdf5.is_sample_file, split, pretraining_hdf5.LAYOUT)
     if files:
         return _samples(folder, files, data, key, split, whole=whole)
-    texts = _of_split(folder, names, corpus.is_text_name, split, whole=whole)
+    texts = sample_names(folder, names, corpus.is_text_name, split, corpus.LAYOUT)
     if not texts or not (texts[0].endswith(".txt") or corpus.looks_like_text(folder / texts[0])):
         if not whole and _kind(folder) not in ("image-shards", "density"):
             return None
@@ -474,15 +473,6 @@ def _text(folder: Path, data: TextData, key: str, split: Split) -> int | None:
         raise _NoneThereError("holds no .txt file and no HDF5 file")
     _require_text(folder / texts[0])
     return None
-
-
-def _of_split(
-    folder: Path, names: Iterable[str], is_sample: Callable[[str], bool], split: Split, *, whole: bool
-) -> list[str]:
-    """Returns the names of samples of a split, sorted; where some names were not looked at, of both splits."""
-    if whole:
-        return sample_names(folder, names, is_sample, split, _WANTED["text"])
-    return sorted(name for name in names if is_sample(name))
 
 
 def _samples(folder: Path, names: Sequence[str], data: TextData, key: str, split: Split, *, whole: bool) -> int | None:
@@ -535,8 +525,7 @@ def _volumes(folder: Path, model: CosmoFlowModel, key: str, split: Split) -> int
             raise UserError(f"{key} {str(folder)!r} has {name} {stored}, model.{name} is {getattr(model, name)}")
     if kept is not None:
         return kept.num_samples
-    if whole:
-        named_splits(folder, found)
+    named_splits(folder, found)
     if whole and len(found) <= _OPENED and container_of(min(found)) != "tfrecord":
         return index_density(folder, split).num_samples
     return None

@@ -453,12 +453,12 @@ def test_validation_classes_are_those_of_training(tree: Path, tmp_path: Path) ->
     (validation / "class 2" / "x.jpg").write_bytes(encode((40, 40, 3)))
     produce(PackRecipe(train=tree, validation=validation), tmp_path / "shards")
     assert open_image_set(tmp_path / "shards" / "validation").label(0) == 2
-    reader = open_images(validation, RESNET, 0, training=False, classes=image_classes(tree)[0])
+    reader = open_images(validation, RESNET, 0, training=False, classes=image_classes(tree))
     assert reader.read((0, 0)).arrays["label"] == 2
     (validation / "class 2").rename(validation / "class x")
     told = r"not among the 3 training classes: 'class x'; give each class the same name"
     with pytest.raises(UserError, match=told):
-        open_images(validation, RESNET, 0, training=False, classes=image_classes(tree)[0])
+        open_images(validation, RESNET, 0, training=False, classes=image_classes(tree))
     with pytest.raises(UserError, match=told):
         PackRecipe(train=tree, validation=validation).parts()
     assert class_labels(open_image_set(tree), ("z", "class 2", "class 0", "class 1")) == (2, 3, 1)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from dlbench.datasets.images.image_set import IMAGENET, IMAGENET_CLASSES
-from dlbench.datasets.images.shards import SplitFolder
 from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.recognition import account_for
 from dlbench.datasets.shuffling import ownership_for
@@ -249,19 +248,14 @@ def open_reader(
     if isinstance(data_spec, ImageData):
         from dlbench.node.data.images import image_classes, open_images
 
-        classes = first_label = None
-        other = _validation_beside(data_spec)
-        if not training:
-            # A validation tree may lack a class; its labels are still those of the training data.
-            classes, first_label = image_classes(train_folder(Path(data_spec.source)), lister, other)
+        # A validation tree may lack a class; its labels are still those of the training data.
+        classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
         return open_images(
             folder,
             network,
             seed,
             training=training,
             classes=classes,
-            first_label=first_label,
-            other=other,
             lister=lister,
             decoding=data_spec.decode,
             by_gpu=training and data_spec.reader == "nvimagecodec",
@@ -273,14 +267,6 @@ def open_reader(
     from dlbench.node.data.density import open_density
 
     return open_density(folder, network, seed, training=training, lister=lister, counts=counts)
-
-
-def _validation_beside(data_spec: DataSpec) -> SplitFolder | None:
-    """Returns where the validation data is, if there is any: labels of both splits begin with the same number."""
-    try:
-        return validation_path(data_spec), "validation"
-    except UserError:
-        return None
 
 
 _PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
