@@ -56,7 +56,7 @@ LABEL_SUFFIX = "cls"
 _PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
 _MAX_HEADERS = 1 << 20  # bytes of the headers of one tar member that are read for its name, at most
 _MAX_NAME = 200  # characters of a member's name that a message holds, at most
-_MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
+MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +87,7 @@ class _Rows:
     first_passed_over: str = ""
 
     def add(self, record: int, offset: int, length: int, label: int) -> None:
-        if not 0 <= label < _MOST_CLASSES:
+        if not 0 <= label < MOST_CLASSES:
             raise ValueError(f"label {label} of the image at byte {offset}: no class number")
         if length > MAX_IMAGE:
             raise ValueError(f"the image at byte {offset} has {length} bytes, which no image has")

@@ -1,0 +1,266 @@
+"""Images in the parquet files of Hugging Face become shards: `<split>-00000-of-00294.parquet`, alone or in `data/`.
+
+Columns: `image`, a struct of the encoded `bytes` and a `path`, and `label`, an integer; the names of the classes stand
+in the metadata of the schema, under `huggingface`. Labels are read before anything is written, images row group by row
+group while their shard is. Rows keep their order. Rows and row groups count from 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlbench.datasets.images.shards import MAX_IMAGE, MOST_CLASSES
+from dlbench.datasets.making.image_recipes import Container, Packed, index_split, shard_parts, write_shard
+from dlbench.datasets.making.production import Part
+from dlbench.datasets.making.sources import TEST, account_for, split_called
+from dlbench.datasets.manifest import MadeWith
+from dlbench.datasets.splits import NAMES, Split
+from dlbench.errors import EnvironmentLacksError, UserError, first_line
+from dlbench.opening import open_file, parse_json
+
+VERSION = 1  # raised whenever packing changes what it writes
+LAYOUT = "train-00000-of-00294.parquet, validation-..., all in one folder or in its folder `data`"
+NO_LABEL = -1  # what the rows of the test split have
+_NAME = re.compile(r"(?P<split>\w+)-\d+-of-(?P<files>\d+)(-[0-9a-f]+)?\.parquet")
+_ROWS_AT_ONCE = 64
+_PIECE = 1 << 20  # bytes of a column that are read at once
+_METADATA = b"huggingface"
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """The labels of one parquet file."""
+
+    path: Path
+    labels: NDArray[np.int64]  # (num_rows,)
+    classes: tuple[str, ...] | None  # names by label; None where the schema has none
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.labels)
+
+
+def holds_parquet(source: Path) -> bool:
+    """Returns whether a folder, or its folder `data`, holds parquet files."""
+    return any(next(folder.glob("*.parquet"), None) is not None for folder in (source, source / "data"))
+
+
+def _split_of(path: Path) -> str | None:
+    name = _NAME.fullmatch(path.name)
+    if name is None or path.parent not in (Path(), Path("data")):
+        return None
+    return split_called(name["split"])
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`, open for reading.
+
+    Raises UserError: the file cannot be read, or pyarrow calls it damaged. EnvironmentLacksError: no pyarrow.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise EnvironmentLacksError("pyarrow is not installed; pip install 'dlbench[parquet]'") from None
+    try:
+        with (
+            open_file(path) as raw,
+            pq.ParquetFile(raw, buffer_size=_PIECE, pre_buffer=False, page_checksum_verification=True) as file,
+        ):
+            yield file
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{str(path)!r}: not a whole parquet file: {first_line(error)}") from None
+
+
+def read_labels(path: Path) -> ImageTable:
+    """Reads the labels of a file, and the names of its classes.
+
+    Raises UserError: the file is damaged, or its columns have another form; file, column and row are named.
+    """
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        _require_columns(path, schema)
+        column = file.read(["label"], use_threads=False).column("label")
+        if not len(column):
+            raise UserError(f"{str(path)!r}: has no rows")
+        missing = np.flatnonzero(column.is_null().to_numpy())
+        if len(missing):
+            raise UserError(f"{str(path)!r}, row {missing[0]}: has no label")
+        labels = column.to_numpy().astype(np.int64)
+        return ImageTable(path, labels, _class_names(schema.metadata or {}))
+
+
+def _require_columns(path: Path, schema: Any) -> None:
+    import pyarrow as pa
+
+    types = {name: schema.field(name).type for name in ("image", "label") if name in schema.names}
+    image, label = types.get("image"), types.get("label")
+    parts = {field.name: field.type for field in image} if image is not None and pa.types.is_struct(image) else {}
+    is_image = parts.get("bytes") in (pa.binary(), pa.large_binary())
+    if is_image and label is not None and pa.types.is_integer(label):
+        return
+    columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
+    raise UserError(
+        f"{str(path)!r} has the columns {columns}; expected image: struct<bytes: binary, path: string> and label: int64"
+    )
+
+
+def _class_names(metadata: Mapping[bytes, bytes]) -> tuple[str, ...] | None:
+    try:
+        names = parse_json(metadata[_METADATA])["info"]["features"]["label"]["names"]
+        return tuple(str(name) for name in names)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ParquetRecipe:
+    """How parquet files become shards; a `Recipe` of dlbench.datasets.making.production."""
+
+    tables: Mapping[Split, Sequence[ImageTable]]
+    classes: tuple[str, ...]
+    container: Container
+    samples_per_shard: int
+    kind: str = "image-shards"
+
+    @property
+    def made_with(self) -> MadeWith:
+        """Everything that decides the bytes; of the source names, sizes and labels, not the images themselves."""
+        digest = hashlib.sha256("\0".join(self.classes).encode())
+        for split, tables in self.tables.items():
+            for table in tables:
+                digest.update(f"\0{split}/{table.path.name}\0{table.path.stat().st_size}\0".encode())
+                digest.update(table.labels.tobytes())
+        return {
+            "version": VERSION,
+            "source": "parquet",
+            "source_sha256": digest.hexdigest(),
+            "container": self.container,
+            "samples_per_shard": self.samples_per_shard,
+        }
+
+    @property
+    def estimated_bytes(self) -> int:
+        # A tar member has a header, and padding to 512 bytes.
+        return sum(
+            table.path.stat().st_size + 1024 * table.num_rows for tables in self.tables.values() for table in tables
+        )
+
+    def parts(self) -> Sequence[Part]:
+        parts: list[Part] = []
+        for split, tables in self.tables.items():
+            num_samples = sum(table.num_rows for table in tables)
+            parts += shard_parts(split, num_samples, self.container, self.samples_per_shard)
+        return parts
+
+    def write(self, part: Part, path: Path) -> None:
+        write_shard(path, self.container, self._samples(part), self.classes)
+
+    def finish(self, folder: Path) -> None:
+        for split in self.tables:
+            index_split(folder / split, self.container, self.classes)
+
+    def _samples(self, part: Part) -> Iterator[Packed]:
+        sample, first_of_table = part.first, 0
+        for table in self.tables[part.split]:
+            start = max(0, part.first - first_of_table)
+            stop = min(table.num_rows, part.first + part.count - first_of_table)
+            if start < stop:
+                for row, data in _images(table.path, range(start, stop)):
+                    filename = f"{table.path.name}, row {row}"
+                    yield Packed(f"{sample:08d}", data, int(table.labels[row]), filename)
+                    sample += 1
+            first_of_table += table.num_rows
+
+
+def _images(path: Path, rows: range) -> Iterator[tuple[int, bytes]]:
+    """Yields the number and the encoded image of each of the rows; other row groups are not read."""
+    with _opened(path) as file:
+        row = 0
+        for group in range(file.num_row_groups):
+            after = row + file.metadata.row_group(group).num_rows
+            if after <= rows.start or row >= rows.stop:
+                row = after
+                continue
+            for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=["image"], use_threads=False):
+                for image in batch.column(0):
+                    if row in rows:
+                        yield row, _encoded(path, row, image.as_py())
+                    row += 1
+
+
+def _encoded(path: Path, row: int, image: Mapping[str, Any] | None) -> bytes:
+    data = image["bytes"] if image is not None else None
+    if not data:
+        raise UserError(f"{str(path)!r}, row {row}: has no bytes of an image")
+    if len(data) > MAX_IMAGE:
+        raise UserError(f"{str(path)!r}, row {row}: {len(data)} bytes, which no image has")
+    return bytes(data)
+
+
+def parquet_packing(source: Path, container: Container, samples_per_shard: int) -> tuple[ParquetRecipe, str]:
+    """Returns how the parquet files of a folder become shards, and which of its files are read, in one line.
+
+    Raises UserError: a file is no sample file, damaged or of another form, or a label is no class.
+    EnvironmentLacksError: pyarrow is not installed.
+    """
+    account = account_for(source, _split_of, LAYOUT)
+    counts = {split: _count(source, paths) for split, paths in account.samples.items()}
+    tables = {split: [read_labels(source / path) for path in paths] for split, paths in account.samples.items()}
+    is_labelled = any((table.labels != NO_LABEL).any() for table in tables.get(TEST, ()))
+    reason = "neither training nor validation" if is_labelled else "no labels"
+    recipe = ParquetRecipe(
+        tables={split: tables[split] for split in NAMES if split in tables},
+        classes=_classes([table for split in NAMES for table in tables.get(split, ())]),
+        container=container,
+        samples_per_shard=samples_per_shard,
+    )
+    return recipe, account.line(counts, reason)
+
+
+def _count(source: Path, paths: Sequence[Path]) -> str:
+    """Returns how many files of a split there are, and of how many by their names.
+
+    Raises UserError: their names say fewer, or contradict each other.
+    """
+    names = [_NAME.fullmatch(path.name) for path in paths]
+    published = {int(name["files"]) for name in names if name is not None}
+    most = max(published)
+    if len(published) > 1 or len(paths) > most:
+        raise UserError(f"{str(source / paths[0])!r}: {len(paths)} files of this split, by their names {most}")
+    if len(paths) < most:
+        return f"{len(paths)} of {most} files"
+    return f"{most} file{'s' if most > 1 else ''}"
+
+
+def _classes(tables: Sequence[ImageTable]) -> tuple[str, ...]:
+    """Returns the names of all classes by label; digits where the files have none.
+
+    Raises UserError: files name them differently, or a label is none of them.
+    """
+    first = tables[0]
+    for table in tables:
+        if table.classes != first.classes:
+            raise UserError(f"{str(table.path)!r}: its class names are not those of {first.path.name!r}")
+    classes = first.classes
+    if classes is None:
+        most = max(int(table.labels.max()) for table in tables)
+        classes = tuple(str(label) for label in range(min(most + 1, MOST_CLASSES)))
+    if len(set(classes)) < len(classes):
+        raise UserError(f"{str(first.path)!r}: two classes have the same name")
+    for table in tables:
+        wrong = np.flatnonzero((table.labels < 0) | (table.labels >= len(classes)))
+        if len(wrong):
+            label = table.labels[wrong[0]]
+            raise UserError(f"{str(table.path)!r}, row {wrong[0]}: label {label}, expected 0 to {len(classes) - 1}")
+    return classes
