@@ -201,7 +201,7 @@ def packing(source: Path, *, container: str | None, samples_per_shard: int | Non
     kind = "density" if holds_pairs(source) else "images"
     forms = _PACKED[kind]
     if container is not None and container not in forms:
-        raise UserError(f"--container {container}: {kind} become {' or '.join(forms)}")
+        raise UserError(f"--container {container}: {source} becomes {' or '.join(forms)}")
     form: Any = container or forms[0]
     if kind == "density":
         pairs, account = pair_packing(source, form, samples_per_shard, seed)
@@ -212,7 +212,8 @@ def packing(source: Path, *, container: str | None, samples_per_shard: int | Non
         if seed:
             raise UserError(f"--seed {seed}: rows of parquet files keep their order; leave it out")
         tables, account = parquet_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD)
-        return BuildPlan(tables, "images", tables.estimated_bytes, remarks=(account,))
+        sizes = [table.path.stat().st_size for paths in tables.tables.values() for table in paths]
+        return BuildPlan(tables, "images", sum(sizes), remarks=(account,))
     return _image_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD, seed)
 
 

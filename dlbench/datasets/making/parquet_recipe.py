@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,17 +36,12 @@ _PIECE = 1 << 20  # bytes of a column that are read at once
 _METADATA = b"huggingface"
 
 
-@dataclass(frozen=True)
-class ImageTable:
+class ImageTable(NamedTuple):
     """The labels of one parquet file."""
 
     path: Path
     labels: NDArray[np.int64]  # (num_rows,)
     classes: tuple[str, ...] | None  # names by label; None where the schema has none
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.labels)
 
 
 def holds_parquet(source: Path) -> bool:
@@ -149,17 +144,10 @@ class ParquetRecipe:
             "samples_per_shard": self.samples_per_shard,
         }
 
-    @property
-    def estimated_bytes(self) -> int:
-        # A tar member has a header, and padding to 512 bytes.
-        return sum(
-            table.path.stat().st_size + 1024 * table.num_rows for tables in self.tables.values() for table in tables
-        )
-
     def parts(self) -> Sequence[Part]:
         parts: list[Part] = []
         for split, tables in self.tables.items():
-            num_samples = sum(table.num_rows for table in tables)
+            num_samples = sum(len(table.labels) for table in tables)
             parts += shard_parts(split, num_samples, self.container, self.samples_per_shard)
         return parts
 
@@ -171,20 +159,19 @@ class ParquetRecipe:
             index_split(folder / split, self.container, self.classes)
 
     def _samples(self, part: Part) -> Iterator[Packed]:
-        sample, first_of_table = part.first, 0
+        sample, first = part.first, 0  # numbers in the split; `first` is that of a file's first row
         for table in self.tables[part.split]:
-            start = max(0, part.first - first_of_table)
-            stop = min(table.num_rows, part.first + part.count - first_of_table)
-            if start < stop:
-                for row, data in _images(table.path, range(start, stop)):
-                    filename = f"{table.path.name}, row {row}"
-                    yield Packed(f"{sample:08d}", data, int(table.labels[row]), filename)
-                    sample += 1
-            first_of_table += table.num_rows
+            stop = min(len(table.labels), part.first + part.count - first)
+            for row, data in _images(table.path, range(sample - first, stop)):
+                yield Packed(f"{sample:08d}", data, int(table.labels[row]), f"{table.path.name}, row {row}")
+                sample += 1
+            first += len(table.labels)
 
 
 def _images(path: Path, rows: range) -> Iterator[tuple[int, bytes]]:
     """Yields the number and the encoded image of each of the rows; other row groups are not read."""
+    if not rows:
+        return
     with _opened(path) as file:
         row = 0
         for group in range(file.num_row_groups):
