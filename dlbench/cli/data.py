@@ -240,6 +240,8 @@ def summary(verdict: Verdict) -> list[str]:
     counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())
     checksums = {"none": "no manifest", "whole": "all checksums agree", "altered": "checksums differ"}
     lines = [f"{verdict.source}: {TITLES[verdict.kind]}" + (f", {counts}" if counts else "")]
+    if verdict.account is not None:
+        lines.append(verdict.account.line())
     if verdict.public_set is not None:
         if verdict.lacking or verdict.faults:
             lines += [f"not the whole {verdict.public_set}: {line}" for line in verdict.lacking or ["see above"]]
@@ -272,12 +274,18 @@ def index(source: Path) -> None:
     Example:
       dlbench data index /scratch/imagenet
     """
-    from dlbench.datasets.making.sources import index_remarks
-    from dlbench.datasets.recognition import keep_indexes
+    from dlbench.datasets.file_index import load_index
+    from dlbench.datasets.images.image_set import JpegTree
+    from dlbench.datasets.recognition import detect, keep_indexes, take_account
+    from dlbench.datasets.splits import train_folder, validation_folder
 
     _require(source)
     keep_indexes(source)
-    _remark(index_remarks(source))
+    _remark([take_account(source, detect(source)).line()])
+    for folder in filter(None, (train_folder(source), validation_folder(source))):
+        images, _names_from = load_index(folder, JpegTree)
+        if images is not None:
+            _remark(f"{str(folder)!r}: {remark}" for remark in images.remarks)
     click.echo(source)
 
 
@@ -325,14 +333,13 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
     Example:
       dlbench data vocab /data/wiki wiki.txt
     """
-    from dlbench.datasets.making.sources import text_remarks
     from dlbench.datasets.making.text_recipes import train_vocabulary
+    from dlbench.datasets.recognition import take_account
     from dlbench.datasets.splits import train_folder
 
     _require(source)
-    train = train_folder(source)
-    _remark(text_remarks(source, [train]))
-    made = train_vocabulary(train, size, not cased, out)
+    _remark([take_account(source, "text").line()])
+    made = train_vocabulary(train_folder(source), size, not cased, out)
     click.echo(out)
     click.echo(f"{len(made):,} entries, SHA-256 {made.sha256}", err=True)
 

@@ -89,9 +89,12 @@ def test_shards_hold_the_rows_of_parquet_in_their_order(parquet: Path, tmp_path:
         assert images.classes == NAMES
         expected = [(number % 3, row(number)["image"]["bytes"]) for number in numbers]
         assert [(images.label(i), images.read(i)) for i in range(images.num_samples)] == expected
-    assert list(build.remarks) == [
-        "train 3 files, validation 1 file; left out: test (no labels): 1 of 2 files; no samples: README.md, classes.py"
-    ]
+    (line,) = build.remarks
+    assert line.endswith(
+        "2 passed over: README.md, classes.py; left out: test (no labels): 1 file; "
+        "of test only 1 of 2 files are there, by their names"
+    )
+    assert line.startswith("train 3 files, validation 1 (data/validation-00000-of-00001.parquet), ")
     assert verify(tmp_path / "out").faults == []
 
 
@@ -108,9 +111,8 @@ def test_files_of_volumes_hold_the_pairs(pairs: Path, tmp_path: Path, container:
             (x.tobytes(), y.tobytes()) for x, y in expected
         )
     (line,) = build.remarks
-    assert line.startswith(
-        "train 7 pairs, validation 2 pairs; left out: test (neither training nor validation): 1 pair"
-    )
+    assert line.startswith("train 14 files, validation 4, 3 passed over: test/files_data.lst, train/files_data.lst, ")
+    assert line.endswith("; left out: test (neither training nor validation): 2 files")
     assert verify(tmp_path / "out").faults == []
 
 
@@ -168,7 +170,7 @@ def test_wrong_rows_of_parquet_are_refused_by_file_and_row(parquet: Path, tmp_pa
         (f"data/{TRAIN}", "not a whole parquet file: "),
         ("data/dev-00000-of-00001.parquet", "no sample file of a split; expected train-00000-of-00294.parquet"),
         ("images.tar.gz", "no sample file of a split; expected train-00000-of-00294.parquet"),
-        ("train-00000-of-00001.parquet", "4 files of this split, by their names 3"),
+        ("train-00000-of-00001.parquet", "no sample file of a split; expected train-00000-of-00294.parquet"),
     ],
 )
 def test_files_that_are_no_samples_are_refused_by_name(parquet: Path, name: str, told: str) -> None:
@@ -185,8 +187,8 @@ ARRAYS: dict[str, tuple[str, Any, str]] = {
     "type": (DATA, COUNTS.astype(np.float32), "u3_data.npy is float32; expected <name>_data.npy"),
     "shape": (DATA, COUNTS[:2, :2, :2], f"{DATA}': volume of shape (2, 2, 2, 2) with 3 targets, the first has (4, 4"),
     "count": (DATA, -COUNTS, f"{DATA}' with 'u3_label.npy': x has a negative count"),
-    "range": (LABEL, np.float32([0, 70, 0]), f"{LABEL}': a parameter is 70; expected -1 to 1"),
-    "nan": (LABEL, np.float32([0, np.nan, 0]), f"{LABEL}': a parameter is nan; expected -1 to 1"),
+    "range": (LABEL, np.float32([0, 70, 0]), f"{LABEL}': y holds 70, outside -1..1"),
+    "nan": (LABEL, np.float32([0, np.nan, 0]), f"{LABEL}': y is not finite"),
     "other": ("train/u3.npy", COUNTS, "train/u3.npy': no sample file of a split; expected <name>_data.npy"),
 }
 
@@ -229,17 +231,19 @@ def test_commands_say_what_they_leave_out(cli: Cli, tmp_path: Path) -> None:
     for split in ("train", "validation", "test"):
         write_tree(tmp_path / "images" / split)
         (tmp_path / "text" / split).mkdir(parents=True)
-        for name in ("a.txt", "part-00001"):
+        for name in ("a.txt", "notes.csv"):
             (tmp_path / "text" / split / name).write_text("One sentence here.\n\nAnother one is there.\n" * 9)
     (tmp_path / "images" / "train" / "class 0" / "notes.md").write_text("text")
+    classes, texts = "3 class folders, validation 3, 1 passed over: test", "3 passed over: test, train/notes.csv, "
+    inside = "'images/train': passed over, not .jpg, .jpeg or .webp in a class folder: 1 ('class 0/notes.md')"
     for words, told in (
-        (("pack", "images", "out"), ("'images': left out: 'test'", "1 ('class 0/notes.md')")),
-        (("index", "images"), ("'images': left out: 'test'", "1 ('class 0/notes.md')")),
-        (("vocab", "text", "v.txt", "--size", "40"), ("'test', 'validation'", "'text/train': left out: 'part-00001'")),
         (
-            ("samples", "text", "samples", "--vocabulary", "english-4096", "--duplicates", "1"),
-            ("'text': left out: 'test'", "'text/train': left out: 'part-00001'", "'text/validation': left out: 'part-"),
+            ("pack", "images", "out"),
+            (classes, "'images/train': passed over, not .jpg, .jpeg or .webp in a class folder: 1"),
         ),
+        (("index", "images"), (classes,)),
+        (("vocab", "text", "v.txt", "--size", "40"), (texts,)),
+        (("samples", "text", "samples", "--vocabulary", "english-4096", "--duplicates", "1"), (texts,)),
     ):
         done = cli("data", *words)
         assert done.returncode == 0, done.stderr

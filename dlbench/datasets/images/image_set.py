@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.datasets.file_index import Files, load_index
-from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, holds_shards, open_image_shards
-from dlbench.datasets.splits import Split, require_no_splits
+from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, SplitFolder, holds_shards, open_image_shards
+from dlbench.datasets.splits import OF_STORAGE, Split, require_no_splits
 from dlbench.errors import UserError
 from dlbench.lazy import np
 from dlbench.opening import read_bytes
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
 IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
 """Images of ImageNet-2012 (Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", 2015, table 2)."""
 IMAGENET_CLASSES = 1000
+_SYNSET = re.compile(r"n\d{8}")
 
 
-def open_image_set(folder: Path) -> ImageSet:
+def open_image_set(
+    folder: Path, split: Split | None = None, other: SplitFolder | None = None, first_label: int | None = None
+) -> ImageSet:
     """Opens a folder of class folders, by its index if it has one, or a folder of shards.
 
+    `split`: which of two splits of shards that names tell apart is wanted. `other`: the other split, which has a say in
+    where labels begin, if there is no `first_label` that says so.
     Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
     kept, told = load_index(folder, JpegTree)
@@ -43,7 +49,9 @@ def open_image_set(folder: Path) -> ImageSet:
         holds_shards(train) or any(path.is_dir() and not path.name.startswith(".") for path in train.iterdir())
     ):
         raise UserError(f"{str(folder)!r} holds splits, not classes; give {str(train)!r} or the other one")
-    return open_image_shards(folder) if holds_shards(folder) else replace(index_jpeg_tree(folder), names_from=told)
+    if holds_shards(folder):
+        return open_image_shards(folder, split, other, first_label)
+    return replace(index_jpeg_tree(folder), names_from=told)
 
 
 def completeness(image_set: ImageSet, split: Split) -> str | None:
@@ -55,6 +63,11 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
         f"{str(image_set.root)!r}: {images:,} images in {classes:,} classes; ImageNet-2012 has {IMAGENET[split]:,} in "
         f"{IMAGENET_CLASSES:,} ({split})"
     )
+
+
+def resembles_imagenet(image_set: ImageSet) -> bool:
+    """Whether a set may be meant to be ImageNet-2012: it has as many classes, or all are named by WordNet's numbers."""
+    return len(image_set.classes) == IMAGENET_CLASSES or all(map(_SYNSET.fullmatch, image_set.classes))
 
 
 LAYOUT = "<folder>/<class>/<image>.jpg"
@@ -113,7 +126,7 @@ def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
     with os.scandir(folder) as entries:
         names = []
         for entry in entries:
-            if entry.is_dir() and not entry.name.startswith("."):
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name not in OF_STORAGE:
                 names.append(entry.name)
             elif not entry.name.startswith(".") and entry.name not in _EXPECTED:
                 passed_over.append(entry.name)

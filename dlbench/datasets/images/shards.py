@@ -34,8 +34,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+from dlbench.datasets.account import sample_names
+from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import FRAME, example_views, read_record_at, record_offsets
 from dlbench.errors import UserError, first_line
 from dlbench.lazy import np
@@ -54,9 +56,20 @@ RECORD_HEAD = 12  # bytes of a record before its payload: length and its checksu
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIX = "cls"
 _PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
+_CLASS_TAR = re.compile(r"n\d{8}\.tar")  # of ImageNet's archive of training images, which holds one for each class
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+CLASS_TARS = (
+    "ImageNet's class tars, one for each class: unpack each into a folder of its name, for f in *.tar; do "
+    'mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done, and move the tars away'
+)
+SHARD_LAYOUT = "*.tar, *.tfrecord or *-00000-of-01024"
 _MAX_HEADERS = 1 << 20  # bytes of the headers of one tar member that are read for its name, at most
 _MAX_NAME = 200  # characters of a member's name that a message holds, at most
-MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
+_MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
+
+
+SplitFolder: TypeAlias = tuple[Path, Split]
+"""A folder of shards, and which split of it is meant if names tell two apart."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,6 +86,7 @@ class ShardIndex:
     lengths: NDArray[np.int32]  # (num_samples,) bytes of the encoded image
     labels: NDArray[np.int32]  # (num_samples,) counted from 0
     remarks: tuple[str, ...] = ()
+    first_label: int | None = None  # number of the first class in TFRecords that were scanned
 
 
 @dataclass
@@ -87,7 +101,7 @@ class _Rows:
     first_passed_over: str = ""
 
     def add(self, record: int, offset: int, length: int, label: int) -> None:
-        if not 0 <= label < MOST_CLASSES:
+        if not 0 <= label < _MOST_CLASSES:
             raise ValueError(f"label {label} of the image at byte {offset}: no class number")
         if length > MAX_IMAGE:
             raise ValueError(f"the image at byte {offset} has {length} bytes, which no image has")
@@ -97,10 +111,11 @@ class _Rows:
         self.labels.append(label)
 
 
-def shard_names(folder: Path) -> tuple[str, list[str]] | None:
+def shard_names(folder: Path, split: Split | None = None) -> tuple[str, list[str]] | None:
     """The container and the sorted file names of the shards in a folder; None if it holds none.
 
-    Raises UserError: it holds tar and TFRecord files.
+    `split`: which of two splits that names tell apart is wanted.
+    Raises UserError: it holds tar and TFRecord files, or splits or shards cannot be told apart.
     """
     try:
         files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
@@ -109,7 +124,15 @@ def shard_names(folder: Path) -> tuple[str, list[str]] | None:
     found = shards_among(files)
     if len(found) > 1:
         raise UserError(f"{str(folder)!r} holds tar and TFRecord files; keep one of the two")
-    return next(iter(found.items()), None)
+    for container, names in found.items():
+        return container, sample_names(folder, files, frozenset(names).__contains__, split, SHARD_LAYOUT)
+    return None
+
+
+def holds_class_tars(names: Sequence[str]) -> bool:
+    """Whether tar files are those that ImageNet's archive of training images is made of, by their names."""
+    tars = [name for name in names if name.endswith(".tar")]
+    return bool(tars) and all(_CLASS_TAR.fullmatch(name) for name in tars)
 
 
 def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
@@ -117,33 +140,42 @@ def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
     return {c: found for c, p in _PATTERNS.items() if (found := [name for name in names if p.fullmatch(name)])}
 
 
-def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_label: int | None = None) -> ShardIndex:
+def scan_shards(
+    folder: Path,
+    *,
+    classes: Sequence[str] | None = None,
+    first_label: int | None = None,
+    split: Split | None = None,
+    other: SplitFolder | None = None,
+) -> ShardIndex:
     """Reads the headers of all shards of a folder.
 
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
-    `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
+    `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of this
+    and of the `other` split, else 0. `split`: which of two splits that names tell apart is wanted.
     Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
-    found = shard_names(folder)
+    found = shard_names(folder, split)
     if found is None:
-        raise UserError(f"{str(folder)!r} holds no shards; expected *.tar, *.tfrecord or *-00000-of-01024")
+        raise UserError(f"{str(folder)!r} holds no shards; expected {SHARD_LAYOUT}")
     container, names = found
     tables, sizes, synsets = [], [], dict[int, str]()
+    if holds_class_tars(names):
+        raise UserError(f"{str(folder)!r} holds {CLASS_TARS}")
     for name in names:
-        path = folder / name
-        try:
-            tables.append(_scan_tar(path) if container == "tar" else _scan_records(path, synsets))
-            sizes.append(path.stat().st_size)
-        except OSError as error:
-            raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
-        except (ValueError, OverflowError, tarfile.TarError) as error:
-            raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
+        tables.append(_scan(folder / name, container, synsets))
+        sizes.append((folder / name).stat().st_size)
     labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
     if not len(labels):
         raise UserError(f"{str(folder)!r}: the shards hold no image{_endings(tables)}")
     remarks = []
+    last_label = int(labels.max())
     if first_label is None:
-        first_label = int(container == "tfrecord" and labels.min() == 1)
+        first_label = 0
+        if container == "tfrecord" and labels.min() > 0:
+            lowest, highest = _other_labels(other, synsets)
+            last_label = max(last_label, highest)
+            first_label = int(min(labels.min(), lowest) == 1)
         if first_label:
             remarks.append("labels in the records count from 1 (0 is the background class); they were lowered by one")
     if passed_over := sum(t.passed_over for t in tables):
@@ -152,14 +184,36 @@ def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_lab
         container=container,
         shards=tuple(names),
         sizes=tuple(sizes),
-        classes=_class_names(folder, labels, first_label, classes, synsets),
+        classes=_class_names(folder, labels, first_label, last_label, classes, synsets),
         shard=np.repeat(np.arange(len(names), dtype=np.int32), [len(t.labels) for t in tables]),
         records=np.concatenate([np.array(t.records, dtype=np.int64) for t in tables]),
         offsets=np.concatenate([np.array(t.offsets, dtype=np.int64) for t in tables]),
         lengths=np.concatenate([np.array(t.lengths, dtype=np.int32) for t in tables]),
         labels=labels - np.int32(first_label),
         remarks=tuple(remarks),
+        first_label=first_label if container == "tfrecord" else None,
     )
+
+
+def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
+    """Reads the headers of one shard. Raises UserError: it cannot be read, or is damaged or not of this form."""
+    try:
+        if container == "tar":
+            return _scan_tar(path)
+        return _scan_records(path, synsets)
+    except OSError as error:
+        raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, OverflowError, tarfile.TarError) as error:
+        raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
+
+
+def _other_labels(other: SplitFolder | None, synsets: dict[int, str]) -> tuple[int, int]:
+    """Returns the lowest and the highest label in the TFRecords of the other split, and adds its names of classes."""
+    labels: list[int] = []
+    if other is not None and (shards := shard_names(*other)) is not None and shards[0] == "tfrecord":
+        for name in shards[1]:
+            labels += _scan(other[0] / name, "tfrecord", synsets).labels
+    return min(labels, default=_MOST_CLASSES), max(labels, default=0)
 
 
 def _endings(tables: Sequence[_Rows]) -> str:
@@ -172,9 +226,14 @@ def _endings(tables: Sequence[_Rows]) -> str:
 
 
 def _class_names(
-    folder: Path, labels: NDArray[np.int32], first: int, classes: Sequence[str] | None, synsets: dict[int, str]
+    folder: Path,
+    labels: NDArray[np.int32],
+    first: int,
+    last: int,
+    classes: Sequence[str] | None,
+    synsets: dict[int, str],
 ) -> tuple[str, ...]:
-    low, high = int(labels.min()) - first, int(labels.max()) - first
+    low, high = int(labels.min()) - first, last - first
     if low < 0 or (classes is not None and high >= len(classes)):
         known = "" if classes is None else f" to {len(classes) - 1 + first}"
         raise UserError(f"{str(folder)!r}: labels {low + first} to {high + first}, expected {first}{known}")
@@ -200,6 +259,11 @@ class _Bounded(io.BufferedReader):
 def _scan_tar(path: Path) -> _Rows:
     rows = _Rows()
     waiting: dict[str, Any] = {}
+    with open_file(path) as file:
+        head = file.read(max(map(len, _COMPRESSED)))
+    for magic, program in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise ValueError(f"it is compressed with {program}, and images are read at their place; unpack it")
     with _Bounded(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
@@ -434,17 +498,20 @@ class ImageShards(ImageSet):
 
 def holds_shards(folder: Path) -> bool:
     """Whether a folder holds image shards or an index of them."""
-    return (folder / INDEX).is_file() or shard_names(folder) is not None
+    return (folder / INDEX).is_file() or shard_names(folder, "train") is not None
 
 
-def open_image_shards(folder: Path) -> ImageShards:
+def open_image_shards(
+    folder: Path, split: Split | None = None, other: SplitFolder | None = None, first_label: int | None = None
+) -> ImageShards:
     """Opens a folder of shards by its index, or by reading all headers if it has none.
 
+    `split`, `other`, `first_label`: see `scan_shards`.
     Raises UserError: no shards; the index is damaged; or a shard is missing, damaged or not of the size that the index
     says.
     """
     if not (folder / INDEX).is_file():
-        return ImageShards(folder, scan_shards(folder))
+        return ImageShards(folder, scan_shards(folder, split=split, other=other, first_label=first_label))
     index = load_index(folder)
     for name, size in zip(index.shards, index.sizes, strict=True):
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.making.production import Part, Recipe, produce, require_ours
 from dlbench.datasets.manifest import MadeWith, read_manifest
-from dlbench.datasets.splits import train_folder, validation_folder
+from dlbench.datasets.splits import Split, train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def packing(source: Path, *, container: str | None, samples_per_shard: int | Non
     """
     from dlbench.datasets.making.image_recipes import SAMPLES_PER_SHARD
     from dlbench.datasets.making.npy_recipe import holds_pairs, pair_packing
-    from dlbench.datasets.making.parquet_recipe import holds_parquet, parquet_packing
+    from dlbench.datasets.making.parquet_recipe import parquet_folder, parquet_packing
 
     kind = "density" if holds_pairs(source) else "images"
     forms = _PACKED[kind]
@@ -204,38 +204,42 @@ def packing(source: Path, *, container: str | None, samples_per_shard: int | Non
         raise UserError(f"--container {container}: {source} becomes {' or '.join(forms)}")
     form: Any = container or forms[0]
     if kind == "density":
-        pairs, account = pair_packing(source, form, samples_per_shard, seed)
+        pairs, line = pair_packing(source, form, samples_per_shard, seed)
         per_sample = _bytes_per_sample(replace(pairs, samples_per_file=1))
         num_samples = sum(part.count for part in pairs.parts())
-        return BuildPlan(pairs, "volumes", round(per_sample * num_samples), remarks=(account,))
-    if holds_parquet(source):
+        return BuildPlan(pairs, "volumes", round(per_sample * num_samples), remarks=(line,))
+    if parquet_folder(source) is not None:
         if seed:
             raise UserError(f"--seed {seed}: rows of parquet files keep their order; leave it out")
-        tables, account = parquet_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD)
+        tables, line = parquet_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD)
         sizes = [table.path.stat().st_size for paths in tables.tables.values() for table in paths]
-        return BuildPlan(tables, "images", sum(sizes), remarks=(account,))
+        return BuildPlan(tables, "images", sum(sizes), remarks=(line,))
     return _image_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD, seed)
 
 
 def _image_packing(source: Path, container: Any, samples_per_shard: int, seed: int) -> BuildPlan:
     from dlbench.datasets.images.image_set import open_image_set
     from dlbench.datasets.making.image_recipes import PackRecipe
-    from dlbench.datasets.making.sources import beside, image_remarks
+    from dlbench.datasets.recognition import take_account
 
     train, validation = train_folder(source), validation_folder(source)
     recipe = PackRecipe(
         train=train, validation=validation, container=container, samples_per_shard=samples_per_shard, seed=seed
     )
     expected = 0.0
-    folders = [folder for folder in (train, validation) if folder is not None]
-    remarks = beside(source, folders)
-    for folder in folders:
-        images = open_image_set(folder)
-        step = max(1, images.num_samples // _PROBES)
-        sizes = [_size_of(images, index) for index in range(0, images.num_samples, step)]
-        expected += images.num_samples * sum(sizes) / len(sizes)
-        remarks += image_remarks(images)
-        images.close()
+    remarks: list[str] = []
+    splits: tuple[tuple[Split, Path | None], ...] = (("train", train), ("validation", validation))
+    for split, folder in splits:
+        if folder is not None:
+            images = open_image_set(folder, split)
+            if not remarks:
+                kind = "images" if images.kind == "jpeg-tree" else "image-shards"
+                remarks.append(take_account(source, kind).line())
+            step = max(1, images.num_samples // _PROBES)
+            sizes = [_size_of(images, index) for index in range(0, images.num_samples, step)]
+            expected += images.num_samples * sum(sizes) / len(sizes)
+            remarks += [f"{str(folder)!r}: {remark}" for remark in images.remarks]
+            images.close()
     return BuildPlan(recipe, "images", round(expected), remarks=remarks)
 
 
@@ -254,8 +258,8 @@ def pretraining(
 
     Raises UserError: the text or the vocabulary is missing, or numbers do not fit.
     """
-    from dlbench.datasets.making.sources import text_remarks
     from dlbench.datasets.making.text_recipes import SamplesRecipe
+    from dlbench.datasets.recognition import take_account
 
     if max_predictions is None:
         max_predictions = _PUBLISHED_PREDICTIONS.get(sequence_length, math.ceil(0.15 * sequence_length))
@@ -268,13 +272,14 @@ def pretraining(
         duplicates=duplicates,
         seed=seed,
     )
+    remarks = (take_account(source, "text").line(),)
     if validation is None:
-        return BuildPlan(recipe, "samples", None, remarks=text_remarks(source, [train]))
+        return BuildPlan(recipe, "samples", None, remarks=remarks)
     both = Paired(
         train=replace(recipe, validation_share=0.0),
-        validation=replace(recipe, source=str(validation), validation_share=0.0, duplicates=1),
+        validation=replace(recipe, source=str(validation), split="validation", validation_share=0.0, duplicates=1),
     )
-    return BuildPlan(both, "samples", None, remarks=text_remarks(source, [train, validation]))
+    return BuildPlan(both, "samples", None, remarks=remarks)
 
 
 @dataclass(frozen=True)

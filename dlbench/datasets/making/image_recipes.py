@@ -38,6 +38,7 @@ from dlbench.datasets.images.shards import (
     SYNSET,
     ImageSet,
     ImageShards,
+    SplitFolder,
     save_index,
     scan_shards,
 )
@@ -178,7 +179,11 @@ class PackRecipe:
 
     @cached_property
     def _sets(self) -> dict[Split, ImageSet]:
-        return {split: open_image_set(path) for split, path in self._sources().items()}
+        sources = self._sources()
+        others: dict[Split, SplitFolder] = {"validation": (self.train, "train")}
+        if self.validation is not None:
+            others["train"] = self.validation, "validation"
+        return {split: open_image_set(path, split, others.get(split)) for split, path in sources.items()}
 
     @cached_property
     def _orders(self) -> dict[Split, NDArray[np.int64]]:

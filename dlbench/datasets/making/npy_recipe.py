@@ -17,10 +17,10 @@ import numpy as np
 
 from dlbench.datasets.making.density_recipe import Container, volume_parts, write_volumes
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.making.sources import TEST, account_for, split_called
+from dlbench.datasets.making.sources import account_line, split_called, take_account
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import NAMES, Split
-from dlbench.datasets.volumes import Volume, npy_pair, require_counts
+from dlbench.datasets.volumes import Volume, npy_pair, require_counts, target_fault
 from dlbench.errors import UserError
 from dlbench.opening import read_text, why_unreadable
 
@@ -31,7 +31,6 @@ DATA, LABEL = "_data.npy", "_label.npy"
 LAYOUT = f"<name>{DATA} (int16, (S, S, S, C)) next to <name>{LABEL} (float32, (T,)), in train/ and validation/"
 _LISTS = {"files_data.lst": DATA, "files_label.lst": LABEL}
 _MAX_LIST = 1 << 28  # bytes: half a million names have some 30 MB
-_LARGEST_TARGET = 1 + 1e-5  # parameters are scaled to [-1, 1], and rounded
 
 
 def holds_pairs(source: Path) -> bool:
@@ -48,7 +47,7 @@ def _split_of(path: Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairRecipe:
-    """How pairs of .npy files become volumes; a `Recipe` of dlbench.datasets.making.production."""
+    """Turns pairs of .npy files into volumes; a `Recipe` of dlbench.datasets.making.production."""
 
     source: Path
     names: Mapping[Split, Sequence[str]]  # of the files of counts, relative to the source, in the order of the samples
@@ -60,7 +59,7 @@ class PairRecipe:
 
     @property
     def made_with(self) -> MadeWith:
-        """Everything that decides the bytes; of the source the names, not the contents of its files."""
+        """Returns what decides the bytes; of the source the names, not the contents of its files."""
         digest = hashlib.sha256()
         for split, names in self.names.items():
             digest.update(os.fsencode("\0".join((split, *names, ""))))
@@ -107,9 +106,9 @@ def read_pair(path: Path) -> Volume:
         raise UserError(f"{str(path)!r} with {labels.name!r}: {why_unreadable(error)}") from None
     if len(x) != 1:
         raise UserError(f"{str(path)!r}: {len(x)} volumes in one file; expected {LAYOUT}")
-    wrong = y[~(np.abs(y) <= _LARGEST_TARGET)]
-    if len(wrong):
-        raise UserError(f"{str(labels)!r}: a parameter is {wrong[0]:g}; expected -1 to 1, as cosmoUniverse's unitPar")
+    fault = target_fault(y[0])
+    if fault is not None:
+        raise UserError(f"{str(labels)!r}: {fault}")
     return x[0], np.array(y[0])
 
 
@@ -125,18 +124,16 @@ def pair_packing(source: Path, container: Container, samples_per_file: int | Non
     `samples_per_file`: None: one a TFRecord, 64 in HDF5. `seed`: of the order.
     Raises UserError: a file is no sample file, has no counterpart or contradicts a list, or the first pair is wrong.
     """
-    account = account_for(source, _split_of, LAYOUT)
-    names = {}
-    for split, paths in account.samples.items():
-        for path in set(paths) - {_counterpart(path) for path in paths}:
-            raise UserError(f"{str(source / path)!r} has no {_counterpart(path).name!r} next to it; expected {LAYOUT}")
-        names[split] = [str(path) for path in paths if path.name.endswith(DATA)]
-    for path in account.companions:
-        if path.name in _LISTS:
-            _compare_list(source / path)
-    counts = {split: f"{len(names[split])} pairs" for split in names}
-    line = account.line(counts, "neither training nor validation")
-    names.pop(TEST, None)
+    account = take_account(source, _split_of, LAYOUT)
+    names: dict[str, list[str]] = {}
+    for split, files in account.splits.items():
+        for name in sorted(set(files) - {str(_counterpart(Path(file))) for file in files})[:1]:
+            other = _counterpart(source / name).name
+            raise UserError(f"{str(source / name)!r} has no {other!r} next to it; expected {LAYOUT}")
+        names[split] = [name for name in files if name.endswith(DATA)]
+    for name in account.others:
+        if Path(name).name in _LISTS:
+            _compare_list(source / name)
     x, y = read_pair(source / names["train"][0])
     ordered: dict[Split, Sequence[str]] = {}
     for split in NAMES:
@@ -151,7 +148,7 @@ def pair_packing(source: Path, container: Container, samples_per_file: int | Non
         container=container,
         samples_per_file=samples_per_file or SAMPLES_PER_FILE[container],
     )
-    return recipe, line
+    return recipe, account_line(account, "neither training nor validation")
 
 
 def _compare_list(path: Path) -> None:

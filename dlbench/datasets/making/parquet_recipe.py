@@ -12,16 +12,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.images.shards import MAX_IMAGE, MOST_CLASSES
+from dlbench.datasets.account import Account
+from dlbench.datasets.images.shards import MAX_IMAGE
 from dlbench.datasets.making.image_recipes import Container, Packed, index_split, shard_parts, write_shard
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.making.sources import TEST, account_for, split_called
+from dlbench.datasets.making.sources import TEST, account_line, split_called, take_account
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import NAMES, Split
 from dlbench.errors import EnvironmentLacksError, UserError, first_line
@@ -34,6 +36,7 @@ _NAME = re.compile(r"(?P<split>\w+)-\d+-of-(?P<files>\d+)(-[0-9a-f]+)?\.parquet"
 _ROWS_AT_ONCE = 64
 _PIECE = 1 << 20  # bytes of a column that are read at once
 _METADATA = b"huggingface"
+_MOST_CLASSES = 1_000_000  # where they have no names: a label beyond is taken for damage
 
 
 class ImageTable(NamedTuple):
@@ -44,21 +47,22 @@ class ImageTable(NamedTuple):
     classes: tuple[str, ...] | None  # names by label; None where the schema has none
 
 
-def holds_parquet(source: Path) -> bool:
-    """Returns whether a folder, or its folder `data`, holds parquet files."""
-    return any(next(folder.glob("*.parquet"), None) is not None for folder in (source, source / "data"))
+def parquet_folder(source: Path) -> Path | None:
+    """Returns the folder that holds parquet files: `data` in the source, or the source; None if neither does."""
+    for folder in (source / "data", source):
+        if any(folder.glob("*.parquet")):
+            return folder
+    return None
 
 
-def _split_of(path: Path) -> str | None:
+def _split_of(folder: Path, path: Path) -> str | None:
     name = _NAME.fullmatch(path.name)
-    if name is None or path.parent not in (Path(), Path("data")):
-        return None
-    return split_called(name["split"])
+    return split_called(name["split"]) if name is not None and path.parent == folder else None
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A `pyarrow.parquet.ParquetFile`, open for reading.
+    """Opens a `pyarrow.parquet.ParquetFile`.
 
     Raises UserError: the file cannot be read, or pyarrow calls it damaged. EnvironmentLacksError: no pyarrow.
     """
@@ -120,7 +124,7 @@ def _class_names(metadata: Mapping[bytes, bytes]) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ParquetRecipe:
-    """How parquet files become shards; a `Recipe` of dlbench.datasets.making.production."""
+    """Turns parquet files into shards; a `Recipe` of dlbench.datasets.making.production."""
 
     tables: Mapping[Split, Sequence[ImageTable]]
     classes: tuple[str, ...]
@@ -130,7 +134,7 @@ class ParquetRecipe:
 
     @property
     def made_with(self) -> MadeWith:
-        """Everything that decides the bytes; of the source names, sizes and labels, not the images themselves."""
+        """Returns what decides the bytes; of the source names, sizes and labels, not the images themselves."""
         digest = hashlib.sha256("\0".join(self.classes).encode())
         for split, tables in self.tables.items():
             for table in tables:
@@ -201,9 +205,9 @@ def parquet_packing(source: Path, container: Container, samples_per_shard: int) 
     Raises UserError: a file is no sample file, damaged or of another form, or a label is no class.
     EnvironmentLacksError: pyarrow is not installed.
     """
-    account = account_for(source, _split_of, LAYOUT)
-    counts = {split: _count(source, paths) for split, paths in account.samples.items()}
-    tables = {split: [read_labels(source / path) for path in paths] for split, paths in account.samples.items()}
+    folder = parquet_folder(source) or source
+    account = take_account(source, partial(_split_of, folder.relative_to(source)), LAYOUT)
+    tables = {split: [read_labels(source / name) for name in names] for split, names in account.splits.items()}
     is_labelled = any((table.labels != NO_LABEL).any() for table in tables.get(TEST, ()))
     reason = "neither training nor validation" if is_labelled else "no labels"
     recipe = ParquetRecipe(
@@ -212,22 +216,18 @@ def parquet_packing(source: Path, container: Container, samples_per_shard: int) 
         container=container,
         samples_per_shard=samples_per_shard,
     )
-    return recipe, account.line(counts, reason)
+    return recipe, account_line(account, reason) + _missing(account)
 
 
-def _count(source: Path, paths: Sequence[Path]) -> str:
-    """Returns how many files of a split there are, and of how many by their names.
-
-    Raises UserError: their names say fewer, or contradict each other.
-    """
-    names = [_NAME.fullmatch(path.name) for path in paths]
-    published = {int(name["files"]) for name in names if name is not None}
-    most = max(published)
-    if len(published) > 1 or len(paths) > most:
-        raise UserError(f"{str(source / paths[0])!r}: {len(paths)} files of this split, by their names {most}")
-    if len(paths) < most:
-        return f"{len(paths)} of {most} files"
-    return f"{most} file{'s' if most > 1 else ''}"
+def _missing(account: Account) -> str:
+    """Returns of which splits there are fewer files than their names say; empty if all are there."""
+    text = ""
+    for split, paths in account.splits.items():
+        names = [_NAME.fullmatch(Path(path).name) for path in paths]
+        published = max(int(name["files"]) for name in names if name is not None)
+        if len(paths) < published:
+            text += f"; of {split} only {len(paths):,} of {published:,} files are there, by their names"
+    return text
 
 
 def _classes(tables: Sequence[ImageTable]) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def _classes(tables: Sequence[ImageTable]) -> tuple[str, ...]:
     classes = first.classes
     if classes is None:
         most = max(int(table.labels.max()) for table in tables)
-        classes = tuple(str(label) for label in range(min(most + 1, MOST_CLASSES)))
+        classes = tuple(str(label) for label in range(min(most + 1, _MOST_CLASSES)))
     if len(set(classes)) < len(classes):
         raise UserError(f"{str(first.path)!r}: two classes have the same name")
     for table in tables:

@@ -30,8 +30,9 @@ from torch.utils.dlpack import from_dlpack
 
 from dlbench.datasets.images.image_set import JpegTree, open_image_set
 from dlbench.datasets.images.jpeg_decode import FACTORS, Box, Decoding, decode, inspect, region_function
-from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
+from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex, SplitFolder
 from dlbench.datasets.making.image_recipes import class_labels
+from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
@@ -374,6 +375,8 @@ def open_images(
     *,
     training: bool,
     classes: tuple[str, ...] | None = None,
+    first_label: int | None = None,
+    other: SplitFolder | None = None,
     lister: Lister = ALONE,
     decoding: Decoding = "region",
     by_gpu: bool = False,
@@ -382,12 +385,12 @@ def open_images(
 
     `model`: gives the size of the image and the number of classes. `training`: random-resized crops and flips, or else
     the centre crop. `classes`: names by label, for a set whose own classes may be fewer (validation); None: the set's
-    own. `by_gpu`: images are not decoded here, but by the GPU (see `dlbench.node.data.images`). Returns samples with
-    image (S, S, 3) uint8 and label () int64, S = model.image_size. Raises UserError: the set is missing or damaged, has
-    more classes than the model, or a class that is not in `classes`. EnvironmentLacksError: a library that its form
-    needs is not installed.
+    own. `first_label`, `other`: see `scan_shards`. `by_gpu`: images are not decoded here, but by the GPU (see
+    `dlbench.node.data.images`). Returns samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
+    Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
+    `classes`. EnvironmentLacksError: a library that its form needs is not installed.
     """
-    images = _listed(source, lister)
+    images = _listed(source, "train" if training else "validation", first_label, other, lister)
     known = images.classes if classes is None else classes
     if len(known) > model.num_classes:
         raise UserError(
@@ -400,9 +403,9 @@ def open_images(
     return kind(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
 
 
-def _listed(source: Path, lister: Lister) -> ImageSet:
+def _listed(source: Path, split: Split, first_label: int | None, other: SplitFolder | None, lister: Lister) -> ImageSet:
     def listed() -> JpegTree | ShardIndex:
-        images = open_image_set(source)
+        images = open_image_set(source, split, other, first_label)
         if isinstance(images, ImageShards):
             return images.index
         assert isinstance(images, JpegTree)
@@ -412,9 +415,19 @@ def _listed(source: Path, lister: Lister) -> ImageSet:
     return ImageShards(source, found) if isinstance(found, ShardIndex) else found
 
 
-def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
-    """The names of the classes of a set, by label; see `open_images`.
+def image_classes(
+    source: Path, lister: Lister = ALONE, other: SplitFolder | None = None
+) -> tuple[tuple[str, ...], int | None]:
+    """The names of the classes of training data, by label, and the number of the first in its records, if they count.
 
+    `other`: the validation data; see `open_images`.
     Raises UserError: the set is missing or damaged.
     """
-    return lister.index(lambda: open_image_set(source).classes, ())
+
+    def listed() -> tuple[tuple[str, ...], int | None]:
+        images = open_image_set(source, "train", other)
+        if isinstance(images, ImageShards):
+            return images.classes, images.index.first_label
+        return images.classes, None
+
+    return lister.index(listed, ())

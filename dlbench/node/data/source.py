@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 
 from dlbench.datasets.images.image_set import IMAGENET, IMAGENET_CLASSES
+from dlbench.datasets.images.shards import SplitFolder
 from dlbench.datasets.manifest import Manifest, read_manifest
+from dlbench.datasets.recognition import account_for
 from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import NAMES, train_folder, validation_folder
 from dlbench.datasets.volumes import PUBLIC
@@ -246,14 +249,19 @@ def open_reader(
     if isinstance(data_spec, ImageData):
         from dlbench.node.data.images import image_classes, open_images
 
-        # A validation tree may lack a class; its labels are still those of the training data.
-        classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
+        classes = first_label = None
+        other = _validation_beside(data_spec)
+        if not training:
+            # A validation tree may lack a class; its labels are still those of the training data.
+            classes, first_label = image_classes(train_folder(Path(data_spec.source)), lister, other)
         return open_images(
             folder,
             network,
             seed,
             training=training,
             classes=classes,
+            first_label=first_label,
+            other=other,
             lister=lister,
             decoding=data_spec.decode,
             by_gpu=training and data_spec.reader == "nvimagecodec",
@@ -267,23 +275,38 @@ def open_reader(
     return open_density(folder, network, seed, training=training, lister=lister, counts=counts)
 
 
+def _validation_beside(data_spec: DataSpec) -> SplitFolder | None:
+    """Returns where the validation data is, if there is any: labels of both splits begin with the same number."""
+    try:
+        return validation_path(data_spec), "validation"
+    except UserError:
+        return None
+
+
 _PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
 
 
-def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
-    """The name of the training data, for the record.
+def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, object]:
+    """The name of the training data and the account of its files, for the record.
 
-    Returns `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is
-    there; `public_set` where the counts are those of a public one; empty where neither is so.
+    Returns `account` (see `dlbench.datasets.account`); `made_by` and `set_sha256` (of the manifest's list of files) where
+    dlbench made the set, all of which is there; `public_set` where the counts are those of a public one. Empty of
+    synthetic data.
     """
     if spec.is_synthetic:
         return {}
+    about: dict[str, object] = {}
+    with suppress(UserError, OSError):  # the source may have gone since it was read
+        account = account_for(spec)
+        if account is not None:
+            about["account"] = account.as_json()
     manifest = _manifest(Path(spec.source))
     # A set of text is counted in documents.
     if manifest is not None and manifest.counts.get("train") == described.get("documents", described["num_samples"]):
-        return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
-    public = _public(spec, described)
-    return {"public_set": public} if public else {}
+        return {**about, "made_by": "dlbench", "set_sha256": manifest.files_sha256}
+    if public := _public(spec, described):
+        about["public_set"] = public
+    return about
 
 
 def _manifest(source: Path) -> Manifest | None:
