@@ -295,16 +295,17 @@ def index(source: Path) -> None:
 @click.option(
     "--container",
     type=click.Choice(["tar", "tfrecord", "hdf5"]),
-    help="Images: tar or tfrecord; volumes: hdf5 or tfrecord (default: the first).",
+    help="tfrecord, or the defaults: tar of images, hdf5 of volumes.",
 )
-@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Default: 1252 images; 64 volumes, 1 in TFRecord.")
+@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Default: 1252 images, 64 volumes (in TFRecord 1).")
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
-    """Pack images into shards, and npy pairs of CosmoFlow into volumes: few large files instead of many small ones.
+    """Pack images into shards, npy pairs into volumes: few large files instead of many small ones.
 
     SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both; or parquet files as
-    Hugging Face publishes ImageNet (data/train-00000-of-00294.parquet); or pairs <name>_data.npy, <name>_label.npy.
+    Hugging Face publishes ImageNet (data/train-00000-of-00294.parquet); or CosmoFlow's pairs
+    <name>_data.npy, <name>_label.npy.
     The encoded images are copied as they are, in an order that mixes the classes, of parquet in that of its rows. tar
     shards are read by webdataset, too, TFRecords by TensorFlow. What is left out is printed. Interrupted, the same
     command continues.

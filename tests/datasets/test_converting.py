@@ -237,11 +237,8 @@ def test_commands_say_what_they_leave_out(cli: Cli, tmp_path: Path) -> None:
     classes, texts = "3 class folders, validation 3, 1 passed over: test", "3 passed over: test, train/notes.csv, "
     inside = "'images/train': passed over, not .jpg, .jpeg or .webp in a class folder: 1 ('class 0/notes.md')"
     for words, told in (
-        (
-            ("pack", "images", "out"),
-            (classes, "'images/train': passed over, not .jpg, .jpeg or .webp in a class folder: 1"),
-        ),
-        (("index", "images"), (classes,)),
+        (("pack", "images", "out"), (classes, inside)),
+        (("index", "images"), (classes, inside)),
         (("vocab", "text", "v.txt", "--size", "40"), (texts,)),
         (("samples", "text", "samples", "--vocabulary", "english-4096", "--duplicates", "1"), (texts,)),
     ):
