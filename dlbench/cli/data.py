@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,6 +171,7 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     from dlbench.datasets.making.production import produce
     from dlbench.datasets.recognition import LISTED, MANIFEST_KINDS, keep_indexes
 
+    _remark(build.remarks)
     most = available_cores() if build.most_workers is None else build.most_workers
     with meter(resumes=True) as report:
 
@@ -252,6 +253,11 @@ def summary(verdict: Verdict) -> list[str]:
     return lines
 
 
+def _remark(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(cleaned(line), err=True)
+
+
 def _require(source: Path) -> None:
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
@@ -268,10 +274,18 @@ def index(source: Path) -> None:
     Example:
       dlbench data index /scratch/imagenet
     """
-    from dlbench.datasets.recognition import keep_indexes
+    from dlbench.datasets.file_index import load_index
+    from dlbench.datasets.images.image_set import JpegTree
+    from dlbench.datasets.recognition import detect, keep_indexes, take_account
+    from dlbench.datasets.splits import train_folder, validation_folder
 
     _require(source)
     keep_indexes(source)
+    _remark([take_account(source, detect(source)).line()])
+    for folder in filter(None, (train_folder(source), validation_folder(source))):
+        images, _names_from = load_index(folder, JpegTree)
+        if images is not None:
+            _remark(f"{str(folder)!r}: {remark}" for remark in images.remarks)
     click.echo(source)
 
 
@@ -279,17 +293,22 @@ def index(source: Path) -> None:
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
 @click.option(
-    "--container", type=click.Choice(["tar", "tfrecord"]), default="tar", show_default=True, help="Form of a shard."
+    "--container",
+    type=click.Choice(["tar", "tfrecord", "hdf5"]),
+    help="tfrecord, or the defaults: tar of images, hdf5 of volumes.",
 )
-@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Images in each (default 1252).")
+@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Default: 1252 images, 64 volumes (in TFRecord 1).")
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
-    """Pack images into shards: few large files instead of a million small ones.
+    """Pack images into shards, npy pairs into volumes: few large files instead of many small ones.
 
-    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both. The encoded images
-    are copied as they are, in an order that mixes the classes. tar shards are read by webdataset, too, TFRecords by
-    TensorFlow. Interrupted, the same command continues.
+    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both; or parquet files as
+    Hugging Face publishes ImageNet (data/train-00000-of-00294.parquet); or CosmoFlow's pairs
+    <name>_data.npy, <name>_label.npy.
+    The encoded images are copied as they are, in an order that mixes the classes, of parquet in that of its rows. tar
+    shards are read by webdataset, too, TFRecords by TensorFlow. What is left out is printed. Interrupted, the same
+    command continues.
 
     \b
     Example:
@@ -316,9 +335,11 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
       dlbench data vocab /data/wiki wiki.txt
     """
     from dlbench.datasets.making.text_recipes import train_vocabulary
+    from dlbench.datasets.recognition import take_account
     from dlbench.datasets.splits import train_folder
 
     _require(source)
+    _remark([take_account(source, "text").line()])
     made = train_vocabulary(train_folder(source), size, not cased, out)
     click.echo(out)
     click.echo(f"{len(made):,} entries, SHA-256 {made.sha256}", err=True)

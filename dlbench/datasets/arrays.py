@@ -96,10 +96,8 @@ def require_inside(file: h5py.File, dataset: h5py.Dataset) -> None:
     elif dataset.external:
         kind, outside = "external", {path for path, _offset, _size in dataset.external}
     if outside:
-        count = f"{len(outside)} other file{'s' if len(outside) > 1 else ''}"
-        raise ValueError(
-            f"{name} is {kind}: its values lie in {count}, e.g. {min(outside)!r}; write them into this one"
-        )
+        first = min(outside)
+        raise ValueError(f"{name} is {kind}: its values lie in other files, e.g. {first!r}; write them into this one")
 
 
 class OpenFiles:

@@ -326,20 +326,27 @@ def targets_path(path: Path) -> Path:
     return path.with_name(path.name[: -len("_x.npy")] + "_y.npy")
 
 
-def _npy_pair(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Both arrays with a first dimension of samples, mapped."""
-    x, y = _npy_mapped(path, "int16"), _npy_mapped(targets_path(path), "float32")
+def npy_pair(path: Path, targets: Path, expected: str) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """Returns the arrays of two files with a first dimension of samples, mapped; `expected`: for messages.
+
+    Raises OSError: a file cannot be read. ValueError: it is damaged, or the two are of another type or shape.
+    """
+    x, y = _npy_mapped(path, "int16", expected), _npy_mapped(targets, "float32", expected)
     if (x.ndim, y.ndim) == (4, 1):
         x, y = x[None], y[None]
     if x.ndim != 5 or y.ndim != 2 or x.shape[0] != y.shape[0] or len(set(x.shape[1:4])) != 1 or 0 in x.shape + y.shape:
-        raise ValueError(f"shapes {x.shape} and {y.shape}; expected {NpyVolumes.LAYOUT}")
+        raise ValueError(f"shapes {x.shape} and {y.shape}; expected {expected}")
     return x, y
 
 
-def _npy_mapped(path: Path, dtype: str) -> Any:
+def _npy_pair(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    return npy_pair(path, targets_path(path), NpyVolumes.LAYOUT)
+
+
+def _npy_mapped(path: Path, dtype: str, expected: str) -> Any:
     found = map_array(path)
     if found.dtype != dtype:
-        raise ValueError(f"{path.name} is {found.dtype}; expected {NpyVolumes.LAYOUT}")
+        raise ValueError(f"{path.name} is {found.dtype}; expected {expected}")
     return found
 
 
