@@ -193,9 +193,7 @@ def take_account(source: Path, kind: str) -> Account:
     else:
         assert validation is not None  # there is a folder of training data where there are both
         held_out, more_others, whole_too = _sorted_out(validation, kind)
-        names, whole_source = list[str](), True
-        if _kept_names(train, kind) is None:
-            names, whole_source = _names(source)
+        names, whole_source = _names(source)
         splits = {"train": samples, "validation": held_out}
         others = [f"{train.name}/{name}" for name in others] + [f"{validation.name}/{name}" for name in more_others]
         others += [name for name in names if name not in (train.name, validation.name)]
