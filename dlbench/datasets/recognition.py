@@ -186,8 +186,10 @@ def take_account(source: Path, kind: str) -> Account:
     unit = "class folders" if kind == "images" else "files"
     samples, others, whole = _sorted_out(train, kind)
     if train == source:
-        splits = dict[str, list[str]](named_splits(source, samples) or {})
-        splits = splits or {"all": samples}
+        named = named_splits(source, samples)
+        splits: dict[str, list[str]] = {"all": samples}
+        if named is not None:
+            splits = {"train": named["train"], "validation": named["validation"]}
         read = {name for names in splits.values() for name in names}
         others += [name for name in samples if name not in read]
     else:
@@ -228,7 +230,10 @@ def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
     if kind == "density":
         inner = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
         names = [name for name in names if name not in inner]
-        for name in inner:
+        for name in sorted(inner):
+            if len(names) > MAX_NAMES:
+                whole = False
+                break
             below, whole_below = _names(folder / name)
             names += [f"{name}/{base}" for base in below]
             whole = whole and whole_below
