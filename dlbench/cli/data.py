@@ -295,9 +295,9 @@ def index(source: Path) -> None:
 @click.option(
     "--container",
     type=click.Choice(["tar", "tfrecord", "hdf5"]),
-    help="tfrecord, or the defaults: tar of images, hdf5 of volumes.",
+    help="Form of a file (default: tar of images, hdf5 of volumes).",
 )
-@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Default: 1252 images, 64 volumes (in TFRecord 1).")
+@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="In each file (default: 1252 images, 64 volumes, 1 in TFRecord).")
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
