@@ -53,7 +53,7 @@ class Account:
 
     def line(self) -> str:
         """Returns text such as `train 500 files, validation 1 (eval.txt), 1 passed over: eval.md5`."""
-        parts = []
+        parts: list[str] = []
         for split, names in self.splits.items():
             unit = "" if parts else f" {self.unit}"
             if len(names) == 1:

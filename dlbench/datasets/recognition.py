@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,8 @@ def take_account(source: Path, kind: str) -> Account:
     unit = "class folders" if kind == "images" else "files"
     samples, others, whole = _sorted_out(train, kind)
     if train == source:
-        splits = named_splits(source, samples) or {"all": samples}
+        splits = dict[str, list[str]](named_splits(source, samples) or {})
+        splits = splits or {"all": samples}
         read = {name for names in splits.values() for name in names}
         others += [name for name in samples if name not in read]
     else:
@@ -205,8 +206,21 @@ def take_account(source: Path, kind: str) -> Account:
     )
 
 
+def _kept_names(folder: Path, kind: str) -> list[str] | None:
+    """Returns the classes or files that the index kept in a folder names; None without one that holds."""
+    index = LISTED[kind][0] if kind in LISTED else None
+    kept = load_index(folder, index)[0] if index is not None else None
+    if isinstance(kept, DensityIndex):
+        return list(kept.files)
+    if isinstance(kept, image_set.JpegTree):
+        return list(kept.classes)
+    return None
+
+
 def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
     """Returns the names of samples in a folder, or of its classes, and the others, and whether these are all."""
+    if (kept := _kept_names(folder, kind)) is not None:
+        return kept, [], True
     names, whole = _names(folder)
     if kind == "images":
         classes = sorted(name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE)
@@ -300,10 +314,13 @@ def account_for(data: DataSpec) -> Account | None:
     source = Path(data.source)
     if data.is_synthetic or not source.exists():
         return None
-    kind = _kind(train_folder(source))
+    kind: str | None = data.kinds[0]
+    if _kept_names(train_folder(source), data.kinds[0]) is None:
+        kind = _kind(train_folder(source))
     if kind not in data.kinds:  # lists beside classes, or what the ranks refuse
         kind = data.kinds[0]
-    return take_account(source, kind)
+    account = take_account(source, kind)
+    return account if any(account.splits.values()) else None
 
 
 def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
@@ -398,8 +415,7 @@ def _images(folder: Path, model: ResNetModel, key: str, needed: int, split: Spli
             raise UserError(f"{key} {str(folder)!r} holds {CLASS_TARS}")
         if _kind(folder) == "density":
             raise _NoneThereError("holds no images")
-        if whole:
-            sample_names(folder, names, lambda name: name in next(iter(shards.values())), split, _WANTED["images"])
+        sample_names(folder, names, next(iter(shards.values())).__contains__, split, _WANTED["images"])
         return None
     folders = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
     require_no_splits(folder, folders)
@@ -444,10 +460,10 @@ def _text(folder: Path, data: TextData, key: str, split: Split) -> int | None:
         names, whole = _names(folder)
     else:
         names, whole = [folder.name], True
-    files = _of_split(folder, names, pretraining_hdf5.is_sample_file, split, whole=whole)
+    files = sample_names(folder, names, pretraining_hdf5.is_sample_file, split, pretraining_hdf5.LAYOUT)
     if files:
         return _samples(folder, files, data, key, split, whole=whole)
-    texts = _of_split(folder, names, corpus.is_text_name, split, whole=whole)
+    texts = sample_names(folder, names, corpus.is_text_name, split, corpus.LAYOUT)
     if not texts or not (texts[0].endswith(".txt") or corpus.looks_like_text(folder / texts[0])):
         if not whole and _kind(folder) not in ("image-shards", "density"):
             return None
@@ -455,15 +471,6 @@ def _text(folder: Path, data: TextData, key: str, split: Split) -> int | None:
         raise _NoneThereError("holds no .txt file and no HDF5 file")
     _require_text(folder / texts[0])
     return None
-
-
-def _of_split(
-    folder: Path, names: Iterable[str], is_sample: Callable[[str], bool], split: Split, *, whole: bool
-) -> list[str]:
-    """Returns the names of samples of a split, sorted; where some names were not looked at, of both splits."""
-    if whole:
-        return sample_names(folder, names, is_sample, split, _WANTED["text"])
-    return sorted(name for name in names if is_sample(name))
 
 
 def _samples(folder: Path, names: Sequence[str], data: TextData, key: str, split: Split, *, whole: bool) -> int | None:
@@ -516,8 +523,7 @@ def _volumes(folder: Path, model: CosmoFlowModel, key: str, split: Split) -> int
             raise UserError(f"{key} {str(folder)!r} has {name} {stored}, model.{name} is {getattr(model, name)}")
     if kept is not None:
         return kept.num_samples
-    if whole:
-        named_splits(folder, found)
+    named_splits(folder, found)
     if whole and len(found) <= _OPENED and container_of(min(found)) != "tfrecord":
         return index_density(folder, split).num_samples
     return None

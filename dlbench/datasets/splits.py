@@ -59,6 +59,17 @@ def validation_folder(source: Path) -> Path | None:
     return source if holds_named_splits(source) else None
 
 
+def other_split(folder: Path, split: Split | None) -> tuple[Path, Split] | None:
+    """Returns the other split of the data set that a folder holds, or of which it is one; None if there is none."""
+    if split is not None and holds_named_splits(folder):
+        return folder, "validation" if split == "train" else "train"
+    for name, folders in NAMES.items():
+        if folder.name not in folders and has_splits(folder.parent):
+            path = _folder(folder.parent, name)
+            return None if path is None else (path, name)
+    return None
+
+
 def holds_named_splits(folder: Path) -> bool:
     """Whether the names of files tell two splits of a folder apart, by the first of them if there are many.
 

@@ -20,7 +20,7 @@ from dlbench.datasets import volumes
 from dlbench.datasets.account import Account
 from dlbench.datasets.images.image_set import completeness, open_image_set, resembles_imagenet
 from dlbench.datasets.images.jpeg_decode import decode
-from dlbench.datasets.images.shards import ImageSet, ImageShards, SplitFolder
+from dlbench.datasets.images.shards import ImageSet, ImageShards
 from dlbench.datasets.making.production import Journal
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect, take_account
@@ -102,13 +102,6 @@ def _splits(source: Path) -> list[tuple[Split | None, Path]]:
     if validation is None:
         return [(None, source)]
     return [("train", train_folder(source)), ("validation", validation)]
-
-
-def _other(source: Path, split: Split | None) -> SplitFolder | None:
-    """Returns the other one of two splits, which has a say in where labels begin."""
-    others: dict[Split | None, SplitFolder] = {name: (path, name) for name, path in _splits(source) if name}
-    others.pop(split, None)
-    return next(iter(others.values()), None)
 
 
 # Checksums
@@ -213,7 +206,7 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
             if lacking is None or volumes.resembles_public(index):
                 public_set = "cosmoUniverse"
         else:
-            images = open_image_set(folder, split, _other(verdict.source, split))
+            images = open_image_set(folder, split)
             verdict.samples[name], lacking = images.num_samples, completeness(images, split or "train")
             if lacking is None or resembles_imagenet(images):
                 public_set = "ImageNet-2012"
@@ -222,7 +215,7 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
         if not verdict.faults:
             verdict.faults.append(str(error))
     verdict.public_set = verdict.public_set or public_set
-    if lacking is not None:
+    if lacking is not None and public_set is not None:
         verdict.lacking.append(lacking)
     if split is None and public_set is not None:
         verdict.lacking.append("a single split: give the folder that holds train and validation")
@@ -253,7 +246,7 @@ def verify_images(
     """
     try:
         splits = [(name, path) for name, path in _splits(folder) if split in (None, name)]
-        sets = [open_image_set(path, name, _other(folder, name)) for name, path in splits]
+        sets = [open_image_set(path, name) for name, path in splits]
         checksums = [_shard_checksums(images) for images in sets]
     except UserError as error:
         return [str(error)]

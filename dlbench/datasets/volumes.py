@@ -368,7 +368,9 @@ def target_fault(y: NDArray[np.float32]) -> str | None:
         return "y is not finite"
     largest = float(y[np.abs(y).argmax()])
     if abs(largest) > _MOST_TARGET:
-        return f"y holds {largest:g}, outside -1..1; the scaled parameters are wanted (unitPar), not physical ones (physPar)"
+        return (
+            f"y holds {largest:g}, outside -1..1; give the scaled parameters (unitPar), not the physical ones (physPar)"
+        )
     return None
 
 

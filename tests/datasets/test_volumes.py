@@ -464,7 +464,7 @@ def volumes(*shape: int) -> object:
 
 
 def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
-    x, y = volumes(3, 2, 2, 2, 4), np.arange(12, dtype=np.float32).reshape(3, 4)
+    x, y = volumes(3, 2, 2, 2, 4), np.arange(12, dtype=np.float32).reshape(3, 4) / 16
     write_hdf5(tmp_path / "a.h5", x=x, y=y)
     write_hdf5(tmp_path / "b.hdf5", x=volumes(2, 2, 2, 4), y=np.ones(4, dtype=np.float32))
     (tmp_path / "README.txt").write_text("not a volume", encoding="utf-8")
@@ -479,16 +479,16 @@ def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(volume, expected)
         np.testing.assert_array_equal(target, np.ones(4) if number == 3 else y[number])
     reader.close()
-    assert _read(reader, 0)[1][1] == 1
+    assert _read(reader, 0)[1][1] == 1 / 16
     reader.close()
 
 
 def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlbench.datasets.arrays.OPEN_AT_MOST", 2)
     for number in range(5):
-        write_hdf5(tmp_path / f"{number}.h5", x=volumes(2, 2, 2, 1), y=np.full(1, number, dtype=np.float32))
+        write_hdf5(tmp_path / f"{number}.h5", x=volumes(2, 2, 2, 1), y=np.full(1, number / 8, dtype=np.float32))
     reader = VolumeReader(index_density(tmp_path), counts=True)
-    assert [_read(reader, i)[1][0] for i in (0, 1, 2, 3, 4, 0)] == [0, 1, 2, 3, 4, 0]
+    assert [_read(reader, i)[1][0] for i in (0, 1, 2, 3, 4, 0)] == [0, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 0]
     assert isinstance(reader._volumes, Hdf5Volumes)
     assert len(reader._volumes._files._handles) == 2
     reader.close()
@@ -513,7 +513,7 @@ def test_counts_are_read_into_the_batch_however_hdf5_stores_them(
     x: NDArray[Any] = np.asarray(volumes(3, 4, 4, 4, 2))
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=user_block) as file:
         file.create_dataset("x", data=x, **stored)
-        file["y"] = np.arange(6, dtype=np.float32).reshape(3, 2)
+        file["y"] = np.arange(6, dtype=np.float32).reshape(3, 2) / 8
     reader = VolumeReader(index_density(tmp_path), counts=True)
     out: dict[str, NDArray[Any]] = {"volume": np.empty(x.shape[1:], np.int16), "target": np.empty(2, np.float32)}
     for number in (2, 0, 1):
@@ -522,7 +522,7 @@ def test_counts_are_read_into_the_batch_however_hdf5_stores_them(
         sample = reader.prepare((0, number), raw.data, out).arrays
         assert sample["volume"] is out["volume"]
         np.testing.assert_array_equal(out["volume"], x[number])
-        np.testing.assert_array_equal(sample["target"], [2 * number, 2 * number + 1])
+        np.testing.assert_array_equal(sample["target"], [number / 4, number / 4 + 1 / 8])
     reader.close()
     with h5py.File(tmp_path / "a.h5", "r+") as file:
         file["x"][1, 3, 3, 3, 1] = -1

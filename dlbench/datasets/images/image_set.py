@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench.datasets.file_index import Files, load_index
-from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, SplitFolder, holds_shards, open_image_shards
+from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, holds_shards, open_image_shards
 from dlbench.datasets.splits import OF_STORAGE, Split, require_no_splits
 from dlbench.errors import UserError
 from dlbench.lazy import np
@@ -31,13 +31,10 @@ IMAGENET_CLASSES = 1000
 _SYNSET = re.compile(r"n\d{8}")
 
 
-def open_image_set(
-    folder: Path, split: Split | None = None, other: SplitFolder | None = None, first_label: int | None = None
-) -> ImageSet:
+def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
     """Opens a folder of class folders, by its index if it has one, or a folder of shards.
 
-    `split`: which of two splits of shards that names tell apart is wanted. `other`: the other split, which has a say in
-    where labels begin, if there is no `first_label` that says so.
+    `split`: which of two splits of shards that names tell apart is wanted.
     Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
     kept, told = load_index(folder, JpegTree)
@@ -50,7 +47,7 @@ def open_image_set(
     ):
         raise UserError(f"{str(folder)!r} holds splits, not classes; give {str(train)!r} or the other one")
     if holds_shards(folder):
-        return open_image_shards(folder, split, other, first_label)
+        return open_image_shards(folder, split)
     return replace(index_jpeg_tree(folder), names_from=told)
 
 

@@ -34,10 +34,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any
 
 from dlbench.datasets.account import sample_names
-from dlbench.datasets.splits import Split
+from dlbench.datasets.splits import Split, other_split
 from dlbench.datasets.tfrecord import FRAME, example_views, read_record_at, record_offsets
 from dlbench.errors import UserError, first_line
 from dlbench.lazy import np
@@ -68,10 +68,6 @@ _MAX_NAME = 200  # characters of a member's name that a message holds, at most
 _MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
 
 
-SplitFolder: TypeAlias = tuple[Path, Split]
-"""A folder of shards, and which split of it is meant if names tell two apart."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardIndex:
     """Where each sample is. About 28 bytes per sample: 36 MB for ImageNet."""
@@ -86,7 +82,6 @@ class ShardIndex:
     lengths: NDArray[np.int32]  # (num_samples,) bytes of the encoded image
     labels: NDArray[np.int32]  # (num_samples,) counted from 0
     remarks: tuple[str, ...] = ()
-    first_label: int | None = None  # number of the first class in TFRecords that were scanned
 
 
 @dataclass
@@ -146,13 +141,12 @@ def scan_shards(
     classes: Sequence[str] | None = None,
     first_label: int | None = None,
     split: Split | None = None,
-    other: SplitFolder | None = None,
 ) -> ShardIndex:
     """Reads the headers of all shards of a folder.
 
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
-    `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of this
-    and of the `other` split, else 0. `split`: which of two splits that names tell apart is wanted.
+    `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of both
+    splits, else 0. `split`: which of two splits that names tell apart is wanted.
     Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
     found = shard_names(folder, split)
@@ -173,7 +167,7 @@ def scan_shards(
     if first_label is None:
         first_label = 0
         if container == "tfrecord" and labels.min() > 0:
-            lowest, highest = _other_labels(other, synsets)
+            lowest, highest = _labels_of_other(folder, split, synsets)
             last_label = max(last_label, highest)
             first_label = int(min(labels.min(), lowest) == 1)
         if first_label:
@@ -191,7 +185,6 @@ def scan_shards(
         lengths=np.concatenate([np.array(t.lengths, dtype=np.int32) for t in tables]),
         labels=labels - np.int32(first_label),
         remarks=tuple(remarks),
-        first_label=first_label if container == "tfrecord" else None,
     )
 
 
@@ -207,10 +200,12 @@ def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
         raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
 
 
-def _other_labels(other: SplitFolder | None, synsets: dict[int, str]) -> tuple[int, int]:
+def _labels_of_other(folder: Path, split: Split | None, synsets: dict[int, str]) -> tuple[int, int]:
     """Returns the lowest and the highest label in the TFRecords of the other split, and adds its names of classes."""
     labels: list[int] = []
-    if other is not None and (shards := shard_names(*other)) is not None and shards[0] == "tfrecord":
+    other = other_split(folder, split)
+    shards = None if other is None else shard_names(*other)
+    if other is not None and shards is not None and shards[0] == "tfrecord":
         for name in shards[1]:
             labels += _scan(other[0] / name, "tfrecord", synsets).labels
     return min(labels, default=_MOST_CLASSES), max(labels, default=0)
@@ -501,17 +496,15 @@ def holds_shards(folder: Path) -> bool:
     return (folder / INDEX).is_file() or shard_names(folder, "train") is not None
 
 
-def open_image_shards(
-    folder: Path, split: Split | None = None, other: SplitFolder | None = None, first_label: int | None = None
-) -> ImageShards:
+def open_image_shards(folder: Path, split: Split | None = None) -> ImageShards:
     """Opens a folder of shards by its index, or by reading all headers if it has none.
 
-    `split`, `other`, `first_label`: see `scan_shards`.
+    `split`: which of two splits that names tell apart is wanted.
     Raises UserError: no shards; the index is damaged; or a shard is missing, damaged or not of the size that the index
     says.
     """
     if not (folder / INDEX).is_file():
-        return ImageShards(folder, scan_shards(folder, split=split, other=other, first_label=first_label))
+        return ImageShards(folder, scan_shards(folder, split=split))
     index = load_index(folder)
     for name, size in zip(index.shards, index.sizes, strict=True):
         try:

@@ -38,7 +38,6 @@ from dlbench.datasets.images.shards import (
     SYNSET,
     ImageSet,
     ImageShards,
-    SplitFolder,
     save_index,
     scan_shards,
 )
@@ -179,11 +178,7 @@ class PackRecipe:
 
     @cached_property
     def _sets(self) -> dict[Split, ImageSet]:
-        sources = self._sources()
-        others: dict[Split, SplitFolder] = {"validation": (self.train, "train")}
-        if self.validation is not None:
-            others["train"] = self.validation, "validation"
-        return {split: open_image_set(path, split, others.get(split)) for split, path in sources.items()}
+        return {split: open_image_set(path, split) for split, path in self._sources().items()}
 
     @cached_property
     def _orders(self) -> dict[Split, NDArray[np.int64]]:

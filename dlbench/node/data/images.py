@@ -30,7 +30,7 @@ from torch.utils.dlpack import from_dlpack
 
 from dlbench.datasets.images.image_set import JpegTree, open_image_set
 from dlbench.datasets.images.jpeg_decode import FACTORS, Box, Decoding, decode, inspect, region_function
-from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex, SplitFolder
+from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -375,8 +375,6 @@ def open_images(
     *,
     training: bool,
     classes: tuple[str, ...] | None = None,
-    first_label: int | None = None,
-    other: SplitFolder | None = None,
     lister: Lister = ALONE,
     decoding: Decoding = "region",
     by_gpu: bool = False,
@@ -385,12 +383,12 @@ def open_images(
 
     `model`: gives the size of the image and the number of classes. `training`: random-resized crops and flips, or else
     the centre crop. `classes`: names by label, for a set whose own classes may be fewer (validation); None: the set's
-    own. `first_label`, `other`: see `scan_shards`. `by_gpu`: images are not decoded here, but by the GPU (see
+    own. `by_gpu`: images are not decoded here, but by the GPU (see
     `dlbench.node.data.images`). Returns samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
     Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
     `classes`. EnvironmentLacksError: a library that its form needs is not installed.
     """
-    images = _listed(source, "train" if training else "validation", first_label, other, lister)
+    images = _listed(source, "train" if training else "validation", lister)
     known = images.classes if classes is None else classes
     if len(known) > model.num_classes:
         raise UserError(
@@ -403,9 +401,9 @@ def open_images(
     return kind(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
 
 
-def _listed(source: Path, split: Split, first_label: int | None, other: SplitFolder | None, lister: Lister) -> ImageSet:
+def _listed(source: Path, split: Split, lister: Lister) -> ImageSet:
     def listed() -> JpegTree | ShardIndex:
-        images = open_image_set(source, split, other, first_label)
+        images = open_image_set(source, split)
         if isinstance(images, ImageShards):
             return images.index
         assert isinstance(images, JpegTree)
@@ -415,19 +413,9 @@ def _listed(source: Path, split: Split, first_label: int | None, other: SplitFol
     return ImageShards(source, found) if isinstance(found, ShardIndex) else found
 
 
-def image_classes(
-    source: Path, lister: Lister = ALONE, other: SplitFolder | None = None
-) -> tuple[tuple[str, ...], int | None]:
-    """The names of the classes of training data, by label, and the number of the first in its records, if they count.
+def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
+    """The names of the classes of training data, by label; see `open_images`.
 
-    `other`: the validation data; see `open_images`.
     Raises UserError: the set is missing or damaged.
     """
-
-    def listed() -> tuple[tuple[str, ...], int | None]:
-        images = open_image_set(source, "train", other)
-        if isinstance(images, ImageShards):
-            return images.classes, images.index.first_label
-        return images.classes, None
-
-    return lister.index(listed, ())
+    return lister.index(lambda: open_image_set(source, "train").classes, ())

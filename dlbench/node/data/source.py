@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from dlbench.datasets.images.image_set import IMAGENET, IMAGENET_CLASSES
-from dlbench.datasets.images.shards import SplitFolder
 from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.recognition import account_for
 from dlbench.datasets.shuffling import ownership_for
@@ -249,19 +248,14 @@ def open_reader(
     if isinstance(data_spec, ImageData):
         from dlbench.node.data.images import image_classes, open_images
 
-        classes = first_label = None
-        other = _validation_beside(data_spec)
-        if not training:
-            # A validation tree may lack a class; its labels are still those of the training data.
-            classes, first_label = image_classes(train_folder(Path(data_spec.source)), lister, other)
+        # A validation tree may lack a class; its labels are still those of the training data.
+        classes = None if training else image_classes(train_folder(Path(data_spec.source)), lister)
         return open_images(
             folder,
             network,
             seed,
             training=training,
             classes=classes,
-            first_label=first_label,
-            other=other,
             lister=lister,
             decoding=data_spec.decode,
             by_gpu=training and data_spec.reader == "nvimagecodec",
@@ -275,38 +269,32 @@ def open_reader(
     return open_density(folder, network, seed, training=training, lister=lister, counts=counts)
 
 
-def _validation_beside(data_spec: DataSpec) -> SplitFolder | None:
-    """Returns where the validation data is, if there is any: labels of both splits begin with the same number."""
-    try:
-        return validation_path(data_spec), "validation"
-    except UserError:
-        return None
-
-
 _PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
 
 
-def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, object]:
-    """The name of the training data and the account of its files, for the record.
+def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
+    """The name of the training data, for the record.
 
-    Returns `account` (see `dlbench.datasets.account`); `made_by` and `set_sha256` (of the manifest's list of files) where
-    dlbench made the set, all of which is there; `public_set` where the counts are those of a public one. Empty of
-    synthetic data.
+    Returns `made_by` and `set_sha256` (of the manifest's list of files) where dlbench made the set, all of which is
+    there; `public_set` where the counts are those of a public one; empty where neither is so.
     """
     if spec.is_synthetic:
         return {}
-    about: dict[str, object] = {}
-    with suppress(UserError, OSError):  # the source may have gone since it was read
-        account = account_for(spec)
-        if account is not None:
-            about["account"] = account.as_json()
     manifest = _manifest(Path(spec.source))
     # A set of text is counted in documents.
     if manifest is not None and manifest.counts.get("train") == described.get("documents", described["num_samples"]):
-        return {**about, "made_by": "dlbench", "set_sha256": manifest.files_sha256}
-    if public := _public(spec, described):
-        about["public_set"] = public
-    return about
+        return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
+    public = _public(spec, described)
+    return {"public_set": public} if public else {}
+
+
+def files_account(spec: DataSpec) -> dict[str, object]:
+    """Returns which files of the data set are read and which are not, for the record; empty where that is not known."""
+    with suppress(UserError, OSError):  # the source may have gone since it was read
+        account = account_for(spec)
+        if account is not None:
+            return {"account": account.as_json()}
+    return {}
 
 
 def _manifest(source: Path) -> Manifest | None:
