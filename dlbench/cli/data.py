@@ -299,7 +299,12 @@ def index(source: Path) -> None:
     type=click.Choice(["tar", "tfrecord", "hdf5"]),
     help="Form of a file (default: tar of images, hdf5 of volumes).",
 )
-@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="In each file (default: 1252 images, 64 volumes, 1 in TFRecord).")
+@click.option(
+    "--samples-per-shard",
+    type=_COUNT,
+    metavar="N",
+    help="In each file (default: 1252 images, 64 volumes, 1 in TFRecord).",
+)
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
