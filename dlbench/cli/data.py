@@ -171,11 +171,12 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     from dlbench.datasets.making.production import produce
     from dlbench.datasets.recognition import LISTED, MANIFEST_KINDS, keep_indexes
 
-    _remark(build.remarks)
+    unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
     most = available_cores() if build.most_workers is None else build.most_workers
     with meter(resumes=True) as report:
 
         def progress(done: int, total: int, num_bytes: int) -> None:
+            _remark(unsaid)
             report(build.unit, done, total, num_bytes)
 
         try:
@@ -185,6 +186,7 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
+    _remark(unsaid)
     for split, num in manifest.counts.items():
         if num and MANIFEST_KINDS[manifest.kind] in LISTED:
             keep_indexes(folder / split, anew=False)
@@ -295,9 +297,14 @@ def index(source: Path) -> None:
 @click.option(
     "--container",
     type=click.Choice(["tar", "tfrecord", "hdf5"]),
-    help="tfrecord, or the defaults: tar of images, hdf5 of volumes.",
+    help="Form of a file (default: tar of images, hdf5 of volumes).",
 )
-@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Default: 1252 images, 64 volumes (in TFRecord 1).")
+@click.option(
+    "--samples-per-shard",
+    type=_COUNT,
+    metavar="N",
+    help="In each file (default: 1252 images, 64 volumes, 1 in TFRecord).",
+)
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
@@ -339,8 +346,8 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
     from dlbench.datasets.splits import train_folder
 
     _require(source)
-    _remark([take_account(source, "text").line()])
     made = train_vocabulary(train_folder(source), size, not cased, out)
+    _remark([take_account(source, "text").line()])
     click.echo(out)
     click.echo(f"{len(made):,} entries, SHA-256 {made.sha256}", err=True)
 
