@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,10 +171,12 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     from dlbench.datasets.making.production import produce
     from dlbench.datasets.recognition import LISTED, MANIFEST_KINDS, keep_indexes
 
+    unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
     most = available_cores() if build.most_workers is None else build.most_workers
     with meter(resumes=True) as report:
 
         def progress(done: int, total: int, num_bytes: int) -> None:
+            _remark(unsaid)
             report(build.unit, done, total, num_bytes)
 
         try:
@@ -184,6 +186,7 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
+    _remark(unsaid)
     for split, num in manifest.counts.items():
         if num and MANIFEST_KINDS[manifest.kind] in LISTED:
             keep_indexes(folder / split, anew=False)
@@ -239,6 +242,8 @@ def summary(verdict: Verdict) -> list[str]:
     counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())
     checksums = {"none": "no manifest", "whole": "all checksums agree", "altered": "checksums differ"}
     lines = [f"{verdict.source}: {TITLES[verdict.kind]}" + (f", {counts}" if counts else "")]
+    if verdict.account is not None:
+        lines.append(verdict.account.line())
     if verdict.public_set is not None:
         if verdict.lacking or verdict.faults:
             lines += [f"not the whole {verdict.public_set}: {line}" for line in verdict.lacking or ["see above"]]
@@ -248,6 +253,11 @@ def summary(verdict: Verdict) -> list[str]:
     whole = "whole" if not bad else f"{bad:,} fault{'s' if bad > 1 else ''}, listed above"
     lines.append(f"{whole} ({checksums[verdict.manifest]})")
     return lines
+
+
+def _remark(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(cleaned(line), err=True)
 
 
 def _require(source: Path) -> None:
@@ -266,10 +276,18 @@ def index(source: Path) -> None:
     Example:
       dlbench data index /scratch/imagenet
     """
-    from dlbench.datasets.recognition import keep_indexes
+    from dlbench.datasets.file_index import load_index
+    from dlbench.datasets.images.image_set import JpegTree
+    from dlbench.datasets.recognition import detect, keep_indexes, take_account
+    from dlbench.datasets.splits import train_folder, validation_folder
 
     _require(source)
     keep_indexes(source)
+    _remark([take_account(source, detect(source)).line()])
+    for folder in filter(None, (train_folder(source), validation_folder(source))):
+        images, _names_from = load_index(folder, JpegTree)
+        if images is not None:
+            _remark(f"{str(folder)!r}: {remark}" for remark in images.remarks)
     click.echo(source)
 
 
@@ -277,17 +295,27 @@ def index(source: Path) -> None:
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
 @click.option(
-    "--container", type=click.Choice(["tar", "tfrecord"]), default="tar", show_default=True, help="Form of a shard."
+    "--container",
+    type=click.Choice(["tar", "tfrecord", "hdf5"]),
+    help="Form of a file (default: tar of images, hdf5 of volumes).",
 )
-@click.option("--samples-per-shard", type=_COUNT, metavar="N", help="Images in each (default 1252).")
+@click.option(
+    "--samples-per-shard",
+    type=_COUNT,
+    metavar="N",
+    help="In each file (default: 1252 images, 64 volumes, 1 in TFRecord).",
+)
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
-    """Pack images into shards: few large files instead of a million small ones.
+    """Pack images into shards, npy pairs into volumes: few large files instead of many small ones.
 
-    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both. The encoded images
-    are copied as they are, in an order that mixes the classes. tar shards are read by webdataset, too, TFRecords by
-    TensorFlow. Interrupted, the same command continues.
+    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both; or parquet files as
+    Hugging Face publishes ImageNet (data/train-00000-of-00294.parquet); or CosmoFlow's pairs
+    <name>_data.npy, <name>_label.npy.
+    The encoded images are copied as they are, in an order that mixes the classes, of parquet in that of its rows. tar
+    shards are read by webdataset, too, TFRecords by TensorFlow. What is left out is printed. Interrupted, the same
+    command continues.
 
     \b
     Example:
@@ -314,10 +342,12 @@ def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
       dlbench data vocab /data/wiki wiki.txt
     """
     from dlbench.datasets.making.text_recipes import train_vocabulary
+    from dlbench.datasets.recognition import take_account
     from dlbench.datasets.splits import train_folder
 
     _require(source)
     made = train_vocabulary(train_folder(source), size, not cased, out)
+    _remark([take_account(source, "text").line()])
     click.echo(out)
     click.echo(f"{len(made):,} entries, SHA-256 {made.sha256}", err=True)
 

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
 
 if TYPE_CHECKING:
+    from dlbench.datasets.account import Account
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
@@ -468,7 +469,7 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
 
     Raises `UserError`: a data set is of another kind than its workload's, does not fit the model, or is too small.
     """
-    seen = set()
+    seen, lines = set(), set[str]()
     for plan in plans:
         evaluated = plan.measure.until == "quality"
         wanted = plan.workload.model_dump_json(), plan.layout.ranks, evaluated
@@ -476,8 +477,17 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
             continue
         seen.add(wanted)
         from dlbench.datasets.recognition import require_fitting
+        from dlbench.report.wording import clean
 
-        if not require_fitting(plan.workload, ranks=plan.layout.ranks, evaluated=evaluated):
+        accounts: list[Account] = []
+        answers = require_fitting(
+            plan.workload, ranks=plan.layout.ranks, evaluated=evaluated, on_account=accounts.append
+        )
+        line = "".join(f"data {plan.workload.data.source}: {account.line()}" for account in accounts)
+        if line and line not in lines:
+            lines.add(line)
+            click.echo(clean(line), err=True)
+        if not answers:
             click.echo(f"note: {plan.workload.data.source} does not answer: not looked at before the run", err=True)
             return
 

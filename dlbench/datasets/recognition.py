@@ -7,9 +7,7 @@ does not fit.
 
 from __future__ import annotations
 
-import codecs
 import os
-import re
 import threading
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -17,18 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.datasets import volumes
+from dlbench.datasets.account import Account, foreign_form, is_companion, sample_names
 from dlbench.datasets.arrays import open_hdf5
 from dlbench.datasets.file_index import load_index, save_index
 from dlbench.datasets.images import image_set
-from dlbench.datasets.images.shards import INDEX, index_size, shards_among
+from dlbench.datasets.images.shards import CLASS_TARS, INDEX, holds_class_tars, index_size, shards_among
 from dlbench.datasets.manifest import Manifest, read_manifest
-from dlbench.datasets.splits import Split, is_split_name, require_no_splits, train_folder, validation_folder
+from dlbench.datasets.splits import (
+    MAX_NAMES,
+    OF_STORAGE,
+    PART,
+    Split,
+    is_split_name,
+    named_splits,
+    require_no_splits,
+    train_folder,
+    validation_folder,
+)
 from dlbench.datasets.text import corpus, pretraining_hdf5
 from dlbench.datasets.tfrecord import example_views, read_records
 from dlbench.datasets.volumes import DensityIndex, FileShape, container_of, file_shape, first_shape, index_density
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.opening import open_file, require_file, why_unreadable
-from dlbench.specs.workload import CosmoFlowModel, ImageData, ResNetModel, TextData, Workload
+from dlbench.opening import require_file, why_unreadable
+from dlbench.specs.workload import CosmoFlowModel, DataSpec, ImageData, ResNetModel, TextData, Workload
 
 TITLES = {
     "images": "a tree of images",
@@ -64,30 +73,79 @@ def detect(source: Path) -> str:
     paths = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     if (found := kind_of_files(paths)) is not None:
         return found
+    if (reason := _why_unknown(folder)) is not None:
+        raise UserError(f"{str(folder)!r}: {reason}")
     raise UserError(
         f"{str(source)!r}: no data set that dlbench knows; expected one of {', '.join(KINDS)}, "
         "with its files in the folder or in train/ and validation/"
     )
 
 
+def _why_unknown(folder: Path) -> str | None:
+    """Says of a folder that is not read as it is which files of a known form are in it, and what to do; None: none."""
+    if not folder.is_dir():
+        return foreign_form([folder.name])
+    names = _names(folder)[0]
+    inner = [path for path in sorted(folder.iterdir()) if is_data_folder(path)][:_OPENED]
+    nested = [path for path in inner if _holds_text(path)]
+    names += [f"{path.name}/{name}" for path in inner for name in _names(path)[0][:_ASKED]]
+    if (form := foreign_form(names)) is not None:
+        return form
+    if not nested:
+        return None
+    return (
+        f"holds text or BERT samples in the folder {nested[0].name!r}; give that folder itself, or, of text without an "
+        "ending as wikiextractor writes it, join the files: cat FOLDER/*/* > text.txt"
+    )
+
+
+def is_data_folder(path: Path) -> bool:
+    """Whether a path is a folder that may hold samples: not hidden, and none that storage keeps for itself."""
+    return path.is_dir() and not path.name.startswith(".") and path.name not in OF_STORAGE
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(name.lower().endswith(_JPEG_SUFFIXES) for name in _names(folder)[0])
+
+
+def _holds_text(folder: Path) -> bool:
+    """Whether the first files in a folder are text, or BERT samples, rather than images or volumes."""
+    if _holds_images(folder):
+        return False
+    files = [path for path in sorted(folder.iterdir())[:_ASKED] if path.is_file() and not path.name.startswith(".")]
+    kinds = {_kind_of_file(path, sure=True) for path in files[:_OPENED]}
+    is_bare = any("." not in path.name and corpus.looks_like_text(path) for path in files[:_OPENED])
+    return "samples" in kinds or "text" in kinds or is_bare
+
+
 def kind_of_files(paths: Sequence[Path]) -> str | None:
     """Which of KINDS files and folders are that lie side by side in one folder; None if they are none."""
+    first_folder = next(filter(is_data_folder, paths), None)
+    has_images = first_folder is not None and _holds_images(first_folder)
+    num_texts = 0
     # A damaged file says nothing of its kind but by its name, so others are asked first.
     for sure in (True, False):
         for path in paths:
-            found = _kind_of_file(path, sure) if path.is_file() else None
-            if found is not None:
-                return found
-    for path in paths:
-        if path.is_dir():
-            inner = (_kind_of_file(p, sure=False) for p in sorted(path.iterdir()) if p.is_file())
-            return "density" if "density" in inner else "images"
+            kind = _kind_of_file(path, sure) if path.is_file() and num_texts < _ASKED else None
+            if kind == "text":  # or a list beside shards or classes
+                num_texts += 1
+            elif kind is not None:
+                return kind
+    if num_texts and not has_images:
+        return "text"
+    for path in filter(is_data_folder, paths):
+        inner = sorted(p for p in path.iterdir() if p.is_file())
+        if "density" in (_kind_of_file(p, sure=False) for p in inner):
+            return "density"
+        if foreign_form(p.name for p in inner[:1]) is None and not _holds_text(path):
+            return "images"
+        return None
     return None
 
 
 def _kind_of_file(path: Path, sure: bool) -> str | None:
     name = path.name.lower()
-    if name.endswith(".txt") and not name.startswith(("license", "readme", "vocabulary")):
+    if name.endswith(".txt") and not is_companion(name):
         return "text"
     if name.endswith(("_x.npy", "_y.npy")):
         return "density"
@@ -101,15 +159,91 @@ def _kind_of_file(path: Path, sure: bool) -> str | None:
             return "samples" if path.name.startswith("samples-") else "density"
     if name.endswith(".tar"):
         return "image-shards"
-    if name.endswith((".tfrecord", ".tfrecords", ".gz")) or re.search(r"-\d+-of-\d+$", name):
+    if name.endswith((".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")) or PART.fullmatch(name):
         try:
             features = example_views(next(iter(read_records(path))))
-        except (OSError, ValueError, StopIteration):
+        except (OSError, ValueError, StopIteration) as error:
+            if PART.fullmatch(name) and isinstance(error, ValueError) and corpus.looks_like_text(path):
+                return "text"
             if sure:
                 return None
             return "density" if path.name.startswith("density-") else "image-shards"
         return "density" if "x" in features else "image-shards"
     return None
+
+
+_IS_SAMPLE: dict[str, Callable[[str], bool]] = {
+    "image-shards": lambda name: bool(shards_among([name])),
+    "text": corpus.is_text_name,
+    "samples": pretraining_hdf5.is_sample_file,
+    "density": volumes.is_volume_name,
+}
+
+
+def take_account(source: Path, kind: str) -> Account:
+    """Returns which files of a data set of one of KINDS are read for which split, and which are not, by their names.
+
+    Looks at the first names of a folder. Raises UserError: names tell splits apart for some of the files only.
+    """
+    if source.is_file():
+        return Account(splits={"all": (source.name,)})
+    train, validation = train_folder(source), validation_folder(source)
+    unit = "class folders" if kind == "images" else "files"
+    samples, others, whole = _sorted_out(train, kind)
+    if train == source:
+        named = named_splits(source, samples)
+        splits: dict[str, list[str]] = {"all": samples}
+        if named is not None:
+            splits = {"train": named["train"], "validation": named["validation"]}
+        read = {name for names in splits.values() for name in names}
+        others += [name for name in samples if name not in read]
+    else:
+        assert validation is not None  # there is a folder of training data where there are both
+        held_out, more_others, whole_too = _sorted_out(validation, kind)
+        names, whole_source = _names(source)
+        splits = {"train": samples, "validation": held_out}
+        others = [f"{train.name}/{name}" for name in others] + [f"{validation.name}/{name}" for name in more_others]
+        others += [name for name in names if name not in (train.name, validation.name)]
+        whole = whole and whole_too and whole_source
+    return Account(
+        splits={split: tuple(names) for split, names in splits.items()},
+        others=tuple(sorted(others)),
+        unit=unit,
+        is_partial=not whole,
+    )
+
+
+def _kept_names(folder: Path, kind: str) -> list[str] | None:
+    """Returns the classes or files that the index kept in a folder names; None without one that holds."""
+    index = LISTED[kind][0] if kind in LISTED else None
+    kept = load_index(folder, index)[0] if index is not None else None
+    if isinstance(kept, DensityIndex):
+        return list(kept.files)
+    if isinstance(kept, image_set.JpegTree):
+        return list(kept.classes)
+    return None
+
+
+def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
+    """Returns the names of samples in a folder, or of its classes, and the others, and whether these are all."""
+    if (kept := _kept_names(folder, kind)) is not None:
+        return kept, [], True
+    names, whole = _names(folder)
+    if kind == "images":
+        classes = sorted(name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE)
+        return classes, sorted(set(names) - set(classes)), whole
+    if kind == "density":
+        inner = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
+        names = [name for name in names if name not in inner]
+        for name in sorted(inner):
+            if len(names) > MAX_NAMES:
+                whole = False
+                break
+            below, whole_below = _names(folder / name)
+            names += [f"{name}/{base}" for base in below]
+            whole = whole and whole_below
+    samples = sorted(name for name in names if _IS_SAMPLE[kind](name) and not is_companion(name))
+    return samples, sorted(set(names) - set(samples)), whole
 
 
 def keep_indexes(source: Path, *, anew: bool = True) -> None:
@@ -120,7 +254,7 @@ def keep_indexes(source: Path, *, anew: bool = True) -> None:
     kind = detect(source)
     if kind not in LISTED:
         raise UserError(f"{str(source)!r} holds {TITLES[kind]}, which need no index: {' and '.join(LISTED)} do")
-    for folder in filter(None, (train_folder(source), validation_folder(source))):
+    for folder in dict.fromkeys(filter(None, (train_folder(source), validation_folder(source)))):
         index, listed = LISTED[kind]
         if anew or load_index(folder, index)[0] is None:
             save_index(folder, listed)
@@ -133,10 +267,8 @@ LISTED: dict[str, tuple[type[Any], Callable[[Path], Any]]] = {
 }
 
 LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning
-MAX_NAMES = 10_000  # names in a folder that are looked at, at most
 _OPENED = 8  # files whose headers are read, at most
 _ASKED = 64  # files that are asked what they are, where they are not what is wanted
-_HEAD_BYTES = 1 << 16  # of a text, to see that it is one
 _MAX_RECORDS = 1 << 28  # Bytes of a TFRecord file whose first volume is read: a compressed one is unpacked for it.
 
 _WANTED = {
@@ -152,10 +284,17 @@ class _NoneThereError(UserError):
     """Nothing of the wanted kind lies in a folder; the message begins with `holds`."""
 
 
-def require_fitting(workload: Workload, *, ranks: int, evaluated: bool = False) -> bool:
+def require_fitting(
+    workload: Workload,
+    *,
+    ranks: int,
+    evaluated: bool = False,
+    on_account: Callable[[Account], None] | None = None,
+) -> bool:
     """Proves, as far as that is cheap, that a workload's data is of its kind and form, and large enough.
 
     Synthetic data, and paths that are not there, are passed over; validation data is looked at if it is `evaluated`.
+    `on_account`: given which files are read and which are not.
     Returns false if the file system did not answer in time.
     Raises UserError: the ranks would refuse the data.
     """
@@ -164,6 +303,9 @@ def require_fitting(workload: Workload, *, ranks: int, evaluated: bool = False) 
     def look() -> None:
         try:
             _judge(workload, ranks, evaluated=evaluated)
+            account = account_for(workload.data)
+            if account is not None and on_account is not None:
+                on_account(account)
         except (OSError, ImportError, EnvironmentLacksError):
             return  # what cannot be read here, or lacks a library here, may be well on the nodes
         except Exception as error:  # raised where it is asked for
@@ -176,6 +318,20 @@ def require_fitting(workload: Workload, *, ranks: int, evaluated: bool = False) 
     if raised:
         raise raised[0]
     return not thread.is_alive()
+
+
+def account_for(data: DataSpec) -> Account | None:
+    """Returns the account of a plan's data; None of synthetic data, and of what is not there or not recognised."""
+    source = Path(data.source)
+    if data.is_synthetic or not source.exists():
+        return None
+    kind: str | None = data.kinds[0]
+    if _kept_names(train_folder(source), data.kinds[0]) is None:
+        kind = _kind(train_folder(source))
+    if kind not in data.kinds:  # lists beside classes, or what the ranks refuse
+        kind = data.kinds[0]
+    account = take_account(source, kind)
+    return account if any(account.splits.values()) else None
 
 
 def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
@@ -210,12 +366,14 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
         raise UserError(f"{key} {str(source)!r} holds {holds} (by its manifest); {wanted}")
     try:
         if isinstance(workload.data, ImageData):
-            found = _images(folder, model, key, needed)
+            found = _images(folder, model, key, needed, split)
         elif isinstance(workload.data, TextData):
-            found = _text(folder, workload.data, key)
+            found = _text(folder, workload.data, key, split)
         else:
-            found = _volumes(folder, model, key)
+            found = _volumes(folder, model, key, split)
     except _NoneThereError as error:
+        if (reason := _why_unknown(folder)) is not None:
+            raise UserError(f"{key} {str(source)!r}: {reason}; {wanted}") from None
         other = _kind(folder)
         holds = str(error) if other is None or other in kinds else f"holds {TITLES[other]}"
         raise UserError(f"{key} {str(source)!r} {holds}; {wanted}") from None
@@ -252,7 +410,7 @@ def _names(folder: Path, *, folders: bool = False) -> tuple[list[str], bool]:
 # Images
 
 
-def _images(folder: Path, model: ResNetModel, key: str, needed: int) -> int | None:
+def _images(folder: Path, model: ResNetModel, key: str, needed: int, split: Split) -> int | None:
     if (folder / INDEX).is_file():
         num, classes = index_size(folder)
         _require_classes(folder, classes, model, key)
@@ -263,11 +421,14 @@ def _images(folder: Path, model: ResNetModel, key: str, needed: int) -> int | No
         _require_classes(folder, len(kept.classes), model, key)
         return kept.num_samples
     names, whole = _names(folder)
-    if shards_among(names):
+    if shards := shards_among(names):
+        if holds_class_tars(names):
+            raise UserError(f"{key} {str(folder)!r} holds {CLASS_TARS}")
         if _kind(folder) == "density":
             raise _NoneThereError("holds no images")
+        sample_names(folder, names, next(iter(shards.values())).__contains__, split, _WANTED["images"])
         return None
-    folders, _ = _names(folder, folders=True)
+    folders = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
     require_no_splits(folder, folders)
     if not whole:
         if _kind(folder) in ("text", "samples", "density"):
@@ -293,7 +454,7 @@ def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | 
         images = sum(e.name.lower().endswith(_JPEG_SUFFIXES) and not e.name.startswith(".") for e in first)
         num, looked = num + images, looked + len(first)
         if not images and len(first) < MAX_NAMES:
-            raise _NoneThereError(f"has the folder {name!r}, which holds no .jpg or .jpeg file")
+            raise _NoneThereError(f"has the folder {name!r}, which holds no {image_set.ENDINGS} file")
         if num >= needed or looked >= MAX_NAMES:
             return None
     return num
@@ -302,7 +463,7 @@ def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | 
 # Text
 
 
-def _text(folder: Path, data: TextData, key: str) -> int | None:
+def _text(folder: Path, data: TextData, key: str, split: Split) -> int | None:
     if folder.is_file() and folder.suffix.lower() not in pretraining_hdf5.SUFFIXES:
         _require_text(folder)
         return None
@@ -310,23 +471,23 @@ def _text(folder: Path, data: TextData, key: str) -> int | None:
         names, whole = _names(folder)
     else:
         names, whole = [folder.name], True
-    samples = [n for n in sorted(names) if Path(n).suffix.lower() in pretraining_hdf5.SUFFIXES]
-    if samples:
-        return _samples(folder, samples, data, key, whole=whole)
-    texts = [n for n in names if n.endswith(".txt")]
-    if not texts:
+    files = sample_names(folder, names, pretraining_hdf5.is_sample_file, split, pretraining_hdf5.LAYOUT)
+    if files:
+        return _samples(folder, files, data, key, split, whole=whole)
+    texts = sample_names(folder, names, corpus.is_text_name, split, corpus.LAYOUT)
+    if not texts or not (texts[0].endswith(".txt") or corpus.looks_like_text(folder / texts[0])):
         if not whole and _kind(folder) not in ("image-shards", "density"):
             return None
         require_no_splits(folder, _names(folder, folders=True)[0])
         raise _NoneThereError("holds no .txt file and no HDF5 file")
-    _require_text(folder / min(texts))
+    _require_text(folder / texts[0])
     return None
 
 
-def _samples(folder: Path, names: Sequence[str], data: TextData, key: str, *, whole: bool) -> int | None:
+def _samples(folder: Path, names: Sequence[str], data: TextData, key: str, split: Split, *, whole: bool) -> int | None:
     few = whole and len(names) <= _OPENED
     try:
-        index = pretraining_hdf5.index_samples(folder if few or folder.is_file() else folder / names[0])
+        index = pretraining_hdf5.index_samples(folder if few or folder.is_file() else folder / names[0], split)
     except UserError:
         if _kind(folder) == "density":
             raise _NoneThereError("holds no such data") from None
@@ -340,24 +501,20 @@ def _samples(folder: Path, names: Sequence[str], data: TextData, key: str, *, wh
 
 
 def _require_text(path: Path) -> None:
-    with open_file(path) as file:
-        head = file.read(_HEAD_BYTES)
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        raise _NoneThereError(f"holds {path.name!r}, which is not UTF-8") from None
+    if not corpus.looks_like_text(path):
+        raise _NoneThereError(f"holds {path.name!r}, which is not UTF-8")
 
 
 # Volumes
 
 
-def _volumes(folder: Path, model: CosmoFlowModel, key: str) -> int | None:
+def _volumes(folder: Path, model: CosmoFlowModel, key: str, split: Split) -> int | None:
     if not folder.is_dir():
         raise _NoneThereError("is a file")
     kept = load_index(folder, DensityIndex)[0]
     found, whole = _volume_files(folder) if kept is None else (list(kept.files), False)
     if not found:
-        if whole or _holds_image_folders(folder):
+        if whole or _why_unknown(folder) is not None or _holds_image_folders(folder):
             raise _NoneThereError(f"holds no file that ends in {', '.join(volumes.SUFFIXES)}")
         return None
     try:
@@ -375,16 +532,18 @@ def _volumes(folder: Path, model: CosmoFlowModel, key: str) -> int | None:
     ):
         if stored != getattr(model, name):
             raise UserError(f"{key} {str(folder)!r} has {name} {stored}, model.{name} is {getattr(model, name)}")
-    few = whole and len(found) <= _OPENED and container_of(min(found)) != "tfrecord"
-    return kept.num_samples if kept else index_density(folder).num_samples if few else None
+    if kept is not None:
+        return kept.num_samples
+    named_splits(folder, found)
+    if whole and len(found) <= _OPENED and container_of(min(found)) != "tfrecord":
+        return index_density(folder, split).num_samples
+    return None
 
 
 def _holds_image_folders(folder: Path) -> bool:
     """Whether the first folders in it hold JPEGs, in a folder of too many to look into each."""
     first = sorted(_names(folder, folders=True)[0])[:_OPENED]
-    return bool(first) and all(
-        any(n.lower().endswith(_JPEG_SUFFIXES) for n in _names(folder / name)[0]) for name in first
-    )
+    return bool(first) and all(_holds_images(folder / name) for name in first)
 
 
 def _first_shape(path: Path) -> FileShape | None:

@@ -1,9 +1,17 @@
-"""Which folder of a data set holds the training samples, and which the validation samples."""
+"""Which folder of a data set holds the training samples, and which the validation samples.
+
+Without such folders the names of files may tell two splits of one folder apart: `train-00000-of-00002` beside
+`validation-00000-of-00001`, `wikicorpus_en_training_0.hdf5` beside `wikicorpus_en_test_0.hdf5`, `train.h5` beside
+`validation.h5`, or MLPerf's text, `part-00000-of-00500` beside `eval.txt`. Where there is no validation file, files of
+test serve as such.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +28,16 @@ _TRAINING = re.compile(rf"train(?:ing)?{_SUFFIX}", re.IGNORECASE)
 _EVALUATION = re.compile(rf"(?:val(?:id(?:ation)?)?|test(?:ing)?|eval(?:uation)?|dev){_SUFFIX}", re.IGNORECASE)
 """Names by which others call their splits, e.g. `valid`, `Test`, `train2017`."""
 
+OF_STORAGE = frozenset(("lost+found", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "__MACOSX"))
+"""Folders that file systems and archives keep for themselves; none is a class."""
+MAX_NAMES = 10_000  # names of a folder that are looked at while planning, at most
+_WORDS = r"(?:(?P<train>train(?:ing)?)|(?P<validation>val(?:id(?:ation)?)?)|(?P<test>test(?:ing)?|eval(?:uation)?|dev))"
+_WORD = re.compile(rf"(?:^|[-_. ]){_WORDS}(?=[-_. \d]|$)", re.IGNORECASE)
+_WORD_OF_TEXT = re.compile(rf"(?:^|[-_. ]){_WORDS}(?=(?:[-_. ]?(?:\d+|of|part))*\.txt$)", re.IGNORECASE)
+"""A word for a split in a file's name; of a text nothing but numbers may follow: `test-driving.txt` is any document."""
+PART = re.compile(r".+-\d+-of-\d+")  # of a numbered part
+_CONTAINER = re.compile(r".*(?:\.(?:h5|hdf5?|tar|tfrecords?(?:\.gz)?)|_x\.npy|-\d+-of-\d+)", re.IGNORECASE)
+
 
 def has_splits(source: Path) -> bool:
     """Whether a folder holds both a training and a validation folder; one alone may be a class of that name."""
@@ -32,8 +50,101 @@ def train_folder(source: Path) -> Path:
 
 
 def validation_folder(source: Path) -> Path | None:
-    """Where the validation data is; None unless `source` holds both splits."""
-    return _folder(source, "validation") if has_splits(source) else None
+    """Where the validation data is: `source` itself if files' names tell its splits apart; None without both splits.
+
+    Raises UserError: names tell splits apart for some of the files only.
+    """
+    if has_splits(source):
+        return _folder(source, "validation")
+    return source if holds_named_splits(source) else None
+
+
+def other_split(folder: Path, split: Split | None) -> tuple[Path, Split] | None:
+    """Returns the other split of the data set that a folder holds, or of which it is one; None if there is none."""
+    if split is not None and holds_named_splits(folder):
+        return folder, "validation" if split == "train" else "train"
+    for name, folders in NAMES.items():
+        if folder.name not in folders and has_splits(folder.parent):
+            path = _folder(folder.parent, name)
+            return None if path is None else (path, name)
+    return None
+
+
+def holds_named_splits(folder: Path) -> bool:
+    """Whether the names of files tell two splits of a folder apart, by the first of them if there are many.
+
+    Raises UserError: they do for some of the files only.
+    """
+    if not folder.is_dir():
+        return False
+    with os.scandir(folder) as entries:
+        visible = [entry for entry in islice(entries, MAX_NAMES) if not entry.name.startswith(".")]
+    folders = [entry for entry in visible if entry.is_dir() and entry.name not in OF_STORAGE]
+    files = [entry.name for entry in visible if not entry.is_dir()]
+    samples = [name for name in files if _CONTAINER.fullmatch(name)]
+    texts = [name for name in files if name.lower().endswith(".txt")]
+    if texts and not folders and all(PART.fullmatch(name) for name in samples):  # beside folders they are lists
+        samples += [name for name in texts if split_word(name)]
+    return named_splits(folder, samples) is not None
+
+
+def split_word(name: str) -> str | None:
+    """Returns train, validation or test, as the last such word in a file's name says; None if it holds none."""
+    base = name.rpartition("/")[2]
+    pattern = _WORD
+    if base.lower().endswith(".txt"):
+        pattern = _WORD_OF_TEXT
+    words = [match.lastgroup for match in pattern.finditer(base)]
+    return words[-1] if words else None
+
+
+def named_splits(folder: Path, names: Iterable[str]) -> dict[Split, list[str]] | None:
+    """Tells the splits of sample files in one folder apart by their names, sorted; None if all are of one split.
+
+    Files of test are left out where there are train and validation.
+    Raises UserError: some of the files bear the word of a split and others bear none.
+    """
+    groups: dict[str | None, list[str]] = {"train": [], "validation": [], "test": [], None: []}
+    for name in sorted(names):
+        groups[split_word(name)].append(name)
+    held_out = groups["validation"] or groups["test"]
+    training, unnamed = groups["train"], groups[None]
+    if held_out and not training and all(PART.fullmatch(name) for name in unnamed):
+        training, unnamed = unnamed, []
+    if not held_out or not (training or unnamed):
+        return None
+    if unnamed:
+        raise UserError(
+            f"{str(folder)!r} holds {_counted('validation', held_out)} beside {_counted('no split', unnamed)} by the "
+            "names; put the word train or validation into each name, or the files into folders `train` and `validation`"
+        )
+    return {"train": training, "validation": held_out}
+
+
+def of_split(folder: Path, names: Iterable[str], split: Split | None) -> list[str]:
+    """Returns those of the sample files in a folder that are of a split, sorted: all where names tell none apart.
+
+    Raises UserError: names tell splits apart for some files only, or `split` is None, or the folder's own name is that
+    of a split, and there are two.
+    """
+    candidates = sorted(names)
+    splits = named_splits(folder, candidates)
+    if splits is None:
+        return candidates
+    is_split_folder = any(folder.name in folders for folders in NAMES.values())
+    if split is None or is_split_folder:
+        raise UserError(
+            f"{str(folder)!r} holds two splits by the names of its files, {_counted('train', splits['train'])} and "
+            f"{_counted('validation', splits['validation'])}; put them into folders `train` and `validation`, and give "
+            "the folder that holds both"
+        )
+    return splits[split]
+
+
+def _counted(what: str, names: list[str]) -> str:
+    """Returns text such as `2 of train ('train-0.h5', ...)`."""
+    more = ", ..." if len(names) > 1 else ""
+    return f"{len(names):,} of {what} ({names[0]!r}{more})"
 
 
 def is_split_name(name: str) -> bool:

@@ -17,13 +17,14 @@ from typing import Literal, TypeVar
 
 from dlbench import pool
 from dlbench.datasets import volumes
-from dlbench.datasets.images.image_set import completeness, open_image_set
+from dlbench.datasets.account import Account
+from dlbench.datasets.images.image_set import completeness, open_image_set, resembles_imagenet
 from dlbench.datasets.images.jpeg_decode import decode
 from dlbench.datasets.images.shards import ImageSet, ImageShards
 from dlbench.datasets.making.production import Journal
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
-from dlbench.datasets.recognition import KINDS, detect
-from dlbench.datasets.splits import NAMES, Split, has_splits, train_folder, validation_folder
+from dlbench.datasets.recognition import KINDS, detect, take_account
+from dlbench.datasets.splits import NAMES, Split, train_folder, validation_folder
 from dlbench.datasets.text.corpus import UNKNOWN, load_vocabulary, read_documents, text_files
 from dlbench.datasets.text.pretraining_hdf5 import file_fault, index_samples, sample_files
 from dlbench.datasets.volumes import index_density, verify_density
@@ -32,7 +33,6 @@ from dlbench.opening import file_sha256
 
 Progress = Callable[[str, int, int], None]  # given what is counted, how many are done, and how many there are
 
-_PUBLIC = {"images": "ImageNet-2012", "image-shards": "ImageNet-2012", "density": "cosmoUniverse"}
 _AT_ONCE = 1024
 _COUNTED = re.compile(r"(\d+) of (\d+): ")
 
@@ -49,12 +49,14 @@ class Verdict:
     manifest: Literal["none", "whole", "altered"] = "none"  # whether the checksums of a manifest were met
     public_set: str | None = None  # the public set that this could be, by its kind
     lacking: list[str] = field(default_factory=list)  # Why it is not the whole public set, a line per split.
+    account: Account | None = None  # which files are read and which are not
 
     def as_json(self) -> dict[str, object]:
         return {
             "source": str(self.source),
             "kind": self.kind,
             "whole": not self.faults,
+            "account": self.account and self.account.as_json(),
             "samples": self.samples,
             "manifest": self.manifest,
             "public_set": self.public_set,
@@ -84,6 +86,7 @@ def verify(
     if kind is not None and kind not in KINDS:
         raise UserError(f"--kind {kind!r}: {nearest(kind, KINDS)}")
     verdict = Verdict(source, kind or detect(source))
+    verdict.account = take_account(source, verdict.kind)
     report = progress or (lambda _what, _done, _of: None)
     if Journal.is_in(source):
         verdict.faults.append(f"{Journal.NAME}: the set is not finished; repeat the command that makes it")
@@ -95,9 +98,10 @@ def verify(
 
 
 def _splits(source: Path) -> list[tuple[Split | None, Path]]:
-    if source.is_dir() and has_splits(source):
-        return [("train", train_folder(source)), ("validation", validation_folder(source) or source)]
-    return [(None, source)]
+    validation = validation_folder(source)
+    if validation is None:
+        return [(None, source)]
+    return [("train", train_folder(source)), ("validation", validation)]
 
 
 # Checksums
@@ -151,12 +155,14 @@ def _verify_split(
 ) -> None:
     label = f"{split}: " if split else ""
     if verdict.kind in ("images", "image-shards"):
-        faults = verify_images(folder, partial(report, f"{label}images"), workers, verdict.remarks.append)
+        count = partial(report, f"{label}images")
+        faults = verify_images(verdict.source, count, workers, verdict.remarks.append, split)
     elif verdict.kind == "density":
         try:
-            faults = _in_folder(split, verify_density(folder, partial(report, f"{label}files"), workers))
+            faults = verify_density(folder, partial(report, f"{label}files"), workers, split)
         except UserError as error:  # a folder that cannot be listed at all is one fault
-            faults = _in_folder(split, [str(error)])
+            faults = [str(error)]
+        faults = _in_folder(verdict.source, folder, faults)
     else:
 
         def say(line: str) -> None:
@@ -166,7 +172,7 @@ def _verify_split(
             else:
                 report(f"{label}files", int(counted[1]), int(counted[2]))
 
-        faults = _in_folder(split, verify_text(folder, vocabulary, say, workers))
+        faults = _in_folder(verdict.source, folder, verify_text(folder, vocabulary, say, workers, split))
     # What the checksums have found already is not reported twice.
     named = {line.partition(": ")[0] for line in verdict.faults}
     verdict.faults += [line for line in faults if not _is_known(line, verdict.source, named)]
@@ -178,38 +184,46 @@ def _is_known(line: str, source: Path, named: set[str]) -> bool:
     return file in named or file.removeprefix(f"{source}/") in named
 
 
-def _in_folder(split: Split | None, lines: list[str]) -> list[str]:
-    return [f"{split}/{line}" if split and not line.startswith("'") else line for line in lines]
+def _in_folder(source: Path, folder: Path, lines: list[str]) -> list[str]:
+    """Puts the name of the folder in front of lines that begin with the bare name of a file in it."""
+    if folder == source:
+        return lines
+    return [line if line.startswith("'") else f"{folder.name}/{line}" for line in lines]
 
 
 def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
-    """Counts samples, and compares with the public set; what cannot be opened is a fault already."""
+    """Counts samples, and compares with the public set that they could be; what cannot be opened is a fault already."""
     if verdict.kind == "text":
         return
     name, lacking = split or "all", None
-    verdict.public_set = _PUBLIC.get(verdict.kind)
+    public_set = None
     try:
         if verdict.kind == "samples":
-            verdict.samples[name] = index_samples(folder).num_samples
+            verdict.samples[name] = index_samples(folder, split).num_samples
         elif verdict.kind == "density":
-            index = index_density(folder)
+            index = index_density(folder, split)
             verdict.samples[name], lacking = index.num_samples, volumes.completeness(index, split or "train")
+            if lacking is None or volumes.resembles_public(index):
+                public_set = "cosmoUniverse"
         else:
-            images = open_image_set(folder)
+            images = open_image_set(folder, split)
             verdict.samples[name], lacking = images.num_samples, completeness(images, split or "train")
+            if lacking is None or resembles_imagenet(images):
+                public_set = "ImageNet-2012"
     except UserError as error:
         lacking = f"{name}: cannot be counted"
         if not verdict.faults:
             verdict.faults.append(str(error))
-    if lacking is not None:
+    verdict.public_set = verdict.public_set or public_set
+    if lacking is not None and public_set is not None:
         verdict.lacking.append(lacking)
-    if split is None and verdict.public_set is not None:
+    if split is None and public_set is not None:
         verdict.lacking.append("a single split: give the folder that holds train and validation")
 
 
 _AT_A_TIME = 64  # images that one task decodes
 
-Found = tuple[int, list[str], list[str]]  # images seen, lines about bad files, lines about odd ones
+Found = tuple[int, list[str], list[tuple[str, str]]]  # images seen, lines about bad files, name and oddity of odd ones
 
 
 def verify_images(
@@ -217,24 +231,28 @@ def verify_images(
     on_progress: Callable[[int, int], None] | None = None,
     workers: int = 1,
     on_odd: Callable[[str], None] | None = None,
+    split: Split | None = None,
 ) -> list[str]:
     """Decodes every image of a tree or of shards wholly, in all splits of the folder.
 
     Shards are also compared with the checksums in the manifest of the folder or of the one above, if there is one;
     TFRecords carry checksums of their own. `folder`: an image set, or a
     folder of the splits `train` and `validation`. `on_progress`: given the number of images seen, and of all.
-    `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: given one line for each image that
-    is usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over. Returns one line
+    `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: given one line for each way in which
+    images are usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over.
+    `split`: which one of two splits is read; None: all. Returns one line
     for each bad file or sample, with its place and the reason, in the order of the set; none if all is well. A set that
     cannot be opened is one line.
     """
     try:
-        sets = [open_image_set(path) for _, path in _splits(folder)]
+        splits = [(name, path) for name, path in _splits(folder) if split in (None, name)]
+        sets = [open_image_set(path, name) for name, path in splits]
         checksums = [_shard_checksums(images) for images in sets]
     except UserError as error:
         return [str(error)]
     total, seen = sum(images.num_samples for images in sets), 0
     bad: list[str] = []
+    oddities: dict[str, list[str]] = {}
     report = on_odd or (lambda _line: None)
     with ThreadPoolExecutor(workers) as pool:
         for images, known in zip(sets, checksums, strict=True):
@@ -243,11 +261,14 @@ def verify_images(
             for count, lines, odd in _in_order(pool, _tasks(images, known), 2 * workers):
                 seen += count
                 bad += lines
-                for line in odd:
-                    report(line)
+                for name, oddity in odd:
+                    oddities.setdefault(oddity, []).append(name)
                 if on_progress is not None and count:
                     on_progress(seen, total)
             images.close()
+    for oddity, names in sorted(oddities.items()):
+        others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        report(f"{names[0]}{others}: {oddity}")
     return bad
 
 
@@ -288,7 +309,7 @@ def _decode(images: ImageSet, span: range) -> Found:
             bad.append(f"{images.name(index)}: {error}")
         else:
             if remark is not None:
-                odd.append(f"{images.name(index)}: {remark}")
+                odd.append((images.name(index), remark))
     return len(span), bad, odd
 
 
@@ -308,7 +329,11 @@ _BATCH = 1024  # documents tokenised at a time
 
 
 def verify_text(
-    source: Path, vocabulary: str | None = None, on_progress: Callable[[str], None] | None = None, workers: int = 1
+    source: Path,
+    vocabulary: str | None = None,
+    on_progress: Callable[[str], None] | None = None,
+    workers: int = 1,
+    split: Split | None = None,
 ) -> list[str]:
     """One line for each bad file, `<name>: <reason>`; none if all are whole.
 
@@ -316,16 +341,16 @@ def verify_text(
     published layout, and values in range in every row.
     `source`: a text file, a folder of .txt files, or HDF5 samples (file or folder). `vocabulary`: path
     or name; with it, ids are held against its size, and the share of [UNK] is reported. `on_progress`: given one line a
-    file, and information at the end.
+    file, and information at the end. `split`: which of two splits that names tell apart is read.
     Raises UserError: there is nothing at `source`, or no such vocabulary.
     """
     say = on_progress or (lambda _line: None)
-    samples = sample_files(source) if source.exists() else []
+    samples = sample_files(source, split) if source.exists() else []
     if samples:
         size = None if vocabulary is None else len(load_vocabulary(vocabulary))
         faults = _each(partial(file_fault, vocab_size=size), samples, say, workers)
         return [f"{path.name}: {fault}" for path, fault in zip(samples, faults, strict=True) if fault]
-    files = text_files(source)
+    files = text_files(source, split)
     read = _each(partial(_read_text, vocabulary=vocabulary), files, say, workers)
     found = [f"{path.name}: {fault}" for path, (fault, _, _, _) in zip(files, read, strict=True) if fault]
     documents = sum(count for _, count, _, _ in read)

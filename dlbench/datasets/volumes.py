@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dlbench import pool
 from dlbench.datasets import tfrecord
+from dlbench.datasets.account import foreign_form, sample_names
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
 from dlbench.datasets.file_index import Files
-from dlbench.datasets.splits import is_split_name
+from dlbench.datasets.splits import OF_STORAGE, Split, is_split_name
 from dlbench.errors import UserError
 from dlbench.lazy import np
 from dlbench.opening import open_file, read_bytes
@@ -44,6 +45,13 @@ MAX_SAMPLE = 1 << 33
 """Bytes of a file of one sample at most: 512 by 512 by 512 voxels of 16 channels in two bytes have half as many."""
 PUBLIC = {"train": (524_288, 262_144), "validation": (65_536,)}
 """Samples of the public set, of MLPerf HPC v1.0 and later, then of v0.7 (mlcommons/hpc, cosmoflow/README.md)."""
+_MOST_TARGET = 1.001  # of parameters scaled to [-1, 1], with some room for rounding
+_FLOATS = (1e-10, 1e10)  # between which counts of float32 are; int16 counts in pairs are never so large, or denormal
+_INSTEAD = {
+    "data": "it holds data and label instead; write them as x (int16) and y",
+    "full": "it holds a whole universe, as published; cut it with prepare.py of MLPerf HPC's CosmoFlow (mlcommons/hpc)",
+}
+"""Of HDF5 files without `x`, by a dataset that others have."""
 _CHANNELS = (4, 1, 2, 3, *range(5, 17))
 _PART_BYTES = 1 << 19
 
@@ -183,13 +191,14 @@ def _dataset(file: Any, key: str, dtype: str, dimensions: tuple[int, ...]) -> An
     import h5py
 
     if key not in file:  # not `get`, which would hide damage
-        raise ValueError(f"no dataset {key!r}; expected {Hdf5Volumes.LAYOUT}")
+        instead = "".join(f"{text}; " for other, text in _INSTEAD.items() if other in file)
+        raise ValueError(f"no dataset {key!r}; {instead}expected {Hdf5Volumes.LAYOUT}")
     found = file[key]
     if not isinstance(found, h5py.Dataset):
         raise ValueError(f"no dataset {key!r}; expected {Hdf5Volumes.LAYOUT}")  # noqa: TRY004 -- the file is wrong
     if found.dtype != dtype or found.ndim not in dimensions:
         raise ValueError(f"{key} is {found.dtype} of shape {found.shape}; expected {Hdf5Volumes.LAYOUT}")
-    require_plausible(found)
+    require_plausible(file, found)
     return found
 
 
@@ -199,14 +208,14 @@ def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int |
     None: it does not lie there as int16 in one piece.
     """
     x = file["x"]
-    shape, nowhere = (1, *x.shape)[-5:], (x, file["y"], file.id.get_vfd_handle(), lambda _place: None)
-    if x.dtype != "<i2":
+    shape, nowhere = (1, *x.shape)[-5:], (x, file["y"], x.file.id.get_vfd_handle(), lambda _place: None)
+    # Behind a user block some releases of HDF5 give a start that counts from its end, or one of what was never written.
+    if x.dtype != "<i2" or file.userblock_size or not x.id.get_storage_size():
         return nowhere
-    if x.chunks is None:  # the start is None of a compact, an external or a virtual one
+    if x.chunks is None:  # the start is None of a compact one
         start, num_bytes = x.id.get_offset(), math.prod(shape[1:]) * x.dtype.itemsize
         return nowhere if start is None else (*nowhere[:3], lambda n: start + n * num_bytes if n < shape[0] else None)
-    # Some releases of HDF5 count from the end of a user block.
-    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *shape[1:])[-x.ndim :] or file.userblock_size:
+    if x.id.get_create_plist().get_nfilters() or x.chunks != (1, *shape[1:])[-x.ndim :]:
         return nowhere
     rest = (0,) * (x.ndim - 1)
     return *nowhere[:3], lambda n: x.id.get_chunk_info_by_coord((n, *rest)).byte_offset if n < shape[0] else None
@@ -317,20 +326,27 @@ def targets_path(path: Path) -> Path:
     return path.with_name(path.name[: -len("_x.npy")] + "_y.npy")
 
 
-def _npy_pair(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Both arrays with a first dimension of samples, mapped."""
-    x, y = _npy_mapped(path, "int16"), _npy_mapped(targets_path(path), "float32")
+def npy_pair(path: Path, targets: Path, expected: str) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """Returns the arrays of two files with a first dimension of samples, mapped; `expected`: for messages.
+
+    Raises OSError: a file cannot be read. ValueError: it is damaged, or the two are of another type or shape.
+    """
+    x, y = _npy_mapped(path, "int16", expected), _npy_mapped(targets, "float32", expected)
     if (x.ndim, y.ndim) == (4, 1):
         x, y = x[None], y[None]
     if x.ndim != 5 or y.ndim != 2 or x.shape[0] != y.shape[0] or len(set(x.shape[1:4])) != 1 or 0 in x.shape + y.shape:
-        raise ValueError(f"shapes {x.shape} and {y.shape}; expected {NpyVolumes.LAYOUT}")
+        raise ValueError(f"shapes {x.shape} and {y.shape}; expected {expected}")
     return x, y
 
 
-def _npy_mapped(path: Path, dtype: str) -> Any:
+def _npy_pair(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    return npy_pair(path, targets_path(path), NpyVolumes.LAYOUT)
+
+
+def _npy_mapped(path: Path, dtype: str, expected: str) -> Any:
     found = map_array(path)
     if found.dtype != dtype:
-        raise ValueError(f"{path.name} is {found.dtype}; expected {NpyVolumes.LAYOUT}")
+        raise ValueError(f"{path.name} is {found.dtype}; expected {expected}")
     return found
 
 
@@ -346,7 +362,37 @@ def container_of(name: str) -> str | None:
     return next((c for c, volumes in CONTAINERS.items() if name.lower().endswith(volumes.SUFFIXES)), None)
 
 
+def is_volume_name(name: str) -> bool:
+    """Whether a file's name is one of volumes."""
+    return container_of(name) is not None
+
+
+def target_fault(y: NDArray[np.float32]) -> str | None:
+    """Says what is wrong with the parameters of a sample; None if nothing is."""
+    if not np.isfinite(y).all():
+        return "y is not finite"
+    largest = float(y[np.abs(y).argmax()])
+    if abs(largest) > _MOST_TARGET:
+        return (
+            f"y holds {largest:g}, outside -1..1; give the scaled parameters (unitPar), not the physical ones (physPar)"
+        )
+    return None
+
+
+def _require_int16(x: NDArray[np.int16]) -> None:
+    """Raises ValueError: the bytes of a volume are float32, by their values."""
+    pairs = x.reshape(-1)[: x.size // 2 * 2].view("<f4")
+    floats = pairs[pairs != 0]
+    with np.errstate(invalid="ignore"):
+        low, high = _FLOATS
+        if len(floats) and bool(((np.abs(floats) > low) & (np.abs(floats) < high)).all()):
+            raise ValueError(
+                f"x is float32 by its values; expected {TfrecordVolumes.LAYOUT}: write the counts as int16"
+            )
+
+
 def _shape_of(x: NDArray[np.int16], y: NDArray[np.float32], *, num: int = 1, spans: bool = False) -> FileShape:
+    _require_int16(x)
     return FileShape(num=num, size=x.shape[0], channels=x.shape[3], num_targets=len(y), spans=spans)
 
 
@@ -381,14 +427,16 @@ class DensityIndex:
         return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
 
 
-def _listed(folder: Path) -> tuple[str, list[str]]:
-    """The container of a folder and its files, relative and sorted."""
+def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
+    """The container of a folder and its files, relative and sorted; of one split where names tell two apart."""
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
     found: dict[str, list[str]] = {}
     targets = set()
+    names = []
     try:
         for name in _names(folder):
+            names.append(name)
             if name.lower().endswith("_y.npy"):
                 targets.add(name)
             elif (container := container_of(name)) is not None:
@@ -396,21 +444,23 @@ def _listed(folder: Path) -> tuple[str, list[str]]:
     except OSError as error:
         raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
     if not found:
-        raise UserError(f"{str(folder)!r} holds no file that ends in {', '.join(SUFFIXES)}; expected {LAYOUT}")
+        foreign = foreign_form(names) or f"expected {LAYOUT}"
+        raise UserError(f"{str(folder)!r} holds no file that ends in {', '.join(SUFFIXES)}; {foreign}")
     if len(found) > 1:
         examples = " and ".join(repr(min(names)) for names in found.values())
         raise UserError(f"{str(folder)!r} holds {examples}: a data set is of one container; move the others away")
-    ((container, names),) = found.items()
-    for name in sorted(names) if container == "npy" else ():
+    container = next(iter(found))
+    chosen = sample_names(folder, names, is_volume_name, split, LAYOUT)
+    for name in chosen if container == "npy" else ():
         if name[: -len("_x.npy")] + "_y.npy" not in targets:
             raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")
-    return container, sorted(names)
+    return container, chosen
 
 
 def _names(folder: Path) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or entry.name in OF_STORAGE:
                 continue
             if not entry.is_dir():
                 yield entry.name
@@ -421,15 +471,16 @@ def _names(folder: Path) -> Iterator[str]:
                 yield from (f"{entry.name}/{e.name}" for e in inner if not e.name.startswith(".") and e.is_file())
 
 
-def index_density(folder: Path) -> DensityIndex:
+def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     """Lists a folder and learns how many volumes of which shape its files hold; volumes of HDF5 and .npy are not read.
 
     Half a million files of one sample must not all be opened: if the first, the middle and the last TFRecord or .npy
     file hold one sample each, all are taken to. One that does not is a bad sample when it is read.
+    `split`: which of two splits that names tell apart is wanted.
     Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
     has them in another type or shape; file and key are named.
     """
-    container, names = _listed(folder)
+    container, names = _listed(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
     shapes = {name: file_shape(folder, name, container) for name in probes}
     spread = container in _OPENED_ALL or any(shape.num != 1 for shape in shapes.values())
@@ -473,7 +524,9 @@ def first_shape(path: Path, container: str) -> FileShape:
         raise UserError(f"{str(path)!r}: {str(error) or 'holds no record'}") from None
 
 
-def verify_density(folder: Path, on_progress: Callable[[int, int], None] | None, workers: int) -> list[str]:
+def verify_density(
+    folder: Path, on_progress: Callable[[int, int], None] | None, workers: int, split: Split | None = None
+) -> list[str]:
     """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
 
     `on_progress`: given the files that are done and all files. `workers`: processes that read; with 1 or fewer the
@@ -481,7 +534,7 @@ def verify_density(folder: Path, on_progress: Callable[[int, int], None] | None,
     Returns one line `name: reason` for each bad file, by name; none if all is well.
     Raises UserError: the folder is missing or has no such files, or a mixture.
     """
-    container, names = _listed(folder)
+    container, names = _listed(folder, split)
     check = partial(_checked, folder, container)
     bad: list[str] = []
     shapes: dict[str, FileShape] = {}
@@ -509,12 +562,17 @@ def _checked(folder: Path, container: str, name: str) -> FileShape | str:
             if not found.fits(shape):
                 return f"sample {number}: {found}, but the first has {shape}"
             require_counts(x)
-            if not np.isfinite(y).all():
-                return f"sample {number}: y is not finite"
+            if (fault := target_fault(y)) is not None:
+                return f"sample {number}: {fault}"
             number += 1
     except (OSError, KeyError, ValueError, IndexError) as error:
         return f"sample {number}: {(str(error) or type(error).__name__).splitlines()[0]}"
     return shape if shape is not None else "holds no sample"
+
+
+def resembles_public(index: DensityIndex) -> bool:
+    """Whether volumes may be meant to be those of the public set: they have its shape."""
+    return (index.size, index.channels, index.num_targets) == (128, 4, 4)
 
 
 def completeness(index: DensityIndex, split: str) -> str | None:

@@ -380,16 +380,17 @@ def test_json_is_for_programs(cli: Cli, copy: Callable[[str], Path]) -> None:
     told = json.loads(done.stdout)
     wanted = {"kind": "density", "whole": False, "manifest": "altered", "is_public_set": False}
     assert {name: told[name] for name in wanted} == wanted
-    assert told["public_set"] == "cosmoUniverse"
+    assert told["public_set"] is None  # volumes of 8^3 are no try at it
+    assert told["account"]["splits"] == {"train": 3, "validation": 1}
     assert [line.partition(":")[0] for line in told["faults"]] == ["train/density-00002.h5"]
 
 
 def test_the_whole_public_set_is_told(monkeypatch: pytest.MonkeyPatch, sets: Path) -> None:
     told = verify(sets / "images").as_json()
-    assert told["is_public_set"] is False
-    assert "1,281,167" in str(told["lacking"])
-    monkeypatch.setattr(image_set, "IMAGENET", {"train": 20, "validation": 10})
+    assert (told["public_set"], told["is_public_set"], told["lacking"]) == (None, False, [])
     monkeypatch.setattr(image_set, "IMAGENET_CLASSES", 10)
+    assert "1,281,167" in str(verify(sets / "images").as_json()["lacking"])
+    monkeypatch.setattr(image_set, "IMAGENET", {"train": 20, "validation": 10})
     assert verify(sets / "images").as_json()["is_public_set"] is True
     assert verify(sets / "images" / "train").as_json()["is_public_set"] is False
 

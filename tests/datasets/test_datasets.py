@@ -94,7 +94,7 @@ def test_hostile_names_survive(tmp_path: Path) -> None:
     [
         ([], "holds no class folders; expected <folder>/<class>/<image>.jpg"),
         (["loose.jpg"], "holds no class folders"),
-        (["a/1.jpg", "b/1.png"], "/b' holds no .jpg or .jpeg file"),
+        (["a/1.jpg", "b/1.png"], "/b' holds no .jpg, .jpeg or .webp file"),
     ],
 )
 def test_wrong_jpeg_trees_are_named(tmp_path: Path, names: list[str], told: str) -> None:

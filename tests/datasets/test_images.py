@@ -161,13 +161,55 @@ def test_tars_of_others_are_understood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("0002", {"format": tarfile.PAX_FORMAT, "pax_headers": {"mtime": "1.5"}}),
+        ("f/" + "x" * 150, {"format": tarfile.GNU_FORMAT}),
+        ("f" * 90 + "/" + "x" * 90, {"format": tarfile.USTAR_FORMAT}),
+    ],
+)
+def test_a_bad_image_has_the_name_of_its_member_behind_any_headers(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    pax = options.pop("pax_headers", {})
+    with tarfile.open(tmp_path / "a.tar", "w", **options) as tar:
+        for suffix, content in (("jpg", encode((30, 30, 3))[:500]), ("cls", b"0")):
+            member = tarfile.TarInfo(f"{name}.{suffix}")
+            member.size, member.pax_headers = len(content), pax
+            tar.addfile(member, io.BytesIO(content))
+    (line,) = verify_images(tmp_path)
+    assert f"a.tar', member '{name}.jpg': " in line
+    reader = open_images(tmp_path, RESNET, 0, training=False)
+    with pytest.raises(BadSampleError, match=re.escape(f"member '{name}.jpg'")):
+        reader.read((0, 0))
+
+
+def test_webp_is_read_from_trees_and_shards_and_packed(tmp_path: Path) -> None:
+    data = encode((40, 40, 3), form="WEBP", lossless=True)
+    (tmp_path / "tree" / "a").mkdir(parents=True)
+    (tmp_path / "tree" / "a" / "1.WEBP").write_bytes(data)
+    (tmp_path / "tar").mkdir()
+    write_tar(tmp_path / "tar" / "a.tar", {"1.webp": data, "1.cls": b"0"})
+    with Image.open(io.BytesIO(data)) as opened:
+        pixels = np.asarray(opened.convert("RGB"))
+    for images in (
+        open_image_set(tmp_path / "tree"),
+        open_image_set(tmp_path / "tar"),
+        packed(tmp_path / "tree", tmp_path / "packed", "tar"),
+    ):
+        read, remark = jpeg_decode.decode(images.read(0))
+        assert (images.num_samples, images.read(0), remark) == (1, data, "WEBP, RGB, converted to RGB")
+        np.testing.assert_array_equal(read, pixels)
+
+
+@pytest.mark.parametrize(
     ("members", "told"),
     [
         ({"a.jpg": b"A"}, "member 'a.jpg' has no .cls next to it"),
         ({"a.jpg": b"A", "b.jpg": b"B"}, "member 'a.jpg' has no .cls next to it"),
         ({"a.jpg": b"A", "b.cls": b"1"}, "member 'a.jpg' has no .cls next to it"),
         ({"a.jpg": b"A", "a.cls": b"cat"}, "member 'a.cls' holds b'cat', not a label in digits"),
-        ({"a.txt": b"A"}, "the shards hold no image"),
+        ({"v.2.jpg": b"A"}, "hold no image: 'v.2.jpg' does not end in .jpg, .jpeg, .png, .webp; an ending begins at"),
     ],
 )
 def test_wrong_tars_are_named(tmp_path: Path, members: dict[str, bytes], told: str) -> None:
@@ -353,7 +395,7 @@ def test_files_passed_over_are_told(tree: Path) -> None:
     (tree / "class 0" / "notes.txt").write_bytes(b"")
     (tree / "LICENSES.txt").write_bytes(b"")
     assert index_jpeg_tree(tree).remarks == (
-        "passed over, not .jpg or .jpeg in a class folder: 2 ('class 0/notes.txt', 'loose.jpg')",
+        "passed over, not .jpg, .jpeg or .webp in a class folder: 2 ('class 0/notes.txt', 'loose.jpg')",
     )
 
 

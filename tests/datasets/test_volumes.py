@@ -464,7 +464,7 @@ def volumes(*shape: int) -> object:
 
 
 def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
-    x, y = volumes(3, 2, 2, 2, 4), np.arange(12, dtype=np.float32).reshape(3, 4)
+    x, y = volumes(3, 2, 2, 2, 4), np.arange(12, dtype=np.float32).reshape(3, 4) / 16
     write_hdf5(tmp_path / "a.h5", x=x, y=y)
     write_hdf5(tmp_path / "b.hdf5", x=volumes(2, 2, 2, 4), y=np.ones(4, dtype=np.float32))
     (tmp_path / "README.txt").write_text("not a volume", encoding="utf-8")
@@ -479,16 +479,16 @@ def test_several_and_single_samples_a_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(volume, expected)
         np.testing.assert_array_equal(target, np.ones(4) if number == 3 else y[number])
     reader.close()
-    assert _read(reader, 0)[1][1] == 1
+    assert _read(reader, 0)[1][1] == 1 / 16
     reader.close()
 
 
 def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlbench.datasets.arrays.OPEN_AT_MOST", 2)
     for number in range(5):
-        write_hdf5(tmp_path / f"{number}.h5", x=volumes(2, 2, 2, 1), y=np.full(1, number, dtype=np.float32))
+        write_hdf5(tmp_path / f"{number}.h5", x=volumes(2, 2, 2, 1), y=np.full(1, number / 8, dtype=np.float32))
     reader = VolumeReader(index_density(tmp_path), counts=True)
-    assert [_read(reader, i)[1][0] for i in (0, 1, 2, 3, 4, 0)] == [0, 1, 2, 3, 4, 0]
+    assert [_read(reader, i)[1][0] for i in (0, 1, 2, 3, 4, 0)] == [0, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 0]
     assert isinstance(reader._volumes, Hdf5Volumes)
     assert len(reader._volumes._files._handles) == 2
     reader.close()
@@ -513,7 +513,7 @@ def test_counts_are_read_into_the_batch_however_hdf5_stores_them(
     x: NDArray[Any] = np.asarray(volumes(3, 4, 4, 4, 2))
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=user_block) as file:
         file.create_dataset("x", data=x, **stored)
-        file["y"] = np.arange(6, dtype=np.float32).reshape(3, 2)
+        file["y"] = np.arange(6, dtype=np.float32).reshape(3, 2) / 8
     reader = VolumeReader(index_density(tmp_path), counts=True)
     out: dict[str, NDArray[Any]] = {"volume": np.empty(x.shape[1:], np.int16), "target": np.empty(2, np.float32)}
     for number in (2, 0, 1):
@@ -522,7 +522,7 @@ def test_counts_are_read_into_the_batch_however_hdf5_stores_them(
         sample = reader.prepare((0, number), raw.data, out).arrays
         assert sample["volume"] is out["volume"]
         np.testing.assert_array_equal(out["volume"], x[number])
-        np.testing.assert_array_equal(sample["target"], [2 * number, 2 * number + 1])
+        np.testing.assert_array_equal(sample["target"], [number / 4, number / 4 + 1 / 8])
     reader.close()
     with h5py.File(tmp_path / "a.h5", "r+") as file:
         file["x"][1, 3, 3, 3, 1] = -1
@@ -551,6 +551,39 @@ def test_wrong_hdf5_files_name_file_and_key(tmp_path: Path, datasets: dict[str, 
         index_density(tmp_path)
     assert told in str(raised.value)
     assert "wrong.h5" in str(raised.value)
+
+
+@pytest.mark.parametrize("user_block", [0, 512])
+@pytest.mark.parametrize("chunks", [None, (1, 4, 4, 4, 2)])
+def test_volumes_that_were_never_written_are_the_fill_value(
+    tmp_path: Path, user_block: int, chunks: tuple[int, ...] | None
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=user_block) as file:
+        file.create_dataset("x", (3, 4, 4, 4, 2), "i2", chunks=chunks, fillvalue=7)
+        file["y"] = np.zeros((3, 2), np.float32)
+    assert verify_density(tmp_path, None, 1) == []
+    reader = VolumeReader(index_density(tmp_path), counts=True)
+    assert all((_read(reader, number)[0] == 7).all() for number in range(3))
+    reader.close()
+
+
+@pytest.mark.parametrize("kind", ["virtual", "external", "a link"])
+def test_values_in_other_files_are_refused(tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "other"
+    write_hdf5(other, x=volumes(64, 8, 8, 8, 4))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["y"] = np.zeros((64, 4), np.float32)
+        if kind == "virtual":
+            layout = h5py.VirtualLayout((64, 8, 8, 8, 4), "i2")
+            layout[:] = h5py.VirtualSource(other, "x", (64, 8, 8, 8, 4))
+            file.create_virtual_dataset("x", layout)
+        elif kind == "external":
+            file.create_dataset("x", (64, 8, 8, 8, 4), "i2", external=[(str(other), 0, 64 * 8**3 * 4 * 2)])
+        else:
+            file["x"] = h5py.ExternalLink(other, "x")
+    told = f"a.h5': x is {kind}: its values lie in other files, e.g. {str(other)!r}; write them into this one"
+    with pytest.raises(UserError, match=re.escape(told)):
+        index_density(tmp_path)
 
 
 def test_damaged_and_missing_hdf5(tmp_path: Path) -> None:

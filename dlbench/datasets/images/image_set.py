@@ -1,14 +1,15 @@
 """One view of all forms in which labelled images are stored: a tree of JPEGs, tar shards, TFRecord shards.
 
-Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, any case). The sorted class folders are labels 0, 1, ...;
-hidden names, a manifest and a licence are passed over, other files that are no JPEGs are passed over and named.
-ImageNet-2012 unpacked has this form.
+Layout of a tree: `<folder>/<class>/<image>.jpg` (or .jpeg, .webp, any case). The sorted class folders are labels 0, 1,
+...; hidden names, a manifest and a licence are passed over, other files are passed over and named. ImageNet-2012
+unpacked has this form.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dlbench.datasets.file_index import Files, load_index
 from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, holds_shards, open_image_shards
-from dlbench.datasets.splits import Split, require_no_splits
+from dlbench.datasets.splits import OF_STORAGE, Split, require_no_splits
 from dlbench.errors import UserError
 from dlbench.lazy import np
 from dlbench.opening import read_bytes
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
 """Images of ImageNet-2012 (Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", 2015, table 2)."""
 IMAGENET_CLASSES = 1000
+_SYNSET = re.compile(r"n\d{8}")
 
 
-def open_image_set(folder: Path) -> ImageSet:
+def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
     """Opens a folder of class folders, by its index if it has one, or a folder of shards.
 
+    `split`: which of two splits of shards that names tell apart is wanted.
     Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
     kept, told = load_index(folder, JpegTree)
@@ -43,7 +46,9 @@ def open_image_set(folder: Path) -> ImageSet:
         holds_shards(train) or any(path.is_dir() and not path.name.startswith(".") for path in train.iterdir())
     ):
         raise UserError(f"{str(folder)!r} holds splits, not classes; give {str(train)!r} or the other one")
-    return open_image_shards(folder) if holds_shards(folder) else replace(index_jpeg_tree(folder), names_from=told)
+    if holds_shards(folder):
+        return open_image_shards(folder, split)
+    return replace(index_jpeg_tree(folder), names_from=told)
 
 
 def completeness(image_set: ImageSet, split: Split) -> str | None:
@@ -57,8 +62,14 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
     )
 
 
+def resembles_imagenet(image_set: ImageSet) -> bool:
+    """Whether a set may be meant to be ImageNet-2012: it has as many classes, or all are named by WordNet's numbers."""
+    return len(image_set.classes) == IMAGENET_CLASSES or all(map(_SYNSET.fullmatch, image_set.classes))
+
+
 LAYOUT = "<folder>/<class>/<image>.jpg"
-SUFFIXES = (b".jpg", b".jpeg")
+SUFFIXES = (b".jpg", b".jpeg", b".webp")
+ENDINGS = ".jpg, .jpeg or .webp"
 _EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
 _NAMED = 20  # files passed over that are named; of the others the number
 
@@ -112,7 +123,7 @@ def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
     with os.scandir(folder) as entries:
         names = []
         for entry in entries:
-            if entry.is_dir() and not entry.name.startswith("."):
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name not in OF_STORAGE:
                 names.append(entry.name)
             elif not entry.name.startswith(".") and entry.name not in _EXPECTED:
                 passed_over.append(entry.name)
@@ -128,7 +139,7 @@ def _images(folder: Path, passed_over: list[str]) -> list[bytes]:
     names = [name for name in found if name.lower().endswith(SUFFIXES)]
     passed_over += [f"{folder.name}/{os.fsdecode(name)}" for name in found if not name.lower().endswith(SUFFIXES)]
     if not names:
-        raise UserError(f"{str(folder)!r} holds no .jpg or .jpeg file; expected {LAYOUT}")
+        raise UserError(f"{str(folder)!r} holds no {ENDINGS} file; expected {LAYOUT}")
     return sorted(names)
 
 
@@ -167,4 +178,4 @@ def _told(passed_over: list[str]) -> tuple[str, ...]:
         return ()
     more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
     names = ", ".join(map(repr, passed_over[:_NAMED]))
-    return (f"passed over, not .jpg or .jpeg in a class folder: {len(passed_over)} ({names}{more})",)
+    return (f"passed over, not {ENDINGS} in a class folder: {len(passed_over)} ({names}{more})",)

@@ -36,6 +36,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from dlbench.datasets.account import sample_names
+from dlbench.datasets.splits import Split, other_split
 from dlbench.datasets.tfrecord import FRAME, example_views, read_record_at, record_offsets
 from dlbench.errors import UserError, first_line
 from dlbench.lazy import np
@@ -51,9 +53,17 @@ MAX_IMAGE = 1 << 30
 IMAGE, LABEL, SYNSET, FILENAME = "image/encoded", "image/class/label", "image/class/synset", "image/filename"
 """Names of features in a TFRecord of images."""
 RECORD_HEAD = 12  # bytes of a record before its payload: length and its checksum
-IMAGE_SUFFIXES = ("jpg", "jpeg", "png")
+IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL_SUFFIX = "cls"
 _PATTERNS = {"tar": re.compile(r".+\.tar"), "tfrecord": re.compile(r".+\.tfrecords?|.+-\d+-of-\d+")}
+_CLASS_TAR = re.compile(r"n\d{8}\.tar")  # of ImageNet's archive of training images, which holds one for each class
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+CLASS_TARS = (
+    "ImageNet's class tars, one for each class: unpack each into a folder of its name, for f in *.tar; do "
+    'mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}"; done, and move the tars away'
+)
+SHARD_LAYOUT = "*.tar, *.tfrecord or *-00000-of-01024"
+_MAX_HEADERS = 1 << 20  # bytes of the headers of one tar member that are read for its name, at most
 _MAX_NAME = 200  # characters of a member's name that a message holds, at most
 _MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
 
@@ -82,7 +92,8 @@ class _Rows:
     offsets: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
-    passed_over: int = 0
+    passed_over: int = 0  # tar members that are neither image nor label
+    first_passed_over: str = ""
 
     def add(self, record: int, offset: int, length: int, label: int) -> None:
         if not 0 <= label < _MOST_CLASSES:
@@ -95,10 +106,11 @@ class _Rows:
         self.labels.append(label)
 
 
-def shard_names(folder: Path) -> tuple[str, list[str]] | None:
+def shard_names(folder: Path, split: Split | None = None) -> tuple[str, list[str]] | None:
     """The container and the sorted file names of the shards in a folder; None if it holds none.
 
-    Raises UserError: it holds tar and TFRecord files.
+    `split`: which of two splits that names tell apart is wanted.
+    Raises UserError: it holds tar and TFRecord files, or splits or shards cannot be told apart.
     """
     try:
         files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
@@ -107,7 +119,15 @@ def shard_names(folder: Path) -> tuple[str, list[str]] | None:
     found = shards_among(files)
     if len(found) > 1:
         raise UserError(f"{str(folder)!r} holds tar and TFRecord files; keep one of the two")
-    return next(iter(found.items()), None)
+    for container, names in found.items():
+        return container, sample_names(folder, files, frozenset(names).__contains__, split, SHARD_LAYOUT)
+    return None
+
+
+def holds_class_tars(names: Sequence[str]) -> bool:
+    """Whether tar files are those that ImageNet's archive of training images is made of, by their names."""
+    tars = [name for name in names if name.endswith(".tar")]
+    return bool(tars) and all(_CLASS_TAR.fullmatch(name) for name in tars)
 
 
 def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
@@ -115,33 +135,41 @@ def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
     return {c: found for c, p in _PATTERNS.items() if (found := [name for name in names if p.fullmatch(name)])}
 
 
-def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_label: int | None = None) -> ShardIndex:
+def scan_shards(
+    folder: Path,
+    *,
+    classes: Sequence[str] | None = None,
+    first_label: int | None = None,
+    split: Split | None = None,
+) -> ShardIndex:
     """Reads the headers of all shards of a folder.
 
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
-    `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label, else 0.
+    `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of both
+    splits, else 0. `split`: which of two splits that names tell apart is wanted.
     Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
-    found = shard_names(folder)
+    found = shard_names(folder, split)
     if found is None:
-        raise UserError(f"{str(folder)!r} holds no shards; expected *.tar, *.tfrecord or *-00000-of-01024")
+        raise UserError(f"{str(folder)!r} holds no shards; expected {SHARD_LAYOUT}")
     container, names = found
     tables, sizes, synsets = [], [], dict[int, str]()
+    if holds_class_tars(names):
+        raise UserError(f"{str(folder)!r} holds {CLASS_TARS}")
     for name in names:
-        path = folder / name
-        try:
-            tables.append(_scan_tar(path) if container == "tar" else _scan_records(path, synsets))
-            sizes.append(path.stat().st_size)
-        except OSError as error:
-            raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
-        except (ValueError, OverflowError, tarfile.TarError) as error:
-            raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
+        tables.append(_scan(folder / name, container, synsets))
+        sizes.append((folder / name).stat().st_size)
     labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
     if not len(labels):
-        raise UserError(f"{str(folder)!r}: the shards hold no image")
+        raise UserError(f"{str(folder)!r}: the shards hold no image{_endings(tables)}")
     remarks = []
+    last_label = int(labels.max())
     if first_label is None:
-        first_label = int(container == "tfrecord" and labels.min() == 1)
+        first_label = 0
+        if container == "tfrecord" and labels.min() > 0:
+            lowest, highest = _labels_of_other(folder, split, synsets)
+            last_label = max(last_label, highest)
+            first_label = int(min(labels.min(), lowest) == 1)
         if first_label:
             remarks.append("labels in the records count from 1 (0 is the background class); they were lowered by one")
     if passed_over := sum(t.passed_over for t in tables):
@@ -150,7 +178,7 @@ def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_lab
         container=container,
         shards=tuple(names),
         sizes=tuple(sizes),
-        classes=_class_names(folder, labels, first_label, classes, synsets),
+        classes=_class_names(folder, labels, first_label, last_label, classes, synsets),
         shard=np.repeat(np.arange(len(names), dtype=np.int32), [len(t.labels) for t in tables]),
         records=np.concatenate([np.array(t.records, dtype=np.int64) for t in tables]),
         offsets=np.concatenate([np.array(t.offsets, dtype=np.int64) for t in tables]),
@@ -160,10 +188,47 @@ def scan_shards(folder: Path, *, classes: Sequence[str] | None = None, first_lab
     )
 
 
+def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
+    """Reads the headers of one shard. Raises UserError: it cannot be read, or is damaged or not of this form."""
+    try:
+        if container == "tar":
+            return _scan_tar(path)
+        return _scan_records(path, synsets)
+    except OSError as error:
+        raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, OverflowError, tarfile.TarError) as error:
+        raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
+
+
+def _labels_of_other(folder: Path, split: Split | None, synsets: dict[int, str]) -> tuple[int, int]:
+    """Returns the lowest and the highest label in the TFRecords of the other split, and adds its names of classes."""
+    labels: list[int] = []
+    other = other_split(folder, split)
+    shards = None if other is None else shard_names(*other)
+    if other is not None and shards is not None and shards[0] == "tfrecord":
+        for name in shards[1]:
+            labels += _scan(other[0] / name, "tfrecord", synsets).labels
+    return min(labels, default=_MOST_CLASSES), max(labels, default=0)
+
+
+def _endings(tables: Sequence[_Rows]) -> str:
+    """Says by what ending a member would be an image, and names one that is none; empty if there are no members."""
+    member = next((table.first_passed_over for table in tables if table.passed_over), None)
+    if member is None:
+        return ""
+    endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
+    return f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
+
+
 def _class_names(
-    folder: Path, labels: NDArray[np.int32], first: int, classes: Sequence[str] | None, synsets: dict[int, str]
+    folder: Path,
+    labels: NDArray[np.int32],
+    first: int,
+    last: int,
+    classes: Sequence[str] | None,
+    synsets: dict[int, str],
 ) -> tuple[str, ...]:
-    low, high = int(labels.min()) - first, int(labels.max()) - first
+    low, high = int(labels.min()) - first, last - first
     if low < 0 or (classes is not None and high >= len(classes)):
         known = "" if classes is None else f" to {len(classes) - 1 + first}"
         raise UserError(f"{str(folder)!r}: labels {low + first} to {high + first}, expected {first}{known}")
@@ -189,6 +254,11 @@ class _Bounded(io.BufferedReader):
 def _scan_tar(path: Path) -> _Rows:
     rows = _Rows()
     waiting: dict[str, Any] = {}
+    with open_file(path) as file:
+        head = file.read(max(map(len, _COMPRESSED)))
+    for magic, program in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise ValueError(f"it is compressed with {program}, and images are read at their place; unpack it")
     with _Bounded(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has met
@@ -215,6 +285,7 @@ def _scan_tar(path: Path) -> _Rows:
                 waiting["image"] = (folder, key, member)
             else:
                 rows.passed_over += 1
+                rows.first_passed_over = rows.first_passed_over or member.name
             if len(waiting) == 2:
                 image = waiting["image"][2]
                 if waiting["image"][:2] != waiting["label"][:2]:
@@ -240,6 +311,13 @@ def _require_stored(member: tarfile.TarInfo) -> None:
 def _short(name: str) -> str:
     """A name of a member for messages: it may have any length and any characters."""
     return repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}...")
+
+
+def _member_name(headers: bytes) -> str:
+    """Returns the name that the headers of one tar member say: a PAX or GNU one stands before that of the file."""
+    with tarfile.open(fileobj=io.BytesIO(headers), mode="r:") as tar:
+        member = tar.next()
+    return member.name if member is not None else ""
 
 
 def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
@@ -387,12 +465,12 @@ class ImageShards(ImageSet):
         shard, record = int(self.index.shard[index]), int(self.index.records[index])
         if self.index.container == "tfrecord":
             return f"record at byte {record}"
+        length = min(int(self.index.offsets[index]) - record, _MAX_HEADERS)
         try:
-            start = os.pread(self._descriptor(shard), 100, record)
-        except OSError:  # the name is wanted for a message about a file that cannot be read
-            start = b""
-        member = start.partition(b"\0")[0].decode("utf-8", "backslashreplace")
-        return f"member {member!r}" if member else f"member at byte {record}"
+            member = _member_name(os.pread(self._descriptor(shard), max(0, length), record))
+        except (OSError, ValueError, OverflowError, tarfile.TarError):
+            return f"member at byte {record}"  # the name is wanted for a message about a file that cannot be read
+        return f"member {_short(member)}"
 
     def files(self) -> list[Path]:
         return [self.root / name for name in self.index.shards]
@@ -415,17 +493,18 @@ class ImageShards(ImageSet):
 
 def holds_shards(folder: Path) -> bool:
     """Whether a folder holds image shards or an index of them."""
-    return (folder / INDEX).is_file() or shard_names(folder) is not None
+    return (folder / INDEX).is_file() or shard_names(folder, "train") is not None
 
 
-def open_image_shards(folder: Path) -> ImageShards:
+def open_image_shards(folder: Path, split: Split | None = None) -> ImageShards:
     """Opens a folder of shards by its index, or by reading all headers if it has none.
 
+    `split`: which of two splits that names tell apart is wanted.
     Raises UserError: no shards; the index is damaged; or a shard is missing, damaged or not of the size that the index
     says.
     """
     if not (folder / INDEX).is_file():
-        return ImageShards(folder, scan_shards(folder))
+        return ImageShards(folder, scan_shards(folder, split=split))
     index = load_index(folder)
     for name, size in zip(index.shards, index.sizes, strict=True):
         try:

@@ -110,6 +110,7 @@ REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # of the channels, from early to late
 CELL = 4.0  # edge of a cell, Mpc
 MEAN_COUNT = 4.0  # particles in a cell on average at Omega_m = 0.3, h = 0.7
 GZIP_LEVEL = 1  # of HDF5 and TFRecord; 6, that of the public set, takes ten times as long for files a fifth smaller
+Container = Literal["hdf5", "tfrecord"]
 Ranges = Mapping[str, tuple[float, float]]
 NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
 """What targets from -1 to 1 span, in the order of the targets."""
@@ -179,7 +180,7 @@ class DensityRecipe:
     num_train: int
     num_validation: int
     size: int = 128  # edge of a volume, cells
-    container: Literal["hdf5", "tfrecord"] = "hdf5"  # `tfrecord` is gzip-compressed, as the public set is
+    container: Container = "hdf5"  # `tfrecord` is gzip-compressed, as the public set is
     seed: int = 0
     samples_per_file: int = 1
     wide: bool = False  # whether parameters span WIDE ranges, for small volumes, or NARROW ones
@@ -210,15 +211,8 @@ class DensityRecipe:
         return WIDE if self.wide else NARROW
 
     def parts(self) -> Sequence[Part]:
-        suffix = "h5" if self.container == "hdf5" else "tfrecord"
-        parts = []
-        totals: Mapping[Split, int] = {"train": self.num_train, "validation": self.num_validation}
-        for split, total in totals.items():
-            for number, first in enumerate(range(0, total, self.samples_per_file)):
-                count = min(self.samples_per_file, total - first)
-                name = f"{split}/density-{number:05d}.{suffix}"
-                parts.append(Part(name=name, split=split, first=first, count=count))
-        return parts
+        train = volume_parts("train", self.num_train, self.container, self.samples_per_file)
+        return train + volume_parts("validation", self.num_validation, self.container, self.samples_per_file)
 
     def sample(self, split: Split, number: int) -> Volume:
         """One sample: a function of the recipe, the split and the sample's number in it."""
@@ -228,24 +222,45 @@ class DensityRecipe:
 
     def write(self, part: Part, path: Path) -> None:
         samples = (self.sample(part.split, number) for number in range(part.first, part.first + part.count))
-        if self.container == "hdf5":
-            _write_hdf5(path, samples, part.count, self.size)
-            return
-        with RecordWriter(path, gzip=True, level=GZIP_LEVEL) as writer:
-            for x, y in samples:
-                writer.write(encode_volume(x, y))
+        shape = (part.count, self.size, self.size, self.size, len(REDSHIFTS))
+        write_volumes(path, self.container, samples, shape, num_targets=4)
 
     def finish(self, folder: Path) -> None:
         """Nothing stands next to the volumes."""
 
 
-def _write_hdf5(path: Path, samples: Iterator[Volume], count: int, size: int) -> None:
+def volume_parts(split: Split, num_samples: int, container: Container, samples_per_file: int) -> list[Part]:
+    """Returns the files of one split, `<split>/density-00000.h5`, ...; the last may be smaller."""
+    suffix = "h5" if container == "hdf5" else "tfrecord"
+    parts = []
+    for number, first in enumerate(range(0, num_samples, samples_per_file)):
+        count = min(samples_per_file, num_samples - first)
+        parts.append(Part(f"{split}/density-{number:05d}.{suffix}", split, first, count))
+    return parts
+
+
+def write_volumes(
+    path: Path, container: Container, samples: Iterator[Volume], shape: tuple[int, ...], num_targets: int
+) -> None:
+    """Writes one file of volumes; the same samples give the same bytes. One sample at a time is in memory.
+
+    `shape`: of all volumes together, (n, S, S, S, C).
+    Raises OSError: it cannot be written. EnvironmentLacksError: h5py is not installed (HDF5).
+    """
+    if container == "hdf5":
+        _write_hdf5(path, samples, shape, num_targets)
+        return
+    with RecordWriter(path, gzip=True, level=GZIP_LEVEL) as writer:
+        for x, y in samples:
+            writer.write(encode_volume(x, y))
+
+
+def _write_hdf5(path: Path, samples: Iterator[Volume], shape: tuple[int, ...], num_targets: int) -> None:
     try:
         made = make_hdf5(path)
     except ImportError:
         raise EnvironmentLacksError("h5py is not installed; pip install 'dlbench[data]'") from None
 
-    shape = (count, size, size, size, len(REDSHIFTS))
     with made as file:
         # fletcher32 finds a flipped bit that gzip lets pass.
         x = file.create_dataset(
@@ -258,6 +273,6 @@ def _write_hdf5(path: Path, samples: Iterator[Volume], count: int, size: int) ->
             shuffle=True,
             fletcher32=True,
         )
-        y = file.create_dataset("y", (count, 4), dtype="float32", chunks=(1, 4), fletcher32=True)
+        y = file.create_dataset("y", (shape[0], num_targets), dtype="float32", chunks=(1, num_targets), fletcher32=True)
         for place, (counts, targets) in enumerate(samples):
             x[place], y[place] = counts, targets

@@ -178,7 +178,7 @@ class PackRecipe:
 
     @cached_property
     def _sets(self) -> dict[Split, ImageSet]:
-        return {split: open_image_set(path) for split, path in self._sources().items()}
+        return {split: open_image_set(path, split) for split, path in self._sources().items()}
 
     @cached_property
     def _orders(self) -> dict[Split, NDArray[np.int64]]:

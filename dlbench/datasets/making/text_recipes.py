@@ -329,6 +329,7 @@ class SamplesRecipe:
     """
 
     source: str = EMBEDDED  # a text file, a folder of .txt files, or `embedded`
+    split: Split = "train"  # which of two splits that names tell apart in the folder is read
     vocabulary: str = "english-4096"  # path or name
     sequence_length: int = 128
     max_predictions: int = 20
@@ -352,7 +353,7 @@ class SamplesRecipe:
 
     @property
     def made_with(self) -> MadeWith:
-        corpus = _corpus(self.source, self.vocabulary)
+        corpus = _corpus(self.source, self.vocabulary, self.split)
         return {
             "text": EMBEDDED if self.source == EMBEDDED else Path(self.source).name,
             "corpus_sha256": corpus.sha256,
@@ -410,7 +411,7 @@ class SamplesRecipe:
         return np.random.default_rng([self.seed, _DOCUMENT, duplicate, document])
 
     def _documents(self, split: Split) -> Numbers:
-        corpus = _corpus(self.source, self.vocabulary)
+        corpus = _corpus(self.source, self.vocabulary, self.split)
         return split_documents(corpus.num_documents, self.validation_share, self.seed)[split]
 
     def _maker(self, split: Split) -> SampleMaker:
@@ -420,7 +421,7 @@ class SamplesRecipe:
             masked_lm_probability=self.masked_lm_probability,
             short_sequence_probability=self.short_sequence_probability,
         )
-        return SampleMaker(_corpus(self.source, self.vocabulary), rule, self._documents(split))
+        return SampleMaker(_corpus(self.source, self.vocabulary, self.split), rule, self._documents(split))
 
     def _blocks(self, split: Split) -> list[Numbers]:
         """The documents of each file: as many as have about equally many tokens."""
@@ -433,7 +434,7 @@ class SamplesRecipe:
         return [block for block in np.split(documents, cuts) if len(block)]
 
     def _tokens(self, documents: Numbers) -> Numbers:
-        corpus = _corpus(self.source, self.vocabulary)
+        corpus = _corpus(self.source, self.vocabulary, self.split)
         ends: Numbers = corpus.sentence_offsets[corpus.document_offsets]
         return ends[documents + 1] - ends[documents]
 
@@ -452,11 +453,11 @@ class SamplesRecipe:
 
 
 @lru_cache(maxsize=1)
-def _corpus(source: str, vocabulary: str) -> TextCorpus:
+def _corpus(source: str, vocabulary: str, split: Split) -> TextCorpus:
     """The tokenised text, once a process."""
     loaded = load_vocabulary(vocabulary)
     if source != EMBEDDED:
-        return read_corpus(Path(source), loaded)
+        return read_corpus(Path(source), loaded, split)
     documents = python_documents()
     digest = hashlib.sha256((loaded.sha256 + documents_sha256(documents)).encode()).hexdigest()
     return tokenise((d.sentences for d in documents), loaded, Path(EMBEDDED), lambda: digest)
@@ -485,7 +486,7 @@ def train_vocabulary(source: Path | None, size: int, lowercase: bool, path: Path
     if source is None:
         documents = (document.sentences for document in python_documents())
     else:
-        documents = read_documents(text_files(source))
+        documents = read_documents(text_files(source, "train"))
     entries = _train((sentence for document in documents for sentence in document), size, lowercase)
     if len(entries) != size:
         least_or_most = "at most" if len(entries) < size else "at least"

@@ -1,14 +1,16 @@
 """Raw text becomes token ids in flat arrays: tokens, where sentences start, where documents start.
 
-Input is one UTF-8 text file or a folder of `.txt` files. A blank line ends a document, as does the end of a file. A
-line is one or more sentences: it is split behind `.`, `!` or `?` where white space and then a capital, a digit or an
-opening quote or bracket follow; one-sentence lines stay whole.
+Input is one UTF-8 text file or a folder of files that end in `.txt` or, numbered, in `-00000-of-00500`, as MLPerf's
+preparation writes them. A blank line ends a document, as does the end of a file. A line is one or more sentences: it is
+split behind `.`, `!` or `?` where white space and then a capital, a digit or an opening quote or bracket follow;
+one-sentence lines stay whole.
 
 Vocabularies are frozen: a text file, one entry a line, becomes a WordPiece tokenizer. None is trained at run time.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import re
@@ -18,7 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.splits import require_no_splits
+from dlbench.datasets.account import sample_names
+from dlbench.datasets.splits import PART, Split, require_no_splits
 from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
 from dlbench.opening import open_file, read_bytes, read_text, why_unreadable
@@ -108,6 +111,7 @@ def _check(path: Path, entries: tuple[str, ...], digest: str) -> None:
 
 
 LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
+_HEAD_BYTES = 1 << 16  # of a text, to see that it is one
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
 _BATCH = 4096  # sentences handed to the tokenizer at a time; bounds the Python objects alive at once
 
@@ -128,13 +132,13 @@ class TextCorpus:
         return len(self.document_offsets) - 1
 
 
-def read_corpus(source: Path, vocabulary: Vocabulary) -> TextCorpus:
+def read_corpus(source: Path, vocabulary: Vocabulary, split: Split | None = None) -> TextCorpus:
     """Tokenises a text. It is streamed; besides the arrays only some thousand sentences, and one whole document, are in
     memory. Raises UserError: nothing there, not UTF-8, or no text in it.
     """
     digest = hashlib.sha256(vocabulary.sha256.encode())
     # The digest is complete when the last document has been read.
-    return tokenise(read_documents(text_files(source), digest), vocabulary, source, lambda: digest.hexdigest())
+    return tokenise(read_documents(text_files(source, split), digest), vocabulary, source, lambda: digest.hexdigest())
 
 
 def tokenise(
@@ -199,20 +203,39 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
-def text_files(source: Path) -> list[Path]:
-    """The text files at a path: the file itself, or the `.txt` files of a folder, sorted.
+def is_text_name(name: str) -> bool:
+    """Whether a file's name is one of a text: `.txt`, or a part such as `part-00000-of-00500`."""
+    return name.lower().endswith(".txt") or PART.fullmatch(name) is not None
 
-    Raises UserError: there are none, or folders of splits instead.
+
+def looks_like_text(path: Path) -> bool:
+    """Whether the beginning of a file is UTF-8 without a zero byte. Raises OSError: it cannot be read."""
+    with open_file(path) as file:
+        head = file.read(_HEAD_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in head
+
+
+def text_files(source: Path, split: Split | None = None) -> list[Path]:
+    """The text files at a path: the file itself, or those of a folder, sorted.
+
+    `split`: which of two splits that names tell apart is wanted.
+    Raises UserError: there are none, or folders of splits instead, or splits or samples cannot be told apart.
     """
     if source.is_file():
         return [source]
     if not source.is_dir():
         raise UserError(f"{str(source)!r}: no such file or folder; expected {LAYOUT}")
-    files = sorted(p for p in source.glob("*.txt") if p.is_file())
-    if not files:
-        require_no_splits(source, (p.name for p in source.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    visible = [path for path in source.iterdir() if not path.name.startswith(".")]
+    names = [path.name for path in visible if path.is_file()]
+    texts = sample_names(source, names, is_text_name, split, LAYOUT)
+    if not texts or not (texts[0].lower().endswith(".txt") or looks_like_text(source / texts[0])):
+        require_no_splits(source, (path.name for path in visible if path.is_dir()))
         raise UserError(f"{str(source)!r} holds no .txt file; expected {LAYOUT}")
-    return files
+    return [source / name for name in texts]
 
 
 def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[str]]:

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlbench.datasets.account import sample_names
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, heap_fault, make_hdf5, open_hdf5, require_plausible
+from dlbench.datasets.splits import Split
 from dlbench.errors import UserError, first_line
 from dlbench.lazy import np
 
@@ -75,18 +77,30 @@ class SamplesIndex:
         return self.files[file], index - int(self.offsets[file])
 
 
-def sample_files(source: Path) -> list[Path]:
-    """The HDF5 files at a path: the file itself or those of a folder, sorted; empty if there are none."""
-    found = sorted(source.iterdir()) if source.is_dir() else [source]
-    return [p for p in found if p.suffix.lower() in SUFFIXES and p.is_file() and not p.name.startswith(".")]
+def sample_files(source: Path, split: Split | None = None) -> list[Path]:
+    """The HDF5 files at a path: the file itself or those of a folder, sorted; empty if there are none.
+
+    `split`: which of two splits that names tell apart is wanted.
+    Raises UserError: splits or samples cannot be told apart.
+    """
+    if not source.is_dir():
+        return [source] if is_sample_file(source.name) else []
+    names = [path.name for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
+    return [source / name for name in sample_names(source, names, is_sample_file, split, LAYOUT)]
 
 
-def index_samples(source: Path) -> SamplesIndex:
+def is_sample_file(name: str) -> bool:
+    """Whether a file's name is one of HDF5."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def index_samples(source: Path, split: Split | None = None) -> SamplesIndex:
     """Opens each file once, to learn how many samples of which shape it holds; samples are not read.
 
+    `split`: see `sample_files`.
     Raises UserError: there are no HDF5 files, or one is damaged, empty or of another shape; file and dataset are named.
     """
-    files = sample_files(source)
+    files = sample_files(source, split)
     if not files:
         raise UserError(f"{str(source)!r} holds no HDF5 file; expected {LAYOUT}")
     digest, shapes = hashlib.sha256(), []
@@ -139,7 +153,7 @@ def inspect_samples(file: Any) -> FileShape:
         if dtype is None or dtype.kind not in "iu" or dataset.ndim != dimensions:
             form = "variable-length integers" if ragged else f"{_TYPES[key]} of {dimensions} dimensions"
             raise ValueError(f"{key} is {dataset.dtype} of shape {dataset.shape}; expected {form}")
-        require_plausible(dataset)
+        require_plausible(file, dataset)
         sizes[key] = dataset.shape
     rows = sizes["input_ids"][0]
     for key, size in sizes.items():

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.file_index import load_index
+from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
-from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density
+from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, target_fault
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
@@ -84,7 +85,7 @@ class VolumeReader(SampleReader):
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One volume; the epoch makes no difference.
 
-        Raises BadSampleError: it has a target that is no number, or is cut off.
+        Raises BadSampleError: it has a target that is no number or outside -1..1, or is cut off.
         """
         if isinstance(data, _Targets):
             assert out is not None  # the same as `fetch` was given
@@ -95,8 +96,8 @@ class VolumeReader(SampleReader):
             end = len(data) - 4 * self._index.num_targets
             counts = np.frombuffer(data, "<i2", count=end // 2).reshape(self._shape)
         target = np.frombuffer(data, "<f4", offset=end)
-        if not np.isfinite(target).all():
-            raise self._bad(key[1], "y is not finite")
+        if (fault := target_fault(target)) is not None:
+            raise self._bad(key[1], fault)
         if self._counts:
             return Sample({"volume": counts, "target": target})
         return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})
@@ -138,15 +139,16 @@ def open_density(
 ) -> SampleReader:
     """The volumes of one split, for a network.
 
-    `seed`: without effect, for nothing is drawn. `training`: without effect, for volumes are not augmented. `counts`:
+    `seed`: without effect, for nothing is drawn. `training`: which split is read where names tell two apart. `counts`:
     leave the logarithm to the device.
     Raises UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
     """
-    del seed, training
+    del seed
+    split: Split = "train" if training else "validation"
 
     def opened() -> DensityIndex:
         kept, told = load_index(source, DensityIndex)
-        return replace(index_density(source) if kept is None else kept, root=source, names_from=told)
+        return replace(index_density(source, split) if kept is None else kept, root=source, names_from=told)
 
     index = lister.index(opened, (DensityIndex,))
     for key, stored in (

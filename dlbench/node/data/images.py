@@ -32,6 +32,7 @@ from dlbench.datasets.images.image_set import JpegTree, open_image_set
 from dlbench.datasets.images.jpeg_decode import FACTORS, Box, Decoding, decode, inspect, region_function
 from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
+from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
@@ -382,12 +383,12 @@ def open_images(
 
     `model`: gives the size of the image and the number of classes. `training`: random-resized crops and flips, or else
     the centre crop. `classes`: names by label, for a set whose own classes may be fewer (validation); None: the set's
-    own. `by_gpu`: images are not decoded here, but by the GPU (see `dlbench.node.data.images`). Returns samples with
-    image (S, S, 3) uint8 and label () int64, S = model.image_size. Raises UserError: the set is missing or damaged, has
-    more classes than the model, or a class that is not in `classes`. EnvironmentLacksError: a library that its form
-    needs is not installed.
+    own. `by_gpu`: images are not decoded here, but by the GPU (see
+    `dlbench.node.data.images`). Returns samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
+    Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
+    `classes`. EnvironmentLacksError: a library that its form needs is not installed.
     """
-    images = _listed(source, lister)
+    images = _listed(source, "train" if training else "validation", lister)
     known = images.classes if classes is None else classes
     if len(known) > model.num_classes:
         raise UserError(
@@ -400,9 +401,9 @@ def open_images(
     return kind(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
 
 
-def _listed(source: Path, lister: Lister) -> ImageSet:
+def _listed(source: Path, split: Split, lister: Lister) -> ImageSet:
     def listed() -> JpegTree | ShardIndex:
-        images = open_image_set(source)
+        images = open_image_set(source, split)
         if isinstance(images, ImageShards):
             return images.index
         assert isinstance(images, JpegTree)
@@ -413,8 +414,8 @@ def _listed(source: Path, lister: Lister) -> ImageSet:
 
 
 def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
-    """The names of the classes of a set, by label; see `open_images`.
+    """The names of the classes of training data, by label; see `open_images`.
 
     Raises UserError: the set is missing or damaged.
     """
-    return lister.index(lambda: open_image_set(source).classes, ())
+    return lister.index(lambda: open_image_set(source, "train").classes, ())

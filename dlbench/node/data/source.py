@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from dlbench.datasets.images.image_set import IMAGENET, IMAGENET_CLASSES
 from dlbench.datasets.manifest import Manifest, read_manifest
+from dlbench.datasets.recognition import account_for
 from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import NAMES, train_folder, validation_folder
 from dlbench.datasets.volumes import PUBLIC
@@ -284,6 +286,15 @@ def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
         return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
     public = _public(spec, described)
     return {"public_set": public} if public else {}
+
+
+def files_account(spec: DataSpec) -> dict[str, object]:
+    """Returns which files of the data set are read and which are not, for the record; empty where that is not known."""
+    with suppress(UserError, OSError):  # the source may have gone since it was read
+        account = account_for(spec)
+        if account is not None:
+            return {"account": account.as_json()}
+    return {}
 
 
 def _manifest(source: Path) -> Manifest | None:

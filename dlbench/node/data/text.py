@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dlbench.datasets.splits import Split
 from dlbench.datasets.text.corpus import TextCorpus, Vocabulary, load_vocabulary, read_corpus
 from dlbench.datasets.text.pretraining_hdf5 import (
     LABEL,
@@ -101,22 +102,25 @@ def open_text(
     `lister`: through which the ranks of a node list the files and tokenise once.
     Raises UserError: nothing readable is there, it is damaged, or does not fit the model or the settings.
     """
-    found = lister.index(lambda: _listed(source, model, spec), (SamplesIndex, FileShape, TextCorpus, Vocabulary))
+    found = lister.index(
+        lambda: _listed(source, model, spec, training), (SamplesIndex, FileShape, TextCorpus, Vocabulary)
+    )
     if isinstance(found, SamplesIndex):
         return PretrainingHdf5Reader(found, spec, model.vocab_size)
     return TextReader(found, spec, seed, training=training)
 
 
-def _listed(source: Path, model: BertModel, spec: TextData) -> SamplesIndex | TextCorpus:
+def _listed(source: Path, model: BertModel, spec: TextData, training: bool) -> SamplesIndex | TextCorpus:
     """What is at `source`."""
-    if source.exists() and sample_files(source):
-        return index_samples(source)
+    split: Split = "train" if training else "validation"
+    if source.exists() and sample_files(source, split):
+        return index_samples(source, split)
     vocabulary = load_vocabulary(spec.vocabulary)
     if len(vocabulary) > model.vocab_size:
         raise UserError(
             f"data.vocabulary {spec.vocabulary} has {len(vocabulary)} entries, model.vocab_size is {model.vocab_size}"
         )
-    return read_corpus(source, vocabulary)
+    return read_corpus(source, vocabulary, split)
 
 
 class TextReader(SampleReader):

@@ -21,7 +21,7 @@ from dlbench.machine.gpus import numa_nodes_of
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
-from dlbench.node.data.source import data_set
+from dlbench.node.data.source import data_set, files_account
 from dlbench.node.devices import rank_gpu, together
 from dlbench.node.memory.device_memory import peak_bytes
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
@@ -200,7 +200,7 @@ def make_record(
                 *_warnings(context, state, ranks, everyone, exchange, memory),
                 *checkpoint_warnings(pauses.writer.writes, state.schedule.first + seen.steps),
             ),
-            "data": described | data_set(plan.workload.data, described),
+            "data": described | data_set(plan.workload.data, described) | files_account(plan.workload.data),
             "staging": staging_result(plan, state.staging, everyone),
             "shuffle": shuffle.result,
             "host_update": state.host.result() if state.host is not None else None,
