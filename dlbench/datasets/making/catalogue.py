@@ -12,6 +12,7 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,8 +213,8 @@ def packing(source: Path, *, container: str | None, samples_per_shard: int | Non
         if seed:
             raise UserError(f"--seed {seed}: rows of parquet files keep their order; leave it out")
         tables, line = parquet_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD)
-        sizes = [table.path.stat().st_size for paths in tables.tables.values() for table in paths]
-        return BuildPlan(tables, "images", sum(sizes), remarks=(line,))
+        num_bytes = sum(table.path.stat().st_size for table in chain.from_iterable(tables.tables.values()))
+        return BuildPlan(tables, "images", num_bytes, remarks=(line,))
     return _image_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD, seed)
 
 

@@ -127,9 +127,11 @@ def pair_packing(source: Path, container: Container, samples_per_file: int | Non
     account = take_account(source, _split_of, LAYOUT)
     names: dict[str, list[str]] = {}
     for split, files in account.splits.items():
-        for name in sorted(set(files) - {str(_counterpart(Path(file))) for file in files})[:1]:
-            other = _counterpart(source / name).name
-            raise UserError(f"{str(source / name)!r} has no {other!r} next to it; expected {LAYOUT}")
+        counterparts = {str(_counterpart(Path(name))) for name in files}
+        alone = sorted(set(files) - counterparts)
+        if alone:
+            other = _counterpart(Path(alone[0])).name
+            raise UserError(f"{str(source / alone[0])!r} has no {other!r} next to it; expected {LAYOUT}")
         names[split] = [name for name in files if name.endswith(DATA)]
     for name in account.others:
         if Path(name).name in _LISTS:
@@ -159,6 +161,7 @@ def _compare_list(path: Path) -> None:
         raise UserError(f"{str(path)!r}: cannot be read: {why_unreadable(error)}") from None
     listed = {line.strip().rpartition("/")[2] for line in lines} - {""}
     present = {file.name for file in path.parent.glob(f"*{_LISTS[path.name]}")}
-    for name in sorted(listed ^ present)[:1]:
-        missing = "names a file that is missing" if name in listed else "does not name a file next to it"
-        raise UserError(f"{str(path)!r} {missing}: {name!r}; copy the set anew, or remove the list")
+    if lacking := sorted(listed - present):
+        raise UserError(f"{str(path)!r} names a file that is missing: {lacking[0]!r}; copy the set anew")
+    if unlisted := sorted(present - listed):
+        raise UserError(f"{str(path)!r} does not name a file next to it: {unlisted[0]!r}; remove the file or the list")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +58,9 @@ def parquet_folder(source: Path) -> Path | None:
 
 def _split_of(folder: Path, path: Path) -> str | None:
     name = _NAME.fullmatch(path.name)
-    return split_called(name["split"]) if name is not None and path.parent == folder else None
+    if name is None or path.parent != folder:
+        return None
+    return split_called(name["split"])
 
 
 @contextmanager
@@ -102,11 +105,12 @@ def read_labels(path: Path) -> ImageTable:
 def _require_columns(path: Path, schema: Any) -> None:
     import pyarrow as pa
 
-    types = {name: schema.field(name).type for name in ("image", "label") if name in schema.names}
-    image, label = types.get("image"), types.get("label")
-    parts = {field.name: field.type for field in image} if image is not None and pa.types.is_struct(image) else {}
-    is_image = parts.get("bytes") in (pa.binary(), pa.large_binary())
-    if is_image and label is not None and pa.types.is_integer(label):
+    types = {field.name: field.type for field in schema}
+    image, label = types.get("image", pa.null()), types.get("label", pa.null())
+    parts = {}
+    if pa.types.is_struct(image):
+        parts = {field.name: field.type for field in image}
+    if parts.get("bytes") in (pa.binary(), pa.large_binary()) and pa.types.is_integer(label):
         return
     columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
     raise UserError(
@@ -210,9 +214,10 @@ def parquet_packing(source: Path, container: Container, samples_per_shard: int) 
     tables = {split: [read_labels(source / name) for name in names] for split, names in account.splits.items()}
     is_labelled = any((table.labels != NO_LABEL).any() for table in tables.get(TEST, ()))
     reason = "neither training nor validation" if is_labelled else "no labels"
+    read = {split: tables[split] for split in NAMES if split in tables}
     recipe = ParquetRecipe(
-        tables={split: tables[split] for split in NAMES if split in tables},
-        classes=_classes([table for split in NAMES for table in tables.get(split, ())]),
+        tables=read,
+        classes=_classes(list(chain.from_iterable(read.values()))),
         container=container,
         samples_per_shard=samples_per_shard,
     )
