@@ -325,7 +325,7 @@ def _first(text: str) -> _Ending | None:
 
 
 def _noticed(text: str) -> re.Match[str] | None:
-    """Rank and signal of the first rank of which mpirun says that a signal ended it."""
+    """Returns rank and signal of the first rank of which mpirun says that a signal ended it."""
     # SIGTERM is mpirun's own way to end the others.
     return next((match for match in _MPIRUN.finditer(text) if int(match[2]) != signal.SIGTERM), None)
 

@@ -95,7 +95,7 @@ def is_size_reader(metadata: object) -> bool:
 
 
 _SHOWN = 80  # Characters of a wrong value that are repeated.
-_MOST_OTHERS = 5  # Further wrong places that are named with what would be right.
+_MOST_OTHERS = 8  # Further wrong places that are named with what would be right.
 
 
 @dataclass(frozen=True)
@@ -124,16 +124,14 @@ def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
     """
     found = error.errors(include_url=False)
     first = min(found, key=lambda item: item["type"] != "extra_forbidden")
-    place = _place(model, first)
-    others = {}
-    for item in found:
-        there = _place(model, item)
-        others.setdefault(there.path, _said(there.path, _what(item, there)))
-    del others[place.path]
-    what = _what(first, place)
-    return Problem(
-        place.path, what, _known(place) if first["type"] == "extra_forbidden" else (), tuple(others.values())
-    )
+    said: dict[tuple[str, ...], str] = {}
+    for item in (first, *found):
+        place = _place(model, item)
+        for key in _required(place) if item["type"] == "missing" else [place]:
+            said.setdefault(key.path, _what(item, key))
+    path, *others = said
+    known = _known(_place(model, first)) if first["type"] == "extra_forbidden" else ()
+    return Problem(path, said[path], known, tuple(_said(other, said[other]) for other in others))
 
 
 def _known(place: _Place) -> tuple[str, ...]:
@@ -161,16 +159,17 @@ def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
         return _Place((*place.path, str(error["loc"][-1])), place.annotation)
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return _below(place, error["ctx"]["discriminator"].strip("'"))
-    return _first_required(place) if error["type"] == "missing" else place
-
-
-def _first_required(place: _Place) -> _Place:
-    """Returns the first key without a default in a section that is missing; the place itself where it is no section."""
-    for one in models_in(place.annotation):
-        for name, field in one.model_fields.items():
-            if field.is_required():
-                return _first_required(_below(place, name))
     return place
+
+
+def _required(place: _Place) -> Iterator[_Place]:
+    """Yields the keys without a default in a section that is missing, of a union its tag; else the place itself."""
+    models = models_in(place.annotation)
+    names = [name for one in models[:1] for name, field in one.model_fields.items() if field.is_required()]
+    if not names:
+        yield place
+    for name in names if len(models) == 1 else names[:1]:
+        yield from _required(_below(place, name))
 
 
 def _below(place: _Place, part: int | str) -> _Place:

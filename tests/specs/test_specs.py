@@ -183,6 +183,19 @@ def test_a_misspelt_required_key_is_named_itself(tmp_path: Path) -> None:
     assert "train.batch_per_rnk: unknown key; did you mean train.batch_per_rank" in told
 
 
+def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    head = "format: dlbench.workload\nversion: 1\npresets: {full: {}}\n"
+    told = refusal(workload=workload_file(tmp_path, head + "model: {family: resnet, depth: 101}\n"), preset="full")
+    assert "model.depth: unknown key; use model.stage_blocks, e.g. [3, 4, 23, 3]" in told
+    assert "; data.format: is missing: must be images, " in told
+    assert "; train.batch_per_rank: is missing: must be a whole number" in told
+    assert "; train.optimizer.name: is missing: must be sgd, " in told
+    assert "; model.family: is missing: must be resnet, " in refusal(
+        workload=workload_file(tmp_path, f"{head}sead: 3\n"), preset="full"
+    )
+    assert "did you mean resnet50? With --set model.stage_blocks=[3,4,23,3]" in refusal(workload="resnet101")
+
+
 def test_a_wrong_relation_inside_the_model_names_a_key_that_exists() -> None:
     told = refusal(workload="bert", overrides={"model.hidden_size": 257})
     assert "hidden_size 257 is not a multiple of num_heads 2" in told
