@@ -82,7 +82,7 @@ class Account:
 
 
 def is_companion(name: str) -> bool:
-    """Whether a file's name is one of a description, a list, an index or a checksum."""
+    """Returns whether a file's name is one of a description, a list, an index or a checksum."""
     return _COMPANION.fullmatch(name.rpartition("/")[2]) is not None
 
 

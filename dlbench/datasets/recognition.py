@@ -100,7 +100,7 @@ def _why_unknown(folder: Path) -> str | None:
 
 
 def is_data_folder(path: Path) -> bool:
-    """Whether a path is a folder that may hold samples: not hidden, and none that storage keeps for itself."""
+    """Returns whether a path is a folder that may hold samples: not hidden, and none that storage keeps for itself."""
     return path.is_dir() and not path.name.startswith(".") and path.name not in OF_STORAGE
 
 
@@ -109,7 +109,7 @@ def _holds_images(folder: Path) -> bool:
 
 
 def _holds_text(folder: Path) -> bool:
-    """Whether the first files in a folder are text, or BERT samples, rather than images or volumes."""
+    """Returns whether the first files in a folder are text, or BERT samples, rather than images or volumes."""
     if _holds_images(folder):
         return False
     files = [path for path in sorted(folder.iterdir())[:_ASKED] if path.is_file() and not path.name.startswith(".")]

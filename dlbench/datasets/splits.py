@@ -71,7 +71,7 @@ def other_split(folder: Path, split: Split | None) -> tuple[Path, Split] | None:
 
 
 def holds_named_splits(folder: Path) -> bool:
-    """Whether the names of files tell two splits of a folder apart, by the first of them if there are many.
+    """Returns whether the names of files tell two splits of a folder apart, by the first of them if there are many.
 
     Raises UserError: they do for some of the files only.
     """

@@ -363,7 +363,7 @@ def container_of(name: str) -> str | None:
 
 
 def is_volume_name(name: str) -> bool:
-    """Whether a file's name is one of volumes."""
+    """Returns whether a file's name is one of volumes."""
     return container_of(name) is not None
 
 
@@ -571,7 +571,7 @@ def _checked(folder: Path, container: str, name: str) -> FileShape | str:
 
 
 def resembles_public(index: DensityIndex) -> bool:
-    """Whether volumes may be meant to be those of the public set: they have its shape."""
+    """Returns whether volumes may be meant to be those of the public set: they have its shape."""
     return (index.size, index.channels, index.num_targets) == (128, 4, 4)
 
 

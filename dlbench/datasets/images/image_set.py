@@ -63,7 +63,7 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
 
 
 def resembles_imagenet(image_set: ImageSet) -> bool:
-    """Whether a set may be meant to be ImageNet-2012: it has as many classes, or all are named by WordNet's numbers."""
+    """Returns whether a set may be meant to be ImageNet-2012: by its number or its names of classes."""
     return len(image_set.classes) == IMAGENET_CLASSES or all(map(_SYNSET.fullmatch, image_set.classes))
 
 

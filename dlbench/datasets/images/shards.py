@@ -125,7 +125,7 @@ def shard_names(folder: Path, split: Split | None = None) -> tuple[str, list[str
 
 
 def holds_class_tars(names: Sequence[str]) -> bool:
-    """Whether tar files are those that ImageNet's archive of training images is made of, by their names."""
+    """Returns whether tar files are those that ImageNet's archive of training images is made of, by their names."""
     tars = [name for name in names if name.endswith(".tar")]
     return bool(tars) and all(_CLASS_TAR.fullmatch(name) for name in tars)
 

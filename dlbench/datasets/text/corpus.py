@@ -204,12 +204,12 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def is_text_name(name: str) -> bool:
-    """Whether a file's name is one of a text: `.txt`, or a part such as `part-00000-of-00500`."""
+    """Returns whether a file's name is one of a text: `.txt`, or a part such as `part-00000-of-00500`."""
     return name.lower().endswith(".txt") or PART.fullmatch(name) is not None
 
 
 def looks_like_text(path: Path) -> bool:
-    """Whether the beginning of a file is UTF-8 without a zero byte. Raises OSError: it cannot be read."""
+    """Returns whether the beginning of a file is UTF-8 without a zero byte. Raises OSError: it cannot be read."""
     with open_file(path) as file:
         head = file.read(_HEAD_BYTES)
     try:

@@ -90,7 +90,7 @@ def sample_files(source: Path, split: Split | None = None) -> list[Path]:
 
 
 def is_sample_file(name: str) -> bool:
-    """Whether a file's name is one of HDF5."""
+    """Returns whether a file's name is one of HDF5."""
     return name.lower().endswith(SUFFIXES)
 
 
