@@ -18,7 +18,7 @@ NAMED = 20  # names of a list that are given; of the others the number
 _NAMED_IN_LINE = 3
 
 _COMPANION = re.compile(
-    r"(?:licen[cs]e|readme|copying|notice|vocabulary|dataset_?info|[^.]*synset|(?:md5|sha\d+)_?sums?).*"
+    r"(?:licen[cs]es?|readme|copying|notice|vocabulary|[^.]*synset[^.]*|(?:md5|sha\d+)_?sums?)(?:\.\w+)?"
     r"|.*\.(?:md5|sha\d*|sha\d*sums?|idx|index|lst|list|jsonl?|md|ya?ml|csv|tsv|log|py|sh)|index\.npz|.*_y\.npy",
     re.IGNORECASE,
 )

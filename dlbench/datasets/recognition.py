@@ -122,12 +122,17 @@ def kind_of_files(paths: Sequence[Path]) -> str | None:
     """Which of KINDS files and folders are that lie side by side in one folder; None if they are none."""
     first_folder = next(filter(is_data_folder, paths), None)
     has_images = first_folder is not None and _holds_images(first_folder)
+    num_texts = 0
     # A damaged file says nothing of its kind but by its name, so others are asked first.
     for sure in (True, False):
         for path in paths:
-            found = _kind_of_file(path, sure) if path.is_file() else None
-            if found is not None and not (found == "text" and has_images):  # lists beside classes are no text
-                return found
+            kind = _kind_of_file(path, sure) if path.is_file() and num_texts < _ASKED else None
+            if kind == "text":  # or a list beside shards or classes
+                num_texts += 1
+            elif kind is not None:
+                return kind
+    if num_texts and not has_images:
+        return "text"
     for path in filter(is_data_folder, paths):
         inner = sorted(p for p in path.iterdir() if p.is_file())
         if "density" in (_kind_of_file(p, sure=False) for p in inner):
@@ -171,14 +176,14 @@ _IS_SAMPLE: dict[str, Callable[[str], bool]] = {
     "image-shards": lambda name: bool(shards_among([name])),
     "text": corpus.is_text_name,
     "samples": pretraining_hdf5.is_sample_file,
-    "density": lambda name: container_of(name) is not None,
+    "density": volumes.is_volume_name,
 }
 
 
 def take_account(source: Path, kind: str) -> Account:
     """Returns which files of a data set of one of KINDS are read for which split, and which are not, by their names.
 
-    Of a folder's names the first are looked at. Raises UserError: names tell splits apart for some of the files only.
+    Looks at the first names of a folder. Raises UserError: names tell splits apart for some of the files only.
     """
     if source.is_file():
         return Account(splits={"all": (source.name,)})
@@ -284,7 +289,7 @@ def require_fitting(
     *,
     ranks: int,
     evaluated: bool = False,
-    on_account: Callable[[Account], None] = lambda _account: None,
+    on_account: Callable[[Account], None] | None = None,
 ) -> bool:
     """Proves, as far as that is cheap, that a workload's data is of its kind and form, and large enough.
 
@@ -298,7 +303,8 @@ def require_fitting(
     def look() -> None:
         try:
             _judge(workload, ranks, evaluated=evaluated)
-            if (account := account_for(workload.data)) is not None:
+            account = account_for(workload.data)
+            if account is not None and on_account is not None:
                 on_account(account)
         except (OSError, ImportError, EnvironmentLacksError):
             return  # what cannot be read here, or lacks a library here, may be well on the nodes

@@ -101,7 +101,7 @@ def split_word(name: str) -> str | None:
 def named_splits(folder: Path, names: Iterable[str]) -> dict[Split, list[str]] | None:
     """Tells the splits of sample files in one folder apart by their names, sorted; None if all are of one split.
 
-    Of train, validation and test those of test are left out.
+    Files of test are left out where there are train and validation.
     Raises UserError: some of the files bear the word of a split and others bear none.
     """
     groups: dict[str | None, list[str]] = {"train": [], "validation": [], "test": [], None: []}

@@ -362,8 +362,13 @@ def container_of(name: str) -> str | None:
     return next((c for c, volumes in CONTAINERS.items() if name.lower().endswith(volumes.SUFFIXES)), None)
 
 
+def is_volume_name(name: str) -> bool:
+    """Whether a file's name is one of volumes."""
+    return container_of(name) is not None
+
+
 def target_fault(y: NDArray[np.float32]) -> str | None:
-    """What is wrong with the parameters of a sample, or None."""
+    """Says what is wrong with the parameters of a sample; None if nothing is."""
     if not np.isfinite(y).all():
         return "y is not finite"
     largest = float(y[np.abs(y).argmax()])
@@ -445,7 +450,7 @@ def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
         examples = " and ".join(repr(min(names)) for names in found.values())
         raise UserError(f"{str(folder)!r} holds {examples}: a data set is of one container; move the others away")
     container = next(iter(found))
-    chosen = sample_names(folder, names, lambda name: container_of(name) is not None, split, LAYOUT)
+    chosen = sample_names(folder, names, is_volume_name, split, LAYOUT)
     for name in chosen if container == "npy" else ():
         if name[: -len("_x.npy")] + "_y.npy" not in targets:
             raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")

@@ -236,6 +236,15 @@ def test_known_forms_that_are_not_read_are_named_with_the_way_out(names: Names, 
         detect(tmp_path)
 
 
+def test_lists_beside_shards_are_no_text(tmp_path: Path) -> None:
+    write_text(tmp_path / "labels.txt", 1)
+    write_tar(tmp_path / "shard.tar", 2)
+    verdict = verify(tmp_path)
+    assert (verdict.kind, verdict.samples) == ("image-shards", {"all": 2})
+    assert verdict.account is not None
+    assert verdict.account.line() == "all 1 file (shard.tar), 1 passed over: labels.txt"
+
+
 def test_class_tars_and_compressed_shards_say_how_to_unpack(tmp_path: Path) -> None:
     for name in ("n01440764.tar", "n01443537.tar"):
         write_tar(tmp_path / name, 1)
