@@ -119,10 +119,10 @@ THRESHOLDS = (
     ),
     Threshold(
         module="views.causes.numbers",
-        name="MAIN_SHARE",
-        decides="share of the loss from which on the largest part is called the main cause",
+        name="BOUND_SHARE",
+        decides="share of the loss from which on runs are called bound by its main cause, such as network-bound",
         why="a smaller part leaves more than twice as much to all others",
-        halved="a sixth of a loss is called its main cause",
+        halved="runs are called network-bound for a sixth of what they lose",
     ),
     Threshold(
         module="views.quality.numbers",

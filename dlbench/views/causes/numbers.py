@@ -31,7 +31,7 @@ from dlbench.views.causes.exchange_forecast import forecast
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
-MAIN_SHARE = 1 / 3  # Share of all that is lost from which on the largest part is called the main cause.
+BOUND_SHARE = 1 / 3  # Share of all that is lost from which on a step is called bound by a cause.
 
 LIKELY_RUNS = 4  # Runs or sessions per side for a likely cause: of three equal ones, one report in ten names one.
 _PRINTED = 0.0005  # Fraction of efficiency that is printed as 0.1 points.
@@ -72,10 +72,10 @@ class Verdict:
     line: str  # In one sentence, without the place and the last full stop.
     next: str  # What to do next, likewise; empty where nothing suggests itself.
     finding: Finding
-    """`found`: the part that loses most, and `MAIN_SHARE` of the loss or more, stands out of the noise of enough runs,
-    all causes counted. `partial`: only smaller parts stand out. `likely`: of four runs, every one lost, and so
-    much of it to this cause, and a t test of the whole finds a loss. Otherwise why no cause is named."""
-    name: str  # network-bound, straggler-bound, input-bound, ...; empty unless found or likely.
+    """`found`: the part that loses most stands out of the noise of enough runs, all causes counted. `partial`: only
+    smaller parts stand out. `likely`: of four runs, every one lost, and to this cause, and a t test of the whole finds
+    a loss. Otherwise why no cause is named."""
+    name: str  # network-bound, input-bound, ...; empty unless found or likely, and `BOUND_SHARE` of the loss or more.
     cause: str
     """The cause that costs most; where only smaller ones are certain, the largest of these. At the baseline, the cause
     that takes most of the step apart from computing. Empty where none costs anything worth explaining."""
@@ -120,7 +120,8 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
         share = _share(case, named) if case.is_baseline else named.lost.value
         bound = 1 / (1 - share) - 1 if 0 < share < 1 else None
         if finding in ("found", "likely"):
-            name, tries = RULES[cause]
+            bound_by, tries = RULES[cause]
+            name = bound_by if named.lost.value >= BOUND_SHARE * case.whole.lost.value else ""
             experiments = [_next(one, case, network) for one in tries(case)]
             # In the order of the rule, but what is forecast to gain comes first and what is forecast to lose last.
             experiments.sort(key=lambda one: -(one.forecast_gain or 0.0))
@@ -163,17 +164,15 @@ def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Findi
         return "small loss" if lost.value >= _PRINTED else "no loss"
     if lost.value < WORTH_EXPLAINING or not certain:
         return "within noise"
-    is_main = certain[0] is largest and largest.lost.value >= MAIN_SHARE * lost.value
-    return "found" if is_main else "partial"
+    return "found" if certain[0] is largest else "partial"
 
 
 def _is_likely(whole: Part, largest: Part) -> bool:
-    """Whether every one of these few runs lost, much of it to this part, and their mean loss stands out."""
+    """Whether every one of these few runs lost, and to this part, and their mean loss stands out of their scatter."""
     lows = (whole.lost.low, largest.lost.low)
     return (
         whole.lost.units >= LIKELY_RUNS
         and whole.lost.value >= WORTH_EXPLAINING
-        and largest.lost.value >= MAIN_SHARE * whole.lost.value
         and all(low is not None and low > 0 for low in lows)
         and whole.p is not None
         and whole.p < LEVEL
@@ -303,7 +302,7 @@ def loss_in_brief(point: CausePoint) -> str:
     lost = point.cause(verdict.cause).lost
     doubts = {
         "within noise": ", within the noise",
-        "partial": f" of {lost_value(point.whole.lost)}; the rest is too uncertain to name",
+        "partial": f" of {lost_value(point.whole.lost)}; larger parts are too uncertain to name",
         "too few runs": f", in {units_text(lost)} only",
     }
     title = NAMED.get(verdict.finding, "largest part")

@@ -15,7 +15,7 @@ from dlbench.views.causes.numbers import adjusted_p, stands_out
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.series_result import result_of
 from tests.support.run_factory import constant, plans, write_run
-from tests.views.causes.test_diagnose import diagnose, verdict
+from tests.views.causes.test_diagnose import diagnose, verdict, write_series
 
 SHARES = MappingProxyType(dict(zip(CAUSES, (0.76, 0.10, 0.03, 0.0, 0.05, 0.02, 0.0, 0.01, 0.01, 0.02), strict=True)))
 Runs = dict[tuple[str, int], dict[str, float]]
@@ -86,8 +86,15 @@ def test_a_small_certain_part_of_a_large_loss_is_no_main_cause(tmp_path: Path) -
     report = assemble(scan(tmp_path))
     (card,) = document_of(report).sections[0].cards
     (group,) = report.groups
-    assert dict(card.facts)["Loss"] == f"{sure} of 28 points; the rest is too uncertain to name"
+    assert dict(card.facts)["Loss"] == f"{sure} of 28 points; larger parts are too uncertain to name"
     assert "Certain: exchange on the wire" in group.verdict
     (screen,) = result_of(scan(tmp_path))[1].sections
     assert group.verdict in screen.brief
     assert "network-bound" not in diagnose(tmp_path)
+
+
+def test_runs_are_bound_by_nothing_that_is_less_than_a_third_of_the_loss(tmp_path: Path) -> None:
+    write_series(tmp_path, {"exchange": 6.0, "input": 5.0, "backward": 5.0, "other": 5.0})
+    found = verdict(tmp_path)
+    assert (found["finding"], found["cause"], found["name"]) == ("found", "exchange", "")
+    assert found["line"].startswith("main cause: exchange on the wire, 5.0 points of 17.4 points lost; also ")
