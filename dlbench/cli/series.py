@@ -86,7 +86,7 @@ def _summary(campaign: Campaign) -> list[str]:
     assert isinstance(first, RunPlan | CommPlan)
     what = f"{_counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
     rows = [_row(number, job, campaign.chain) for number, job in enumerate(jobs, 1)]
-    table = _aligned([["#", "job", "nodes", "ranks", "runs", "time", "node-hours", "after"], *rows])
+    table = aligned([["#", "job", "nodes", "ranks", "runs", "time", "node-hours", "after"], *rows])
     lines = [f"Dry run: {what}; nothing is submitted.", "", *table, "", *cost_lines(campaign)]
     precisions = dict.fromkeys(precision_words(plan) for plan in campaign.plans if isinstance(plan, RunPlan))
     lines += [f"Precision: {'; '.join(precisions)}."] if precisions else []
@@ -162,7 +162,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table, numbers to the right."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(cell.isdigit() for cell in column[1:]) for column in columns]

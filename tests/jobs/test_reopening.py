@@ -192,7 +192,7 @@ def test_a_cancelled_run_that_had_begun_is_tried_again_and_its_first_attempt_is_
     two_a.checkpoints.mkdir()
     begun = {path.name for path in two_a.path.iterdir()} - {"plan.json", "checkpoints", "slurm-42.out"}
     command = "dlbench submit --resume s --cancelled --out 'my runs'"
-    told = CliRunner().invoke(command_line, ["status", "my runs"]).stdout
+    told = CliRunner().invoke(command_line, ["status", "my runs", "--full"]).stdout
     assert told.count(f"{command} submits it again") == 2
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     resume = ["submit", "--resume", "s", "--cancelled", "--out", "my runs"]
