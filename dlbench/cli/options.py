@@ -15,7 +15,6 @@ from click.core import ParameterSource
 from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec

@@ -718,6 +718,29 @@ def test_status_of_a_failed_run_says_why(cli: Cli, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "2 runs, 1 valid"
 
 
+def test_status_counts_the_runs_of_each_point_and_tells_a_reason_once(cli: Cli, tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=3):
+        if plan.layout.ranks == 1:
+            write_run(tmp_path / "runs", plan, TIMES)
+        elif plan.series.repeat == 0:
+            write_unfinished(tmp_path / "runs", plan, "failed", "out of memory")
+        else:
+            write_unfinished(tmp_path / "runs", plan, "failed", "no such file")
+    lines = cli("status").stdout.splitlines()
+    names = [line.split()[1] for line in lines if line.startswith("  failed ")]
+    assert names == ["s1-cosmoflow-ci-p01-n0002-k00", "s1-cosmoflow-ci-p01-n0002-k01"]
+    assert "s1-cosmoflow-ci-p01-n0002-k01 and 1 more" in lines[4]
+    assert [line for line in lines if not line.startswith("  ")] == [
+        "s1: cosmoflow (ci), horovod, 1 rank: 3 of 3 runs valid",
+        "s1: cosmoflow (ci), horovod, 2 ranks: 0 of 3 runs valid, 3 failed",
+        "6 runs, 3 valid",
+    ]
+    full = [
+        line.split()[1] for line in cli("status", "--full").stdout.splitlines() if re.match("  (valid|failed) ", line)
+    ]
+    assert full == [f"s1-cosmoflow-ci-p0{point}-n000{point + 1}-k0{repeat}" for point in (0, 1) for repeat in (0, 1, 2)]
+
+
 def test_status_of_a_run_without_a_figure(cli: Cli, tmp_path: Path) -> None:
     (plan,) = plans(points=(1,), repeats=1)
     check = {"name": "finite loss", "passed": False, "detail": "the loss of rank 0 is not finite"}

@@ -241,8 +241,9 @@ def _words(found: MemoryPlan) -> Iterator[str]:
         f"{format_bytes(found.smallest_bytes)}."
     )
     yield (
-        f"Occupancy {percent(predicted.occupancy)} (something is computed), efficiency {percent(predicted.efficiency)} "
-        f"(something new is): {_took(predicted.recompute_s, 'recomputing')}, {_took(predicted.stall_s, 'waiting')}; "
+        f"Occupancy {percent(predicted.occupancy)} (of the time something is computed), efficiency "
+        f"{percent(predicted.efficiency)} (of the time something is computed for the first time): "
+        f"{_took(predicted.recompute_s, 'recomputing')}, {_took(predicted.stall_s, 'waiting')}; "
         f"{format_bytes(predicted.swapped_bytes) if predicted.swapped_bytes else 'nothing'} out and back."
     )
     yield f"Measured on {measured.where}, {measured.device}{_rates(found)}."
@@ -352,10 +353,8 @@ def _rate_if_it_fits(one: Forecast) -> Cell:
 
 def _trade_words(found: MemoryPlan) -> Iterator[str]:
     unit = found.measured.sample_unit
-    if found.in_core_batch:
-        yield f"In core {format_bytes(found.capacity_bytes)} hold {found.in_core_batch} {unit} of a pass."
-    else:
-        yield f"In core {format_bytes(found.capacity_bytes)} hold no batch at all."
+    batch = f"{found.in_core_batch} {unit}" if found.in_core_batch else "no batch at all"
+    yield f"Without recomputing or swapping, {format_bytes(found.capacity_bytes)} are enough for {batch}."
     fitting = [one for one in found.methods if one.fits and one.samples_per_s is not None]
     alike = [one for one in fitting if "planned" not in (one.recompute, one.swap)]
     planned = next((one for one in fitting if (one.recompute, one.swap) == ("planned", "planned")), None)
