@@ -321,7 +321,7 @@ def exit_codes() -> str:
     meanings = {}
     for member, below in pairwise(body.body):
         if isinstance(member, ast.Assign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            meanings[ast.unparse(member.targets[0])] = below.value.value
+            meanings[ast.unparse(member.targets[0])] = str(below.value.value)
     if missing := errors.ExitCode.__members__.keys() - meanings.keys():
         raise ValueError(f"no docstring below {', '.join(sorted(missing))} of dlbench.errors.ExitCode")
     return "\n".join(f"- **{code.value}** `{code.name}`: {meanings[code.name]}" for code in errors.ExitCode)

@@ -507,6 +507,10 @@ def precision_words(plan: RunPlan) -> str:
 
 def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
+    from dlbench.specs.comm import CommPlan
+    from dlbench.specs.plan import RunPlan
+
+    assert isinstance(plan, RunPlan | CommPlan)
     return f"{describe_point(plan)}, repeat {plan.series.repeat + 1} of {plan.series.repeats}"
 
 

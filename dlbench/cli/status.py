@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,8 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
     wanted = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
     _adopt(_roots([*training.runs, *comm.runs], runs))
-    points = _by_point(select([*training.runs, *comm.runs], named(runs), wanted, "--where"))
-    found, unread = run_statuses([run for runs_of_point in points.values() for run in runs_of_point])
+    chosen = select([*training.runs, *comm.runs], named(runs), wanted, "--where")
+    found, unread = run_statuses(chosen)
     of_roots = _roots([*training.runs, *comm.runs], runs)
     # Of a series, whatever --where leaves out.
     every = found if not wanted else run_statuses([*training.runs, *comm.runs])[0]
@@ -78,9 +79,7 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
         rows = [{name: getattr(one, name) for name in _TOLD} for one in found]
         click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
-        by_id = {run.run_id: run for run in found}
-        for point, launched in points.items():
-            statuses = [by_id[run.plan.run_id] for run in launched]
+        for point, statuses in _by_point(chosen, found).items():
             for line in _run_lines(statuses) if full else _point_lines(point, statuses):
                 click.echo(cleaned(line))
         for row in series:
@@ -94,11 +93,20 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
         sys.exit(int(ExitCode.RUN_FAILED))
 
 
-def _by_point(runs: Iterable[LaunchedRun]) -> dict[str, list[LaunchedRun]]:
-    """Returns the runs of each point in the order of their repeats, by a line that names the point."""
-    points: dict[str, list[LaunchedRun]] = {}
-    for run in sorted(runs, key=lambda run: (run.plan.series.id, run.plan.series.repeat, run.plan.series.position)):
-        points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(run)
+def _by_point(runs: Sequence[LaunchedRun], statuses: Sequence[RunStatus]) -> dict[str, list[RunStatus]]:
+    """Returns the states of each point's runs in the order of their repeats, by a line that names the point."""
+    from dlbench.specs.comm import CommPlan
+    from dlbench.specs.plan import RunPlan
+
+    ordered = []
+    for run, status in zip(runs, statuses, strict=True):
+        assert isinstance(run.plan, RunPlan | CommPlan)
+        series = run.plan.series
+        ordered.append((series.id, series.repeat, series.position, run.plan, status))
+    ordered.sort(key=itemgetter(0, 1, 2))
+    points: dict[str, list[RunStatus]] = {}
+    for series_id, _, _, plan, status in ordered:
+        points.setdefault(f"{series_id}: {describe_point(plan)}", []).append(status)
     return points
 
 

@@ -357,7 +357,7 @@ def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) 
     waits = [word for word in words if word.startswith("--dependency")]
     assert waits == [f"--dependency=afterany:{one}"]
     told = json.loads(cli("status", "--json", PATH=str(tmp_path)).stdout)
-    assert [(row["job"], row["state"]) for row in told["runs"]] == [(job, "incomplete") for job in (one, one, two, two)]
+    assert [(row["job"], row["state"]) for row in told["runs"]] == [(job, "incomplete") for job in (one, two, two, one)]
 
 
 # Reading
