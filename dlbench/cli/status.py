@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,8 @@ from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import LaunchedRun
 from dlbench.sharing import user_name
+from dlbench.specs.comm import CommPlan
+from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -94,19 +95,11 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
 
 
 def _by_point(runs: Sequence[LaunchedRun], statuses: Sequence[RunStatus]) -> dict[str, list[RunStatus]]:
-    """Returns the states of each point's runs in the order of their repeats, by a line that names the point."""
-    from dlbench.specs.comm import CommPlan
-    from dlbench.specs.plan import RunPlan
-
-    ordered = []
+    """Returns the states of each point's runs, in the order in which they run, by a line that names the point."""
+    points: dict[str, list[RunStatus]] = {}
     for run, status in zip(runs, statuses, strict=True):
         assert isinstance(run.plan, RunPlan | CommPlan)
-        series = run.plan.series
-        ordered.append((series.id, series.repeat, series.position, run.plan, status))
-    ordered.sort(key=itemgetter(0, 1, 2))
-    points: dict[str, list[RunStatus]] = {}
-    for series_id, _, _, plan, status in ordered:
-        points.setdefault(f"{series_id}: {describe_point(plan)}", []).append(status)
+        points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(status)
     return points
 
 
