@@ -80,10 +80,11 @@ bench: $(VENV)/.ready-dev
 	$(BIN)/python -m tests.bench $(AREA)
 
 # The first check on a machine with GPUs, which ends with build/gpu-check.html; FIGURES=1 also measures every axis there.
+# MINUTES=12 stops after so many; CONTINUE=1 goes on with what has not been reached.
 # It builds Horovod itself, so that a build that fails is on the page. Where there is no network, call `python -m
 # tests.gpu` with a Python that has what pyproject.toml asks for.
 gpu-check: $(VENV)/.ready-dev
-	$(BIN)/python -m tests.gpu $(if $(FIGURES),--figures)
+	$(BIN)/python -m tests.gpu $(if $(FIGURES),--figures) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CONTINUE),--continue)
 
 setup:
 	@.ci/stage --all $(MAKE) --no-print-directory --jobs 3 set-up $(VENV)/.ready-dev

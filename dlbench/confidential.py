@@ -17,7 +17,8 @@ _NAME = re.compile(
 _VALUE = re.compile(
     r"[a-z][a-z0-9+.-]*://[^/?#\s]*@"  # a URL with a user or a password in it
     r"|\bbearer[ :=]+\S|\bbasic [a-z0-9+/]{8,}=*$"
-    r"|(password|passwd|passphrase|secret|token|credential|[-_]key|(access|account|api|shared|signing)key|\b(pass|pwd?|sig|sas))\s*[=:]\s*\S"
+    r"|(password|passwd|passphrase|secret|token|credential|[-_]key|(access|account|api|shared|signing)key"
+    r"|\b(pass|pwd?|sig|sas))\\*[\"']?\s*[=:]\s*\S"  # in JSON a quote ends the key, in nested JSON \" does
     r"|(?<!\S)-p(?=\S*[0-9])(?=\S*[a-z])[^\s=]{6,}"  # a password as clients of databases take it: -phunter2
     r"|\beyJ[A-Za-z0-9_-]{10,}\."  # a JSON web token
     # Prefixes that services give their keys, so that they are found where they should not be.

@@ -1,7 +1,8 @@
 """Runs as pandas frames, for people's own analysis: `dlbench.open("runs").points()`.
 
 Tables are those that `dlbench report --format csv` writes, made by the same code; steps, messages and telemetry are
-the raw rows of a run. `frame.attrs["units"]` holds the unit of each column that has one, e.g. ``{"step_s": "s"}``.
+the raw rows of a run. `frame.attrs["units"]` holds the unit of each column that has one, e.g. ``{"step_s": "s"}``;
+where rows differ all of them, ``images/s or volumes/s``, and column `sample_unit` says what the rates of a row count.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Runs:
         return self.table("runs")
 
     def points(self) -> pd.DataFrame:
-        """One row per group of comparable runs and rank count: medians with their intervals (`_low`, `_high`)."""
+        """One row per group of comparable runs and rank count, with intervals (`_low`, `_high`). Throughput and
+        median step are geometric means over the runs.
+        """
         return self.table("points")
 
     def steps(self, run: str) -> pd.DataFrame:
@@ -120,7 +123,7 @@ class Runs:
 
     def _steps(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
         for rank in run.selection.ranks:
-            clock, file = run.clock_of(rank), read_steps(run.folder.steps(rank))
+            clock, file = run.clock_of(rank), read_steps(run.folder.steps(rank), run.run_id)
             notes.torn(file.torn_bytes)
             columns = {str(name): file.steps[name] for name in file.steps.dtype.names or ()}
             columns |= {"start_ns": clock.align(columns["start_ns"]), "warmup": columns["warmup"] != 0}
@@ -131,7 +134,7 @@ class Runs:
             if not run.has_spans_of(rank, notes):
                 continue
             clock = run.clock_of(rank)
-            for spans in SpanSource(run.folder.spans(rank), clock, notes).batches({}):
+            for spans in SpanSource(run.folder.spans(rank), run.run_id, clock, notes).batches({}):
                 kept = spans.rows["lane"] == EXCHANGE
                 rows, start = spans.rows[kept], spans.start[kept]
                 names = [spans.names[number] for number in rows["name"]]
@@ -144,7 +147,7 @@ class Runs:
             if not run.has_samples_of(node, notes):
                 continue
             clock = run.clocks[node]
-            for rows in notes.guarded(sample_rows(run.folder.samples(node), clock, notes)):
+            for rows in notes.guarded(sample_rows(run.folder.samples(node), run.run_id, clock, notes)):
                 yield {"node": node, "host": clock.host, "time_ns": rows.time, **rows.values}
 
     def _joined(self, parts: Iterator[dict[str, Any]], notes: Notes) -> pd.DataFrame:

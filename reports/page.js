@@ -239,7 +239,8 @@
       return done;
     }, []);
   const fit = (figure, spec) => {
-    const natural = Number(figure.querySelector(".still svg")?.getAttribute("width"));
+    const still = Number(figure.querySelector(".still svg")?.getAttribute("width"));
+    const natural = typeof spec.width === "number" ? Math.max(still, spec.width) : still;
     const room = figure.clientWidth;
     if (typeof spec.width === "number" && natural > 0.8 * room) {
       spec.width = Math.max(LEAST, room);

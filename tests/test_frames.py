@@ -77,3 +77,17 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
         dlbench.open(tmp_path / "runs").steps(plan.run_id)
     with pytest.raises(UserError):
         dlbench.open(tmp_path / "none")
+
+
+def test_where_rows_count_different_samples_the_units_hold_all_and_each_row_says_its_own(tmp_path: Path) -> None:
+    write_scaling(tmp_path, points=(1, 2))
+    write_scaling(tmp_path, workload="cosmoflow", preset="ci", data="synthetic", series="s2", points=(1, 2))
+    opened = dlbench.open(tmp_path)
+    for name in ("points", "time-to-train"):
+        frame = opened.table(name)
+        assert set(frame.attrs["units"]["throughput_per_s"].split(" or ")) == {"images/s", "volumes/s"}
+        assert frame.groupby("group").sample_unit.unique().map(list).tolist() in (
+            [["images"], ["volumes"]],
+            [["volumes"], ["images"]],
+        )
+    assert opened.points().attrs["units"]["step_s"] == "s"

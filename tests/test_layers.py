@@ -266,7 +266,6 @@ OPENED_OTHERWISE = {
     "node/sync/horovod/report": "a log in a folder of this process",
     "setup/horovod": "a build in a folder of this user",
     "perfetto/export": "parts in a folder of this process",
-    "perfetto/parquet": "a file that it has just written, to sync it",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "node/training/initial_weights": "after `require_file`",
     "datasets/staging/place": "locks of folders of this user alone, following no link",

@@ -107,7 +107,7 @@ THRESHOLDS = (
         module="views.decomposition",
         name="MARGIN",
         decides="share of a step within which difference and phase agree",
-        why="what is worth explaining of a loss, see below",
+        why="losses below 1 % are not explained",
         halved="`agree` takes about four times the repeats; more is undecided",
     ),
     Threshold(
@@ -116,6 +116,20 @@ THRESHOLDS = (
         decides="share of the ideal whose loss is given a cause",
         why="five interleaved repeats that scatter by 0.6 % resolve it",
         halved="losses of 0.5 to 1 % are diagnosed too, and most of them are within the noise",
+    ),
+    Threshold(
+        module="views.causes.numbers",
+        name="MAIN_SHARE",
+        decides="share of the loss from which on the largest part is called the main cause",
+        why="a smaller part leaves more than twice as much to all others",
+        halved="a sixth of a loss is called its main cause",
+    ),
+    Threshold(
+        module="views.quality.numbers",
+        name="MOST_WARMUP",
+        decides="times a measured step that a warm-up step may take before a run's time contradicts its throughput",
+        why="first steps choose algorithms and fill queues; a run of a minute or more has few of them",
+        halved="short runs whose first steps are slow raise `contradiction`",
     ),
     Threshold(
         module="views.stalls",

@@ -226,13 +226,14 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
         for first in entries[:: run.plan.layout.ranks_per_node]:
             if (file := file_of(path := run.folder.steps(first.rank))) != path:
                 rows |= {rank: (file / f"rank-{rank:04d}", own) for rank, own in opened_at_once(file).items()}
-        readers = [StepReader(*rows[one.rank]) if rows else StepReader(run.folder.steps(one.rank)) for one in entries]
+        parts = [rows[one.rank] if rows else (run.folder.steps(one.rank), None) for one in entries]
+        readers = [StepReader(path, part, run_id=run.plan.run_id) for path, part in parts]
         steps = read_alike_steps(readers, _columns(readers[0]))
     except (IncompleteDataError, OSError, KeyError):
         return None
     if steps is None or any(reader.torn_bytes for reader in readers):
         return None
-    if any(_foreign(run, reader, entry) for reader, entry in zip(readers, entries, strict=True)):
+    if any(_of_other_rank(reader, entry) for reader, entry in zip(readers, entries, strict=True)):
         return None
     is_measured = steps["warmup"] == 0
     count = is_measured.shape[1]
@@ -254,12 +255,12 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
     """`_COLUMNS` of the measured steps of a rank, shape (1, steps), checked; `numbers`: those of the ranks before."""
     assert run.record is not None
     path = run.folder.steps(entry.rank)
-    reader = StepReader(path)
+    reader = StepReader(path, run_id=run.plan.run_id)
     steps: dict[str, Any] = reader.read(_columns(reader))
     if reader.torn_bytes:
         raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes behind the last whole step: copied in part?")
-    if foreign := _foreign(run, reader, entry):
-        raise IncompleteDataError(f"{path}: {foreign}")
+    if _of_other_rank(reader, entry):
+        raise IncompleteDataError(f"{path}: belongs to rank {reader.header['rank']!r}, not to {entry.rank}")
     # How many steps a run to a quality takes is not planned: the record has it.
     count = len(steps["step"])
     if count != run.record.steps:
@@ -274,12 +275,9 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
     return {name: np.asarray(values)[None] for name, values in (found | _with_kernels(steps)).items()}
 
 
-def _foreign(run: Run, reader: StepReader, entry: RankResult) -> str:
-    """Why a file is none of this run and rank; empty where it is: one copied from another is no repeat of this."""
-    for key, wanted in (("rank", entry.rank), ("run_id", run.plan.run_id)):
-        if reader.header.get(key, wanted) != wanted:
-            return f"belongs to {key} {str(reader.header[key])[:80]!r}, not to {wanted!r}"
-    return ""
+def _of_other_rank(reader: StepReader, entry: RankResult) -> bool:
+    """Whether a file is that of another rank, copied: it is no repeat of this one."""
+    return bool(reader.header.get("rank", entry.rank) != entry.rank)
 
 
 def _other_sums(entry: RankResult, samples: int, step_ns: int) -> str:

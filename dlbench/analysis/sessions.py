@@ -45,10 +45,17 @@ class Circumstances:
 
 def circumstances_of(run: Run) -> Circumstances:
     """Those of a run, as in its record."""
-    environment = {} if run.record is None else run.record.environment
-    job, boot = environment.get("variable.SLURM_JOB_ID", ""), environment.get("boot_id", "")
+    if run.record is None:
+        return Circumstances(finished="", job="", boot="")
+    environment = run.record.environment
+    return circumstances(run.record.finished, environment.get("variable.SLURM_JOB_ID", ""), environment)
+
+
+def circumstances(finished: str, job: str, environment: Mapping[str, str]) -> Circumstances:
+    """Returns those of a run that ended then, in that Slurm job (empty: in none), by what its rank 0 recorded."""
+    boot = environment.get("boot_id", "")
     return Circumstances(
-        finished="" if run.record is None else run.record.finished,
+        finished=finished,
         job=f"{environment.get('variable.SLURM_CLUSTER_NAME', '')}/{job}" if job else "",
         boot=f"{environment.get('host', '')} {boot}" if boot else "",
     )

@@ -164,7 +164,7 @@ def load_run(run: Run, wanted: Wanted) -> LoadedRun:
         },
         causes=causes_of(run, steps) if wanted.causes else None,
         digest=digest_of(run, steps) if wanted.digest else None,
-        damaged=damaged_traces(run.folder.path, whole=False),
+        damaged=damaged_traces(run.folder.path, run.plan.run_id, whole=False),
     )
 
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from dlbench.specs.comm import Collective
     from dlbench.specs.expand import CommRuns
 
+SHARDS = click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: every rank).")
+
 
 @click.command()
 @report_options
@@ -117,10 +119,10 @@ def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **c
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def _show_fit(found: Fit, output: Path | None) -> None:
+def _show_fit(found: Fit, output: Path | None, left_out: tuple[str, ...] = ()) -> None:
     from dlbench.comm.document import fit_document
 
-    emit(fit_document(found), "text", None, full=True)
+    emit(fit_document(found, left_out), "text", None, full=True)
     if output is not None:
         write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
         click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
@@ -140,11 +142,14 @@ def _show_fit(found: Fit, output: Path | None) -> None:
     help="Where the two ranks of osu_latency and osu_bw were: inside a node, across nodes, or beyond a leaf switch.",
 )
 @click.option("--collective", metavar="NAME", help="What outputs of nccl-tests measured that do not name it.")
+@click.option("--type", "dtype", metavar="NAME", help="Which of several types of data, e.g. float.")
+@click.option("--op", metavar="NAME", help="Which of several operations, e.g. sum.")
 def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
-    """Make fitted costs of what nccl-tests and OSU's micro-benchmarks printed, in text FILES.
+    """Make fitted costs of the output of nccl-tests (text, or JSON of -J) and OSU's micro-benchmarks (text) in FILES.
 
     A collective becomes a line for each rank count; with several rank counts, costs of messages as well, of the
-    algorithm that explains the times best. Outputs of equal layouts are repeats: three or more give intervals.
+    algorithm that explains the times best. Outputs of equal layouts, and cycles, are repeats: three or more give
+    intervals. Programs without costs, and what was not asked for, are listed as left out.
 
     \b
     Examples:
@@ -163,7 +168,8 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     for count in unsaid["ranks"]:
         _require_counts({"ranks": count}, "ranks")
     _require_counts(unsaid, "group_size")
-    _show_fit(import_tables(files, system=system, fitted=utc_now(), **unsaid), output)
+    found = import_tables(files, system=system, fitted=utc_now(), **unsaid)
+    _show_fit(found, output, found.left_out)
 
 
 def _require_known(option: str, name: str, known: Collection[str]) -> None:
@@ -184,7 +190,7 @@ def _require_counts(options: Mapping[str, Any], *names: str) -> None:
 @click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
 @click.option("--size", metavar="BYTES", callback=size_in_bytes, help="A rank's buffer (default: 64MiB, or largest).")
 @click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
-@click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: 1, or those of RUNS).")
+@SHARDS
 def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layout: Any) -> None:
     """Print what each algorithm costs: steps, volume, closed form, predicted, over the ideal, measured.
 
@@ -228,7 +234,7 @@ def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layou
         layouts = [layout_asked(count, wanted) for count in parse_counts(layout["ranks"] or "8", "--ranks")]
         tables = {
             f"{one.ranks} ranks" + f" in {one.num_groups} groups of {one.group_size}" * (one.num_groups > 1): tuple(
-                cost(wanted.collective, name, one, size, "fp32", network, layout["shards"] or 1)
+                cost(wanted.collective, name, one, size, "fp32", network, layout["shards"])
                 for name in permitted(wanted, one)
             )
             for one in layouts
@@ -246,7 +252,7 @@ def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layou
 @click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
 @click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
 @click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
-@click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank).")
+@SHARDS
 @value_option(
     "--workload-bytes", "BYTES", "Gradients of a step, e.g. 94MB: how long, in which messages.", callback=size_in_bytes
 )
@@ -336,7 +342,7 @@ def measure_options(function: F) -> F:
         value_option("--iterations", "N", "Timed iterations of a point.", 10, type=int),
         click.option("--warmup", type=int, metavar="N", default=2, show_default=True, help="Iterations before them."),
         click.option("--group-size", type=int, metavar="N", help="Ranks of a group (default: those of a node)."),
-        click.option("--shards", type=int, metavar="N", help="Servers of parameter-server (default: every rank)."),
+        SHARDS,
         value_option("--repeats", "N", "Runs of each count, interleaved.", 1, type=int),
         LAUNCHER,
         click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),

@@ -148,17 +148,25 @@ def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked)) or DEFAULT_METRICS
 
 
-def read_side(path: Path, where: Sequence[str], option: str) -> Side:
+def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tuple[str, str]) -> Side:
     """One side: a folder of runs, one run, a history, or a baseline file.
 
-    Raises `UserError`: there is nothing there, or no run with these properties. `IncompleteDataError`: a file is
+    `where`: properties of both sides, `own`: of this one. `options`: that choose the runs of this side, and of the
+    other. Raises `UserError`: there is nothing there, or no run with these properties. `IncompleteDataError`: a file is
     damaged, or no run has figures.
     """
     from dlbench.gate.baseline import read_baseline, side_of_baseline
-    from dlbench.gate.sides import side_of_runs
+    from dlbench.gate.sides import TITLES, side_of_runs
 
-    chosen = parse_where(where, option)
+    option = options[0] if own else "--where"
+    chosen = parse_where((*where, *own), option)
     if path.is_file():
+        for key, value in parse_where(where, "--where").items():
+            if key not in TITLES:
+                raise UserError(
+                    f"--where {key}: {path} is a baseline file, whose points have no {key}; choose the runs of the "
+                    f"other side: {options[1]} {key}={value}"
+                )
         return side_of_baseline(read_baseline(path), str(path), chosen, option)
     if path.suffix == ".json" and not path.exists():
         raise UserError(f"{path}: no such baseline file; `dlbench baseline RUNS -o {path}` makes one")
@@ -311,11 +319,9 @@ def compare(
     if paired:
         found = paired_comparison(paths[0], where, options)
     else:
-        sides = [
-            read_side(path, (*where, *own), option)
-            for path, own, option in ((paths[0], where_a, "--where-a"), (paths[1], where_b, "--where-b"))
-        ]
-        found = comparison(sides[0], sides[1], options, ("--where-a", "--where-b"))
+        a = read_side(paths[0], where, where_a, ("--where-a", "--where-b"))
+        b = read_side(paths[1], where, where_b, ("--where-b", "--where-a"))
+        found = comparison(a, b, options, ("--where-a", "--where-b"))
     write(found, options, exit_zero=exit_zero, name="dlbench compare")
 
 
@@ -360,7 +366,7 @@ def check(
     a point without them is insufficient. For a verdict make the baseline of runs of five nights or more, or check
     interleaved runs of the old and the new commit (run --ab). --at-least needs no baseline: from five runs of
     one session on it is missed where the whole interval lies below, and met where it lies above. Runs of two to four
-    sessions are inconclusive; check those of the newest night alone: --where series=NAME.
+    sessions are inconclusive; check those of the newest night alone: --where-candidate series=NAME.
 
     \b
     Exit codes:
@@ -395,17 +401,19 @@ def check(
     from dlbench.gate.comparison import compare_floors, parse_floor
 
     floors = [parse_floor(text) for text in at_least]
+    if floors and options["detect"] >= 1:
+        raise UserError("--detect: no throughput is short of --at-least by 100 % or more; ask for less")
     if paired is not None:
         found = paired_comparison(paired, where, options, floors)
     else:
         assert candidate is not None
         if candidate.is_file() and floors:
             raise UserError("--at-least: needs runs; a baseline file holds no throughput")
-        b = read_side(candidate, (*where, *where_candidate), "--where-candidate")
+        b = read_side(candidate, where, where_candidate, ("--where-candidate", "--where-baseline"))
         if baseline is None:
             found = compare_floors(b, rule=rule_of(options), floors=floors)
         else:
-            a = read_side(baseline, (*where, *where_baseline), "--where-baseline")
+            a = read_side(baseline, where, where_baseline, ("--where-baseline", "--where-candidate"))
             found = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
     write(found, options, exit_zero=False, name="dlbench check")
 

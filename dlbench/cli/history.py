@@ -218,7 +218,7 @@ def trends(
 ) -> None:
     """Find when runs became slower or faster, and what changed then.
 
-    Runs of one configuration, machine, rank and node count are one series; runs planned together are one night. Each
+    Runs of one configuration, machine, rank and node count are one series; its runs of one session are one night. Each
     change point has its ratio with a 95 % interval, and the commit and environment on both sides; slow changes are
     reported as such. A series needs 12 nights. Ends with 0 whatever was found, unless --fail-on-regression is given;
     with 4 if a run is damaged.

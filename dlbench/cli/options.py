@@ -115,6 +115,18 @@ def _asks_for_no_gpus(plan: RunPlan) -> str | None:
     )
 
 
+def _gpus_not_asked(plan: RunPlan) -> str:
+    """Returns that jobs ask for no GPU, though the system file says that nodes have some; empty: they ask."""
+    system, slurm = plan.system, plan.system.slurm
+    is_asked = slurm.gpu_request != "none" or any("gpu" in word for word in slurm.extra)
+    if system.scheduler != "slurm" or not system.node.gpus or is_asked:
+        return ""
+    return (
+        f"system {system.name} has GPUs (node.gpus {system.node.gpus}), and its jobs ask for none: ranks may see none, "
+        "and train on CPUs; set slurm.gpu_request to gres, gpus-per-node or gpus-per-task"
+    )
+
+
 def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     """``takes at least 2 h 05 min on 2 cores (...); ``; empty where that is not known."""
     from dlbench.jobs.local import product_rate
@@ -413,6 +425,9 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
             click.echo(f"note: {note}", err=True)
         for note in preset_notes(plans):
             click.echo(note, err=True)
+        for warning in dict.fromkeys(map(_gpus_not_asked, plans)):
+            if warning:
+                click.echo(f"warning: {warning}", err=True)
     return plans
 
 

@@ -273,7 +273,7 @@ def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, 
     from dlbench.comm.measurements import tabulate
     from dlbench.projection.gathering import with_network
     from dlbench.projection.ingredients import Ingredients
-    from dlbench.projection.points_only import read_points
+    from dlbench.projection.series_file import read_points
     from dlbench.records.scan import read_given
 
     scaling, file = options["scaling"], options["from"]

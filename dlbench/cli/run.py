@@ -6,7 +6,6 @@ import glob
 import importlib.util
 import os
 import shlex
-import shutil
 import signal
 import sys
 import textwrap
@@ -20,7 +19,7 @@ import click
 from dlbench.cli import options as shared
 from dlbench.cli.series import aligned
 from dlbench.cli.streams import os_error_words
-from dlbench.errors import MACHINE_ERRORS, DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, UserError
+from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
     from dlbench.cli.progress import Lines
@@ -197,7 +196,8 @@ def _watch_cost(found: Scan) -> list[str]:
 def require_here(system: SystemSpec) -> None:
     """A system with a scheduler can be run from inside an allocation only.
 
-    Raises `UserError`: this is no allocation. `EnvironmentLacksError`: the launcher's program is not installed.
+    Raises `UserError`: this is no allocation. `EnvironmentLacksError`: the launcher's program is not installed, or is
+    another MPI's.
     """
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
@@ -208,11 +208,9 @@ def require_here(system: SystemSpec) -> None:
             "image.file: jobs unpack an image, and this command does not: use `dlbench submit`, or give "
             "--set system.image.file=null"
         )
-    launcher = system.launch.launcher
-    if system.modules or system.setup:
-        return  # which may bring it
-    if launcher != "local" and shutil.which(launcher.split("-")[0]) is None:
-        raise EnvironmentLacksError(f"launcher {launcher}: {launcher.split('-')[0]} is not on PATH")
+    from dlbench.jobs.local import require_launcher
+
+    require_launcher(system)
 
 
 def require_room(plans: Sequence[LaunchPlan]) -> None:

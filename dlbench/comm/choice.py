@@ -78,6 +78,8 @@ class Fusion:
     num_bytes: float | None  # Bytes; None where every size costs the start-up alone.
     beyond_measured: bool  # Whether it is larger than the largest measured size.
     below_measured: bool  # Whether it is smaller than the smallest measured size, which these times do not show.
+    largest: int  # Largest measured size, bytes.
+    is_clear: bool  # Whether one series is clearly the fastest there: else the size is no advice.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +232,8 @@ def fusion(group: CollectiveGroup) -> Fusion | None:
         num_bytes=size if is_finite else None,
         beyond_measured=is_finite and size > group.sizes[-1],
         below_measured=is_finite and size < group.sizes[0],
+        largest=group.sizes[-1],
+        is_clear=_best(group, group.sizes[-1]).is_clear,
     )
 
 

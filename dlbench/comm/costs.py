@@ -83,11 +83,14 @@ def cost(
 
 COSTS = columns_of(Cost)
 COST_WORDS = (
-    "Volume: bytes that the busiest rank sends. Over ideal: time, measured or else predicted, over what the least "
-    "start-ups, bytes or sums of any algorithm take alone, whichever is most, as all may overlap; without costs of "
-    "messages, bytes. α: start-up of a message; β, γ: seconds a byte sent and reduced; A, B: between groups, φ at "
-    "once on a link; p ranks, m groups of g, k servers, c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L. Of "
-    "hierarchical in chunks the sum of both levels, which overlap."
+    "Steps: rounds in which messages travel at once. A rank that takes several in a round (two of double-binary-tree, "
+    "p - 1 of direct) pays a start-up for each, so that the closed form has more start-ups than steps. Volume: bytes "
+    "that the busiest rank sends. Over ideal: time, measured or else predicted, over a lower bound: the largest of "
+    "what the fewest start-ups, bytes and additions of any algorithm take. Without costs of messages: bytes one after "
+    "the other along the longest path, over the fewest that any algorithm needs (2 (p - 1)/p n in an all-reduce). α: "
+    "start-up of a message; β, γ: seconds a byte sent and reduced; A, B: between groups, φ at once on a link; p ranks, "
+    "m groups of g, k servers, c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L. Of hierarchical in chunks the sum of "
+    "both levels, which overlap."
 )
 
 

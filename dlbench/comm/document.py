@@ -63,7 +63,7 @@ from dlbench.report.table import (
 )
 from dlbench.report.wording import basis_text, figure_text, interval_text, optional, percent, runs_text, value_text
 from dlbench.specs.comm import PAIR_WAYS, LineCost, NetworkModel
-from dlbench.stats.estimates import Estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import format_bytes
 
 # In front of every row of a group's, or a fit's, tables.
@@ -156,12 +156,20 @@ def best_sheet(group: GroupReport) -> Sheet[Best]:
         Column("", "Size", lambda one: one.num_bytes, unit="bytes", is_brief=True),
         Column("", "Fastest", lambda one: one.title.removesuffix(carrier), is_brief=True),
         Column("", "Time, median", lambda one: one.time, is_brief=True),
-        Column("", "Minimum", lambda one: one.minimum_s, unit="s", is_brief=True),
+        Column("", "busbw, GB/s" if group.ranks > 1 else "algbw, GB/s", lambda one: one.rate, is_brief=True),
+        Column("", "Minimum", lambda one: one.minimum_s, unit="s"),
         Column("", "Next", lambda one: one.second.removesuffix(carrier) or None),
         Column("", "Lead", lambda one: one.lead, lambda one: times_cell(one.lead), is_brief=True),
-        Column("", "Clear", lambda one: one.is_clear if one.lead else None, is_brief=True),
+        Column("", "Clear", lambda one: one.is_clear if one.lead else None, _clear, is_brief=True),
     )
     return Sheet(name="fastest", title="Fastest by size", columns=columns, rows=group.best, in_terminal=True)
+
+
+def _clear(one: Best) -> str:
+    """Returns whether the fastest is clearly so, and if too few runs forbid it, how many there are."""
+    if one.lead is not None and one.lead.n < MIN_RUNS:
+        return f"no: {runs_text(one.lead.n)}"
+    return "yes" if one.is_clear else "no"
 
 
 def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
@@ -646,9 +654,10 @@ def document_of(report: CollectivesReport) -> Document:
     )
 
 
-def fit_document(fit: Fit) -> Document:
-    """One fit alone."""
-    return Document(title=TITLE, sections=(_fit(fit, 0),), data=fit)
+def fit_document(fit: Fit, left_out: Sequence[str] = ()) -> Document:
+    """Returns one fit alone, with what was left out of it."""
+    section = replace(_fit(fit, 0), marks=tuple(remark("note", f"left out: {text}") for text in left_out))
+    return Document(title=TITLE, sections=(section,), data=fit)
 
 
 def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: int | None) -> Document:
@@ -795,7 +804,10 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
     fusion = fusion_text(group.fusion)
     same = tuple(map(same_text, group.same_messages))
     least = percent(STAY_WITHIN, 0)
-    lead = f"Lead: time of the next over that of the fastest. Clear: beyond scatter, and more than {least}."
+    lead = (
+        f"Lead: time of the next over that of the fastest. Clear: more than {least}, and beyond the scatter of "
+        f"{MIN_RUNS} runs or more; fewer are too few, whatever the lead."
+    )
     yield Section(
         id=f"choice-{group.id}",
         title="Which algorithm",

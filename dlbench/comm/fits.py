@@ -20,7 +20,6 @@ from dlbench.analysis.repeats import named
 from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
-from dlbench.specs.base import Precision
 from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, FitError, LineCost, NetworkModel
 from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
 
@@ -34,7 +33,7 @@ class Scope:
 
     system: str
     carrier: str
-    dtype: Precision
+    dtype: str
 
     @property
     def title(self) -> str:

@@ -87,6 +87,7 @@ class Prediction:
     """Whether it is of a line measured at this rank count, as in the report of the runs; else of predicted times."""
     fusion_bytes: float | None
     """Smallest message that reaches `RATE_SHARE` of its asymptotic rate; None with one size or with free bytes."""
+    fusion_limit: int | None  # Largest measured size, bytes, if `fusion_bytes` is beyond it.
     fusion_messages: int | None
     fusion_workload_s: float | None  # Seconds that these take one after the other, without any overlap.
 
@@ -322,14 +323,16 @@ def _line_series(line: LineCost, wanted: Wanted) -> PredictedSeries:
 def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
     """The size of fused messages: from lines measured at this rank count, by the rule of the report, or predicted."""
     network, wanted, ranks = case.network, case.wanted, case.layout.ranks
-    none = dict.fromkeys(("fusion_bytes", "fusion_messages", "fusion_workload_s"))
+    none = dict.fromkeys(("fusion_bytes", "fusion_limit", "fusion_messages", "fusion_workload_s"))
     # Lines of other collectives have their name between the carrier's and the algorithm's.
     lines = [one for one in network.collectives if one.ranks == ranks and one.name.count(" ") == 1 and one.sizes]
     if wanted.collective == "allreduce" and not wanted.algorithms and lines:
         line = fusion_line(lines, max(one.sizes[1] for one in lines if one.sizes))
         size = fusion_bytes(line.startup_s, line.per_byte_s)
         if math.isfinite(size):
+            largest = line.sizes[1] if line.sizes else 0
             measured = {"fusion_of": line.name, "fusion_is_measured": True, "fusion_bytes": size}
+            measured["fusion_limit"] = largest if size > largest else None
             return none | measured | _messages(case, size, line.time)
     best = min(series, key=lambda one: one.seconds[-1], default=None)
     predicted = none | {"fusion_of": best.name if best else "", "fusion_is_measured": False}
@@ -340,7 +343,9 @@ def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
         return predicted
     size = max(1.0, fusion_bytes(line.startup_s, line.per_byte_s))
     time = line.time if best.is_line else lambda num_bytes: case.price(best.name, int(num_bytes)).seconds
-    return predicted | {"fusion_bytes": size} | _messages(case, size, time)
+    fitted = network.fitted_over
+    limit = fitted.sizes[1] if fitted is not None and size > fitted.sizes[1] else None
+    return predicted | {"fusion_bytes": size, "fusion_limit": limit} | _messages(case, size, time)
 
 
 def _messages(case: _Case, size: float, time: Callable[[int], float]) -> dict[str, Any]:

@@ -353,7 +353,7 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         best=best,
         crossovers=(*choice.crossovers(among), *choice.model_crossovers(among, fits)),
         recommended=ranges,
-        fusion=choice.fusion(group),
+        fusion=choice.fusion(among),
         ratios=tuple(choice.ratios(group)),
         rejected=group.rejected,
         not_measured=tuple(dict.fromkeys(text for run in group.runs if run.record for text in run.record.not_measured)),
@@ -473,30 +473,36 @@ def advice(group: CollectiveGroup, ranges: Sequence[Recommended]) -> str:
         )
     if not any(one.title for one in ranges):
         (worst, *_) = sorted(ranges, key=lambda one: -one.spread)
-        return f"No clear winner for {what}: {tied_text(worst)}; {library}."
-    parts = [_range(one) for one in ranges]
+        return f"No winner for {what}: {tied_text(worst, len(group.series))}; {library}."
+    parts = [_range(one, len(group.series)) for one in ranges]
     keep = f"; where none is clear, {library}" if not all(one.title for one in ranges) else ""
     return f"For {what} use: {'; '.join(parts)}{keep}."
 
 
-def _range(one: Recommended) -> str:
+def _range(one: Recommended, count: int) -> str:
     sizes = " to ".join(dict.fromkeys(map(format_bytes, (one.low, one.high))))
-    return f"{sizes}: {one.title or f'no clear winner ({tied_text(one)})'}"
+    return f"{sizes}: {one.title or f'no winner ({tied_text(one, count)})'}"
 
 
 def prediction_advice(found: Predictions, one: Prediction) -> str:
     """What is predicted to be fastest at which size."""
     if len(one.series) == 1:
         return ""
-    return f"Predicted fastest {COLLECTIVE_TITLES[found.collective]}: {'; '.join(map(_range, one.ranges))}."
+    parts = [_range(each, len(one.series)) for each in one.ranges]
+    return f"Predicted fastest {COLLECTIVE_TITLES[found.collective]}: {'; '.join(parts)}."
 
 
-def tied_text(found: Recommended) -> str:
-    """``ring over mpi, library of mpi within 2 %``."""
-    if len(found.tied) == 1:
-        return f"{found.tied[0]} is nowhere clearly slower"
-    more = f" and {len(found.tied) - MAX_TIED} more" if len(found.tied) > MAX_TIED else ""
-    return f"{', '.join(found.tied[:MAX_TIED])}{more} within {percent(max(found.spread, 0.01), 0)}"
+def tied_text(found: Recommended, count: int) -> str:
+    """Returns in words which of `count` algorithms cannot be told apart."""
+    names = list(found.tied)
+    if len(names) == 1:
+        return f"{names[0]} is clearly slower at none of these sizes"
+    if len(names) > MAX_TIED:
+        names = [*names[:MAX_TIED], f"{len(names) - MAX_TIED} more"]
+    who = f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(found.tied) == count > MAX_TIED:
+        who = f"all {count} algorithms"
+    return f"the intervals of {who} overlap, or they are within {percent(STAY_WITHIN, 0)}"
 
 
 def same_text(names: Sequence[str]) -> str:
@@ -515,8 +521,22 @@ def fusion_text(found: Fusion | None) -> str:
             f"No fusion size: every size measured reaches {percent(RATE_SHARE, 0)} of the asymptotic rate of "
             f"{found.title}; measure smaller ones."
         )
-    beyond = " That is beyond the largest size measured: an extrapolation." if found.beyond_measured else ""
-    return f"{_fusion(found.num_bytes, found.title)}.{beyond}"
+    limit = found.largest if found.beyond_measured else None
+    return _no_fusion(found.num_bytes, found.largest, limit, is_clear=found.is_clear) or (
+        f"{_fusion(found.num_bytes, found.title)}."
+    )
+
+
+def _no_fusion(num_bytes: float, largest: int, limit: int | None, *, is_clear: bool) -> str:
+    """Returns why a size is no recommendation, empty if it is one. `limit`: the largest measured size below it."""
+    if not is_clear:
+        return f"No fusion size: no algorithm is clearly the fastest at {format_bytes(largest)}."
+    if limit is not None:
+        return (
+            f"No fusion size: {about(num_bytes)} would be beyond {format_bytes(limit)}, the largest size measured; "
+            "measure larger ones."
+        )
+    return ""
 
 
 def _fusion(num_bytes: float, title: str, basis: str = "measured") -> str:
@@ -610,9 +630,13 @@ def poor_text(one: Prediction) -> str:
 
 
 def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
-    """The fusion size, and what it makes of all gradients; empty where there is none, or none to be relied on."""
+    """The fusion size, and what it makes of all gradients, or why none is recommended; empty where there is none."""
     if one.fusion_bytes is None:
         return ""
+    is_clear = bool(one.ranges and one.ranges[-1].title)
+    doubt = _no_fusion(one.fusion_bytes, found.sizes[-1], one.fusion_limit, is_clear=is_clear)
+    if doubt:
+        return doubt
     text = _fusion(one.fusion_bytes, one.fusion_of, "measured" if one.fusion_is_measured else "predicted")
     if one.fusion_messages is None or one.fusion_workload_s is None:
         return text + "."
@@ -679,7 +703,7 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "Recommended",
         f"An algorithm is recommended where every other one is slower by more than {STAY_WITHIN:.0%} and beyond the "
-        f"scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Elsewhere there is no clear winner. At "
+        f"scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Elsewhere there is no winner. At "
         "two ranks algorithms with equal steps, messages and bytes are one.",
     ),
     (

@@ -384,7 +384,8 @@ class _Draft:
                 tested = judgement.tested
                 if tested is not None:
                     low, high = tested.equivalence
-                    tested = dataclasses.replace(tested, equivalence=(1 / high, 1 / low))
+                    shortfall = 1 - 1 / (1 + tested.detectable)
+                    tested = dataclasses.replace(tested, equivalence=(1 / high, 1 / low), detectable=shortfall)
                 ratio = None if judgement.ratio is None else judgement.ratio.inverted("ratio")
                 judgement = dataclasses.replace(judgement, ratio=ratio, tested=tested)
                 # The interval that decides, so that who reads it next to the floor sees the verdict.

@@ -6,14 +6,14 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar, cast, get_args
 
 import dlbench
 from dlbench.analysis.metrics import Metric
 from dlbench.gate.sides import KeyDifference, Match, Side, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import Rule, TTest, Verdict, overall
 from dlbench.report.table import Cell, times_cell, unit_cell
-from dlbench.report.wording import runs_text, sentence, value_text, within_text
+from dlbench.report.wording import place_text, runs_text, sentence, value_text, within_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import whole_seconds
 
@@ -26,15 +26,41 @@ FLOOR = Metric(
     "and of B / A below 1 is worse",
 )
 
+MAX_NAMED = 4  # Points with one verdict on their floors that the headline names.
+
 
 def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> str:
-    """The overall verdict, and the comparison that stands for it; then what floors say, if that is another."""
+    """Returns the verdict of all comparisons with the one that stands for it, and what each floor says."""
     every = [(point, metric) for point in points for metric in point.gated]
-    words = [_headline(verdict, every, tolerance)]
     floors = [(point, metric) for point, metric in every if metric.is_floor]
-    others = dict.fromkeys(metric.verdict for _, metric in floors if metric.verdict != verdict)
-    words += [_headline(other, floors, tolerance) for other in others]
-    return " ".join(words)
+    compared = [(point, metric) for point, metric in every if not metric.is_floor]
+    if not floors:
+        return _headline(verdict, compared, tolerance)
+    words = [_floors_text(word, floors) for word in reversed(get_args(Verdict))]
+    if compared:
+        words.insert(
+            0, _headline(overall(cast("Verdict", metric.verdict) for _, metric in compared), compared, tolerance)
+        )
+    return " ".join(filter(None, words))
+
+
+def _floors_text(verdict: str, floors: Sequence[tuple[PointResult, MetricResult]]) -> str:
+    """Returns the points that have this verdict on their floors, with the worst figure; empty where none has."""
+    same = [(point, metric) for point, metric in floors if metric.verdict == verdict]
+    if not same:
+        return ""
+    is_one_setting = len({point.label.rpartition(", ")[0] for point, _ in floors}) == 1
+    names = [place_text(point.ranks, point.nodes) if is_one_setting else point.label for point, _ in same]
+    places = ", ".join(names[:MAX_NAMED])
+    if len(names) > MAX_NAMED:
+        places += f" and {len(names) - MAX_NAMED} more"
+    if verdict == "met":
+        return f"{places}: met."
+    worst = max(range(len(same)), key=lambda place: _size(same[place][1]))
+    metric = same[worst][1]
+    figure = metric.reason if verdict == "insufficient" else change_text(metric)
+    at_worst = f"worst at {names[worst]}: " if len(names) > 1 else ""
+    return f"{places}: {'missed' if verdict == 'missed' else 'cannot say'}, {at_worst}{figure}."
 
 
 def _headline(verdict: str, every: Sequence[tuple[PointResult, MetricResult]], tolerance: float) -> str:
@@ -45,9 +71,8 @@ def _headline(verdict: str, every: Sequence[tuple[PointResult, MetricResult]], t
     sides = versus(point.allowed)
     subject = f"{metric.title} at {point.label}{f', {sides}' if sides else ''}: {change_text(metric)}"
     count = f"{len(same)} of {len(every)} comparisons {verdict}" if len(every) > 1 else verdict
-    first = "the worst is " if metric.is_floor else "the largest change is "
-    tolerated = "" if metric.is_floor else f"; tolerance {share_text(tolerance)}"
-    return f"{count}; {first if len(same) > 1 else ''}{subject}{tolerated}."
+    first = "the largest change is " if len(same) > 1 else ""
+    return f"{count}; {first}{subject}; tolerance {share_text(tolerance)}."
 
 
 def _size(metric: MetricResult) -> float:
@@ -59,7 +84,7 @@ def _size(metric: MetricResult) -> float:
 def change_text(metric: MetricResult) -> str:
     """The ratio as a change, e.g. ``5.2 % worse, 1.052x [1.041, 1.064]``; its digits follow the interval, too."""
     if metric.is_floor and metric.a is not None and metric.b is not None:
-        return f"{unit_cell(metric.b)} against {unit_cell(metric.a)}"
+        return f"{unit_cell(metric.b)} against a floor of {metric.a.value:,.10g}"
     if metric.ratio is None:
         return "no ratio"
     words = ("worse", "better")
@@ -97,7 +122,9 @@ def power_text(metric: MetricResult) -> str:
     if test is None:
         return ""
     wanted, seen = share_text(test.wanted), share_text(round(test.detectable, 4))
-    if test.repeats is None:
+    if test.repeats is None and metric.is_floor:
+        needed = f"{wanted} needs more than 1,000 {test.unit}s"
+    elif test.repeats is None:
         needed = f"{wanted}: within the tolerance, or more than 1,000 {test.unit}s"
     else:
         needed = f"{wanted} needs {metric.repeats_text}"

@@ -258,7 +258,7 @@ class Rule:
     level: float = 0.01
     """Chance that any comparison of a command is called regressed though B is not slower than tolerated; likewise for
     improved."""
-    wanted: float = 0.03  # The slowdown for which the number of repeats is reported (fraction).
+    wanted: float = 0.03  # The slowdown for which the number of repeats is reported (fraction); with floors below 1.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,8 +273,8 @@ class TTest:
     equivalence: tuple[float, float]  # 90 % interval of the ratio.
     unit: Unit
     scatter: float  # Standard deviation over units of one side's logarithms; where paired, of the ratios' logarithms.
-    detectable: float  # Smallest slowdown that is called one with 80 % probability (fraction).
-    wanted: float  # The slowdown that is asked for (fraction).
+    detectable: float  # Smallest slowdown, or shortfall below a floor, that is found with 80 % probability (fraction).
+    wanted: float  # The slowdown, or shortfall, that is asked for (fraction).
     repeats: int | None  # Units of each side that show it with 80 % probability; None: not with 1,000, or tolerated.
 
 
@@ -347,6 +347,8 @@ def _judged(
     value = math.exp(evidence.shift)
     n = len(evidence.b) if evidence.is_of_floor else min(len(evidence.a), len(evidence.b))
     low, high = evidence.ends(*level)
+    # A throughput that is short by a share has steps that are longer by more.
+    wanted = -math.log1p(-rule.wanted) if evidence.is_of_floor else math.log1p(rule.wanted) - margin
     tested = TTest(
         method=evidence.test,
         p_worse=p[0],
@@ -358,7 +360,7 @@ def _judged(
         scatter=evidence.scatter,
         detectable=evidence.detectable(strictest, margin),
         wanted=rule.wanted,
-        repeats=evidence.repeats(strictest, math.log1p(rule.wanted) - margin),
+        repeats=evidence.repeats(strictest, wanted),
     )
     verdict, reason = (_decide_floor if evidence.is_of_floor else _decide)(rule, tested)
     ratio = Estimate(value, low, high, n, "Student t", "ratio", level=1 - sum(level))

@@ -155,7 +155,7 @@ def _damaged(candidate: Candidate, why: str) -> Outcome:
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> Outcome | None:
     """Copies a run; says why it cannot come in."""
     candidate, entry, target = chosen
-    if damaged := damaged_traces(candidate.folder.path, whole=True):
+    if damaged := damaged_traces(candidate.folder.path, entry.run_id, whole=True):
         return _damaged(candidate, damaged[0])
     if candidate.staged:
         return None

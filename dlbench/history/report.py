@@ -290,8 +290,9 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Runs and nights",
-        "All runs that were planned together are one night, whose value is the median over its runs. Nights are what "
-        "is tested and resampled: runs of one night share its state of the machine, and counting them one by one "
+        "All runs of one session (less than 12 h from one to the next, a day at most, one boot; a Slurm job is one) "
+        "are one night, whose value is the median over its runs. Nights are what is tested and resampled: runs of one "
+        "night share its state of the machine, and counting them one by one "
         "would call differences real that are not.",
     ),
     (

@@ -1,9 +1,9 @@
 """A history of runs as series over nights, with what changed where the level changed.
 
 A trend is one metric of one point: runs of one group (equal configuration, machine and device, see
-`dlbench.analysis.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of one
-request (one series name, planned at one moment) are one night, whose value is their median: the run is what is
-measured, the night is the step in time.
+`dlbench.analysis.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of a
+session (`dlbench.analysis.sessions`) are one night, whose value is their median: the run is what is measured, the night
+is the step in time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.metrics import METRICS, Metric
+from dlbench.analysis.sessions import circumstances, sessions_of
 from dlbench.history.change_points import (
     MIN_EFFECT,
     MIN_NIGHTS,
@@ -50,7 +51,7 @@ MAX_VALUE_LENGTH = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
-    """The runs of one request at one point."""
+    """The runs of one session at one point."""
 
     time: str  # When the last of them finished, UTC, ISO 8601.
     series: str
@@ -256,10 +257,14 @@ def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequen
 
 
 def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
-    """Runs of one request together; nights in order of their last run. `runs` are as `dated` gives them."""
-    nights: dict[tuple[str, str], list[HistoryEntry]] = {}
-    for run in runs:
-        nights.setdefault((run.series, run.created), []).append(run)
+    """Returns the runs of each session; nights in order of their last run. `runs` are as `dated` gives them."""
+    ordered = list(runs)
+    sessions = sessions_of(
+        {run.run_id: circumstances(run.finished, run.slurm_job_id, run.environment) for run in ordered}
+    )
+    nights: dict[str, list[HistoryEntry]] = {}
+    for run in ordered:
+        nights.setdefault(sessions[run.run_id], []).append(run)
     return sorted(nights.values(), key=lambda night: (night[-1].finished, night[-1].run_id))
 
 

@@ -2,8 +2,8 @@
 
 The figures of a run and their limits are those of `dlbench.analysis.slow_nodes` and
 `dlbench.analysis.late_hosts`, so are the threshold,
-the test and the verdicts, over all hosts together. The unit is the night: all runs of one request, and
-of requests that ran in one job of Slurm; of a night counts the median of its runs. Whether a host is slow now is
+the test and the verdicts, over all hosts together. The unit is the night: all runs of one session
+(`dlbench.analysis.sessions`); of a night counts the median of its runs. Whether a host is slow now is
 decided by its nights since its last change point, none older than `RECENT_DAYS`.
 """
 
@@ -108,7 +108,7 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
     runs = dated(known)
     counted = [run for run in runs if any(host.work_ratio for host in run.hosts)]
     shared: dict[str, list[_Night]] = {}
-    for runs_of_night in _nights(counted):
+    for runs_of_night in by_night(counted):
         for host, night in _hosts(runs_of_night).items():
             shared.setdefault(host, []).append(night)
     changes = change_points_together([[night.work for night in nights] for nights in shared.values()])
@@ -132,15 +132,6 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
         unsafe=tuple(one.host for one in slow if not one.is_safe),
         damaged=damaged_runs(known),
     )
-
-
-def _nights(runs: Sequence[HistoryEntry]) -> list[list[HistoryEntry]]:
-    """As `by_night`, and nights of one job of Slurm together: they met the same hosts in the same state."""
-    found: dict[str, list[HistoryEntry]] = {}
-    for number, night in enumerate(by_night(runs)):
-        jobs = {run.slurm_job_id for run in night}
-        found.setdefault(f"job {jobs.pop()}" if len(jobs) == 1 and "" not in jobs else str(number), []).extend(night)
-    return [sorted(night, key=lambda run: run.finished) for night in found.values()]
 
 
 def _hosts(night: Sequence[HistoryEntry]) -> dict[str, _Night]:

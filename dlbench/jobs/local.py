@@ -28,12 +28,15 @@ from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, 
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
 from dlbench.machine.gpus import hidden_gpus
 from dlbench.machine.memory import MemoryKills
+from dlbench.machine.mpi import refusal_of
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
 from dlbench.records.job import killed_by_signal
 from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, write_failure
 from dlbench.specs.comm import CommPlan
+from dlbench.specs.launch import LauncherName
 from dlbench.specs.plan import LaunchPlan, RunPlan
+from dlbench.specs.system import SystemSpec
 from dlbench.units import utc_now
 
 if TYPE_CHECKING:  # What reads runs is imported when the ranks have started: none of it starts them.
@@ -310,7 +313,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
         hang.progressed()
         on_progress(step, of, stage)
 
-    ranks = RankProcesses(report, token, launcher=_program(plan))
+    ranks = RankProcesses(report, token, launcher=_program(plan.system.launch.launcher))
     environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
     # An allocation made with --export=NONE has it, and the srun of mpirun would keep everything from other nodes.
     environment.pop("SLURM_EXPORT_ENV", None)
@@ -347,9 +350,25 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
         return verdict(folder, seen, ranks.stopped, given_up=hang.reason())
 
 
-def _program(plan: LaunchPlan) -> str:
+def require_launcher(system: SystemSpec, path: str | None = None) -> None:
+    """Refuses a launcher whose program cannot start ranks, unless modules or setup lines may bring another.
+
+    `path`: of the ranks; None: this process's. Raises `EnvironmentLacksError`: it is not on PATH, or is the mpirun of
+    another MPI.
+    """
+    launcher = system.launch.launcher
+    if launcher == "local" or system.modules or system.setup:
+        return
+    name = _program(launcher)
+    program = shutil.which(name, path=path)
+    if program is None:
+        raise EnvironmentLacksError(f"launcher {launcher}: {name} is not on PATH")
+    if launcher == "mpirun" and (why := refusal_of(program)):
+        raise EnvironmentLacksError(f"launcher {launcher}: {why}")
+
+
+def _program(launcher: LauncherName) -> str:
     """What holds the ranks: `mpirun` or `srun`; empty: nothing."""
-    launcher = plan.system.launch.launcher
     return "" if launcher == "local" else launcher.partition("-")[0]
 
 
@@ -368,6 +387,6 @@ def _start(ranks: RankProcesses, plan: LaunchPlan, folder: RunFolder, environmen
         for rank, variables in enumerate(launch.local_environments(plan, token)):
             ranks.start(words, {**environment, **resolve(variables)}, folder.log(rank))
         return
-    if shutil.which(words[0], path=environment.get("PATH")) is None:
-        raise EnvironmentLacksError(f"launcher {plan.system.launch.launcher}: {words[0]} is not on PATH")
+    if not has_script(plan):
+        require_launcher(plan.system, environment.get("PATH"))
     ranks.start(launch.supervised(words, sys.executable), environment, folder.launch_log)

@@ -29,7 +29,7 @@ from dlbench import process_tree
 from dlbench.errors import EnvironmentLacksError
 from dlbench.final_status import wall_time
 from dlbench.jobs.scripts import launch
-from dlbench.records.job import LABEL
+from dlbench.records.job import LABEL, NOTICED_BY_MPIRUN
 from dlbench.records.status import PEER_MARK, PROGRESS_MARK
 from dlbench.units import utc_text
 
@@ -112,8 +112,6 @@ _MAX_WORDS = 300  # Characters of the last words that are said.
 _OWN_WORDS = "dlbench: error: "
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
 _LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
-# What mpirun saw of a signal is read by itself (`dlbench.records.job`).
-_NO_CAUSE = re.compile(rf"mpirun noticed|{PEER_MARK}")
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: |\bwarn(?:ing)?:|^(?:\[rank\d+\]:)?\[W\d", re.IGNORECASE)
 """Of Python's module `warnings`, of most programs, and of torch's C++ (glog: a letter, month and day)."""
 _SENT = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
@@ -177,8 +175,10 @@ def last_words(lines: Sequence[str]) -> str:
     An error that dlbench says, else an exception, else what mpirun or srun says, else the last line that is of no
     warning.
     """
-    bare = _without_warnings([LABEL.sub("", line) for line in lines])
-    said = [" ".join(line.split()) for line in bare if line.strip(" \t\r\n-=*") and not _NO_CAUSE.search(line)]
+    # What mpirun saw of a signal is read by itself.
+    text = NOTICED_BY_MPIRUN.sub("", "\n".join(LABEL.sub("", line) for line in lines))
+    bare = _without_warnings(text.split("\n"))
+    said = [" ".join(line.split()) for line in bare if line.strip(" \t\r\n-=*") and PEER_MARK not in line]
     if any(_AS_ROOT in line for line in said):
         return _ROOT_REMEDY
     own = [line.removeprefix(_OWN_WORDS) for line in said if line.startswith(_OWN_WORDS)]

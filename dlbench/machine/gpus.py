@@ -150,6 +150,26 @@ def shut_down(nvml: ModuleType) -> None:
         return  # the driver went away meanwhile; there is nothing left to give back
 
 
+_NVML_REMEDIES = {
+    "NVMLError_LibRmVersionMismatch": "NVIDIA's driver was updated and the kernel still runs the old module: reboot "
+    "the node, or end what uses its GPUs and reload the module (rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; "
+    "modprobe nvidia)",
+    "NVMLError_GpuIsLost": "a GPU no longer answers: look for Xid in the kernel's log (dmesg) and reboot the node; if "
+    "it is lost again, the GPU or its slot is defective",
+}
+
+
+def nvml_remedy(error: str) -> str:
+    """Returns what to do about an error of NVML, by the name of its class; empty where nothing is to be mended."""
+    return next((remedy for name, remedy in _NVML_REMEDIES.items() if name in error), "")
+
+
+def nvml_words(error: Exception) -> str:
+    """Returns NVML's own words, and what to do where something is to be mended."""
+    remedy = nvml_remedy(type(error).__name__)
+    return f"{str(error).rstrip('.')}; {remedy}" if remedy else str(error)
+
+
 def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
     """The GPUs that CUDA will show, in its order; none where that is not known.
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from dlbench.machine.gpus import shut_down
+from dlbench.machine.gpus import nvml_words, shut_down
 from dlbench.machine.sources import DOUBLE, FLOAT, Field, Kind, Reading, ReadingFailedError, Source, Values, fact
 
 Call = Callable[[], Values]
@@ -389,7 +389,7 @@ def open_nvml() -> Source:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Source([], {"gpu": str(error)})
+        return Source([], {"gpu": nvml_words(error)})
     try:
         return _opened(pynvml)
     except BaseException:
@@ -406,7 +406,7 @@ def _opened(nvml: ModuleType) -> Source:
         count = int(nvml.nvmlDeviceGetCount())
     except nvml.NVMLError as error:
         count = 0
-        unavailable["gpu"] = str(error)
+        unavailable["gpu"] = nvml_words(error)
     else:
         facts["gpu.count"] = str(count)
         if count == 0:
@@ -423,7 +423,7 @@ def _opened(nvml: ModuleType) -> Source:
         try:
             device = _Device(nvml, nvml.nvmlDeviceGetHandleByIndex(number), f"gpu.{number}.")
         except nvml.NVMLError as error:
-            unavailable[f"gpu.{number}"] = str(error)
+            unavailable[f"gpu.{number}"] = nvml_words(error)
             continue
         readings += device.readings()
         metrics.append(_Gpm(device))

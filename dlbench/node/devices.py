@@ -41,9 +41,16 @@ from dlbench.records.exchange import NcclTransport
 from dlbench.records.record import RankGpu
 from dlbench.specs.plan import LaunchPlan
 
+GRANTED = "SLURM_GPUS_ON_NODE"  # How many GPUs of its node a job, or its step, was granted.
+
 
 def device_for(
-    plan: LaunchPlan, place: RankPlace, root: Path = Path("/"), *, chosen: int | None = None
+    plan: LaunchPlan,
+    place: RankPlace,
+    root: Path = Path("/"),
+    *,
+    chosen: int | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> torch.device:
     """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
@@ -52,7 +59,8 @@ def device_for(
     the launcher's core masks chose, see `dlbench.node.cores`; None: that of the rank's place on its node.
 
     Raises EnvironmentLacksError: a node has GPUs, but fewer than ranks, or torch cannot compute on them, or GPUs were
-    asked for and none is seen.
+    asked for and none is seen, or more are seen than Slurm granted: CUDA numbers all of them, so that a rank might take
+    one of another job.
     """
     asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
     if not torch.cuda.is_available():
@@ -74,6 +82,13 @@ def device_for(
         raise EnvironmentLacksError(
             f"{place.local_size} ranks per node, but {visible} GPUs on {place.host}: ranks must not share one; use "
             "fewer ranks, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    granted = environment.get(GRANTED, "")
+    if granted.isdecimal() and visible > int(granted):
+        raise EnvironmentLacksError(
+            f"Slurm granted {granted} of the GPUs of {place.host}, but torch sees {visible}: the others may be another "
+            "job's; leave CUDA_VISIBLE_DEVICES as Slurm sets it (launch.environment, setup), or ask for all GPUs of a "
+            "node (slurm.gpu_count node)"
         )
     device = torch.device("cuda", 0 if visible == 1 else place.local_rank if chosen is None else chosen)
     torch.cuda.set_device(device.index)

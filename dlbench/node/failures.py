@@ -54,10 +54,8 @@ _BUSY = "busy or unavailable"
 _OWN_CHECK = re.compile(r"device-side assert|illegal memory access|misaligned address|no kernel image|invalid ")
 """What a defect of a program or an installation shows as; other faults are the device's, its driver's or its bus's."""
 _TORCH_ADVICE = re.compile(r" (?:CUDA kernel errors might|Search for `|For debugging consider|Compile with)")
-_ADVICE = {
-    "OutOfMemoryError": "a smaller train.batch_per_rank needs less",
-    "MemoryError": "a smaller train.batch_per_rank or fewer ranks per node need less",
-}
+_NO_MEMORY = re.compile(r"can't allocate memory|^\[Errno 12\]")  # torch's allocator on the host; the kernel.
+_NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +100,23 @@ def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | 
         name = type(error).__name__
         words = condensed(said)
         reason = f"{name}: {words}" if words else name
-        if name in _ADVICE:
-            reason += f"; {_ADVICE[name]}"
+        if name == "OutOfMemoryError":  # A GPU's: the batch is too large, and smaller ones run.
+            reason += "; a smaller train.batch_per_rank needs less"
+        elif kind == "own" and (remedy := _remedy_on_host(error, said)):
+            code = ExitCode.ENVIRONMENT
+            reason += f"; {remedy}"
     return RankFailure(reason=reason, exit_code=code, kind=kind, whole="" if said in reason else str(error))
+
+
+def _remedy_on_host(error: BaseException, said: str) -> str:
+    """Returns what to do where the host gave no memory, process or thread; empty where it did not fail so."""
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(said):
+        return "a smaller train.batch_per_rank or fewer ranks per node need less"
+    if _NO_THREAD.search(said):
+        return (
+            "raise the limit of processes and threads (ulimit -u, pids.max of the cgroup), or use fewer ranks per node"
+        )
+    return ""
 
 
 def is_device_fault(error: BaseException) -> bool:

@@ -32,8 +32,7 @@ from dlbench.perfetto.events import (
     span_events,
     thread_events,
 )
-from dlbench.perfetto.profile import ANCHOR, Profile
-from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanRows, SpanSource, sample_rows, step_rows, thread_id
+from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanSource, sample_rows, step_rows, thread_id
 from dlbench.perfetto.run import TraceRun
 from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.rows.samples import SampleReader
@@ -199,12 +198,12 @@ def node_pid(run: TraceRun, node: int) -> int:
 def _write_rank(run: TraceRun, rank: int, sink: TextSink, notes: Notes) -> None:
     pid, clock = rank + 1, run.clock_of(rank)
     sink.write(process_events(pid, f"rank {rank} on {clock.host}{clock.unknown}", pid))
-    source = SpanSource(run.folder.spans(rank), clock, notes) if run.has_spans_of(rank, notes) else None
+    source = SpanSource(run.folder.spans(rank), run.run_id, clock, notes) if run.has_spans_of(rank, notes) else None
     watched = source.watched_steps if source is not None else set()
     threads: set[int] = set()
     events = StepEvents(pid, run.parts)
     edges = {}
-    for local in notes.guarded(step_rows(run.folder.steps(rank), notes)):
+    for local in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
         rows = local.aligned(clock)
         for n in (n for n, step in enumerate(rows.steps.tolist()) if step in watched) if watched else ():
             edges[int(rows.steps[n])] = rows.edges[n]
@@ -214,9 +213,7 @@ def _write_rank(run: TraceRun, rank: int, sink: TextSink, notes: Notes) -> None:
             sink.write(text)
             notes.num_events += count
             threads.add(thread_id(COMPUTE_THREAD))
-    anchor = None
     for spans in source.batches(edges) if source is not None else ():
-        anchor = _anchor(spans) if anchor is None else anchor
         kept = spans.shown(run.selection.steps, run.window)
         for text, count, tid in span_events(pid, spans, kept):
             sink.write(text)
@@ -225,16 +222,7 @@ def _write_rank(run: TraceRun, rank: int, sink: TextSink, notes: Notes) -> None:
     for tid in sorted(threads):
         sink.write(thread_events(pid, tid))
     if run.folder.profile(rank).exists():
-        for text, count in Profile(run.folder.profile(rank), anchor, notes).events(pid, run.window):
-            sink.write(text)
-            notes.num_events += count
-
-
-def _anchor(spans: SpanRows) -> int | None:
-    if ANCHOR not in spans.names:
-        return None
-    found = ((spans.rows["name"] == spans.names.index(ANCHOR)) & (spans.threads >= 0)).nonzero()[0]
-    return int(spans.start[found[0]]) if len(found) else None
+        notes.count("files of torch.profiler (rank-*.profile.json) are left out: ui.perfetto.dev opens them", 1)
 
 
 def _write_node(run: TraceRun, node: int, sink: TextSink, notes: Notes) -> None:
@@ -255,7 +243,7 @@ def _write_node(run: TraceRun, node: int, sink: TextSink, notes: Notes) -> None:
             notes.num_events += 1
             threads.add(gpu)
 
-    for rows in notes.guarded(sample_rows(path, clock, notes)) if columns else ():
+    for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)) if columns else ():
         for series in counters:
             time, value = series.points(rows)
             within = run.in_window(time)
@@ -272,4 +260,4 @@ def _write_node(run: TraceRun, node: int, sink: TextSink, notes: Notes) -> None:
 
 
 def _columns(run: TraceRun, node: int) -> Iterator[str]:
-    yield from SampleReader(path=run.folder.samples(node)).columns
+    yield from SampleReader(path=run.folder.samples(node), run_id=run.run_id).columns

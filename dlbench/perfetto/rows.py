@@ -227,11 +227,11 @@ class StepRows:
         return StepRows(steps=self.steps[kept], warmup=self.warmup[kept], edges=self.edges[kept], launch=launch)
 
 
-def step_rows(path: Path, notes: Notes) -> Iterator[StepRows]:
+def step_rows(path: Path, run_id: str, notes: Notes) -> Iterator[StepRows]:
     """All steps of one rank, times on the rank's own clock. Raises IncompleteDataError: the file is missing or damaged;
     what came before has been given.
     """
-    reader = StepReader(path)
+    reader = StepReader(path, run_id=run_id)
     end = -LARGEST_NS
     for rows in merged(reader.blocks(), ROWS_AT_ONCE):
         phases = np.stack([rows[f"{phase}_ns"] for phase in PHASES], axis=1)
@@ -263,11 +263,11 @@ class SampleRows:
     values: Mapping[str, Values]  # (n,) each: as they were sampled, by field.
 
 
-def sample_rows(path: Path, clock: NodeClock, notes: Notes) -> Iterator[SampleRows]:
+def sample_rows(path: Path, run_id: str, clock: NodeClock, notes: Notes) -> Iterator[SampleRows]:
     """All samples of one node; none where nothing was sampled. Raises IncompleteDataError: the file is missing or
     damaged; what came before has been given.
     """
-    reader = SampleReader(path=path)
+    reader = SampleReader(path=path, run_id=run_id)
     for rows in merged(reader.blocks(), ROWS_AT_ONCE):
         good = (rows["time_ns"] >= 0) & (rows["time_ns"] < LARGEST_NS)
         time = clock.align(np.where(good, rows["time_ns"], 0))
@@ -279,8 +279,8 @@ def sample_rows(path: Path, clock: NodeClock, notes: Notes) -> Iterator[SampleRo
 
 
 STAGES_THREAD, COMPUTE_THREAD, LAYERS_THREAD, EXCHANGE_THREAD = 1, 2, 3, 4
-INPUT_THREAD, STAGING_THREAD, SWAP_THREAD, PROFILER_THREAD = 5, 6, 7, 8
-THREAD_NAMES = ("", "stages", "compute", "layers", "exchange", "input", "staging", "swap", "profiler")
+INPUT_THREAD, STAGING_THREAD, SWAP_THREAD = 5, 6, 7
+THREAD_NAMES = ("", "stages", "compute", "layers", "exchange", "input", "staging", "swap")
 """Kinds of threads of a rank, in the order in which they are shown."""
 
 _THREAD_OF_LANE = {
@@ -332,15 +332,15 @@ class SpanRows:
 class SpanSource:
     """The spans of one rank; read again each time, unless they fit into memory."""
 
-    def __init__(self, path: Path, clock: NodeClock, notes: Notes) -> None:
-        self._path, self._clock, self._notes = path, clock, notes
+    def __init__(self, path: Path, run_id: str, clock: NodeClock, notes: Notes) -> None:
+        self._path, self._run_id, self._clock, self._notes = path, run_id, clock, notes
         self._has_noted = False
         batches = notes.guarded(self._read())
         self._first = next(batches, None)
         self._is_all = next(batches, None) is None
 
     def _read(self) -> Iterator[tuple[Rows, list[str]]]:
-        reader = SpanReader(path=self._path)
+        reader = SpanReader(path=self._path, run_id=self._run_id)
         for rows in merged(reader.blocks(), SPANS_AT_ONCE):
             yield rows, reader.names
         # Read more than once where there are many: noted once.

@@ -72,6 +72,7 @@ class TraceRun:
     """What reading the files of a run takes; can be sent to other processes."""
 
     folder: RunFolder
+    run_id: str
     selection: Selection
     node_of: tuple[int, ...]  # Node of each rank.
     clocks: tuple[NodeClock, ...]  # By node.
@@ -139,10 +140,11 @@ def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceR
         raise IncompleteDataError(f"{run.folder.path}: {error}") from None
     made = TraceRun(
         folder=run.folder,
+        run_id=run.plan.run_id,
         selection=selection,
         node_of=node_of,
         clocks=axis.clocks,
-        window=_window(run.folder, selection, node_of, axis.clocks),
+        window=_window(run, selection, node_of, axis.clocks),
         parts=run.plan.workload.train.gradient_accumulation,
         has_spans=run.plan.watch is not None and run.plan.watch.is_on,
         sampled_nodes=sampled,
@@ -159,22 +161,22 @@ def _earliest(run: Run, node_of: tuple[int, ...], notes: Notes) -> dict[int, int
 
     for rank, node in enumerate(node_of):
         if file_of(run.folder.steps(rank)).exists():
-            rows = next(notes.guarded(step_rows(run.folder.steps(rank), Notes())), None)
+            rows = next(notes.guarded(step_rows(run.folder.steps(rank), run.plan.run_id, Notes())), None)
             if rows is not None:
                 seen(node, int(rows.edges[0, 0]))
         if file_of(run.folder.spans(rank)).exists():
-            for time in notes.guarded(_span_beginnings(run.folder, rank)):
+            for time in notes.guarded(_span_beginnings(run, rank)):
                 seen(node, time)
     for node in range(run.plan.layout.nodes):
         if run.folder.samples(node).exists():
-            for time in notes.guarded(_first_sample(run.folder, node)):
+            for time in notes.guarded(_first_sample(run, node)):
                 seen(node, time)
     return firsts
 
 
-def _span_beginnings(folder: RunFolder, rank: int) -> Iterator[int]:
+def _span_beginnings(run: Run, rank: int) -> Iterator[int]:
     """The earliest beginning of each block of spans."""
-    for rows in SpanReader(path=folder.spans(rank)).blocks():
+    for rows in SpanReader(path=run.folder.spans(rank), run_id=run.plan.run_id).blocks():
         begin = rows["start_ns"] - rows["queued_ns"]
         good = (begin >= 0) & (rows["start_ns"] < LARGEST_NS)
         for name in ("duration_ns", "queued_ns"):
@@ -183,8 +185,8 @@ def _span_beginnings(folder: RunFolder, rank: int) -> Iterator[int]:
             yield int(begin[good].min())
 
 
-def _first_sample(folder: RunFolder, node: int) -> Iterator[int]:
-    for rows in SampleReader(path=folder.samples(node)).blocks():
+def _first_sample(run: Run, node: int) -> Iterator[int]:
+    for rows in SampleReader(path=run.folder.samples(node), run_id=run.plan.run_id).blocks():
         good = (rows["time_ns"] >= 0) & (rows["time_ns"] < LARGEST_NS)
         if good.any():
             yield int(rows["time_ns"][good].min())
@@ -192,7 +194,7 @@ def _first_sample(folder: RunFolder, node: int) -> Iterator[int]:
 
 
 def _window(
-    folder: RunFolder, selection: Selection, node_of: tuple[int, ...], clocks: tuple[NodeClock, ...]
+    run: Run, selection: Selection, node_of: tuple[int, ...], clocks: tuple[NodeClock, ...]
 ) -> tuple[int, int] | None:
     """First and last nanosecond of the chosen ranks' chosen steps; None for all. Raises UserError: there are none."""
     steps = selection.steps
@@ -201,7 +203,7 @@ def _window(
     begins, ends, last = [], [], -1
     for rank in selection.ranks:
         # Damage is noted when the rank is shown.
-        for rows in Notes().guarded(step_rows(folder.steps(rank), Notes())):
+        for rows in Notes().guarded(step_rows(run.folder.steps(rank), run.plan.run_id, Notes())):
             last = max(last, int(rows.steps.max()))
             chosen = rows.chosen(steps).aligned(clocks[node_of[rank]])
             if len(chosen.steps):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import Layout
@@ -86,17 +87,25 @@ def by_data_sheet(
     that does not fill nodes.
     """
     per_node = system.node.default_ranks
+    asked: dict[str, Any] = {"strategies": strategies, "memory_limit": memory_limit}
     rows: list[Row] = []
     words: list[str] = []
     batches = {count: workload.train.batch_per_rank * (min(ranks) if is_strong else count) for count in sorted(ranks)}
     for count, batch in batches.items():
         if count > per_node and count % per_node:
             raise UserError(f"--to {count}: does not fill nodes of {per_node} ranks; ask for a multiple of it")
-        found = ideal_rows(
-            workload, system, layout_of(system, count), batch=batch, strategies=strategies, memory_limit=memory_limit
-        )
+        found = ideal_rows(workload, system, layout_of(system, count), batch=batch, **asked)
         rows += found
         fastest = best([row for row in found if row.strategy != "serial"] or found)
+        base = min(ranks) if count > min(ranks) else 1
+        if fastest is None and not is_strong and base < count:
+            batch_kept = batch // count * base
+            smaller = best(ideal_rows(workload, system, layout_of(system, count), batch=batch_kept, **asked))
+            if smaller is not None:
+                words.append(
+                    f"{ranks_text(count)}: weak scaling leaves nothing; {smaller.strategy} fits with --scaling strong "
+                    f"--to {base},{count}, a global batch of {batch_kept:,}."
+                )
         if fastest is not None:
             alone = max(1, batch // count)
             (one,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))

@@ -203,6 +203,12 @@ class Ingredients(Spec):
         return self
 
     @property
+    def is_series(self) -> bool:
+        """Whether step times are all that is known: no system, network, exchange and parts of a step."""
+        is_known = self.system or self.network is not None or self.exchange is not None
+        return not is_known and not any(run.parts for point in self.points for run in point.runs)
+
+    @property
     def anchor(self) -> PointFigures:
         """The largest measured point: projections begin there."""
         return self.points[-1]

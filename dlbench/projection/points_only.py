@@ -14,29 +14,19 @@ to 16 times the ranks, where the two above were 4 to 14 % off.
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
-from pydantic import ValidationError
-
-from dlbench.errors import UserError
 from dlbench.lazy import Array, np
-from dlbench.opening import read_named, why_unreadable
 from dlbench.perfmodels.extrapolation import Miss, model_error
-from dlbench.projection.ingredients import Ingredients, RunFigures
-from dlbench.projection.refusals import refusal
-from dlbench.records.folder import MAX_JSON
-from dlbench.specs.problems import problem_of
-from dlbench.stats.pairing import LEAST_RUNS, SEED, resampled
+from dlbench.projection.ingredients import Ingredients
+from dlbench.projection.refusals import MIN_POINTS, reasons, usable_points
+from dlbench.stats.pairing import SEED, resampled
 
 DRAWS = 1000
 CURVES: Mapping[str, Callable[[float], float]] = {"logarithm": math.log2, "saturation": lambda k: 1 - 1 / k}
-MIN_POINTS = 3  # Rank counts: through two goes every curve, and nothing shows which is wrong.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +40,10 @@ class ByPoints:
 
 def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> ByPoints | None:
     """By draw over runs, and over how far the curve may be off; None where the points do not say."""
-    if refusal(ingredients, ranks, by="points") is not None:
+    if reasons(ingredients, ranks, by="points"):
         return None
-    # What holds inside a node is not what holds beyond it: of a target on several nodes count points on several, with
-    # full nodes, or a single rank on one, where these are too few. A series of the other kind of scaling has other
-    # batches.
-    points = [
-        point
-        for point in ingredients.points
-        if len(point.runs) >= LEAST_RUNS and point.batch_per_rank == ingredients.batch_at(point.ranks)
-    ]
     is_inside = ingredients.nodes_of(ranks) == 1
-    if not is_inside:
-        beyond = [point for point in points if point.nodes > 1]
-        full = [point for point in points if point.nodes > 1 or point.ranks == ingredients.per_node]
-        points = beyond if len(beyond) >= MIN_POINTS else full
+    points = usable_points(ingredients, ranks)
     if len(points) < MIN_POINTS:
         return None
     base = points[0].ranks if is_inside else ingredients.per_node
@@ -109,35 +88,3 @@ def _at(curve: str, counts: Sequence[float], times: Array, wanted: float, is_str
     alone = np.where(both < 0, 0.0, sums / np.diagonal(squares, axis1=1, axis2=2))
     found: Array = np.where(both.min(axis=1, keepdims=True) < 0, alone, both) @ np.array(terms(wanted))
     return found
-
-
-COLUMNS = ("ranks", "nodes", "step_s", "run")
-
-
-def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
-    """Anybody's series: a CSV file with the columns of `COLUMNS`, a row for each run; all else is not known. Raises
-    `UserError`: there is no such file, or a row is wrong, with its line.
-    """
-    try:
-        rows = list(csv.DictReader(read_named(path, MAX_JSON).decode("utf-8-sig").splitlines(), strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = why_unreadable(error) if isinstance(error, OSError) else error
-        raise UserError(f"{path}: cannot be read as CSV: {why}") from None
-    if not rows or set(rows[0]) != set(COLUMNS):
-        raise UserError(f"{path}: its first line must be {','.join(COLUMNS)}, and each further line one run")
-    found: dict[tuple[int, int], list[RunFigures]] = {}
-    for line, row in enumerate(rows, 2):
-        try:
-            place = (int(row["ranks"]), int(row["nodes"]))
-            found.setdefault(place, []).append(RunFigures(run_id=row["run"], step_s=float(row["step_s"])))
-        except ValidationError as error:
-            raise UserError(f"{path}: line {line}: {problem_of(RunFigures, error)}") from None
-        except (TypeError, ValueError):
-            raise UserError(f"{path}: line {line}: must hold {', '.join(COLUMNS)}, numbers but for the last") from None
-    try:
-        points = [{"ranks": ranks, "nodes": nodes, "runs": runs} for (ranks, nodes), runs in sorted(found.items())]
-        return Ingredients.model_validate(
-            {"title": path.name, "source": str(path), "scaling": scaling, "points": points}
-        )
-    except ValidationError as error:
-        raise UserError(f"{path}: {problem_of(Ingredients, error)}") from None

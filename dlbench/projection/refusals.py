@@ -1,6 +1,6 @@
 """What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
 
-`refusal` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
+`reasons` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
 says by `refused` and `flagged`, so that all codes and their words are here.
 """
 
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
-from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.projected import Flag, Refused
-from dlbench.report.wording import percent, ranks_text, runs_text
+from dlbench.projection.ingredients import Ingredients, PointFigures
+from dlbench.projection.projected import Flag, Refused, counted
+from dlbench.report.wording import percent, ranks_text
 from dlbench.stats.pairing import LEAST_RUNS
 
 FARTHEST = 64  # Times the largest measured rank count beyond which nothing is said.
 FAR = 8  # The same from which a figure is flagged.
 FARTHEST_BY_POINTS = 4
 """The same of points alone: series of large machines were 4 to 14 % off at 8 to 16 times the ranks, some 40 %."""
+MIN_POINTS = 3  # Rank counts of a curve through points alone: through two goes every curve.
 UNSTABLE = 0.15  # Scatter of runs (standard deviation over mean) beyond which a point is of no one state of a machine.
 SMALLEST_BATCH = 4  # The least batch is so many times smaller than the smallest measured one.
 LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
@@ -32,7 +34,7 @@ LEAST_EXPLAINED = 0.2  # Share that they must give for a word on another way of 
 
 
 REFUSALS = {
-    "R1": ("{runs} at {ranks} do not say how far runs scatter (at least {least})", "repeat them: --repeats 5"),
+    "R1": ("fewer than {least} runs at {ranks} do not show how far runs scatter", "repeat them: --repeats 5"),
     "R2": (
         "all points are on one node, and what a network between nodes costs is in none of them",
         "measure on a machine of several nodes: --nodes 1,2,4",
@@ -60,6 +62,13 @@ REFUSALS = {
 }
 """Of each code what it says and what would mend it; in braces what the case fills in."""
 
+SERIES_REMEDIES = {
+    "R1": f"a row for each run, at least {LEAST_RUNS} of each rank count",
+    "R2": f"rows of at least {MIN_POINTS} counts of full nodes",
+    "R6": "rows of runs on a quiet machine",
+}
+"""Remedies in place of those of `REFUSALS` where nothing but step times is known, so that no command measures more."""
+
 FLAGS = {
     "F1": "one point on several nodes: how far the model is off is assumed, not seen",
     "F2": "far: {times} times the largest measured rank count",
@@ -67,7 +76,7 @@ FLAGS = {
     "F4": "the slowest of {nodes:,} nodes lies beyond what {seen:,} measured steps of nodes show",
     "F5": "needs {needed} of storage; {proven} was proven at {nodes} nodes",
     "F6": "its points are of {sessions} sessions, so that what changed between these is part of it",
-    "F7": "by the points alone: {why} ({remedy})",
+    "F7": "by the points alone: {why}",
     "F8": "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off",
     "F9": "links between leaf switches were never measured: taken as those of nodes, {taper:g} times fewer",
     "F10": "{seconds} of the exchange are not in the network's costs and are taken to stay as they are",
@@ -85,22 +94,43 @@ def flagged(code: str, /, **words: object) -> Flag:
     return Flag(code=code, text=FLAGS[code].format(**words))
 
 
-def refusal(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> Refused | None:
-    """Why nothing is said of a rank count, by what the ingredients hold; None where something may be.
+def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
+    """Returns everything that forbids a word on a rank count, by what the ingredients hold; empty where nothing does.
 
     `by`: the model needs a network and a recorded exchange; points alone reach less far.
     """
-    found = next(_of_any(ingredients, ranks, FARTHEST if by == "model" else FARTHEST_BY_POINTS), None)
-    return found or (next(_of_model(ingredients, ranks), None) if by == "model" else None)
+    if by == "model" and not ingredients.is_series:
+        return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))
+    found = (*_of_any(ingredients, ranks, FARTHEST_BY_POINTS), *_of_points(ingredients, ranks))
+    if not ingredients.is_series:
+        return found
+    return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in found)
+
+
+def usable_points(ingredients: Ingredients, ranks: int, least_runs: int = LEAST_RUNS) -> list[PointFigures]:
+    """Returns the points that a curve to a rank count may go through.
+
+    What holds inside a node is not what holds beyond it: of a target on several nodes count points on several, with
+    full nodes, or a single full node where these are too few. A series of the other kind of scaling has other batches.
+    """
+    points = [
+        point
+        for point in ingredients.points
+        if len(point.runs) >= least_runs and point.batch_per_rank == ingredients.batch_at(point.ranks)
+    ]
+    if ingredients.nodes_of(ranks) == 1:
+        return points
+    beyond = [point for point in points if point.nodes > 1]
+    if len(beyond) >= MIN_POINTS:
+        return beyond
+    return [point for point in points if point.nodes > 1 or point.ranks == ingredients.per_node]
 
 
 def _of_any(ingredients: Ingredients, ranks: int, farthest: int) -> Iterator[Refused]:
-    """What is refused whatever projects."""
+    """Yields what is refused whatever projects."""
     first, anchor, per_node = ingredients.points[0].ranks, ingredients.anchor, ingredients.per_node
     if ingredients.is_crowded:
         yield refused("R4", None)
-    if len(anchor.runs) < LEAST_RUNS:
-        yield refused("R1", None, runs=runs_text(len(anchor.runs)), ranks=ranks_text(anchor.ranks), least=LEAST_RUNS)
     for point in ingredients.points:
         steps = [run.step_s for run in point.runs]
         scatter = statistics.stdev(steps) / statistics.fmean(steps) if len(steps) > 1 else 0.0
@@ -128,19 +158,42 @@ def _of_any(ingredients: Ingredients, ranks: int, farthest: int) -> Iterator[Ref
         yield out_of_range(what, "ask for a divisor of it")
 
 
+def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
+    """Yields what is refused where points are too few for a curve, or runs for their scatter."""
+    anchor, is_beyond = ingredients.anchor, ingredients.nodes_of(ranks) > 1
+    points = usable_points(ingredients, ranks, least_runs=1)
+    is_long_enough = len(points) >= MIN_POINTS
+    short = [point.ranks for point in points if len(point.runs) < LEAST_RUNS]
+    if len(anchor.runs) < LEAST_RUNS or (is_long_enough and len(usable_points(ingredients, ranks)) < MIN_POINTS):
+        yield refused("R1", None, ranks=f"{counted(short or [anchor.ranks])} ranks", least=LEAST_RUNS)
+    if is_long_enough or (is_beyond and anchor.nodes == 1):  # The latter is R2.
+        return
+    kind = f"counts of full nodes ({ranks_text(ingredients.per_node)} each)" if is_beyond else "rank counts"
+    what = f"a curve needs at least {MIN_POINTS} {kind}, and there are {len(points)}"
+    if points:
+        what += f": {counted([point.ranks for point in points])} ranks"
+    yield refused("R7", ranks, what=what, other=f"measure {MIN_POINTS - len(points)} more")
+
+
 def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
-    """What is refused for want of what the model needs."""
+    """Yields what is refused for want of what the model needs."""
     anchor, network, nodes = ingredients.anchor, ingredients.network, ingredients.nodes_of(ranks)
+    if len(anchor.runs) < LEAST_RUNS:
+        yield refused("R1", None, ranks=ranks_text(anchor.ranks), least=LEAST_RUNS)
     leaf, known = ingredients.nodes_per_leaf, {} if network is None else network.levels
     is_beyond = leaf is not None and nodes > leaf and ingredients.leaf_taper is None
-    for level, words, is_needed, measured in (
-        ("inside", "inside a node", ingredients.per_node > 1, "2,4"),
-        ("across", "between nodes", nodes > 1, "2,4"),
-        ("beyond", "beyond a leaf switch", is_beyond, f"{2 * (leaf or 1)}  # on two leaves"),
-    ):
-        if ranks > 1 and is_needed and level not in known:
-            system = ingredients.system or "SYSTEM"
-            yield refused("R3", ranks, level=words, system=system, measured=measured)
+    unknown = [
+        (words, measured)
+        for level, words, is_needed, measured in (
+            ("inside", "inside a node", ingredients.per_node > 1, "2,4"),
+            ("across", "between nodes", nodes > 1, "2,4"),
+            ("beyond", "beyond a leaf switch", is_beyond, f"{2 * (leaf or 1)}  # on two leaves"),
+        )
+        if ranks > 1 and is_needed and level not in known
+    ]
+    if unknown:
+        level, system = " and ".join(words for words, _ in unknown), ingredients.system or "SYSTEM"
+        yield refused("R3", ranks, level=level, system=system, measured=unknown[-1][1])
     if not anchor.runs[0].parts:
         yield refused("R8", ranks, what="the parts of the step are not known")
     if anchor.strategy not in ("", *WITH_MODEL):
@@ -155,10 +208,10 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     wanted = ingredients.batch_at(ranks)
     if ingredients.scaling == "strong" and ingredients.measured_at(ranks) is None:
         batches = sorted(one.batch_per_rank for one in ingredients.batches)
-        if len(batches) < 2 or wanted is None:
+        if len(batches) < 2 and (wanted or not anchor.batch_per_rank):  # Else that is R7.
             what = "the batch per rank changes, and its work was measured at one batch"
             yield refused("R9", ranks, what=what, batch=wanted or "OTHER")
-        elif wanted * SMALLEST_BATCH < batches[0]:
+        elif wanted is not None and wanted * SMALLEST_BATCH < batches[0]:
             what = f"{wanted} samples per rank are less than a quarter of the smallest measured batch, {batches[0]}"
             yield refused("R9", ranks, what=what, batch=wanted)
 

@@ -56,7 +56,7 @@ from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, refusal, refused
+from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
@@ -92,7 +92,7 @@ def project(
     model: _Model | Refused | None = None
     held_out: list[HeldOut] = []
     seen = list(misses)
-    if any(refusal(place, count) is None for count in ranks):
+    if not place.is_series and not all(reasons(place, count) for count in ranks):
         model = _model(ingredients, draws)
     if isinstance(model, _Model):
         for one, miss in _held_out(model):
@@ -114,15 +114,18 @@ def project(
         if costs is not None and costs.num_points:  # A data sheet has none.
             by += f" ({costs.num_points} points)"
         of_all.append(flagged("F8", system=ingredients.system, there=there.system, by=by))
-    targets, refusals = [], []
+    targets: list[Target] = []
+    not_told: list[Refused] = []
     for count in ranks:
-        why = refusal(place, count) or model
+        why = reasons(place, count)
+        if isinstance(model, Refused) and not why:
+            why = (model,)
         points = None if changes else points_only(ingredients, count, draws=draws)
-        if isinstance(why, _Model):
+        if isinstance(model, _Model) and not why:
             try:
-                found = why.at(count, error, way)
+                found = model.at(count, error, way)
             except NoModelError as problem:
-                why = refused("R8", count, what=str(problem))
+                why = (refused("R8", count, what=str(problem)),)
             else:
                 if points is not None:
                     second = Band.of(points.step_s)
@@ -131,11 +134,11 @@ def project(
                     )
                 targets.append(found)
                 continue
-        assert why is not None
         if points is None:
-            refusals.append(why)
+            not_told += why
         else:
-            told = (flagged("F7", why=why.text, remedy=why.remedy), *flags(ingredients, count, by="points"))
+            words = "; ".join(f"{one.text} ({one.remedy})" for one in why) or "nothing else is known"
+            told = (flagged("F7", why=words), *flags(ingredients, count, by="points"))
             targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(
         digest=ingredients.digest,
@@ -144,7 +147,7 @@ def project(
         changes=tuple(changes),
         targets=tuple(targets),
         # What is refused of all targets is said once.
-        refused=tuple(dict.fromkeys(refusals)),
+        refused=tuple(dict.fromkeys(not_told)),
         held_out=tuple(held_out),
         flags=tuple(of_all),
         cost_scale=statistics.median(model.rho.tolist()) if isinstance(model, _Model) else 1.0,
@@ -178,7 +181,7 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
         if ingredients.scaling == "strong":
             changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
         below = ingredients.model_copy(update=changed)
-        less = None if refusal(below, point.ranks) else _model(below, len(model.rho))
+        less = None if reasons(below, point.ranks) else _model(below, len(model.rho))
         if not isinstance(less, _Model):
             continue
         try:

@@ -149,7 +149,12 @@ _SUPERVISOR = re.compile(r"^(?: *\d+: )?dlbench: rank (\d+) was ended by signal 
 # E.g. "srun: error: n2: tasks 2-3: Killed"; with --label or time stamps something stands before.
 _TASKS = re.compile(r"srun: error: \S+: tasks? ([\d,-]+): (.+)$")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
-_MPIRUN = re.compile(r"mpirun noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+) ")
+NOTICED_BY_MPIRUN = re.compile(
+    r"(?:mpirun|prterun) noticed that process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)"
+    r"(?: \([^()]*\)\.?)?".replace(" ", r"\s+")
+)
+"""What mpirun says of a rank that a signal ended. Open MPI 5 (prterun) breaks it into lines, between any two words."""
+
 # After these lines Slurm itself ends ranks.
 _ABORTED = re.compile(
     r"Terminating StepId=|Terminating job step|Job step aborted|\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED"
@@ -258,10 +263,9 @@ def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
     Its exit code does not say, and the other ranks may be ended before they can say what they saw.
     """
     text = _text_of(folder, "launch.log")
-    found = _MPIRUN.search(text)
-    # SIGTERM is mpirun's own way to end the others.
-    if found is not None and int(found[2]) != signal.SIGTERM:
-        return int(found[1]), int(found[2])
+    noticed = _noticed(text)
+    if noticed is not None:
+        return int(noticed[1]), int(noticed[2])
     told_by_srun = _of_srun(text)
     number = None if told_by_srun is None else told_by_srun.number
     return (told_by_srun.rank, number) if told_by_srun is not None and number is not None else None
@@ -274,6 +278,11 @@ def was_cancelled(path: Path) -> bool:
     except OSError:
         return False
     return _CANCELLED.search(text.rpartition(ATTEMPT_MARK)[2]) is not None
+
+
+def has_own_end(folder: RunFolder) -> bool:
+    """Returns whether the script of a job of several runs says that the run failed: the job ended later."""
+    return _CODE.search(_text_of(folder, "launch.log").rpartition(ATTEMPT_MARK)[2]) is not None
 
 
 def _log_of(folder: RunFolder) -> str:
@@ -315,14 +324,22 @@ def _first(text: str) -> _Ending | None:
     return earliest or by_srun
 
 
+def _noticed(text: str) -> re.Match[str] | None:
+    """Rank and signal of the first rank of which mpirun says that a signal ended it."""
+    # SIGTERM is mpirun's own way to end the others.
+    return next((match for match in NOTICED_BY_MPIRUN.finditer(text) if int(match[2]) != signal.SIGTERM), None)
+
+
 def _of_srun(text: str) -> _Ending | None:
     """The first rank that srun, or mpirun, says ended, before it ended the others."""
-    for line in text.splitlines():
+    noticed = _noticed(text)
+    position = 0
+    for line in text.splitlines(keepends=True):
+        position += len(line)
         found = _TASKS.search(line)
         if found is not None:
             return _of_task(int(re.split("[,-]", found[1])[0]), found[2].strip())
-        noticed = _MPIRUN.search(line)
-        if noticed is not None and int(noticed[2]) != signal.SIGTERM:
+        if noticed is not None and noticed.start() < position:
             number = signal.Signals(int(noticed[2]))
             return _Ending(rank=int(noticed[1]), words=_by(number), number=number)
         if _ABORTED.search(line):

@@ -87,7 +87,7 @@ class Card:
     chips: tuple[tuple[str, bool], ...] = ()  # Conditions, each with whether it is a warning.
     words: tuple[str, ...] = ()
     rating: Rating | None = None
-    facts: tuple[tuple[str, str], ...] = ()  # Names and values, a few words each: machine, throughput, largest cause.
+    facts: tuple[tuple[str, str], ...] = ()  # Names and values, a few words each: machine, throughput, loss.
     next_step: str = ""
     warnings: tuple[str, ...] = ()  # Serious ones; the card shows the first and counts the others.
     warnings_link: str = ""
@@ -191,9 +191,13 @@ class Document:
         yield from _walk(self.sections, {})
 
     def units(self, name: str) -> dict[str, str]:
-        """Units of the columns of a table for programs that hold estimates."""
+        """Returns the units of columns of estimates of a table for programs: all that its rows have, joined by or."""
         sheets = [sheet for section, _ in self.walk() for sheet in section.sheets if sheet.name == name]
-        return {column: unit for sheet in sheets for column, unit in sheet.units().items()}
+        units: dict[str, dict[str, None]] = {}
+        for sheet in sheets:
+            for column, unit in sheet.units().items():
+                units.setdefault(column, {})[unit] = None
+        return {column: " or ".join(names) for column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:
         """Every table for programs, by name.

@@ -122,9 +122,10 @@ def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]
     """Value, interval and unit of an estimate as text, in every format the same.
 
     The digits follow the interval: its half width has two significant digits where these are at most 35, else one (the
-    rule of the Particle Data Group, "Review of Particle Physics", introduction, section 5.3), but at least all before
-    the decimal point and at most `_MOST_DIGITS`; value and ends stop at that decimal place, and have one unit. Without
-    an interval, and where its ends do not differ in these digits, a number has the digits of its unit.
+    rule of the Particle Data Group, "Review of Particle Physics", introduction, section 5.3; of a ratio its lower end
+    where that is less), but at least all before the decimal point and at most `_MOST_DIGITS`; value and ends stop at
+    that decimal place, and have one unit. Without an interval, and where its ends do not differ in these digits, a
+    number has the digits of its unit.
     `decimals` are those of a factor, where the interval does not say; None: those of its unit. The interval is ``[low,
     high]`` where it has a level, ``(low to high)`` for a mere range, empty for none; the unit empty where headers name
     it.
@@ -136,6 +137,8 @@ def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]
         number, unit = _number_parts(value, figure.unit)
         return number, "", unit
     half = (high - low) / 2
+    if figure.unit == "ratio" and half > low > 0:
+        half = low  # A ratio's end is never 0.
     largest = max(abs(value), half)
     if figure.unit == "s" and largest >= CLOCK_FROM_S:
         # Where the interval alone has hours, these would hide the value's minutes.

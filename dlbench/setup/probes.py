@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 from dlbench.machine.cuda_parts import compiler_lacks, find_cuda_parts
 from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
-from dlbench.machine.gpus import AMD_LOST, HIDES, LOST, hidden_gpus, is_given_gpu, unusable
+from dlbench.machine.gpus import AMD_LOST, HIDES, LOST, hidden_gpus, is_given_gpu, nvml_remedy, unusable
+from dlbench.machine.mpi import REMEDY, foreign_owner
 from dlbench.units import format_bytes, utf8_text
 
 State = Literal["ok", "absent", "problem"]
@@ -250,6 +251,9 @@ def _mpi() -> Finding:
         remedy += "then dlbench setup horovod"
         needed_for = "launchers mpirun and srun-mpi with Horovod"
         return Finding("MPI", "absent", "mpirun is not on PATH", remedy, needed_for)
+    owner = foreign_owner(answer)
+    if owner:
+        return Finding("MPI", "problem", f"mpirun is {owner}, and dlbench needs Open MPI's", REMEDY, "launcher mpirun")
     compiler = "with mpicxx" if shutil.which("mpicxx") else "without mpicxx: Horovod cannot be built for it"
     return Finding("MPI", "ok", f"{answer.splitlines()[0]}, {compiler}")
 
@@ -285,6 +289,8 @@ def _nvml() -> Finding:
     )
     answer = ask(code)
     if isinstance(answer, str):
+        if remedy := nvml_remedy(answer):
+            return Finding("NVML", "problem", answer, remedy, "GPU telemetry")
         remedy = "install NVIDIA's driver where there is a GPU; without one nothing is missing"
         return Finding("NVML", "absent", answer, remedy, "GPU telemetry")
     return Finding("NVML", "ok", f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")

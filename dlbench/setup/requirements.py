@@ -53,6 +53,12 @@ def is_sure(system: SystemSpec) -> bool:
 
 def refusal(plan: LaunchPlan) -> DlbenchError | None:
     """The error that ranks of this plan would end with, as far as it can be known here; None otherwise."""
+    on_gpu = has_gpu() if plan.system.scheduler == "none" else plan.system.node.gpus > 0
+    if isinstance(plan, RunPlan) and plan.engine.name == "fsdp" and plan.engine.fsdp.offload and not on_gpu:
+        return EnvironmentLacksError(
+            f"engine.fsdp.offload: system {plan.system.name} has no GPU, and on a CPU parameters lie in the host's "
+            "memory; leave it out"
+        )
     python = _python_of(plan.system)
     where = _where(python) if python else None
     if python is None or where is None:
@@ -79,8 +85,7 @@ def refusal(plan: LaunchPlan) -> DlbenchError | None:
         use_mpi=plan.system.launch.by_mpi,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        on_gpu=bool(build["torch_cuda"] or build["torch_hip"])
-        and (has_gpu() if plan.system.scheduler == "none" else plan.system.node.gpus > 0),
+        on_gpu=on_gpu and bool(build["torch_cuda"] or build["torch_hip"]),
         exchange=exchange if exchange.startswith("horovod-") else "flat",
     )
 

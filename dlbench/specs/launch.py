@@ -26,6 +26,9 @@ VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME), Form("a variable
 # Variables that bash does not let a script set; `export` of one would end it.
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
+_BY_INTERFACE = frozenset({"GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"})
+"""Variables that ranks are given by `interface`; NCCL's is left as it is where a person sets it."""
+
 
 class VariableSource(Spec):
     """Where the value of a variable is taken from when the ranks start: nothing but this stands in a plan."""
@@ -101,8 +104,9 @@ class LaunchSpec(Spec):
         for key in map(str, value) if isinstance(value, dict) else ():
             if not re.fullmatch(_ENVIRONMENT_NAME, key):
                 raise ValueError(f"{key!r} is not a name of an environment variable")
-            if key.startswith("HOROVOD_") and (own := key_for_name(key)):
-                raise ValueError(f"variable {key} is set by dlbench; use {own}")
+            setting = "launch.interface" if key in _BY_INTERFACE else key.startswith("HOROVOD_") and key_for_name(key)
+            if setting:
+                raise ValueError(f"variable {key} is set by dlbench; use {setting}")
             if key.startswith("DLBENCH_") or key in _READ_ONLY:
                 raise ValueError(
                     f"variable {key} is not a site's to set: "
@@ -225,6 +229,15 @@ def _hosts(value: object) -> object:
     return value
 
 
+def _bare_type(value: str) -> str:
+    """Returns a type of GPU. Raises `ValueError`: it holds more of a request, such as gpu:a100 or a100:4."""
+    types = [part for part in re.split("[:/,=]", value) if part not in ("gres", "gpu") and not part.isdecimal()]
+    if types == [value]:
+        return value
+    remedy = f"write {types[0]}" if types else "write the type alone, e.g. a100"
+    raise ValueError(f"{value!r} is more than a type of GPU: {remedy}; gpu_request and gpu_count give the rest")
+
+
 Argument = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 """A value of an option: it goes to sbatch and srun as one word, so that it may hold any character that is printed."""
 
@@ -269,6 +282,8 @@ TimeLimit = Annotated[
 WARNING_S = 120
 """Slurm may send the signal a minute early or late (sbatch(1), --signal); the rest is for a step and a checkpoint."""
 
+EARLY_S = 60  # By so much Slurm may send the signal earlier than asked, seconds.
+
 
 class SlurmSpec(Spec):
     """What `sbatch` and `srun` are asked for."""
@@ -293,7 +308,9 @@ class SlurmSpec(Spec):
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
         "none", description="How this site wants GPUs asked for."
     )
-    gpu_type: SlurmWord | None = Field(None, description="GPU type in the request, e.g. a100.")
+    gpu_type: Annotated[SlurmWord, AfterValidator(_bare_type)] | None = Field(
+        None, description="GPU type in the request, e.g. a100."
+    )
     gpu_count: Literal["ranks", "node"] = Field(
         "ranks", description="GPUs asked for on a node: one per rank, or all of node.gpus."
     )
@@ -325,7 +342,9 @@ class SlurmSpec(Spec):
     login_shell: Flag = Field(False, description="Whether the job's script runs in a login shell (bash -l).")
     cpu_bind: Argument | None = Field(None, description="srun --cpu-bind, e.g. cores; none: not given.")
     gpu_bind: Argument = Field(
-        "none", description="srun --gpu-bind; none: ranks reach all GPUs of their node; site: not given."
+        "none",
+        description="srun --gpu-bind, e.g. single:1; none: ranks reach all GPUs that the job has on their node; site: "
+        "Slurm's default, which binds under gpus-per-task.",
     )
     mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
     distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")

@@ -6,7 +6,7 @@ Names are those of the projection's table (`dlbench.projection.strategies.table`
 from __future__ import annotations
 
 from dlbench.specs.engine import EngineSpec, FsdpSettings
-from dlbench.specs.sync import SyncSpec
+from dlbench.specs.sync import ERROR_FEEDBACK, SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
 from dlbench.specs.workload import Workload
 
@@ -102,6 +102,10 @@ def _fsdp_problem(
             optimizer.implementation == "fused" and optimizer.name in ("lars", "lamb"),
             "norms of whole tensors need an all-reduce within the compiled update",
         ),
+        "train.optimizer.implementation fused of sgd": (
+            optimizer.implementation == "fused" and optimizer.name == "sgd",
+            "torch has no rule for its kernel on shares of tensors, as it has for AdamW",
+        ),
         "engine.fsdp.shard_ranks node": (
             engine.fsdp.shard_ranks == "node" and ranks > ranks_per_node == engine.fsdp.tensor_ranks,
             "a node holds one replica, and nothing is sharded inside it",
@@ -167,7 +171,7 @@ def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, m
         ),
         f"sync.fusion {sync.fusion}": (sync.fusion.startswith("own:"), "DDP exchanges the gradients"),
         f"sync.wire {sync.wire}": (
-            sync.wire in ("topk", "powersgd"),
+            sync.wire in ERROR_FEEDBACK,
             "what it holds back of gradients would never be sent",
         ),
         f"sync.inside {sync.inside}": (sync.inside != "backend", "the engine's library carries the averages"),

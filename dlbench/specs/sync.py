@@ -11,6 +11,7 @@ from dlbench.units import exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
+ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # What they do not send is added to the next step's gradients.
 
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # Those that treat ranks of a group apart.
 

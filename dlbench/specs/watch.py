@@ -44,7 +44,7 @@ class WatchSpec(Spec):
         "fit is counted and left out.",
     )
     profiler: Flag = Field(
-        False, description="torch.profiler on rank 0 in the window; its operators and kernels join the trace."
+        False, description="torch.profiler on rank 0 in the window; its trace lies in the run's folder."
     )
 
     @property

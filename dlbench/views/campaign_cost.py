@@ -387,7 +387,7 @@ def _words(found: CampaignCost) -> Iterator[str]:
             else f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
         )
     if found.untold:
-        yield f"{runs_text(found.untold)} left out: not ended, or Slurm reports nothing (`dlbench cost` says)."
+        yield f"{runs_text(found.untold)} left out: not ended, or Slurm reports nothing of their jobs."
 
 
 def _notes(found: CampaignCost) -> Iterator[str]:

@@ -241,7 +241,7 @@ def _stalls(run: Run) -> tuple[float | None, float | None, int, int]:
     chosen = _spread(range(run.plan.layout.ranks), MAX_RANKS)
     for rank in chosen:
         try:
-            measured = read_steps(run.folder.steps(rank)).measured
+            measured = read_steps(run.folder.steps(rank), run.plan.run_id).measured
         except IncompleteDataError:
             return None, None, 0, 0
         waits.append(measured["input_ns"].astype(np.float64))
@@ -262,6 +262,10 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     return f"{text}; {percent(stalled)} of the steps stall" if stalled > 0 else text
 
 
+INPUT_CAPTION = (
+    "Waits and copies: means over all runs. Longest wait and disks: the run whose throughput is in the middle; disks "
+    "are all that its nodes read in the measured steps, for other programs too."
+)
 STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
 UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
 
@@ -293,7 +297,9 @@ def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoin
         title="Input by rank count",
         columns=drop_empty_columns(columns, points),
         rows=points,
-        caption=" ".join([STALLS_CAPTION] * any(point.stalled for point in points) + [UTILISATION_CAPTION] * on_gpu),
+        caption=" ".join(
+            [INPUT_CAPTION] + [STALLS_CAPTION] * any(point.stalled for point in points) + [UTILISATION_CAPTION] * on_gpu
+        ),
         is_drawn=True,
     )
 

@@ -24,6 +24,9 @@ from dlbench.views.utilisation import utilisation
 NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.
 MANY_OVERFLOWS = 0.05  # Share of steps above which overflow is more than the loss scale finding its place.
 
+_FIRST = ("inert", "contradiction", "resumed")  # Figures may not be those of what was asked for.
+_LAST = "few-repeats"
+
 Found = Iterator[tuple[str, Severity, str]]  # Codes, severities and texts.
 
 
@@ -209,8 +212,14 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
     found += [Doubt(code=code, severity=severity, text=text) for code, severity, text in accuracy]
     found += load_doubts(loads_of(group.runs))
     found += merged(doubt for run in group.runs for doubt in _run_doubts(run))
-    # What did not act comes first: then the figures are not those of what was asked for.
-    return sorted(found, key=lambda doubt: (doubt.severity != "serious", doubt.code != "inert"))
+    return sorted(found, key=lambda doubt: (doubt.severity != "serious", _place(doubt.code)))
+
+
+def _place(code: str) -> int:
+    """Returns the place of a warning among those of its severity."""
+    if code in _FIRST:
+        return _FIRST.index(code)
+    return len(_FIRST) + int(code == _LAST)
 
 
 def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
@@ -270,8 +279,10 @@ def _of_accuracy(group: Group, table: RunTable) -> Found:
         counts = ", ".join(
             f"{one.num_runs - one.num_reached} of {one.num_runs} at {ranks_text(one.ranks)}" for one in missing
         )
-        text = f"runs missed the target ({counts}): times to accuracy are of the others alone, and yield no speed-up"
-        yield "target-not-reached", "serious", text
+        left = "there is no time to accuracy"
+        if any(point.num_reached for point in quality.points):
+            left = "times to accuracy are of the others alone, and yield no speed-up"
+        yield "target-not-reached", "serious", f"runs missed the target ({counts}): {left}"
     for at in quality.points:
         if at.num_lost:
             lost = f"{at.num_lost} further run{'s' * (at.num_lost > 1)} at {ranks_text(at.ranks)}"

@@ -319,7 +319,10 @@ def _cores(run: Run, result: ExchangeResult) -> str:
     who = "dlbench's thread of exchange" if result.by == "dlbench" else run.plan.engine.kind.thread
     during = "an unknown time" if result.hidden_s is None else number_text(result.hidden_s, "s")
     most = "its one core, shared" if cores == 1 else f"one of its {cores} cores if it is busy all along"
-    return f"{who} takes core time from a rank's backward pass ({most}) for {during} of a step, which no model here has"
+    return (
+        f"messages were under way for {during} of a step while the backward pass ran; {who} then shares a rank's cores "
+        f"({most}), which the model does not include"
+    )
 
 
 def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun | str:
@@ -392,8 +395,9 @@ MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those be
 
 WHAT_RAN_CAPTION = "What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran."
 TIMES_CAPTION = (
-    "Messages under way, by their own clock. After the backward pass the account counts the whole phase of all ranks, "
-    "with negotiation, copies and waiting."
+    "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
+    "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
+    "waiting."
 )
 PASSES_CAPTION = (
     "Collectives of gradients, parameters and activations under way, which lie in forward and backward pass; waited "

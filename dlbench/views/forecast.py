@@ -26,8 +26,8 @@ from dlbench.projection.page import (
     refusals,
     target_columns,
 )
-from dlbench.projection.points_only import MIN_POINTS
 from dlbench.projection.projected import Projection, figure
+from dlbench.projection.refusals import MIN_POINTS
 from dlbench.projection.step import project
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart
@@ -245,7 +245,7 @@ class ForecastView(GroupView):
             return second_rank(group, "one rank count only")
         counts = sorted({point.ranks for point in group.points})
         if len(counts) >= MIN_POINTS:
-            return " ".join(refusals(found.projection.refused))
+            return " ".join(refusals(found.projection.refused)[:1])  # `dlbench project` says all.
         more = [*counts, *rank_counts(counts[-1], (2, 4), group.most_ranks)][:MIN_POINTS]
         if len(more) < MIN_POINTS:
             return f"needs {MIN_POINTS} rank counts (you have {len(counts)}, and this machine holds no more)."

@@ -45,8 +45,8 @@ def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: 
     is_on_cpu = group.sample.record is not None and group.sample.record.ranks[0].device.startswith("cpu")
     if is_on_cpu and largest.ranks * base.nodes > base.ranks * largest.nodes:
         return (
-            f"Every rank has the cores that the fullest point leaves it ({_cores(group)}), the "
-            "baseline's too: a single rank with all cores may be faster, and was not measured here."
+            f"Every rank had {_cores(group)}, also at the baseline, so that efficiencies compare like with like. A "
+            "single rank with all cores may be faster, and was not measured here."
         )
     return ""
 
@@ -224,6 +224,7 @@ ABOUT = {
     "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks. Ideal: the step "
     "takes no longer than at the baseline.",
 }
+BRACKETS = "[low, high] is a 95 % interval; (low to high) is the smallest and largest of a few runs."
 ONE_POINT = "One rank count only: there is nothing to scale against."
 
 
@@ -238,7 +239,7 @@ class ScalingView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}. [low, high]: the interval; (low to high): a mere range.",
+            caption=f"{group.caption}. {BRACKETS}",
             about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
             charts=lambda: _charts(group),
             charts_per_row=3,

@@ -337,8 +337,8 @@ def map_text(found: RankMap) -> str:
     joined += ["means over neighbouring steps"] if len(found.step_starts) < columns else []
     how = f" ({', '.join(joined)})" if joined else ""
     return (
-        f"Own work: the step without exchange, over the median of all ranks and steps{how}; {found.run_id}, the "
-        f"median run at {place_of(found)}."
+        f"Own work: the step without exchange, over the median of all ranks and steps{how}; of {found.run_id} alone, "
+        f"the median run at {place_of(found)}. Stragglers says for whom the others wait, step by step in all runs."
     )
 
 

@@ -63,8 +63,12 @@ class Supply:
         metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
     )
     sample_bytes: float | None  # Stored bytes per sample, mean.
-    fetch_share: Estimate | None = field(metadata=column("Fetching", is_brief=True))  # Of fetching and preparing.
-    prepare_share: Estimate | None = field(metadata=column("Preparing", is_brief=True))
+    fetch_share: Estimate | None  # Of the time in fetching and preparing, a fraction; as the next.
+    prepare_share: Estimate | None
+    fetching: Estimate | None = field(metadata=column("Fetching", "fetch_time_share", is_brief=True))
+    """Share of all time of the readers, a fraction, as the next two; together 1."""
+    preparing: Estimate | None = field(metadata=column("Preparing", "prepare_time_share", is_brief=True))
+    neither: Estimate | None = field(metadata=column("Neither", "other_time_share", is_brief=True))
     storage_share: float | None  # Bytes from devices or the network over bytes of samples; None: not counted.
     fetch_samples_per_s: Estimate | None  # What fetching alone would give to as many readers.
     limit: Limit | None
@@ -85,7 +89,7 @@ class Fed:
     cache: Cache = field(metadata=column("Page cache", is_brief=True))
     accelerators: Estimate = field(metadata=column("How many", text=_count, is_brief=True))
     by_fetching: Estimate | None = field(metadata=column("By fetching alone", text=_count, is_brief=True))
-    """If preparing took no time."""
+    """If the readers spent all their time in fetching."""
     limit: Limit = field(metadata=column("Limited by", text=LIMIT_TITLES.__getitem__, is_brief=True))
 
 
@@ -122,11 +126,14 @@ def supply_of(answer: ReadingRate) -> Supply:
     together = [one.together for one in answer.repeats if one.together.samples] if answer.cache_in_force else []
     busy = [(one.fetch_s, one.fetch_s + one.prepare_s) for one in together]
     shares = [fetch / whole for fetch, whole in busy if whole > 0]
-    share = mean_estimate(shares, "fraction") if shares else None
+    share = _mean(shares)
     counted = [(one.storage_bytes, one.raw_bytes) for one in together if one.storage_bytes is not None]
     raw = sum(size for _, size in counted)
     readers = answer.processes * max(1, answer.loader_workers)
-    fetching = [one.samples * readers / one.fetch_s for one in together if one.fetch_s]
+    fetching = [one.fetch_s / (one.seconds * readers) for one in together]
+    preparing = [one.prepare_s / (one.seconds * readers) for one in together]
+    neither = [1 - fetch - prepare for fetch, prepare in zip(fetching, preparing, strict=True)]
+    fetched = [one.samples * readers / one.fetch_s for one in together if one.fetch_s]
     samples = sum(one.samples for one in together)
     return Supply(
         ranks=answer.processes,
@@ -141,7 +148,10 @@ def supply_of(answer: ReadingRate) -> Supply:
         fetch_share=share,
         prepare_share=None if share is None else complement(share),
         storage_share=sum(storage for storage, _ in counted) / raw if raw else None,
-        fetch_samples_per_s=_median(fetching, "samples/s"),
+        fetching=_mean(fetching),
+        preparing=_mean(preparing),
+        neither=_mean(neither),
+        fetch_samples_per_s=_median(fetched, "samples/s"),
         limit=None if share is None else "fetch" if share.value >= 0.5 else "prepare",
         opens_per_s=_median([one.opens_per_s for one in together if one.opens_per_s], "opens/s"),
         stats_per_s=_median([one.stats_per_s for one in together if one.stats_per_s], "stats/s"),
@@ -151,6 +161,10 @@ def supply_of(answer: ReadingRate) -> Supply:
         open_s=answer.open_s,
         warnings=answer.warnings,
     )
+
+
+def _mean(shares: Sequence[float]) -> Estimate | None:
+    return mean_estimate(shares, "fraction") if shares else None
 
 
 def _median(values: Sequence[float], unit: str) -> Estimate | None:
@@ -188,6 +202,7 @@ def io_document(found: Io) -> Document:
     gives = columns_of(
         Supply,
         *("cache", "ranks", "samples_per_s", "bytes_per_s", "fetch_share", "prepare_share"),
+        *("fetching", "preparing", "neither"),
         Column("storage_share", "From storage", lambda one: one.storage_share, storage, is_brief=True),
         *("loader_workers", "prefetch_batches", "limit", "told"),
     )
@@ -197,8 +212,8 @@ def io_document(found: Io) -> Document:
             title="What the readers give",
             columns=gives,
             rows=found.supplies,
-            caption="Reading and preparing without training, all ranks together. Fetching: getting the stored bytes; "
-            "preparing: decoding and augmenting.",
+            caption="Reading and preparing without training, all ranks together. Shares of the readers' time: fetching "
+            "is getting stored bytes, preparing is decoding and augmenting, neither is handing them over and waiting.",
             in_terminal=True,
         )
     ]
@@ -277,7 +292,6 @@ def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
         title="How many accelerators can be fed",
         columns=(accelerator, *feeds),
         rows=[(need, one) for need in found.needs for one in need.fed],
-        caption="By fetching alone: if preparing took no time.",
         in_terminal=True,
     )
     return needs, fed
@@ -285,6 +299,8 @@ def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
 
 def _needs(found: Io) -> Iterator[str]:
     """What the tables do not say of the figures of accelerators."""
+    if any(need.fed for need in found.needs):
+        yield "By fetching alone: as if the readers spent all their time in fetching, roughly how many / Fetching."
     for need in found.needs:
         yield f"{need.demand.accelerator}: {need.demand.source}."
     here = next((one.sample_bytes for one in found.supplies if one.sample_bytes is not None), None)

@@ -15,11 +15,10 @@ from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
 from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
-from dlbench.report.wording import basis_text, interval_text, lost_value, percent, ranks_text, units_text, value_text
+from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
 from dlbench.specs.engine import engine_title
 from dlbench.stats.estimates import placed
-from dlbench.views.causes.experiments import CAUSE_TITLES
-from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
+from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent, loss_in_brief
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
 from dlbench.views.model import Group, Report
@@ -41,7 +40,8 @@ def rating(group: Group, report: Report) -> Rating | None:
         for bound in group.all_of(ExchangePoint):
             if (bound.ranks, bound.nodes) == (last.ranks, last.nodes) and bound.prediction is not None:
                 most = bound.prediction.efficiency.value
-                return _against(last, most, f"{percent(most)} is possible with this gradient exchange")
+                alone = "if only the exchange cost time, merged at its best, efficiency would be"
+                return _against(last, most, f"{alone} {percent(most)}")
         for one in forecast.same_work if (forecast := group.of(Forecast)) else ():
             shown = f"{percent(one.efficiency)} was published for this work at {ranks_text(one.ranks)}"
             return _against(last, one.efficiency, shown)
@@ -51,7 +51,7 @@ def rating(group: Group, report: Report) -> Rating | None:
             return _usual(trend)
     if len(group.points) == 1:
         return None
-    return Rating(tone="unknown", text="not rated: no earlier runs to compare with")
+    return Rating(tone="unknown", text="no rating: no earlier runs to compare with")
 
 
 def _against(point: Point, reference: float, text: str) -> Rating:
@@ -59,7 +59,7 @@ def _against(point: Point, reference: float, text: str) -> Rating:
     least = reference - WORTH_EXPLAINING
     where = placed(point.efficiency, least, max(1.0, reference))
     if where == "insufficient":
-        return Rating(tone="unknown", text=f"not rated in {units_text(point.efficiency)}: {text}")
+        return Rating(tone="unknown", text=f"no rating yet ({units_text(point.efficiency)}): {text}")
     is_good = where in ("within", "above") or (where != "below" and point.efficiency.value >= least)
     word: Literal["good", "low"] = "good" if is_good else "low"
     doubt = " (within the noise)" if where == "undecided" else ""
@@ -85,6 +85,9 @@ def _usual(trend: Trend) -> Rating:
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
 
 
+_LABEL_ROOM = 125  # Of the words right of the intervals, pixels.
+_STILL = 390  # Width of the picture without scripts, names included, pixels: a telephone's.
+_CHARACTER = 6.5  # Width of one of a name, pixels, roughly.
 _LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
 _LEAST_ROW = 9
 _PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
@@ -110,7 +113,8 @@ def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Cha
             title="Scaling efficiency",
             alt=f"Scaling efficiency of every group, with the ideal (100 %) as a line. {words}.",
             table=(header, *lines),
-            size=(820 if is_wide else 260, height),
+            size=(900 if is_wide else 260, height),
+            still_width=max(_LABEL_ROOM + 75, round(_STILL - _CHARACTER * max(map(len, names)))),
         )
     ]
 
@@ -139,8 +143,9 @@ def _rows(group: Group, name: str) -> list[dict[str, Any]]:
 def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: bool) -> list[Any]:
     measured = [row for row in rows if row["value"] is not None]
     top = max(1.0, *(row["at"] for row in measured))
-    # Room on the right for labels.
-    scale = alt.Scale(domain=[0, top * (1.22 if len(names) <= FEW_CARDS else 1.45)], nice=False)
+    # Room on the right for labels, whatever the width.
+    right = alt.ExprRef(f"width - {_LABEL_ROOM}")
+    scale = alt.Scale(domain=[0, top], range=[0, right], nice=False)
     values = [k / 5 for k in range(int(top * 5) + 1)]
     x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
     axis = alt.Axis(labelLimit=260 if len(names) <= FEW_CARDS else _LABEL, ticks=False, domain=False)
@@ -157,7 +162,7 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
         base.mark_rule(color=MEASURED, strokeWidth=4, opacity=0.4).encode(x=alt.X("low:Q"), x2="high:Q"),
         base.mark_point(color=MEASURED, filled=True, size=70).encode(x=x, opacity=shade, tooltip=tooltip),
         # All in one column, where no interval reaches.
-        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(x=alt.datum(top), text="label:N"),
+        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(x=alt.value(right), text="label:N"),
         ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal").encode(
             x=alt.X("ideal:Q"), y=alt.value(0)
         ),
@@ -243,8 +248,8 @@ def _value(name: str, value: str) -> str:
 
 def _card(group: Group, name: str, report: Report) -> Card:
     big, small = _headline(group)
+    loss = _loss(group)
     last = group.largest
-    cause = _cause(group)
     return Card(
         title=name,
         link=f"group-{group.id}",
@@ -254,7 +259,7 @@ def _card(group: Group, name: str, report: Report) -> Card:
         facts=(
             ("Machine", _machine(group, report)),
             ("Throughput", f"{value_text(last.throughput)} {last.throughput.unit}"),
-            *([("Largest cause", cause)] if cause else []),
+            *([("Loss", loss)] if loss else []),
         ),
         next_step=group.next_step,
         warnings=tuple(doubt.text for doubt in group.doubts if doubt.severity == "serious"),
@@ -290,12 +295,8 @@ def _machine(group: Group, report: Report) -> str:
     return ", ".join((counted, *([cpu] if cpu else []), *([f"{threads} threads"] if threads else [])))
 
 
-def _cause(group: Group) -> str:
-    """The cause that costs most at the largest point, and how much of what is lost; empty where none is known."""
+def _loss(group: Group) -> str:
+    """Returns what the loss at the largest point comes from; empty where it is not known."""
     found = group.of(LostPercent)
     point = found.at(group.largest) if found else None
-    if point is None or point.is_baseline or not point.verdict.cause:
-        return ""
-    doubts = {"within noise": ", within the noise", "too few runs": f", in {units_text(point.largest.lost)} only"}
-    doubt = doubts.get(point.verdict.finding, "")
-    return f"{CAUSE_TITLES[point.largest.name]}: {lost_value(point.largest.lost)}{doubt}"
+    return loss_in_brief(point) if point else ""

@@ -100,6 +100,7 @@ class Telemetry:
     """What the samplers of the nodes saw."""
 
     nodes: tuple[NodeMeans, ...]  # Of the runs that were read, by rank count, run and node.
+    middle_run_ids: tuple[str, ...]  # Of each rank count the run whose throughput is in the middle, which people see.
     timeline: Timeline | None
     """Of the run in the middle of the point with most ranks; None where none of its nodes was sampled."""
     sampling: Sampling | None
@@ -150,6 +151,7 @@ def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
     ]
     return Telemetry(
         nodes=tuple(_means(run, reading, node) for run, reading in found for node in reading.nodes),
+        middle_run_ids=tuple(readings.middle[group.id, point.ranks, point.nodes].plan.run_id for point in group.points),
         timeline=timeline(middle, drawn, notes) if drawn is not None and drawn.nodes else None,
         sampling=_sampling(middle),
         unavailable=_unavailable([reading for _, reading in found]),
@@ -250,6 +252,10 @@ def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
 
 MAX_SHOWN = 12  # Nodes of a rank count that people see: those of the run in the middle; the rest are counted.
 MAX_ROWS = 512  # Nodes in the table for programs.
+_ABOUT = (
+    "Of the run at each rank count whose throughput is in the middle. CPU, memory, network and disks are the whole "
+    "node's, other programs included."
+)
 _ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
 
 
@@ -287,7 +293,7 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
         *columns_of(NodeMeans, of=lambda row: row.node, titles=empty),
     )
     partial = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
-    about = [*(partial if found.num_read != found.num_runs else []), *left_out]
+    about = [_ABOUT, *(partial if found.num_read != found.num_runs else []), *left_out]
     return Sheet(
         name="telemetry",
         title="Means of the measured window",
@@ -306,9 +312,9 @@ def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
         points.setdefault((node.ranks, node.nodes), {}).setdefault(node.run_id, []).append(node)
     shown: list[NodeMeans] = []
     left_out: list[str] = []
-    middle = found.timeline.run_id if found.timeline is not None else ""
     for place, runs in points.items():
-        nodes = runs.get(middle) or next(iter(runs.values()))
+        run_id = next((run_id for run_id in found.middle_run_ids if run_id in runs), next(iter(runs)))
+        nodes = runs[run_id]
         shown += sorted(nodes, key=lambda node: (-(node.throttled or 0.0), node.node_rank))[:MAX_SHOWN]
         if len(nodes) > MAX_SHOWN:
             left_out.append(f"At {place_text(*place)}: {MAX_SHOWN} of {len(nodes)} nodes, the most throttled first.")

@@ -420,6 +420,7 @@ class TimeToTrainView(GroupView):
             charts=lambda: times_over("ranks", group, "Time to train", (("", p, p.time) for p in found.points), sheet),
             sheets=(sheet,),
             notes=found.notes,
+            where={"sample_unit": group.sample_unit},
             brief=(f"{title} {'; '.join(one.text for one in found.answers)}.",) if len(found.points) > 1 else (),
         )
 

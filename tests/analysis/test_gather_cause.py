@@ -14,7 +14,7 @@ from dlbench.analysis.measures import load_steps
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
 from dlbench.projection.gathering import gathered
-from dlbench.projection.refusals import refusal
+from dlbench.projection.refusals import reasons
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import read_run, scan
 from dlbench.views.causes.numbers import lost_percent
@@ -151,10 +151,8 @@ def test_it_is_shown_where_it_takes_time_alone(tmp_path: Path) -> None:
         verdicts[name] = points[-1].verdict
         assert tuple(share.name for share in points[-1].causes) == CAUSES
         found = gathered(group, table).model_copy(update={"network": network()})
-        refused[name] = refusal(found, 2)
-    assert refused["sharded"] is not None
-    assert "waiting for parameters" in refused["sharded"].text
-    assert refused["replicated"] is None or "parameters" not in refused["replicated"].text
+        refused[name] = " ".join(one.text for one in reasons(found, 2))
+    assert ["waiting for parameters" in refused[name] for name in ("sharded", "replicated")] == [True, False]
     assert ["waiting for parameters" in one for one in titles.values()] == [True, False]
     assert (verdicts["sharded"].name, verdicts["replicated"].name) == ("gather-bound", "compute-bound")
     assert "--set engine.fsdp.shard=gradients" in verdicts["sharded"].experiments[0].text

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
@@ -92,12 +93,28 @@ def table(rows: Iterable[Measured]) -> str:
     rows = list(rows)
     machines = list(dict.fromkeys(one.machine for one in rows))
     letters = {machine: chr(ord("A") + k) for k, machine in enumerate(machines)}
-    lines = [f"- Machine {letters[machine]}: {machine}." for machine in machines]
+    lines = [*summary(rows), ""]
+    lines += [f"- Machine {letters[machine]}: {machine}." for machine in machines]
     lines += ["", "| `AREA=` | figure | goal | reached | | date | on |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for one in rows:
         cells = (cell.replace("|", "\\|") for cell in _cells(one, letters[one.machine]))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def summary(rows: Iterable[Measured]) -> Iterator[str]:
+    """Yields Markdown: how many figures meet their goals, and those that fall short, a line each."""
+    judged = [row for row in rows if row.figure.goal not in NO_GOAL and row.figure.value is not None]
+    verdicts = Counter(row.figure.verdict() for row in judged)
+    counts = ", ".join(f"{count} {word}" for word, count in verdicts.most_common())
+    yield f"{len(judged)} figures with a goal: {counts}."
+    short = [row for row in judged if row.figure.met is False]
+    if short:
+        yield ""
+        yield "What falls short:"
+        yield ""
+    for row in short:
+        yield f"- `{row.area}`: {row.figure.name}: {row.figure.reached()} (goal: {row.figure.goal})"
 
 
 def _cells(one: Measured, letter: str) -> Iterator[str]:

@@ -158,6 +158,17 @@ def test_a_preset_for_gpus_is_refused_on_a_machine_without_one(preset: str, monk
     assert expand_request(request)
 
 
+def test_planning_warns_of_jobs_that_ask_for_no_gpu_of_nodes_that_have_some(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {"workload": "resnet50", "system": "box", "points": (1, 2), "points_are": "nodes"}
+    gpus = {"system.node.gpus": 4}
+    warning = "warning: system box has GPUs (node.gpus 4), and its jobs ask for none: ranks may see none, and train on "
+    expand_request(Request(**asked, overrides=gpus))
+    assert capsys.readouterr().err.count(warning) == 1
+    for enough in ({"system.slurm.gpu_request": "gres"}, {"system.slurm.extra": "--tres-per-node=gres/gpu:4"}):
+        expand_request(Request(**asked, overrides={**gpus, **enough}))
+        assert "warning: " not in capsys.readouterr().err
+
+
 def test_planning_tells_of_a_cluster_without_gpus_and_of_a_batch_beyond_the_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -817,7 +817,7 @@ def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_pat
     done = cli("status", "--json", PATH=path)
     assert done.returncode == 3
     rows = json.loads(done.stdout)["runs"]
-    assert [row["state"] for row in rows] == ["PENDING", "RUNNING", "failed", "incomplete", "valid"]
+    assert [row["state"] for row in rows] == ["PENDING", "RUNNING", "cancelled", "incomplete", "valid"]
     assert rows[2]["detail"].startswith("job 13 ended as CANCELLED without a record")
     assert "slurm-13.out" in rows[2]["detail"]
     assert rows[3]["detail"].startswith("job 14 is no longer queued, and Slurm did not say how it ended (sacct failed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -617,8 +618,61 @@ def test_runs_without_a_floor_are_told_once_and_the_worst_floor_stands_for_all(o
     assert text.count("No floor is for") == 1
     assert "Only in B" not in text
     text = CliRunner().invoke(dlbench, [*asked, "ranks=1: 41 images/s", "--at-least", "ranks=2: 90 images/s"]).stdout
-    assert "the worst is Throughput floor at" in text
-    assert "80.00 [" in text.split("All comparisons")[0].split("against 90.00")[0]
+    said = " ".join(text.split())
+    assert re.search(
+        r"1 rank, 2 ranks: missed, worst at 2 ranks: 80\.00 \[\S+, \S+\] images/s against a floor of 90\.", said
+    )
+
+
+def test_each_floor_is_said_with_its_point(one_night: Path) -> None:
+    asked = [
+        "check",
+        "--candidate",
+        str(one_night),
+        "--at-least",
+        "ranks=1: 40 images/s",
+        "--at-least",
+        "ranks=2: 79 images/s",
+    ]
+    said = " ".join(CliRunner().invoke(dlbench, asked).stdout.split())
+    assert re.search(r" 2 ranks: met\. 1 rank: cannot say, 40\.00 \[\S+, \S+\] images/s against a floor of 40\.", said)
+
+
+def test_a_shortfall_is_less_than_all_and_a_floor_has_no_tolerance(tmp_path: Path) -> None:
+    """Five runs that scatter by a factor of six: only a throughput far below the floor is found."""
+    out = write_side(tmp_path / "wild", [1.0, 6.0, 1.5, 4.0, 2.5])
+    asked = ["check", "--candidate", str(out), "--at-least", "9 images/s"]
+    said = " ".join(CliRunner().invoke(dlbench, [*asked, "--full"]).stdout.split())
+    told = re.search(
+        r"Smallest shortfall below the floor found with 80 % probability: (\S+) %; 3 % needs more than", said
+    )
+    assert told is not None
+    assert 50 < float(told[1]) < 100
+    assert "within the tolerance" not in said
+    error = refused(*asked, "--detect", "150%")
+    assert "--detect: no throughput is short of --at-least by 100 % or more" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("command", "sides", "wanted"),
+    [
+        ("check", ("--baseline", "--candidate"), "--where-candidate series=night1"),
+        ("compare", ("", ""), "--where-b series=night1"),
+    ],
+)
+def test_a_property_that_a_baseline_file_lacks_is_asked_of_the_runs(
+    tmp_path: Path, old: Path, command: str, sides: tuple[str, str], wanted: str
+) -> None:
+    new = write_side(tmp_path / "new", slower(1.0), series="night1")
+    file = tmp_path / "baseline.json"
+    assert call("baseline", old, "-o", file).exit_code == 0
+    given = [word for pair in zip(sides, (file, new), strict=True) for word in pair if word]
+    error = refused(command, *given, "--where", "series=night1")
+    assert str(error).endswith(
+        f"a baseline file, whose points have no series; choose the runs of the other side: {wanted}"
+    )
+    asked, _, value = wanted.partition(" ")
+    assert call(command, *given, asked, value).exit_code != 2
 
 
 def test_an_undecided_floor_says_what_helps_and_no_number_of_runs(one_night: Path) -> None:
@@ -651,7 +705,8 @@ def test_a_floor_stands_beside_a_baseline_in_one_family(tmp_path: Path, old: Pat
     assert found["only_b"] == []
     code, found = checked(*asked, "--at-least", "39 images/s")
     assert (code, found["verdict"]) == (0, "equivalent")
-    assert "met; Throughput floor" in found["headline"] or "2 of 2 comparisons met" in found["headline"]
+    assert found["headline"].startswith("2 of 2 comparisons equivalent; ")
+    assert found["headline"].endswith(" 1 rank, 2 ranks: met.")
 
 
 def test_a_floor_is_of_side_b_of_pairs(tmp_path: Path) -> None:

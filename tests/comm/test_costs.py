@@ -52,7 +52,7 @@ def test_closed_forms_need_no_runs() -> None:
     assert "double-binary-tree, c = 32: " in groups
     assert "hierarchical, c = 32, φ = 1: (2 (g - 1) + 2 (m - 1) + c - 1) α" in groups
     assert "ring: 2 (p - 1) α + 2 (p - 1)/p n β + (p - 1)/p n γ" in text
-    assert "parameter-server, k = 1: 2 (p - 1) α" in groups
+    assert "parameter-server, k = 8: 2 (p - 1) α" in groups  # A server on every rank, as `run` and `predict` have.
 
 
 def test_fitted_costs_price_them(tmp_path: Path) -> None:
@@ -105,7 +105,8 @@ def test_the_minimum_is_the_fastest_iteration(runs: Path, made: CollectivesRepor
     ]
     assert row.minimum_s == min(times) < row.time.value
     assert [one.minimum_s for one in group.best] < [one.time.value for one in group.best]
-    assert "Minimum" in render(document_of(made), "text")
+    assert "Minimum" in render(document_of(made), "md")
+    assert "busbw, GB/s" in render(document_of(made), "text")
 
 
 def test_the_page_has_them_and_so_has_csv(made: CollectivesReport) -> None:

@@ -5,6 +5,7 @@ Times are those of planted costs, rounded as the programs round them, so that th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli
-from dlbench.comm.imports import import_tables, read_tables
+from dlbench.comm.imports import import_tables
 from dlbench.comm.predictions import Wanted, predict_all
+from dlbench.comm.tables import read_output
 from dlbench.errors import UserError
 from dlbench.perfmodels.predictions import bus_factor, predict
 from dlbench.perfmodels.schedules import Layout
@@ -117,19 +119,37 @@ def file(tmp_path: Path) -> Callable[[str], Path]:
 def test_tables_of_nccl_tests_are_read_in_every_version(
     version: int, collective: Collective, file: Callable[[str], Path]
 ) -> None:
-    (table,) = read_tables(file(nccl(8, 2, version=version, collective=collective)))
-    assert (table.measures, table.ranks, table.nodes, table.element_bytes) == (collective, 8, 2, 4)
-    assert list(table.rows) == list(SIZES)
-    for size, found in table.rows.items():  # In place, as training calls it; out of place it is twice as slow.
-        assert found == pytest.approx(seconds(collective, size, 8, 4), abs=6e-9)
+    out_of_place, in_place = read_output(file(nccl(8, 2, version=version, collective=collective))).series
+    for series, slow in ((out_of_place, 2), (in_place, 1)):
+        assert (series.measures, series.ranks, series.nodes, series.dtype) == (collective, 8, 2, "float")
+        assert list(series.seconds) == list(SIZES)
+        for size, times in series.seconds.items():
+            assert times == pytest.approx([slow * seconds(collective, size, 8, 4)], abs=6e-9)
 
 
-def test_a_result_that_was_not_checked_does_not_count(file: Callable[[str], Path]) -> None:
-    """All-to-all has no form in place: what stands there is of something else, with N/A for its wrong values."""
-    text = nccl(8, 2, collective="all-gather").replace("all_gather", "alltoall").replace("0\n", "N/A\n")
-    (table,) = read_tables(file(text))
-    assert table.measures == "all-to-all"
-    assert table.rows[SIZES[-1]] == pytest.approx(2 * seconds("all-gather", SIZES[-1], 8, 4), abs=6e-9)
+@pytest.mark.parametrize(
+    ("program", "collective", "unchecked", "slow", "left_out"),
+    [
+        ("all_gather", "all-gather", "", 1, "out of place: in place is taken, as training calls it"),
+        ("all_gather", "all-gather", "both", 1, "out of place: in place is taken, as training calls it"),
+        ("alltoall", "all-to-all", "in place", 2, "in place: all-to-all has no checked form in place"),
+        ("alltoall", "all-to-all", "both", 2, "in place: all-to-all has no checked form in place"),
+    ],
+)
+def test_in_place_is_taken_where_the_collective_has_such_a_form(
+    program: str, collective: str, unchecked: str, slow: int, left_out: str, file: Callable[[str], Path]
+) -> None:
+    """The test's times out of place are twice those in place; `-c 0` and all-to-all in place print N/A."""
+    text = nccl(8, 2, collective="all-gather").replace("all_gather", program)
+    text = text.replace("0\n", "N/A\n") if unchecked else text
+    text = text.replace("     0 ", "   N/A ") if unchecked == "both" else text
+    found = import_tables([file(text)], system="x", fitted="now")
+    assert found.network.collectives[0].time(SIZES[-1]) == pytest.approx(
+        slow * seconds("all-gather", SIZES[-1], 8, 4), rel=0.02
+    )
+    assert found.left_out == (f"0.txt: line 16: {left_out}",)
+    assert f"left out: {found.left_out[0]}" in found.network.sources
+    assert any(f"nccl-tests {collective}, 8 ranks, fp32" in source for source in found.network.sources)
 
 
 def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(file: Callable[[str], Path]) -> None:
@@ -142,7 +162,7 @@ def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(f
     for found, planted in ((network.inside, PLANTED.inside), (network.across, PLANTED.across)):
         assert found.pieces[0].alpha_s == pytest.approx(planted.pieces[0].alpha_s, rel=0.05)
         assert found.pieces[0].beta_s_per_byte == pytest.approx(planted.pieces[0].beta_s_per_byte, rel=0.05)
-    assert all("costs as of ring" in source for source in network.sources)
+    assert sum("costs as of ring" in source for source in network.sources) == 3
     (far,) = predict_all(network, (32,), Wanted(sizes=(SIZES[-1],), group_size=4, algorithms=("ring",))).predictions
     assert far.series[0].seconds[0] == pytest.approx(seconds("allreduce", SIZES[-1], 32, 4), rel=0.05)
     assert far.model_error > 1
@@ -214,13 +234,17 @@ def line_of(text: str, part: str) -> int:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (NCCL[: NCCL.index("\n# Out") - 20], {}, r"line 23: 1[01] of 13 columns: the file is cut off"),
+        (NCCL[: NCCL.index("\n# Out") - 20], {}, r"line 23: 1[01] of 13 columns .*, or the file is cut off"),
         (NCCL.partition("# Out of")[0], {}, "line 23: the table has no end"),
-        (NCCL.replace("0\n# Out", "3\n# Out"), {}, "line 23: the result was wrong"),
-        (NCCL.replace("0 OK", "7 FAILED"), {}, "line 24: the result was wrong"),
+        (NCCL.replace("0\n# Out", "3\n# Out"), {}, r"line 23: .* 3 wrong values at 33554432 B, in place \(#wrong\)"),
+        (NCCL.replace("0 OK", "7 FAILED"), {}, r"line 24: .* wrong values in this table \(Out .* 7 FAILED\)"),
         (NCCL.replace("Rank  1", "Rank  0"), {}, "line 7: rank 0 again: each process measured alone"),
         (NCCL.replace("node0001", "node0002", 1), {}, r"8 ranks on 3 nodes: want"),
-        (NCCL.replace("all_reduce", "sendrecv"), {}, "no costs are made of 'sendrecv', but of allreduce"),
+        (
+            NCCL.replace("all_reduce", "sendrecv"),
+            {},
+            "line 16: no costs are made of nccl-tests sendrecv, but of allreduce",
+        ),
         (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not say its collective; give --collective"),
         (nccl(8, 2, version=1, named=False), {"collective": "all-gather"}, "busbw is 1.75 x algbw; all-gather over 8"),
         (NCCL, {"ranks": [8]}, "--ranks: every output says it"),
@@ -228,21 +252,29 @@ def line_of(text: str, part: str) -> int:
         (OSU, {"ranks": [8]}, "does not say its group-size; give --group-size once"),
         (OSU, {"ranks": [8], "group_size": 3}, "8 ranks on nodes of 3: want"),
         (OSU.replace("(us)", "(ms)"), {}, r"line 4: 'Size       Avg Latency\(ms\)': the second column must be in us"),
-        (OSU.replace("Allreduce", "Barrier"), {}, "line 2: no costs are made of 'Barrier', but"),
-        (OSU + "2097152   -3.0\n", {}, "line 11: 2097152 B, -3: times must be above 0"),
-        (OSU + "2097152   nan\n", {}, "line 11: 2097152 B, nan: times must be above 0"),
-        (OSU + f"{'9' * 400}   3.0\n", {}, "line 11: 9{24} B: a size must be from 0 to 9007199254740991"),
-        (OSU + "2097152\n", {}, "line 11: 1 of 2 columns: the file is cut off"),
+        (OSU.replace("Allreduce", "Barrier"), {}, "line 2: no costs are made of OSU MPI Barrier Latency, but"),
+        (OSU + "67108864   -3.0\n", {}, "line 11: 67108864 B, -3: times must be above 0"),
+        (OSU + "67108864   nan\n", {}, "line 11: 67108864 B, nan: times must be above 0"),
+        (OSU + "67108864   [warn]\n", {}, "line 11: 2 of 2 columns: other text tears the row"),
+        (OSU + "2097152   3.0\n", {}, "line 11: 2097152 B after 33554432 B: no row of this table"),
+        (OSU.replace("(us)", "(us)  Validation").replace("\n1024  ", "\n1024 0.5 Fail"), {}, "line 5: OSU's valid"),
+        (NCCL.replace("  time ", "cputime"), {}, r"line 16: column cputime is .* \(nccl-tests -C 1\)"),
+        (NCCL.replace("Rank  7 Group  0", "Rank  7 Group  1"), {}, "8 ranks are split into 2 groups"),
+        (NCCL.replace("-1  ", "-1 gpu001:1:2 [0] NCCL INFO", 1), {}, "line 19: 5 of 13 columns in the row of 1024 B"),
+        (osu("Put", []).replace("MPI Put", "MPI_Put Latency"), {}, r"of OSU MPI_Put Latency \(one-sided\), but of all"),
+        (OSU + OSU.partition("CHAR.\n")[2], {"ranks": [8]}, "line 11: a second table without a title"),
+        (OSU + f"{'9' * 400}   3.0\n", {}, "line 11: 9{20} B: a size must be from 0 to 9007199254740991"),
+        (OSU + "2097152", {}, "line 11: 1 of 2 columns: .*, or the file is cut off"),
         (OSU.partition("1024")[0], {}, r"line 4: no row of OSU Allreduce Latency v7\.3 until here"),
-        ("hello\n", {}, "line 1: no table of nccl-tests or OSU"),
-        ("", {}, "line 0: no table"),
+        ("hello\n", {}, "no table of nccl-tests or OSU in 1 lines"),
+        ("", {}, "no table of nccl-tests or OSU in 0 lines"),
         (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not say its level; give --level"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {"levels": ["beyond"]}, "--level beyond: .* give osu_latency of across"),
         (NCCL + NCCL, {}, "line 43: is the output of .*: line 16 once more"),
         (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),
     ],
-    ids=range(27),
+    ids=range(35),
 )
 def test_what_is_wrong_is_said_with_its_line(
     text: str, options: dict[str, object], message: str, file: Callable[[str], Path]
@@ -252,12 +284,170 @@ def test_what_is_wrong_is_said_with_its_line(
     assert "\n" not in str(raised.value)
 
 
+def rows_as(text: str, before: str, after: str) -> str:
+    """The rows of a table of nccl-tests with another type, operation or root."""
+    rows = [row for row in text.splitlines(keepends=True) if row.startswith("    ")]
+    return "".join(row.replace(before, after) for row in rows)
+
+
+def below(text: str, rows: str) -> str:
+    return text.replace("# Out of", rows + "# Out of")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "told", "label", "left_out"),
+    [
+        (
+            below(NCCL, rows_as(NCCL, "  float", "   half")),
+            "--type",
+            "float, half",
+            "half",
+            "allreduce of float (--type half)",
+        ),
+        (below(NCCL, rows_as(NCCL, "  float", "f8e4m3")), "--type", "float, f8e4m3", "f8e4m3", "float (--type f8e4m3)"),
+        (below(NCCL, rows_as(NCCL, "    sum", " mulsum")), "--op", "sum, mulsum", "sum", "mulsum (--op sum)"),
+        (
+            OSU + OSU.partition("\n# ")[2].partition("\n")[2].replace("CHAR", "INT"),
+            "--type",
+            "MPI_CHAR, MPI_INT",
+            "MPI_INT",
+            "MPI_CHAR (--type MPI_INT)",
+        ),
+    ],
+    ids=range(4),
+)
+def test_of_several_types_or_operations_one_is_asked_for(
+    text: str, options: str, told: str, label: str, left_out: str, file: Callable[[str], Path]
+) -> None:
+    unsaid = {"ranks": [8], "group_size": 4} if "OSU" in text else {}
+    path = file(text)
+    with pytest.raises(UserError, match=f"allreduce was measured with {told}; choose one by {options}"):
+        import_tables([path], system="x", fitted="now", **unsaid)
+    asked = {"dtype" if options == "--type" else "op": label}
+    found = import_tables([path], system="x", fitted="now", **unsaid, **asked)
+    assert found.dtype == {"half": "fp16", "sum": "fp32"}.get(label, label)
+    assert any(left_out in text for text in found.left_out)
+    assert found.network.collectives[0].time(SIZES[-1]) == pytest.approx(
+        seconds("allreduce", SIZES[-1], 8, 4), rel=0.05
+    )
+
+
+def test_an_unmeasured_type_is_answered_with_those_that_were(file: Callable[[str], Path]) -> None:
+    with pytest.raises(UserError, match=r"line 16: allreduce was measured with float; choose one by --type"):
+        import_tables([file(NCCL)], system="x", fitted="now", dtype="int8")
+
+
+def test_of_several_roots_the_lowest_is_taken(file: Callable[[str], Path]) -> None:
+    text = nccl(8, 2, collective="all-gather").replace("all_gather", "gather").replace("none      -1", "none       2")
+    path = file(below(text, rows_as(text, "none       2", "none      10")))
+    found = import_tables([path], system="x", fitted="now")
+    assert found.left_out[0] == "0.txt: line 16: roots 10: the lowest, 2, is taken"
+    assert "cycles" not in found.network.sources[0]
+
+
+def test_cycles_are_repeats(file: Callable[[str], Path]) -> None:
+    outputs = [nccl(ranks, 1) for ranks in (4, 8)]
+    paths = [file(below(text, rows_as(text, "", "") * 2)) for text in outputs]
+    network = import_tables(paths, system="dgx", fitted="now").network
+    assert (network.fitted_over.runs, len(network.draws)) == (3, 200)
+    assert "3 cycles" in network.sources[0]
+
+
+TORN = "gpu001:21:22 [0] NCCL INFO AllReduce: opCount 5 datatype 7\n8h200-2:21:22 [0] NCCL INFO Algo 0 time 25.87\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NCCL.replace("     -1  ", f"     -1 {TORN}"),
+        NCCL.replace("      0  ", f"      0 {TORN}", 2),
+        *(
+            "".join(f"{prefix}{line}\n" for line in NCCL.splitlines())
+            for prefix in ("[1,0]<stdout>:", "0: ", "host 0: ", "nccl-test-launcher-7x9k2 ", "2025-03-11T14:05:09.5Z ")
+        ),
+        f"0: {TORN}[2025-03-11 14:05:09] 4 tasks of gpu001\n"
+        + NCCL
+        + "1741701909\n2025-03-11 14:06:09 job 4711 ends\n",
+        NCCL.replace("#wrong\n", "#wrong timestamp\n").replace("0\n  ", "0  2025-03-11 14:05:09\n  "),
+    ],
+    ids=range(9),
+)
+def test_text_around_and_inside_a_table_is_known_for_what_it_is(text: str, file: Callable[[str], Path]) -> None:
+    _, whole = read_output(file(NCCL)).series
+    _, series = read_output(file(text)).series
+    assert (series.seconds, series.ranks, series.nodes) == (whole.seconds, 8, 2)
+
+
+def test_a_log_of_several_programs_gives_costs_of_those_that_have_some(file: Callable[[str], Path]) -> None:
+    latency = osu("Latency", [(size, 2 + size * 1e-4) for size in SIZES])
+    others = (
+        "_Put Latency",
+        "_Get latency",
+        " Bi-Directional Bandwidth",
+        " Non-blocking Allreduce Latency",
+        " Multi Latency",
+    )
+    log = "".join(latency.replace(" Latency Test", f"{name} Test").replace("2.1", "9.1") for name in others)
+    path = file(f"srun: job 7\n{log}{latency}{log}\nreal 0m1.2s\n1741701909\n2025-03-11 14:06:09\nsrun: 4 tasks end\n")
+    found = import_tables([path], system="x", levels=["across"], fitted="now")
+    assert found.network.across.pieces[0].alpha_s == pytest.approx(2e-6, rel=0.02)
+    assert len(found.left_out) == 10
+    assert found.left_out[0] == "0.txt: line 3: no costs are made of OSU MPI_Put Latency (one-sided)"
+
+
+def report_of(text: str, *, devices: int = 8, gpus: int = 1) -> dict[str, object]:
+    """What `-J` writes of a run, by its table: of each process only the first GPU is listed."""
+    results = []
+    for row in rows_as(text, "", "").splitlines():
+        size, count, kind, op, root, *figures = row.split()
+        sides = [
+            dict(zip(("time", "alg_bw", "bus_bw", "nwrong"), map(float, figures[start : start + 4]), strict=True))
+            for start in (0, 4)
+        ]
+        result = {"size": int(size), "count": int(count), "type": kind, "redop": op, "root": f"    {root}"}
+        results.append(result | {"out_of_place": sides[0], "in_place": sides[1]})
+    hosts = [{"rank": rank * gpus, "group": 0, "hostname": f"n{2 * rank // devices}"} for rank in range(devices)]
+    return {
+        "version": 3,
+        "args": ["./build/all_reduce_perf", "-J", "out.json"],
+        "config": {"nthreads": 1, "ngpus": gpus, "devices": hosts},
+        "results": results,
+        "average_bus_bandwidth": {"bandwidth": 17.2},
+    }
+
+
+@pytest.mark.parametrize(("devices", "gpus"), [(8, 1), (2, 4)])
+def test_the_json_of_nccl_tests_is_read_like_its_table(devices: int, gpus: int, file: Callable[[str], Path]) -> None:
+    path = file(json.dumps(report_of(NCCL, devices=devices, gpus=gpus)))
+    _, table = read_output(file(NCCL)).series
+    _, series = read_output(path).series
+    assert (series.seconds, series.ranks, series.nodes) == (table.seconds, 8, 2)
+    assert import_tables([path], system="x", fitted="now").network.collectives[0].ranks == 8
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"average_bus', '"other', "the run did not end"),
+        ('"nwrong": 0.0', '"nwrong": 5.0', r"counted 5 wrong values at 1024 B, out of place \(#wrong\)"),
+        ('"time"', '"cpu_time"', "result 1: cpu_time is the time of the host's calls"),
+        ("all_reduce", "sendrecv", "no costs are made of ./build/sendrecv_perf, but of allreduce"),
+        ('"group": 0, "hostname": "n1"', '"group": 1, "hostname": "n1"', "8 ranks are split into 2 groups"),
+        ('"config"', '"configuration"', "is no JSON of nccl-tests .*: 'config'"),
+        ('"results": [{', '"results": [{{', "line 1"),
+    ],
+)
+def test_a_json_without_figures_is_refused(before: str, after: str, message: str, file: Callable[[str], Path]) -> None:
+    with pytest.raises(UserError, match=message):
+        read_output(file(json.dumps(report_of(NCCL)).replace(before, after)))
+
+
 def test_a_time_in_another_unit_is_noticed_by_its_rate(file: Callable[[str], Path]) -> None:
     lines = NCCL.splitlines()
     words = lines[-5].split()
     lines[-5] = " ".join([*words[:9], str(float(words[9]) / 1e3), *words[10:]])
     with pytest.raises(UserError, match=r"are no .* GB/s: time must be in us"):
-        read_tables(file("\n".join(lines)))
+        read_output(file("\n".join(lines)))
 
 
 def test_the_command_writes_a_file_that_predict_reads(file: Callable[[str], Path], tmp_path: Path) -> None:

@@ -19,11 +19,20 @@ from hypothesis import strategies as st
 
 from dlbench.comm import choice
 from dlbench.comm.costs import cost
-from dlbench.comm.document import predictions_document
+from dlbench.comm.document import document_of, predictions_document
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
 from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
-from dlbench.comm.report import assemble, contenders, fit_caption, fusion_text, group_doubts, layout_text, same_messages
+from dlbench.comm.report import (
+    assemble,
+    contenders,
+    fit_caption,
+    fusion_text,
+    group_doubts,
+    layout_text,
+    same_messages,
+    tied_text,
+)
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import predict
@@ -404,6 +413,29 @@ def test_the_fusion_size_is_one_in_report_and_prediction(tmp_path: Path) -> None
         (found,) = predict_all(fit.network, (group.layout.ranks,), Wanted(sizes=SIZES)).predictions
         assert found.fusion_is_measured
         assert found.fusion_bytes == reported.num_bytes
+        assert (found.fusion_limit is not None) == reported.beyond_measured
+
+
+def test_no_fusion_size_without_a_clear_winner_or_beyond_the_sizes_measured(tmp_path: Path) -> None:
+    """A start-up of 2 ms over 1 GB/s: nine tenths of the rate are at 18 MB; measured to 1 MiB."""
+    story = factory.Story(network=factory.network(inside=(1e-3, 1e-9)), noise=0.001)
+    asked = {"points": (2,), "group_size": None, "algorithms": "ring,binomial-tree", "sizes": "1KiB:1MiB"}
+    for repeats, reason in ((3, "no algorithm is clearly the fastest at 1 MiB"), (5, "the largest size measured")):
+        folder = tmp_path / str(repeats)
+        factory.write_comm_series(folder, story, repeats=repeats, backends="none", **asked)
+        told = " ".join(terminal.to_text(document_of(assemble(scan_comm(folder)))).split())
+        assert ("no: 3 runs" in told) == (repeats == 3)
+        assert "Recommended fusion size" not in told
+        assert reason in told
+    network = fit_all(table_of(folder)).fits[0].network.model_copy(update={"collectives": ()})
+    found = predictions_document(predict_all(network, (2,), Wanted(sizes=SIZES, algorithms=("ring",))))
+    assert "the largest size measured; measure larger ones" in " ".join(terminal.to_text(found).split())
+
+
+def test_ties_are_told_in_words() -> None:
+    one = choice.Recommended(low=1024, high=4096, title="", tied=tuple("abcd"), spread=3.66)
+    assert tied_text(one, 4) == "the intervals of all 4 algorithms overlap, or they are within 5 %"
+    assert tied_text(one, 5) == "the intervals of a, b, c and 1 more overlap, or they are within 5 %"
 
 
 def test_no_fusion_size_below_the_sizes_that_were_measured(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ class Step:
     """Whether what it printed is on the page though it passed."""
     needs: Path | None = None
     """What a step before it has made."""
+    makes: Path | None = None
+    """What a later step needs."""
 
 
 def steps(machine: Machine, folder: Path, *, figures: bool) -> list[Step]:
@@ -212,9 +214,10 @@ def _one_gpu(machine: Machine, folder: Path) -> Iterator[Step]:
             limit_s=600.0,
         )
     saved = folder / "checkpoints"
-    first = training("bert ci, checkpoints", saved, "bert", *ci, settings=(*SHORT, "checkpoint.every_steps=5"))
-    yield first
-    run = saved / f"{first.words[first.words.index('--series') + 1]}-bert-ci-p00-n0001-k00"
+    run = saved / "bert-ci--checkpoints-bert-ci-p00-n0001-k00"
+    yield training(
+        "bert ci, checkpoints", saved, "bert", *ci, settings=(*SHORT, "checkpoint.every_steps=5"), makes=run,
+    )  # fmt: skip
     yield training(
         "bert ci, resumed", saved, "bert", *ci, "--resume", str(run), needs=run,
         settings=(*SHORT, "measure.measured_steps=20"),
@@ -225,6 +228,7 @@ def _one_gpu(machine: Machine, folder: Path) -> Iterator[Step]:
         words=(*DLBENCH, "data", "demo", str(data)),
         about_s=15.0,
         may_lack="scikit-image, scikit-learn",
+        makes=data,
     )
     files = folder / "files"
     for workload, of in (("resnet50", "images"), ("bert", "text")):

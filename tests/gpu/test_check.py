@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -44,11 +45,13 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def ran(monkeypatch: pytest.MonkeyPatch, *made: steps.Step, facts: dict[str, object] | None = None) -> int:
+def ran(
+    monkeypatch: pytest.MonkeyPatch, *made: steps.Step, facts: dict[str, object] | None = None, options: str = ""
+) -> int:
     """The exit code of a check of these steps."""
     monkeypatch.setattr(check, "gpu_facts", lambda: facts or TWO)
     monkeypatch.setattr(check, "steps", lambda machine, folder, figures: list(made))
-    return check.main([])
+    return check.main(options.split())
 
 
 def script(name: str, code: str, **more: object) -> steps.Step:
@@ -134,6 +137,89 @@ def test_a_check_that_is_stopped_leaves_a_page_of_what_was_done(result: Path, mo
         ("passed", ""),
         ("not measured", "not reached"),
     ]
+
+
+def outcomes(result: Path) -> dict[str, str]:
+    """What the page says of each step: its reason, else its outcome."""
+    content = json.loads(result.with_suffix(".json").read_text())
+    return {step["name"]: step["why"] or step["outcome"] for step in content["steps"]}
+
+
+def test_a_check_of_some_minutes_goes_on_later_with_what_it_has_not_reached(
+    result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second time on another machine with the same GPUs, to which the page alone was brought."""
+    folder, journal = result.with_suffix(""), tmp_path / "journal"
+    data = folder / "data"
+
+    def noted(name: str, code: str = "", **more: object) -> steps.Step:
+        return script(name, f"open({str(journal)!r}, 'a').write('{name} '); {code}", **more)
+
+    made = (
+        noted("makes", f"import os; os.makedirs({str(data / 'images')!r})", about_s=0.0, makes=data),
+        noted("fails", "import sys; sys.exit(4)", about_s=0.0),
+        noted("long", about_s=1e4, limit_s=1e5, needs=data / "images"),
+        noted("short", about_s=0.0),
+    )
+    assert ran(monkeypatch, *made, options="--minutes 60") == 3
+    assert journal.read_text() == "makes fails short "
+    assert outcomes(result) == {"makes": "passed", "fails": "exit code 4", "long": "not reached", "short": "passed"}
+    assert "1 of 4 steps not reached" in capsys.readouterr().out
+    shutil.rmtree(folder)
+    assert ran(monkeypatch, *made, options="--continue") == 3
+    assert journal.read_text() == "makes fails short makes long "
+    assert outcomes(result) == {"makes": "passed", "fails": "exit code 4", "long": "passed", "short": "passed"}
+
+
+def test_a_step_that_is_running_when_the_minutes_are_over_is_not_reached(
+    result: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = script("sleeps", "import time; time.sleep(60)", about_s=0.0)
+    assert ran(monkeypatch, sleeps, options="--minutes 0.02") == 0
+    assert outcomes(result)["sleeps"].startswith("not reached")
+    tests = result.with_suffix("") / "tests.jsonl"
+    tests.write_text('{"name": "test_one", "outcome": "running"}\n')
+    check.end_tests(tests, "not reached: given up after 1 s")
+    (test,) = check.told(tests)[0]
+    assert (test.outcome, test.why) == ("not measured", "not reached: given up after 1 s")
+
+
+def test_figures_of_an_earlier_part_stay_on_the_page(result: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = result.with_suffix("")
+
+    def run(step: steps.Step, _folder: Path) -> Outcome:
+        write_comm_series(folder / "comm", backends="nccl", algorithms="none", sizes="1KiB:64KiB", repeats=1)
+        (plan,) = plans(workload="resnet50", preset="gpu", engine="single", points=(1,), repeats=1)
+        write_run(folder / "gpu", plan, constant([0, 0, 48.0, 70.0, 0, 10.0]), Story(device=f"cuda:0 ({A100})"))
+        return Outcome(name=step.name, outcome="passed", seconds=1.0)
+
+    monkeypatch.setattr(check, "_run", run)
+    made = (script("trains", "", about_s=0.0), script("long", "", about_s=1e4, limit_s=1e5))
+    assert ran(monkeypatch, *made, options="--minutes 60") == 0
+    first = json.loads(result.with_suffix(".json").read_text())
+    assert first["rates"]
+    assert first["messages"]
+    shutil.rmtree(folder)
+    monkeypatch.setattr(check, "_run", lambda step, _: Outcome(name=step.name, outcome="passed", seconds=1.0))
+    assert ran(monkeypatch, *made, options="--continue") == 0
+    second = json.loads(result.with_suffix(".json").read_text())
+    assert second["rates"] == first["rates"]
+    assert second["messages"] == first["messages"]
+    assert second["runs"] == first["runs"]
+
+
+def test_a_check_goes_on_only_where_there_is_one_of_the_same_gpus(
+    result: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(monkeypatch, script("one", ""), options="--continue") == 2
+    assert "there is no " in capsys.readouterr().err
+    assert ran(monkeypatch, script("one", "")) == 0
+    page = result.read_bytes()
+    assert ran(monkeypatch, script("one", ""), facts={**TWO, "gpus": 1}, options="--continue") == 2
+    said = capsys.readouterr().err
+    assert "is of 2 x NVIDIA A100" in said
+    assert "here: 1 x NVIDIA A100" in said
+    assert result.read_bytes() == page
 
 
 PYTEST = """

@@ -134,6 +134,18 @@ def test_breakage_stands_before_long_presets_and_each_file_of_tests_once(tmp_pat
     assert sorted(asked) == sorted(f"tests/gpu/{name}.py" for name in files)
 
 
+def test_what_a_step_needs_is_made_by_one_before_it(tmp_path: Path) -> None:
+    made: list[Step] = []
+    for step in steps(H100, tmp_path, figures=False):
+        if step.needs is not None:
+            assert any(step.needs.is_relative_to(maker.makes) for maker in made if maker.makes), step.name
+        made.append(step)
+    (checkpoints,) = (step for step in made if step.name == "bert ci, checkpoints")
+    assert checkpoints.makes is not None
+    series = checkpoints.words[checkpoints.words.index("--series") + 1]
+    assert checkpoints.makes.name == f"{series}-bert-ci-p00-n0001-k00"
+
+
 def test_one_gpu_takes_some_twenty_minutes_and_no_step_is_without_an_end(tmp_path: Path) -> None:
     """By arithmetic; what a first time compiles comes on top."""
     found = steps(H100, tmp_path, figures=False)

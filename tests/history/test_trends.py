@@ -109,7 +109,7 @@ def as_json(report: TrendsReport) -> str:
 # What is one series, what is one night
 
 
-def test_runs_planned_together_are_one_night() -> None:
+def test_runs_of_one_session_are_one_night() -> None:
     (trend,) = trends(course(30, step_at(15, 1.1), repeats=3))
     assert len(trend.nights) == 30
     assert trend.num_runs == 90
@@ -394,7 +394,8 @@ def test_runs_of_one_night_or_job_are_one_look_at_its_hosts() -> None:
     """Forty runs while a neighbour slowed n1: of one request, or of forty requests in one allocation."""
     one_request = [replace(shared(3, {"n1": 1.1}), run_id=f"a{number}") for number in range(40)]
     one_job = [replace(shared(3, {"n1": 1.1}), run_id=f"b{number}", series=f"b{number}") for number in range(40)]
-    for runs in (one_request, one_job):
+    own_jobs = [replace(run, slurm_job_id=run.run_id) for run in one_job]
+    for runs in (one_request, one_job, own_jobs):
         found = slow_months(runs)
         assert found.exclude == ()
         assert (found.hosts[0].host, found.hosts[0].verdict) == ("n1", "suspected")
@@ -684,6 +685,16 @@ def test_too_few_nights_are_inconclusive(tmp_path: Path) -> None:
     done = run_cli("trends", "--store", tmp_path / "store", "--fail-on-regression")
     assert done.exit_code == 6
     assert "none long enough: a change point needs 12 nights, the longest has 3" in done.stderr
+
+
+def test_commands_of_one_hour_are_one_night(tmp_path: Path) -> None:
+    """One rule for trends, baselines and comparisons: what `analysis.sessions` calls one session."""
+    write_history(tmp_path / "store", [(number / 300, 1.0) for number in range(12)])
+    done = run_cli("trends", "--store", tmp_path / "store", "--fail-on-regression")
+    assert done.exit_code == 6
+    assert "none long enough: a change point needs 12 nights, the longest has 1" in done.stderr
+    made = CliRunner().invoke(cli, ["baseline", str(tmp_path / "store"), "-o", str(tmp_path / "baseline.json")])
+    assert "12 runs in 1 session" in made.stderr
 
 
 def test_where_chooses_runs(store: Path) -> None:

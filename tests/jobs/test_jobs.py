@@ -426,19 +426,30 @@ def test_gpus_are_asked_for_as_the_site_wants() -> None:
     assert "--gres=gpu:a100:4" in sbatch_options(with_system(one, slurm={"gpu_count": "node"}))
 
 
-def test_ranks_reach_all_gpus_of_their_node_unless_the_site_says_otherwise() -> None:
-    """gpus-per-task alone would bind, which hides the other ranks' GPUs (srun(1), --tres-bind)."""
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [("gpu:a100", "a100"), ("a100:4", "a100"), ("gres/gpu:h100:2", "h100"), ("gpu", "the type alone")],
+)
+def test_a_type_of_gpu_is_no_request(given: str, right: str) -> None:
+    with pytest.raises(UserError, match=f"gpu_type: '{given}' is more than a type of GPU: write {right}"):
+        plan_of(system="example-gpu", overrides={"system.slurm.gpu_type": given})
+
+
+def test_ranks_are_not_bound_to_gpus_unless_the_site_says_otherwise() -> None:
+    """--gpu-bind=none would take CUDA_VISIBLE_DEVICES away; gpus-per-task alone would bind (srun(1), --tres-bind)."""
     plan = plan_of(system="example-gpu")
 
     def bound(**changes: Any) -> list[str]:
         made = with_system(plan, slurm=changes)
-        return [word for word in launch.srun_command(made, folder_of(made), PYTHON) if word.startswith("--gpu-bind")]
+        words = launch.srun_command(made, folder_of(made), PYTHON)
+        return [word for word in words if word.startswith(("--gpu", "SLURM_GPUS", "SLURM_TRES"))]
 
-    for request in ("gres", "gpus-per-node", "gpus-per-task"):
-        assert bound(gpu_request=request) == ["--gpu-bind=none"]
+    for request in ("gres", "gpus-per-node", "none"):
+        assert bound(gpu_request=request) == []
+    names = ["SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"]
+    assert bound(gpu_request="gpus-per-task") == [*names, "--gpus-per-node=a100:4"]
+    assert bound(gpu_request="gpus-per-task", gpu_bind="site") == []
     assert bound(gpu_request="gpus-per-task", gpu_bind="per_task:1") == ["--gpu-bind=per_task:1"]
-    assert bound(gpu_bind="site") == []
-    assert bound(gpu_request="none") == []
     sides_of({}, {"system.slurm.gpu_bind": "closest"}, system="example-gpu")  # of one job
 
 

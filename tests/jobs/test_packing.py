@@ -253,6 +253,49 @@ def test_a_margin_does_not_make_a_run_too_long_for_its_site(tmp_path: Path, max_
     assert limit_seconds(job.time_limit) == seconds
 
 
+@pytest.mark.parametrize(
+    ("max_time", "limits"), [("0", ["00:10:00", "00:06:00"]), ("00:07:00", ["00:07:00", "00:06:00"])]
+)
+def test_the_warning_before_an_estimated_limit_comes_after_the_runs(
+    tmp_path: Path, max_time: str, limits: list[str]
+) -> None:
+    """It may come 180 s before the limit; two runs of 100 s with their margins take 420 s, one of 62 s 153 s."""
+    overrides = {"system.slurm.requeue": True, "system.slurm.max_time": max_time}
+    before = plans_of(points=(1, 2), series="then", overrides=overrides)
+    for plan, took_s in zip(before, (100.0, 62.0), strict=True):
+        earlier(tmp_path, plan, took_s)
+    made = plans_of(points=(1, 2), repeats=2, overrides=overrides)
+    plans = [*(plan for plan in made if plan.layout.nodes == 1), made[1]]
+    campaign = campaign_of(plans, tmp_path)
+    assert [job.time_limit for job in campaign.jobs] == limits
+    said = campaign.estimates[plans[0].run_id].text
+    assert said.endswith("; a job gets 180 s more, because Slurm may warn so long before the limit")
+
+
+def test_a_limit_that_ends_with_the_warning_is_refused(tmp_path: Path) -> None:
+    """The warning is asked for 120 s before the end, and may come 60 s earlier."""
+
+    def refused(**settings: Any) -> str:
+        plans = plans_of(points=(1,), overrides={"system.slurm.requeue": True, **settings})
+        try:
+            campaign_of(plans, tmp_path, time="00:03:00")
+        except UserError as error:
+            return str(error)
+        return ""
+
+    assert "leaves 0 s: every attempt would be stopped; give more than 00:03:00 (--time," in refused()
+    assert refused(**{"system.slurm.warn_before_s": 30}) == ""
+    assert refused(**{"system.slurm.warn_before_s": 0}) == ""
+    long = {"system.slurm.warn_before_s": 30, "measure.measured_s": 90.0}
+    assert "leaves 90 s, and a run needs 1 min 30 s or more: every attempt would be stopped; give" in refused(**long)
+    assert refused(**long, **{"checkpoint.every_steps": 5}) == ""  # it goes on
+    overrides = {"system.slurm.requeue": True, "system.slurm.max_time": "4"}
+    (before,) = plans_of(points=(1,), series="then", overrides=overrides)
+    earlier(tmp_path, before, 100.0)
+    with pytest.raises(UserError, match="leaves 60 s, and a run needs 1 min 40 s or more"):
+        campaign_of(plans_of(points=(1,), overrides=overrides), tmp_path)
+
+
 def test_the_last_part_of_a_run_to_a_quality_is_no_history(tmp_path: Path) -> None:
     """What was resumed after an interruption has a record of the time since then alone; runs of speed measure anew."""
     made = (plans_of(points=(1,), series="then"), quality_plans(points=(1,), repeats=1, series="then"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -141,6 +142,21 @@ def test_of_a_job_that_slurm_forgot_its_log_says_whether_it_was_cancelled(
     (one_a.path / "slurm-41.out").write_text(f"run 1\nslurmstepd: error: *** JOB 41 ON n1 {end}\n")
     done = reopen(root, "s", Slurm())
     assert (done.runs, len(done.cancelled)) == ((0, 2) if is_cancelled else (2, 0))
+
+
+def test_a_cancelled_run_is_told_as_cancelled_and_one_that_had_failed_before_as_failed(
+    tmp_path: Path, program: Program
+) -> None:
+    """Slurm says it of one job, and of the other one, which it forgot, its log does."""
+    one_a, two_a, two_b, one_b = submitted(tmp_path / "runs", program)
+    one_a.launch_log.write_text("dlbench: the run ended with exit code 7\n")
+    (two_a.path / "slurm-42.out").write_text("*** JOB 42 ON n1 CANCELLED AT 2026-03-01T12:00:00 ***\n")
+    ended(program, j41="CANCELLED")
+    told = CliRunner().invoke(command_line, ["status", str(tmp_path / "runs"), "--json"])
+    states = {row["run_id"]: row["state"] for row in json.loads(told.stdout)["runs"]}
+    cancelled = dict.fromkeys((folder.path.name for folder in (two_a, two_b, one_b)), "cancelled")
+    assert states == {one_a.path.name: "failed", **cancelled}
+    assert told.exit_code == 3
 
 
 def test_what_accounting_told_does_not_make_a_run_begin(tmp_path: Path, program: Program) -> None:

@@ -127,7 +127,7 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
     (run / "slurm-5.out").write_text("words of the job\n")
     for given in ("my runs", str(run)):
         done = CliRunner().invoke(command_line, [command, given])
-        assert {"wait": "series s: 0 of 1 run valid, 1 failed", "cancel": "0 jobs cancelled", "logs": "words of"}[
+        assert {"wait": "series s: 0 of 1 run valid, 1 cancelled", "cancel": "0 jobs cancelled", "logs": "words of"}[
             command
         ] in done.output
     (tmp_path / "local").mkdir()

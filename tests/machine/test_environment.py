@@ -67,6 +67,9 @@ def test_settings_of_the_libraries_are_recorded() -> None:
         ("NCCL_X", "DefaultEndpointsProtocol=https;AccountKey=abcd+/==;EndpointSuffix=x"),
         ("NCCL_X", "-u root -phunter2 db"),
         ("NCCL_X", "pw=hunter2"),
+        ("UCX_X", '{"user": "ann", "password": "hunter2"}'),
+        ("UCX_X", '{"login": "{\\"api_key\\":\\"hunter2\\"}"}'),
+        ("UCX_X", "{'token' : 'hunter2'}"),
     ],
 )
 def test_what_may_be_a_secret_or_says_nothing_is_not(name: str, value: str) -> None:

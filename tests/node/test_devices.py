@@ -102,6 +102,14 @@ def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace
     assert device_for(plan_of("none"), place(0)).type == "cpu"
 
 
+def test_ranks_refuse_more_gpus_than_slurm_granted(cuda: SimpleNamespace) -> None:
+    for plan in (plan_of("gres"), plan_of("gpus-per-task", "mpirun"), plan_of("none")):
+        with pytest.raises(EnvironmentLacksError, match="Slurm granted 2 of the GPUs of n0, but torch sees 4: the oth"):
+            device_for(plan, place(0, 2), environment={"SLURM_GPUS_ON_NODE": "2"})
+    for granted in ("4", "8", ""):
+        assert device_for(plan_of("gres"), place(3), environment={"SLURM_GPUS_ON_NODE": granted}).index == 3
+
+
 @pytest.fixture
 def blind(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """PyPI's torch of CUDA 13, which sees no GPU, and no list of devices."""

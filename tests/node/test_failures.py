@@ -100,8 +100,20 @@ def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_
     [
         (UserError("'a.jpg': damaged"), ExitCode.USAGE, "'a.jpg': damaged"),
         (OutOfMemoryError(MEMORY), ExitCode.RUN_FAILED, "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
-        (RuntimeError(CPU_MEMORY), ExitCode.RUN_FAILED, "DefaultCPUAllocator: can't allocate memory: you tried to"),
-        (MemoryError(), ExitCode.RUN_FAILED, "MemoryError; a smaller train.batch_per_rank or fewer ranks per node"),
+        (RuntimeError(CPU_MEMORY), ExitCode.ENVIRONMENT, "DefaultCPUAllocator: can't allocate memory: you tried to"),
+        (MemoryError(), ExitCode.ENVIRONMENT, "MemoryError; a smaller train.batch_per_rank or fewer ranks per node"),
+        (
+            OSError(12, "Cannot allocate memory"),
+            ExitCode.ENVIRONMENT,
+            "allocate memory; a smaller train.batch_per_rank",
+        ),
+        (RuntimeError("can't start new thread"), ExitCode.ENVIRONMENT, "can't start new thread; raise the limit of"),
+        (
+            BlockingIOError(11, "Resource temporarily unavailable"),
+            ExitCode.ENVIRONMENT,
+            "unavailable; raise the limit of",
+        ),
+        (RuntimeError("CUDA error: out of memory"), ExitCode.RUN_FAILED, "CUDA error: out of memory"),
         (
             ModuleNotFoundError("x", name="torch"),
             ExitCode.ENVIRONMENT,

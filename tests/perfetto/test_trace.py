@@ -21,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlbench.perfetto.export as export_module
-import dlbench.perfetto.profile as profile_module
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, MachineError, UserError
 from dlbench.perfetto.events import LATE, PHASE_NAMES, counters_of
@@ -122,12 +121,6 @@ def test_phases_of_a_gpu_tell_how_long_it_waited_for_kernel_launches(tmp_path: P
         (6, "forward"): nanoseconds_text(MS),
         (6, "optimizer"): nanoseconds_text(2 * MS),
     }
-    pq = pytest.importorskip("pyarrow.parquet")
-    assert trace(folder, tmp_path / "trace.parquet").exit_code == 0
-    rows = pq.read_table(tmp_path / "trace.parquet").to_pandas()
-    assert set(rows[rows.launch_ns.notna()].name) == {"forward", "backward", "optimizer"}
-    (backward,) = rows[(rows.step == 5) & (rows.name == "backward")].launch_ns
-    assert backward == 12 * MS + 345
 
 
 def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path) -> None:
@@ -143,7 +136,9 @@ def test_phases_that_take_turns_say_that_only_their_sum_is_known(tmp_path: Path)
 def written_steps(folder: RunFolder, rows: Iterable[Sequence[float]], clock: str = "monotonic", rank: int = 0) -> None:
     """Replaces a rank's steps: (start, length, phases...) each."""
     folder.steps(rank).unlink()
-    with StepWriter(folder.rank_steps(rank), {"rank": rank, "clock": clock, "device": "cpu", "run_id": "x"}) as writer:
+    with StepWriter(
+        folder.rank_steps(rank), {"rank": rank, "clock": clock, "device": "cpu", "run_id": folder.path.name}
+    ) as writer:
         for step, (start, took, *phases) in enumerate(rows):
             writer.append((step, 0, start, took, *phases, 4, 1.0))
 
@@ -618,8 +613,6 @@ def test_names_from_outside_harm_nothing(tmp_path: Path) -> None:
     assert len(found.messages(pid=1)) == len(HOSTILE)
     assert len(found.of("C")) == len(columns)
     assert {"x%d_w", f"gpu 0 {HOSTILE[1]}"} <= {e["name"] for e in found.of("C")}
-    output = tmp_path / "t.parquet"
-    assert trace(folder, output).exit_code == 0
 
 
 def test_torn_files_are_read_up_to_where_they_end(tmp_path: Path) -> None:
@@ -655,13 +648,32 @@ def test_damage_within_a_file_is_told_and_the_rest_is_shown(large: RunFolder, tm
     assert {e["name"] for e in found.of("i")} >= set(found.about["problems"])
 
 
+@pytest.mark.parametrize("kind", ["steps", "spans", "samples"])
+def test_rows_of_another_run_are_named_and_not_drawn(tmp_path: Path, kind: str) -> None:
+    one, other = (made(tmp_path, plan) for plan in plans(points=(1,), repeats=2))
+    for folder, begin in ((one, 0), (other, 7)):
+        write_spans(folder, 0, [span(STAGE, "starting", FIRST_NS + begin, FIRST_NS + MS)])
+        write_samples(folder, 0, ["host.cpu.busy"], [(FIRST_NS, 0.5)])
+    path = {"steps": one.steps(0), "spans": one.spans(0), "samples": one.samples(0)}[kind]
+    shutil.copy(other.path / path.name, path)
+    said = f"{path}: belongs to run '{other.path.name}', not to {one.path.name}"
+    output = tmp_path / "trace.json"
+    done = trace(one, output)
+    assert (done.exit_code, f"incomplete: {said}" in done.output) == (4, True)
+    assert said in checked(output).about["problems"]
+    reported = CliRunner().invoke(cli, ["report", str(tmp_path)], standalone_mode=False)
+    assert (reported.exit_code, path.name in reported.output) == (4, True)
+
+
 def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     plan = plans(points=(2,), repeats=1)[0]
     folder = write_unfinished(tmp_path, plan)
     output = tmp_path / "trace.json"
     with pytest.raises(IncompleteDataError, match="no rank left step times"):
         trace(folder, output)
-    with StepWriter(folder.rank_steps(0), {"rank": 0, "clock": "monotonic", "device": "cpu", "run_id": "x"}) as writer:
+    with StepWriter(
+        folder.rank_steps(0), {"rank": 0, "clock": "monotonic", "device": "cpu", "run_id": folder.path.name}
+    ) as writer:
         writer.append((0, 1, FIRST_NS, STEP_NS, *(round(ms * MS) for ms in PHASE_MS), 4, 1.0))
     done = trace(folder, output)
     assert done.exit_code == 4
@@ -678,78 +690,12 @@ def test_old_runs_without_watching_are_complete(tmp_path: Path) -> None:
     assert exported(folder).about["spans"] is None
 
 
-# torch.profiler
-
-
-def profile_event(name: str, ts: float, dur: float, tid: int = 1, **more: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 100, "tid": tid, "ts": ts, "dur": dur, **more}
-
-
-def profiled(folder: RunFolder, events: list[Any], *, tail: str = "]}", anchor: bool = True) -> None:
-    """A profile as torch writes one, and its anchor among the spans 1 ms after step 1 began."""
-    lines = [json.dumps(event, indent=2) for event in events]
-    head = '{"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": [\n'
-    folder.profile(0).write_text(head + ",\n".join(lines) + tail, encoding="utf-8")
-    at = step_start(1) + MS
-    write_spans(folder, 0, [span(COMPUTE, profile_module.ANCHOR, at, at + 1000)] if anchor else [])
-
-
-def test_a_profile_is_set_by_its_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_module, "_PIECE", 50)
-    folder = one_rank(tmp_path)
-    events = [
-        {"ph": "M", "name": "thread_name", "pid": 100, "tid": 1, "args": {"name": "thread 1 (python)"}},
-        # In no order, and overlapping in part on one thread, as streams of a GPU may.
-        profile_event("late", 5_000_000.5, 100.25, args={"Input Dims": [[1, 2]], "stream": 7, "bad": float("nan")}),
-        profile_event(profile_module.ANCHOR, 4_999_000.0, 1.0, cat="user_annotation"),
-        profile_event("outer", 4_999_100.0, 50.0),
-        profile_event("inner", 4_999_110.0, 10.0),
-        profile_event("across", 4_999_140.0, 50.0),
-        profile_event("elsewhere", 4_999_140.0, 50.0, tid=2),
-        profile_event("before everything", 1.0, 1.0),
-        profile_event("no length", 4_999_150.0, -1.0),
-        {"ph": "s", "id": 1, "pid": 100, "tid": 1, "ts": 4_999_100, "cat": "ac2g", "name": "ac2g"},
+def test_a_file_of_torch_profiler_stays_beside_the_trace_and_is_named(tmp_path: Path) -> None:
+    folder = with_spans(tmp_path)
+    folder.profile(0).write_text('{"traceEvents": []}')
+    assert exported(folder).about["notes"] == [
+        "1 files of torch.profiler (rank-*.profile.json) are left out: ui.perfetto.dev opens them"
     ]
-    profiled(folder, events)
-    found = exported(folder)
-    at = STEP_NS + MS
-    main = found.slices("profiler: thread 1 (python)")
-    assert [(s["name"], s["start"] - at) for s in main] == [
-        (profile_module.ANCHOR, 0),
-        ("outer", 100_000),
-        ("inner", 110_000),
-        ("late", 1_000_500),
-    ]
-    assert main[-1]["end"] - main[-1]["start"] == 100_250
-    assert main[-1]["args"] == {"Input Dims": "[[1, 2]]", "stream": 7, "bad": None}
-    assert [s["name"] for s in found.slices("profiler: thread 1 (python) (2)")] == ["across"]
-    assert [s["name"] for s in found.slices("profiler: 100/2")] == ["elsewhere"]
-    assert found.about["notes"] == ["1 events of torch.profiler are left out: they come before everything else"]
-
-
-def test_a_torn_profile_is_shown_up_to_there(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
-    anchor = profile_event(profile_module.ANCHOR, 10.0, 1.0, cat="user_annotation")
-    profiled(folder, [anchor, profile_event("good", 20.0, 1.0)], tail=',\n{"ph": "X", "na')
-    found = exported(folder, code=4)
-    assert [s["name"] for s in found.slices("profiler: 100/1")] == [profile_module.ANCHOR, "good"]
-    assert found.about["problems"] == [f"{folder.profile(0)}: ends or breaks within an event"]
-
-
-@pytest.mark.parametrize("where", ["spans", "profile", "garbage"])
-def test_a_profile_that_cannot_be_set_is_left_out_and_told(tmp_path: Path, where: str) -> None:
-    folder = one_rank(tmp_path)
-    anchor = profile_event(profile_module.ANCHOR, 10.0, 1.0, cat="user_annotation")
-    profiled(folder, [profile_event("op", 20.0, 1.0)] + [anchor] * (where != "profile"), anchor=where != "spans")
-    if where == "garbage":
-        folder.profile(0).write_bytes(b"\x00\xff{]")
-    found = exported(folder, code=4)
-    assert not [name for name in found.threads().values() if name.startswith("profiler")]
-    assert len(found.about["problems"]) == 1
-    assert str(folder.profile(0)) in found.about["problems"][0]
-
-
-# Memory
 
 
 # In a process of its own: counting allocations is not safe beside the threads that other tests have left here.
@@ -761,10 +707,6 @@ from dlbench.cli import cli
 from dlbench.perfetto import rows
 
 rows.ROWS_AT_ONCE, rows.SPANS_AT_ONCE = 32, 256
-if sys.argv[2].endswith("parquet"):
-    from dlbench.perfetto import parquet
-
-    parquet._ROWS_PER_GROUP = 1024
 tracemalloc.start()
 for folder, output in zip(sys.argv[1::2], sys.argv[2::2]):
     tracemalloc.reset_peak()
@@ -773,7 +715,7 @@ for folder, output in zip(sys.argv[1::2], sys.argv[2::2]):
 """
 
 
-@pytest.mark.parametrize("suffix", ["json", "json.gz", "parquet"])
+@pytest.mark.parametrize("suffix", ["json", "json.gz"])
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_run(tmp_path: Path, suffix: str) -> None:
     pairs: list[str] = []
@@ -790,56 +732,6 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, suffix: str) -> None:
     assert long < 1.5 * short, told
 
 
-# Parquet
-
-
-def test_tables_hold_what_the_trace_shows(large: RunFolder, tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    output = tmp_path / "trace.parquet"
-    for options in ((), ("--ranks", "1,4-5", "--steps", "3-6")):
-        assert trace(large, output, *options).exit_code == 0
-        found = exported(large, *options)
-        spans = pq.read_table(output).to_pandas()
-        slices = [e for e in found.of("X") if e.get("cat") in ("step", "phase")]
-        in_trace = sorted(
-            (e["pid"] - 1, e["args"]["step"], nanoseconds(e["ts"]), nanoseconds(e["dur"]), e["name"].split(" ")[0])
-            for e in slices
-        )
-        own = spans[spans.lane.isin(["step", "phase"])]
-        rows = zip(own["rank"], own.step, own.start_ns, own.duration_ns, own.name, strict=True)
-        assert sorted((a, b, c, d, name.split(" ")[0]) for a, b, c, d, name in rows) == in_trace
-        assert (own.warmup == (own.step < 4)).all()
-        sent = spans[spans.lane == "exchange"]
-        messages = sorted(
-            (pid - 1, m["args"]["bytes"], m["start"], m["end"] - m["start"])
-            for pid in range(1, 9)
-            for m in found.messages(pid)
-        )
-        assert sorted(zip(sent["rank"], sent.num_bytes, sent.start_ns, sent.duration_ns, strict=True)) == messages
-        assert (sent.queued_ns >= 0).all()
-        others = spans[spans.lane.isin(["stage", "input", "compute"])]
-        assert len(others) == sum(e["ph"] == "X" and e["pid"] <= 8 for e in found.events) - len(slices)
-        counters = pq.read_table(tmp_path / "trace.counters.parquet").to_pandas()
-        power = counters[counters.name == "gpu.0.power_w"].sort_values(["node", "time_ns"])
-        drawn = sorted(
-            (e["pid"] - 9, nanoseconds(e["ts"]), float(e["args"]["W"])) for e in found.of("C", name="gpu 0 power")
-        )
-        assert [(n, t) for n, t, _ in drawn] == list(zip(power.node, power.time_ns, strict=True))
-        assert np.allclose([value for *_, value in drawn], power.value, rtol=1e-5)
-        assert not counters.value.isna().any()
-        facts = json.loads(pq.ParquetFile(output).metadata.metadata[b"dlbench.trace"])
-        assert facts["run_id"] == found.about["run_id"]
-        assert facts["clocks"] == found.about["clocks"]
-
-
-def test_tables_without_samples_are_empty_not_missing(tmp_path: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    folder = with_spans(tmp_path)
-    assert trace(folder, tmp_path / "trace.parquet").exit_code == 0
-    assert pq.read_table(tmp_path / "trace.counters.parquet").num_rows == 0
-    assert pq.read_table(tmp_path / "trace.parquet").num_rows == NUM_STEPS * 6
-
-
 # Errors of use
 
 
@@ -854,7 +746,6 @@ def test_tables_without_samples_are_empty_not_missing(tmp_path: Path) -> None:
         (["--steps", "1,2"], "--steps 1,2: '1,2' is neither a number nor a range; right: 100-120"),
         (["--steps", "9-2"], "--steps 9-2: 9-2 runs backwards"),
         (["--steps", "900-901"], "--steps 900-901: the chosen ranks have none of them; they have steps 0 to 39"),
-        (["--format", "parquet"], "--format parquet and the name's ending exclude each other"),
     ],
 )
 def test_wrong_options_are_one_line(large: RunFolder, tmp_path: Path, options: list[str], message: str) -> None:
@@ -869,16 +760,15 @@ def test_wrong_options_are_one_line(large: RunFolder, tmp_path: Path, options: l
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("trace.txt", "the name implies no format"),
+        ("trace.txt", "the name must end in .json or .json.gz"),
+        ("trace.parquet", "dlbench.open(FOLDER).steps(RUN).to_parquet(FILE)"),
         ("nowhere/trace.json", "there is no folder"),
-        (".", "is a folder"),
         (f"{'n' * 250}.json", "cannot be written: File name too long"),
     ],
 )
 def test_outputs_that_cannot_be_written(large: RunFolder, tmp_path: Path, name: str, message: str) -> None:
-    options = ["--format", "perfetto"] if name == "." else []
     with pytest.raises(UserError) as caught:
-        trace(large, tmp_path / name, *options)
+        trace(large, tmp_path / name)
     assert message in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -891,9 +781,8 @@ def test_a_full_disk_leaves_what_was_there(large: RunFolder, tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    for path in (output, tmp_path / "trace.parquet"):
-        with pytest.raises(MachineError, match="cannot be written: No space left on device"):
-            trace(large, path)
+    with pytest.raises(MachineError, match="cannot be written: No space left on device"):
+        trace(large, output)
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
     assert output.read_text() == "from before"
 
@@ -908,16 +797,11 @@ def test_folders_that_are_no_run(large: RunFolder, tmp_path: Path) -> None:
         trace(RunFolder(tmp_path), output)
 
 
-@pytest.mark.parametrize(("missing", "extra"), [("numpy", "analysis"), ("pyarrow", "parquet")])
-def test_what_is_not_installed_is_named(
-    large: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
-) -> None:
+def test_what_is_not_installed_is_named(large: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else real(name))
-    with pytest.raises(EnvironmentLacksError, match=rf"{missing} is not installed .* 'dlbench\[{extra}\]'"):
-        trace(large, tmp_path / "t.parquet")
-    if missing == "pyarrow":
-        assert trace(large, tmp_path / "t.json").exit_code == 0
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else real(name))
+    with pytest.raises(EnvironmentLacksError, match=r"numpy is not installed .* 'dlbench\[analysis\]'"):
+        trace(large, tmp_path / "t.json")
 
 
 # The checker, and Perfetto itself

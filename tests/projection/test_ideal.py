@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -104,6 +105,27 @@ def test_counts_where_nothing_fits_are_named_and_end_with_4(more: str, why: str)
     some = run(f"{P40} 8,64 --strategy pipeline")
     assert some.exit_code == 0
     assert "8 ranks, data+pipeline" in some.output
+
+
+def test_strong_scaling_is_named_where_weak_scaling_leaves_nothing() -> None:
+    done = " ".join(run(f"{P40} 8,64 --memory-limit 8GiB").output.split())
+    told = re.findall(
+        r"(\d+) ranks: weak scaling leaves nothing; data fits with --scaling strong --to (\d+),(\d+)", done
+    )
+    assert told == [("8", "1", "8"), ("64", "8", "64")]
+    # As it says: the larger count fits then, and where no batch would do nothing is named.
+    assert "64 ranks, data: " in run(f"{P40} 8,64 --memory-limit 8GiB --scaling strong").output
+    assert "--scaling strong" not in run(f"{P40} 8,64 --memory-limit 1MiB").output
+
+
+def test_training_in_halves_on_a_p40_saves_bytes_and_no_operations() -> None:
+    """Its arithmetic in halves has 1/64 of the rate, so libraries compute their products in fp32."""
+    workload, system = workload_of("resnet50"), system_of("p40-roce")
+    halves = workload.model_copy(update={"train": workload.train.model_copy(update={"precision": "fp16"})})
+    (single,), (half,) = (
+        ideal_rows(one, system, layout_of(system, 8), batch=512, strategies=("data",)) for one in (workload, halves)
+    )
+    assert single.compute_s / 2 < half.compute_s < single.compute_s
 
 
 def test_strong_scaling_keeps_the_global_batch_of_the_smallest_count() -> None:

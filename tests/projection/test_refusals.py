@@ -10,7 +10,7 @@ import pytest
 from dlbench.projection.cost import cost_section
 from dlbench.projection.ingredients import BatchFigures, Ingredients, PointFigures, QualityFigures, Supply
 from dlbench.projection.projected import Projection
-from dlbench.projection.refusals import FLAGS, REFUSALS, refusal
+from dlbench.projection.refusals import FLAGS, REFUSALS, reasons
 from dlbench.projection.spec_machine import elsewhere
 from dlbench.projection.step import project
 from dlbench.records.exchange import Message
@@ -99,6 +99,12 @@ def test_what_was_never_measured_in_kind_is_refused_with_its_remedy(
     assert "{" not in why.text + why.remedy
 
 
+def test_all_that_is_missing_is_said_at_once() -> None:
+    few = {"points": (ONE_NODE["points"][0],), "network": None}
+    codes = [one.code for one in told({**ONE_NODE, **few}, 256).refused]
+    assert codes == ["R7", "R2", "R3"]
+
+
 def test_time_to_quality_of_too_few_batches_is_refused() -> None:
     """R10 is of the cost alone: the step is projected all the same."""
     quality = QualityFigures(target="75 % accuracy", samples_per_epoch=50_000)
@@ -126,10 +132,8 @@ def test_what_was_measured_in_kind_is_not_refused(changes: dict[str, Any], ranks
 
 def test_points_alone_need_no_network_but_reach_less_far() -> None:
     bare = SOUND.model_copy(update={"network": None, "exchange": None})
-    assert refusal(bare, 32, by="points") is None
-    found = refusal(bare, 64, by="points")
-    assert found is not None
-    assert found.code == "R7"
+    assert reasons(bare, 32, by="points") == ()
+    assert [one.code for one in reasons(bare, 64, by="points")] == ["R7"]
 
 
 @pytest.mark.parametrize(

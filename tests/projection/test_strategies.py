@@ -436,7 +436,7 @@ def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:
             writer.add(COMPUTE, f"forward {layer.name}", 0, 1000 * (number + 1), step=step)
             writer.add(COMPUTE, f"backward {layer.name}", 0, 3000 * (number + 1), step=step)
     writer.close()
-    found = watched_layers(BERT, path)
+    found = watched_layers(BERT, path, "planted")
     assert found is not None
     times = LayerTimes.split(BERT, forward_s=1.0, backward_s=2.0, update_s=0.0, watched=found)
     assert (sum(times.forward), sum(times.backward)) == (pytest.approx(1.0), pytest.approx(2.0))
@@ -448,8 +448,8 @@ def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:
     writer = SpanWriter(path, {"rank": 1, "run_id": "planted"}, 2**20)
     writer.add(COMPUTE, "forward pooler", 0, 1000, step=3)
     writer.close()
-    assert watched_layers(BERT, path) is None
-    assert watched_layers(BERT, tmp_path / "none.spans") is None
+    assert watched_layers(BERT, path, "planted") is None
+    assert watched_layers(BERT, tmp_path / "none.spans", "planted") is None
 
 
 @pytest.mark.parametrize(("in_core", "expected"), [(None, 1.0), (0, 1.0), (600, 0.5)])

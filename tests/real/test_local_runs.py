@@ -219,6 +219,15 @@ def test_more_ranks_than_cores_is_said_whatever_the_folder_is_called(cli: Cli, t
 
 
 @pytest.mark.slow
+def test_ranks_on_cpus_of_a_system_with_gpus_are_a_warning(cli: Cli, tmp_path: Path) -> None:
+    words = ("--engine", "single", *ONE_CORE, *SHORT, "--set", "system.node.gpus=4")
+    done = cli(*COSMO, *words, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    (run,) = only_runs(tmp_path / "runs", 1)
+    assert any(text.startswith("node.gpus is 4, and ranks saw no GPU") for text in record_of(run).warnings)
+
+
+@pytest.mark.slow
 def test_a_diverging_run_yields_no_figure(cli: Cli, tmp_path: Path) -> None:
     done = cli(*COSMO, "--engine", "single", *ONE_CORE, "--set", "train.optimizer.learning_rate=1e30", *SHORT)
     assert done.returncode == 3

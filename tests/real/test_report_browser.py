@@ -469,7 +469,7 @@ def test_first_screen_compares_all_groups(browser: Any, sample: Case, tmp_path: 
         found = visit.page.locator(".glance, .glance-list tbody tr")
         assert found.count() == num_groups
         assert max(len(one.split()) for one in found.all_inner_texts()) <= 65
-        assert [one for one in found.all_inner_texts() if "%" not in one and "Not rated: " not in one] == []
+        assert [one for one in found.all_inner_texts() if "%" not in one and "No rating: " not in one] == []
         assert visit.complaints == []
 
 
@@ -493,6 +493,8 @@ def test_text_of_charts_stays_readable_on_a_telephone(browser: Any, sample: Case
             else:
                 box = visit.page.locator("#summary .still svg").bounding_box()
                 assert box["width"] >= 0.9 * float(visit.page.locator("#summary .still svg").get_attribute("width"))
+                still = visit.page.locator("figure[id$=-waterfall] .still svg").first
+                assert float(still.get_attribute("width")) <= 400
 
 
 REACH = """(figure) => {
@@ -506,15 +508,18 @@ REACH = """(figure) => {
 """Texts and marks of a chart, and how far within its frame they end, pixels."""
 
 
+OVER_RANKS = ("efficiency", "throughput", "speedup")
+
+
 @pytest.mark.parametrize("width", [420, 1400])
 def test_waterfall_and_scaling_stand_whole_in_the_window(browser: Any, scattered: Case, width: int) -> None:
     """Every bar, interval and label; on a desk the waterfall is as wide as its section, and text has its size."""
     with Visit(browser, scattered.path, viewport={"width": width, "height": 900}) as visit:
         visit.see_all_charts()
-        for name in ("waterfall", "efficiency", "throughput", "speedup"):
-            figure = visit.page.locator(f"figure[id$=-{name}]").last
+        figures = {name: visit.page.locator(f"figure[id$=-{name}]").last for name in ("waterfall", *OVER_RANKS)}
+        for name, figure in (*figures.items(), ("overview", visit.page.locator("#summary figure"))):
             reach = figure.evaluate(REACH)
-            assert len(reach) > 10
+            assert len(reach) > 5
             assert [one for one in reach if min(one["left"], one["right"]) < -1] == [], name
             assert figure.bounding_box()["x"] >= 0
         drawn = visit.page.locator("figure[id$=-waterfall] .live svg").bounding_box()

@@ -195,6 +195,22 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, density: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("wire", ["topk", pytest.param("powersgd", marks=pytest.mark.nightly)])
+def test_a_run_that_resumes_compressed_gradients_says_that_what_was_not_sent_is_lost(
+    tmp_path: Path, density: Path, wire: str
+) -> None:
+    common = ("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--set", f"sync.wire={wire}")
+    common += ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
+    whole = run_of(tmp_path, "whole", *common, "--set", "checkpoint.every_steps=2")
+    resumed = run_of(tmp_path, "resumed", *common, "--resume", whole.folder.checkpoint(2))
+    first, second = (record_of(run).warnings for run in (whole, resumed))
+    lost = [text for text in second if text.startswith("error feedback begins anew: ")]
+    assert len(lost) == 1
+    assert f"(sync.wire {wire})" in lost[0]
+    assert lost[0] not in first
+
+
+@pytest.mark.slow
 def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_path: Path, density: Path) -> None:
     node = tmp_path / "node"
     node.mkdir()

@@ -52,6 +52,8 @@ def test_half_the_interval_has_one_or_two_digits(one: Estimate) -> None:
     assume(not is_point(one))
     places = len(value_text(one).replace(",", "").partition(".")[2].removesuffix(" %").removesuffix(" points"))
     half = FACTOR.get(one.unit, 1.0) * (one.high - one.low) / 2
+    if one.unit == "ratio" and one.low > 0:
+        half = min(half, one.low)
     significant = places + 1 + math.floor(math.log10(half))
     # Shares have the digits of their whole: of nearly nothing there are fewer.
     largest = FACTOR.get(one.unit, 1.0) * max(abs(one.value), abs(one.low), abs(one.high), one.unit in SHARES)
@@ -101,6 +103,8 @@ def test_all_ways_to_print_a_factor_follow_one_rule() -> None:
     one = figure(1.80412, 1.7512, 1.8634, "ratio")
     assert times_text(one) == str(times_cell(one)) == "1.80x [1.75, 1.86]"
     assert figure_text(one) == "1.80 [1.75, 1.86]"
+    # A wide interval does not take the digits of a ratio's lower end, which is never 0.
+    assert times_text(figure(2.1, 0.4, 10.2, "ratio")) == "2.1x [0.4, 10.2]"
     assert str(unit_cell(figure(24.31, 24.1, 24.5, "J"))) == "24.31 [24.10, 24.50] J"
     assert times_text(figure(1.00412, 1.0031, 1.0049, "ratio")) == "1.0041x [1.0031, 1.0049]"
 

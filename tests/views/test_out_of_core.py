@@ -155,7 +155,7 @@ def test_the_section_says_it_all_and_a_page_can_be_made(runs: Path) -> None:
     (section,) = OutOfCoreView().sections(report)
     words = " ".join(section.words)
     assert "In core with batch 32 at 1 rank: 5 runs did not fit" in words
-    assert "In core 20 MiB hold 13 samples of a pass" in words
+    assert "Without recomputing or swapping, 20 MiB are enough for a pass of 13 samples" in words
     assert "Predicted steps are off by" in words
     document = document_of(report)
     text = terminal.to_text(document)

@@ -68,13 +68,11 @@ class NodeSamples:
 def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
     """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
     path = run.folder.samples(node)
-    reader = SampleReader(path=path)
+    reader = SampleReader(path=path, run_id=run.plan.run_id)
     sampled = tuple(reader.columns)
     names = _wanted(sampled, wanted)
     found = reader.read({"time_ns", *names})
     header = reader.header
-    if header.get("run_id", run.plan.run_id) != run.plan.run_id:
-        raise IncompleteDataError(f"{path}: belongs to run {str(header['run_id'])[:80]!r}, not to {run.plan.run_id}")
     watched = node_watch(run, node)
     return NodeSamples(
         node_rank=node,
@@ -174,7 +172,8 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
     ranks = node_ranks(run, node)
     if not ranks:
         raise IncompleteDataError(f"{run.folder.path}: the record names no rank on node {node}")
-    found: dict[str, Any] = StepReader(run.folder.steps(ranks[0].rank)).read(("warmup", "start_ns", "step_ns"))
+    reader = StepReader(run.folder.steps(ranks[0].rank), run_id=run.plan.run_id)
+    found: dict[str, Any] = reader.read(("warmup", "start_ns", "step_ns"))
     return found
 
 
@@ -188,7 +187,7 @@ def node_stages(run: Run, node: int) -> NodeStages:
     first = int(steps["start_ns"][0])
     if first < measured[0]:
         found["warm-up"] = [(first, measured[0])]
-    spans = _stage_spans(run.folder.spans(node_ranks(run, node)[0].rank))
+    spans = _stage_spans(run, node_ranks(run, node)[0].rank)
     for name, begin, end in spans:
         if name in ("building", "compiling", "staging", "evaluation", "checkpoint"):
             found.setdefault(name, []).append((begin, end))
@@ -201,10 +200,11 @@ def node_stages(run: Run, node: int) -> NodeStages:
     )
 
 
-def _stage_spans(path: Path) -> list[tuple[str, int, int]]:
+def _stage_spans(run: Run, rank: int) -> list[tuple[str, int, int]]:
+    path = run.folder.spans(rank)
     if not path.exists():
         return []
-    reader = SpanReader(path=path)
+    reader = SpanReader(path=path, run_id=run.plan.run_id)
     found: list[tuple[str, int, int]] = []
     for block in reader.blocks():
         for row in block[(block["lane"] == STAGE) | (block["lane"] == STAGING)]:

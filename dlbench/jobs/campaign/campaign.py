@@ -16,6 +16,7 @@ nodes are asked for with --nodelist, which is part of each run's plan.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,7 @@ from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed, expanded
+from dlbench.specs.launch import EARLY_S
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import format_seconds
 
@@ -201,6 +203,7 @@ class Estimate:
     expected_s: float | None = None  # What it should take; None where there is no earlier run.
     earlier: int = 0  # How many earlier runs it is estimated from.
     longest_s: float = 0.0  # The longest of them, with the steps of this run.
+    warning_s: int = 0  # Seconds that its job is given besides: Slurm's warning must not come before the runs' end.
 
     @property
     def text(self) -> str:
@@ -210,10 +213,10 @@ class Estimate:
         of = f"{self.earlier} earlier run{'s' * (self.earlier > 1)}"
         longest = "the longest " if self.earlier > 1 else ""
         within = "" if self.seconds >= MARGIN * self.longest_s + START_S else ", within system.slurm.max_time"
-        return (
-            f"estimated from {of}: {longest}{format_seconds(self.longest_s)} a run, margin {MARGIN:g}, and "
-            f"{START_S:g} s for its start{within}"
-        )
+        start = f"{START_S:g} s for its start{within}"
+        if self.warning_s:
+            start += f"; a job gets {self.warning_s} s more, because Slurm may warn so long before the limit"
+        return f"estimated from {of}: {longest}{format_seconds(self.longest_s)} a run, margin {MARGIN:g}, and {start}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +266,14 @@ def _estimate(plan: LaunchPlan, earlier: Sequence[_Earlier]) -> Estimate:
         expected_s=took[len(took) // 2],
         earlier=len(took),
         longest_s=took[-1],
+        warning_s=_warned_ahead_s(plan),
     )
+
+
+def _warned_ahead_s(plan: LaunchPlan) -> int:
+    """Returns how long before the time limit Slurm may warn a job, in seconds; 0: it is not warned."""
+    warning_s = plan.system.slurm.warning_s
+    return warning_s + EARLY_S if warning_s else 0
 
 
 def _history(out: Path, wanted: set[str]) -> dict[str, list[_Earlier]]:
@@ -383,17 +393,54 @@ def campaign_of(
     """The jobs of a series.
 
     `out`: folder of all runs, with earlier ones. `time`: the time limit of a run that was asked for, as Slurm writes
-    it; none: by earlier runs. Raises `UserError`: the sides of a comparison cannot share a job.
+    it; none: by earlier runs. Raises `UserError`: the sides of a comparison cannot share a job, or a job's time is so
+    short that Slurm's warning would stop its runs.
     """
     found = estimates(plans, out, asked=time)
     whole = Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=())
-    return _packed(whole, plans, packing)
+    packed = _packed(whole, plans, packing)
+    for job in packed.jobs:
+        _refuse_warned_too_early(job, found)
+    return packed
 
 
 def _packed(campaign: Campaign, plans: Sequence[LaunchPlan], packing: Packing) -> Campaign:
     seconds = {run_id: one.seconds for run_id, one in campaign.estimates.items()}
     jobs = jobs_of(plans, seconds, packing=packing, chain=campaign.chain)
-    return replace(campaign, plans=tuple(plans), packing=packing, jobs=tuple(jobs))
+    warned = [_with_time_for_warning(job, campaign.estimates) for job in jobs]
+    return replace(campaign, plans=tuple(plans), packing=packing, jobs=tuple(warned))
+
+
+def _with_time_for_warning(job: Job, given: Mapping[str, Estimate]) -> Job:
+    """Returns the job with the seconds besides those of its runs, if its time is estimated and may be that long."""
+    warning_s = max(given[run_id].warning_s for run_id in job.run_ids)
+    seconds = limit_seconds(job.time_limit)
+    longest = limit_seconds(job.shape.system.slurm.max_time) or math.inf
+    if not warning_s or not seconds or seconds >= longest:
+        return job
+    return replace(job, time_limit=_limit([min(seconds + warning_s, longest)]))
+
+
+def _refuse_warned_too_early(job: Job, given: Mapping[str, Estimate]) -> None:
+    """Refuses a job whose warning comes before one of its runs can have ended. Raises `UserError`.
+
+    Runs that keep checkpoints go on after the warning: of these only the start counts.
+    """
+    ahead_s = _warned_ahead_s(job.shape)
+    seconds = limit_seconds(job.time_limit)
+    needed_s = 0.0
+    for plan in job.plans:
+        if isinstance(plan, RunPlan) and not plan.checkpoint.is_on:
+            needed_s = max(needed_s, plan.least_training_s, given[plan.run_id].longest_s)
+    if not ahead_s or not seconds or seconds > needed_s + ahead_s:
+        return
+    needs = f", and a run needs {format_seconds(needed_s)} or more" if needed_s else ""
+    raise UserError(
+        f"time limit {job.time_limit} of job {job.name}: Slurm may warn {ahead_s} s before it "
+        f"(slurm.warn_before_s {ahead_s - EARLY_S}, up to {EARLY_S} s early), which leaves "
+        f"{max(0, seconds - ahead_s)} s{needs}: every attempt would be stopped; give more than "
+        f"{time_text(math.ceil(needed_s + ahead_s))} (--time, slurm.time_limit), or a shorter slurm.warn_before_s"
+    )
 
 
 def refuse_above(campaign: Campaign, most: float) -> None:

@@ -25,6 +25,7 @@ from dlbench.jobs.campaign.series_file import (
 )
 from dlbench.jobs.scheduler import Queue, QueuedJob, Submission, read_submission
 from dlbench.records.comm import read_launched
+from dlbench.records.job import has_own_end, was_cancelled
 from dlbench.records.scan import LaunchedRun
 from dlbench.records.status import RankStatus, failure_line
 from dlbench.sharing import WithheldError
@@ -135,7 +136,7 @@ class RunStatus:
     """One run."""
 
     run_id: str
-    state: str  # valid, invalid, failed, interrupted, incomplete, or the scheduler's word.
+    state: str  # valid, invalid, failed, cancelled, interrupted, incomplete, or the scheduler's word.
     job: str = ""
     detail: str = ""
     reason: str = ""  # Why its job waits, the scheduler's word.
@@ -145,7 +146,7 @@ class RunStatus:
     @property
     def is_failed(self) -> bool:
         """It has no valid record and will have none."""
-        return self.state in ("failed", "invalid")
+        return self.state in ("failed", "cancelled", "invalid")
 
 
 def run_statuses(runs: Sequence[LaunchedRun]) -> tuple[list[RunStatus], list[str]]:
@@ -193,7 +194,12 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
     def over(detail: str, state: str = state, ahead: Ahead = "nothing") -> RunStatus:
         return RunStatus(run_id=run_id, state=state, job=job, detail=detail, ahead=ahead)
 
+    ended = "failed"
+    if state in ("failed", "incomplete") and _is_cancelled(run, submission, queued):
+        ended = "cancelled"
     if queued is None:
+        if ended == "cancelled":
+            return over(f"job {job} was cancelled, as its log says; {detail}", ended)
         if state != "incomplete":
             return over(detail)
         return over(f"{_unlisted(submission, queue)}; {detail}", ahead="unknown" if queue.unanswered else "nothing")
@@ -202,7 +208,7 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
         # What failed was an earlier attempt: a job that waits has none that is under way.
         return ahead_of(queued, queued.state, f"its job was requeued {expected}".strip() + f"; {detail}")
     if state == "failed" and queued.state == "CANCELLED":
-        return over(f"{detail}; job {job} was cancelled; {_resume(run, queued)} submits it again")
+        return over(f"{detail}; job {job} was cancelled; {_resume(run, queued)} submits it again", ended)
     if state == "failed" and queued.state in _TOLD_CAUSES:
         return over(f"{detail}; job {job} ended as {queued.state}")
     if state == "interrupted" and queued.phase != "over":
@@ -214,10 +220,19 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
     # Of a script that failed by itself, its log says more.
     if queued.state not in ("COMPLETED", "FAILED") and never_began(run.folder):
         why = f"job {job} ended as {queued.state} before this run began; {_resume(run, queued)} submits it again"
-        return over(why, "failed")
+        return over(why, ended)
     log = f"see launch.log, and {submission.log}" if submission.runs else f"see {submission.log}"
     why = f"job {job} ended as {queued.state} without a record; {detail}; {log}"
-    return over(why + (f"; {_resume(run, queued)} submits it again" if queued.state == "CANCELLED" else ""), "failed")
+    return over(why + (f"; {_resume(run, queued)} submits it again" if queued.state == "CANCELLED" else ""), ended)
+
+
+def _is_cancelled(run: LaunchedRun, submission: Submission, queued: QueuedJob | None) -> bool:
+    """Returns whether the run ended because its job was cancelled; of a job that Slurm forgot, its log says so."""
+    if has_own_end(run.folder):
+        return False
+    if queued is None:
+        return was_cancelled(run.folder.path.parent / submission.log)
+    return queued.state == "CANCELLED"
 
 
 def _resume(run: LaunchedRun, queued: QueuedJob) -> str:

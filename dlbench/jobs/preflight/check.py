@@ -138,7 +138,7 @@ def wait(
     """Waits until the job has ended; cancels it after `timeout_s`, and where `check` raises.
 
     `folder`: of the pre-flight; its script says there when it ends. `timeout_s`: for all of it, in the queue and on the
-    nodes. `check`: called now and then; what it raises is passed on. `notify`: gets the state with its reason when it
+    nodes. `check`: called while it waits; what it raises is passed on. `notify`: gets the state with its reason when it
     changes.
     """
     begun = time.monotonic()
@@ -412,6 +412,7 @@ def _hosts(folder: PreflightFolder) -> list[str]:
 def _here(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
     if not asked.starts_job:
         return _report(plan)
+    local.require_launcher(plan.system)
     for rank in range(plan.layout.ranks):
         folder.begun(rank).touch()
     notify(f"{plan.layout.ranks} rank{'s' * (plan.layout.ranks > 1)} on this machine")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dlbench import bundled
 from dlbench.jobs.scripts import containers
+from dlbench.machine.mpi import FOREIGN, REMEDY
 from dlbench.specs.container import ImageSpec
 from dlbench.specs.launch import OF_SRUN, SlurmSpec
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
@@ -79,6 +80,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.globals |= {"foreign_mpirun": FOREIGN, "mpirun_remedy": REMEDY}
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = lambda value: "".join(c if c.isprintable() else " " for c in str(value))[:200]
     return environment

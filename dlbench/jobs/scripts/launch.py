@@ -25,6 +25,9 @@ from dlbench.specs.series import side_words
 
 MAX_BYTES = 64 * 1024  # Of a value from a file; Linux itself refuses a variable of 128 KiB.
 
+UNBOUND = ("env", "-u", "SLURM_GPUS_PER_TASK", "-u", "SLURM_TRES_PER_TASK")
+"""Before srun: its step does not take over the job's --gpus-per-task (the second variable: since Slurm 23.11)."""
+
 
 def resolve(given: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Every variable with its value.
@@ -140,16 +143,23 @@ def threading_options(plan: LaunchPlan) -> list[str]:
     return hint + ([] if slurm.threads_per_core is None else [f"--threads-per-core={slurm.threads_per_core}"])
 
 
-def _resources(plan: LaunchPlan) -> list[str]:
+def _gpus_per_node(plan: LaunchPlan) -> str:
+    """Returns type and number of the GPUs that are asked for on a node, as Slurm writes them."""
     slurm = plan.system.slurm
     typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     count = plan.system.node.gpus if slurm.gpu_count == "node" else plan.layout.ranks_per_node
-    gres = [f"gpu:{typed}{count}"] if slurm.gpu_request == "gres" else []
+    return f"{typed}{count}"
+
+
+def _resources(plan: LaunchPlan) -> list[str]:
+    slurm = plan.system.slurm
+    gres = [f"gpu:{_gpus_per_node(plan)}"] if slurm.gpu_request == "gres" else []
     gres += [] if slurm.gres is None else [slurm.gres]
     options = [f"--gres={','.join(gres)}"] if gres else []
     if slurm.gpu_request == "gpus-per-node":
-        options.append(f"--gpus-per-node={typed}{count}")
+        options.append(f"--gpus-per-node={_gpus_per_node(plan)}")
     elif slurm.gpu_request == "gpus-per-task":
+        typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
         options.append(f"--gpus-per-task={typed}1")
     if slurm.cpus_per_gpu is not None:
         options.append(f"--cpus-per-gpu={slurm.cpus_per_gpu}")
@@ -169,8 +179,10 @@ def srun_options(plan: LaunchPlan) -> list[str]:
     Ranks go in blocks over nodes and over the sockets of a node (srun(1), --distribution): neighbours share a socket,
     as the GPUs of neighbouring numbers mostly do. Slurm alone would deal them out over the sockets in turn.
 
-    GPUs are not bound to ranks: a bound rank, as under gpus-per-task (srun(1), --tres-bind), cannot open the others',
-    and NCCL goes by the host's memory. Each rank takes its own by its place on the node.
+    GPUs are not bound to ranks: a bound rank cannot open the others', and NCCL goes by the host's memory. Each rank
+    takes its own by its place on the node. Without --gpu-bind Slurm shows each rank all GPUs that the step has on its
+    node. --gpu-bind=none is not given: for steps of two tasks or more it unsets CUDA_VISIBLE_DEVICES (seen with Slurm
+    22.05), which shows ranks the GPUs of other jobs where the site does not constrain devices.
     """
     layout, launch, slurm = plan.layout, plan.system.launch, plan.system.slurm
     options = [
@@ -186,14 +198,21 @@ def srun_options(plan: LaunchPlan) -> list[str]:
     ]
     if slurm.distribution != "site":
         options.append(f"--distribution={slurm.distribution}")
-    if slurm.gpu_request != "none" and slurm.gpu_bind != "site":
+    if slurm.gpu_request != "none" and slurm.gpu_bind not in ("none", "site"):
         options.append(f"--gpu-bind={slurm.gpu_bind}")
+    if _unbinds_tasks(plan):
+        options.append(f"--gpus-per-node={_gpus_per_node(plan)}")
     for name, value in (("cpu-bind", slurm.cpu_bind), ("mem-bind", slurm.mem_bind)):
         if value is not None:
             options.append(f"--{name}={value}")
     if slurm.cpus_per_task and slurm.cpus_per_gpu is None:
         options.append(f"--cpus-per-task={layout.cores_per_rank}")
     return [*options, *threading_options(plan), *(f"--{option}" for option in slurm.srun_args)]
+
+
+def _unbinds_tasks(plan: LaunchPlan) -> bool:
+    """Returns whether the step asks for its GPUs per node, because one per task would bind them (srun(1))."""
+    return plan.system.slurm.gpu_request == "gpus-per-task" and plan.system.slurm.gpu_bind == "none"
 
 
 TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
@@ -282,6 +301,7 @@ def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = 
     """Srun inside an allocation. Arguments as `launcher_command`."""
     place = [f"--nodelist={hosts}"] if hosts else []
     return [
+        *(UNBOUND if _unbinds_tasks(plan) else ()),
         *containers.before_launcher(plan),
         # By its name, which is the run's, accounting finds the step again.
         *("srun", f"--job-name={folder.path.name}", *srun_options(plan), *place),

@@ -225,8 +225,8 @@ class ActivationMemory:
         # Buffers of libraries, input and exchange are resident as well.
         if capacity is not None and resident > 1.1 * capacity:
             found.append(
-                f"resident memory grew by up to {format_bytes(resident)} in training: a limit of train.memory.capacity "
-                "would not do, or only with MALLOC_MMAP_THRESHOLD_=1048576 in the rank's environment (slower)"
+                f"the process grew by {format_bytes(resident)} in training: it would not fit into "
+                "train.memory.capacity; MALLOC_MMAP_THRESHOLD_=1048576 in the environment makes it fit, and slower"
             )
         peak, in_core = self.found.plan.predicted.peak_bytes, self.found.in_core_bytes
         if saves_nothing(peak, in_core):

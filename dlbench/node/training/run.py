@@ -73,7 +73,7 @@ from dlbench.records.files import write_json
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.record import Record
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.sync import MGWFBP_STEPS
+from dlbench.specs.sync import ERROR_FEEDBACK, MGWFBP_STEPS
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
     from dlbench.node.memory.host_update import HostUpdate
@@ -324,6 +324,11 @@ def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> l
         found.append(
             f"resumed with another global batch ({plan.global_batch}): {resumed.progress.step} steps done before count "
             f"as {first}"
+        )
+    if plan.sync.wire in ERROR_FEEDBACK:
+        found.append(
+            f"error feedback begins anew: a checkpoint holds nothing of what ranks had not sent (sync.wire "
+            f"{plan.sync.wire}), so that losses differ from those of a run in one go"
         )
     return found
 

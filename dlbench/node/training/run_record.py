@@ -247,6 +247,11 @@ def _warnings(
         found.append(
             f"ranks computed with {sorted(threads)} threads, the plan says {plan.layout.cores_per_rank} cores per rank"
         )
+    if plan.system.node.gpus and context.device.type == "cpu":
+        found.append(
+            f"node.gpus is {plan.system.node.gpus}, and ranks saw no GPU: they trained on CPUs; ask for GPUs "
+            "(slurm.gpu_request), or set node.gpus to 0"
+        )
     if plan.measure.phases == "synchronised" and context.device.type == "cpu":
         found.append("measure.phases synchronised has no effect on a CPU: its phases are exact anyway")
     return [
@@ -528,7 +533,8 @@ def _equal_work(plan: RunPlan, ranks: list[RankResult], measured_steps: int) -> 
     elif odd:
         detail = f"ranks {_some(odd)} did not process the planned {expected} samples"
     else:
-        detail = f"{expected} samples on each of {len(ranks)} ranks, as planned"
+        where = f"each of {len(ranks)} ranks" if len(ranks) > 1 else "the only rank"
+        detail = f"{expected} samples on {where}, as planned"
     return Check(name="equal work", passed=whole and not odd, detail=detail)
 
 

@@ -49,14 +49,14 @@ class LayerTimes:
         return cls(forward=forward, backward=backward, update_s=update_s)
 
 
-def watched_layers(layers: Sequence[Layer], spans: Path) -> tuple[list[float], list[float]] | None:
+def watched_layers(layers: Sequence[Layer], spans: Path, run_id: str) -> tuple[list[float], list[float]] | None:
     """Forward and backward seconds of each layer in the watched steps of a rank, from its file of spans; None where
     they do not hold every convolution and dense layer that is a module. Products that are in no module (attention,
     a tied decoder) take what the others take for their multiply-adds.
     """
     seen: dict[str, int] = {}
     try:
-        reader = SpanReader(path=spans)
+        reader = SpanReader(path=spans, run_id=run_id)
         for rows in reader.blocks():
             watched = rows[(rows["lane"] == COMPUTE) & (rows["step"] >= 0)]
             for name, duration in watched[["name", "duration_ns"]].tolist():

@@ -67,7 +67,7 @@ def case_of(
         raise UserError("--strategy needs forward, backward and update of the runs apart, which these did not record")
     parts = {name: statistics.fmean(one[name] for one in known) for name in wanted}
     gathered_s = statistics.fmean(one.get("gather", 0.0) for one in known)
-    watched = watched_layers(layers, run.folder.spans(0))
+    watched = watched_layers(layers, run.folder.spans(0), plan.run_id)
     held, held_from = gamma(layers, plan, record)
     most, most_from = limit(memory_limit, system or plan.system)
     case = Case(

@@ -14,9 +14,9 @@ from dlbench.records.rows.spans import SpanReader
 _TRACES = re.compile(r"(rank|node)-\d{4,}\.spans|node-\d{4,}\.samples")
 
 
-def damaged_traces(folder: Path, *, whole: bool) -> tuple[str, ...]:
-    """A line for each file of spans or samples in a run's folder that is damaged or may not be read, by name. `whole`:
-    whether every block is read, or the beginning of each file alone.
+def damaged_traces(folder: Path, run_id: str, *, whole: bool) -> tuple[str, ...]:
+    """A line for each file of spans or samples in a run's folder that is damaged, of another run than `run_id`, or may
+    not be read, by name. `whole`: whether every block is read, or the beginning of each file alone.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if _TRACES.fullmatch(entry.name))
@@ -27,7 +27,7 @@ def damaged_traces(folder: Path, *, whole: bool) -> tuple[str, ...]:
         try:
             parts = sorted(parts_of(folder / name).values()) if whole else ()
             for part in parts or [folder / name]:
-                reader = (SpanReader if name.endswith(".spans") else SampleReader)(path=part)
+                reader = (SpanReader if name.endswith(".spans") else SampleReader)(path=part, run_id=run_id)
                 for _ in reader.blocks() if whole else ():
                     pass
         except IncompleteDataError as error:

@@ -54,15 +54,25 @@ def read_header(path: Path, format_name: str, content: str, rows: Opened | None 
 class BlockReader:
     """Reads a file block by block, so that memory does not grow with it; of a shared file the part of a rank at once.
 
-    Arguments and errors as of `read_header`.
+    Arguments and errors as of `read_header`. `run_id`: the run that the rows must be of; empty: any.
     """
 
-    def __init__(self, path: Path, format_name: str, content: str | None = None, rows: Opened | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        format_name: str,
+        content: str | None = None,
+        rows: Opened | None = None,
+        run_id: str = "",
+    ) -> None:
         self.path = path
         self._rows_there = rows
         self.torn_bytes = 0
         """Bytes behind the last whole block, known when all blocks were read: 0 unless a writer was killed."""
         self.header, line = read_header(path, format_name, content or format_name, rows)
+        if run_id and self.header.get("run_id", run_id) != run_id:
+            other = str(self.header["run_id"])[:80]
+            raise IncompleteDataError(f"{path}: belongs to run {other!r}, not to {run_id}")
         self.begin = len(line)
         """Bytes of the header's line."""
         self._seed = zlib.crc32(line)

@@ -49,15 +49,18 @@ def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, s
 
 @dataclass(kw_only=True)
 class SampleReader:
-    """Samples of one node, block by block. Raises IncompleteDataError: no file of samples, or of an unknown version."""
+    """Samples of one node, block by block. Raises IncompleteDataError: no file of samples, of an unknown version, or of
+    another run.
+    """
 
     path: Path
+    run_id: str = ""  # The run that they must be of; empty: any.
     failures: list[dict[str, Any]] = field(default_factory=list)
     """Fields that failed on the way, met so far: `failed`, `time_ns`, `reason`."""
     end: dict[str, Any] | None = None  # The sampler's own account; None until met, and where it was killed.
 
     def __post_init__(self) -> None:
-        self._reader = BlockReader(self.path, SAMPLES_FORMAT, "samples")
+        self._reader = BlockReader(self.path, SAMPLES_FORMAT, "samples", run_id=self.run_id)
         header = self._reader.header
         if header.get("version") != SAMPLES_VERSION:
             raise IncompleteDataError(f"{self.path}: samples of an unknown version ({header.get('version')!r})")

@@ -129,13 +129,16 @@ class SpanWriter:
 
 @dataclass(kw_only=True)
 class SpanReader:
-    """Spans of one rank, block by block. Raises IncompleteDataError: no file of spans, or of an unknown version."""
+    """Spans of one rank, block by block. Raises IncompleteDataError: no file of spans, of an unknown version, or of
+    another run.
+    """
 
     path: Path
+    run_id: str = ""  # The run that they must be of; empty: any.
     names: list[str] = field(default_factory=list)  # Names met so far, by number; complete for the rows given so far.
 
     def __post_init__(self) -> None:
-        self._reader = BlockReader(self.path, SPANS_FORMAT, "spans")
+        self._reader = BlockReader(self.path, SPANS_FORMAT, "spans", run_id=self.run_id)
         header = self._reader.header
         wanted = {"version": SPANS_VERSION, "fields": [list(f) for f in SPAN_FIELDS], "lanes": list(LANES)}
         if any(header.get(key) != value for key, value in wanted.items()):

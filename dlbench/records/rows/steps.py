@@ -133,11 +133,12 @@ class StepFile:
 
 class StepReader:
     """Steps of one rank, some at a time, so that memory does not grow with the file. `rows`: what was opened already.
-    Raises IncompleteDataError: not a steps file, or one of an unknown version.
+    `run_id`: the run that they must be of; empty: any. Raises IncompleteDataError: not a steps file, one of an unknown
+    version, or of another run.
     """
 
-    def __init__(self, path: Path, rows: Opened | None = None) -> None:
-        self.file = BlockReader(path, STEPS_FORMAT, "step times", rows)
+    def __init__(self, path: Path, rows: Opened | None = None, *, run_id: str = "") -> None:
+        self.file = BlockReader(path, STEPS_FORMAT, "step times", rows, run_id)
         self.header = self.file.header
         """What the rank said of itself."""
         version, fields = self.header.get("version"), self.header.get("fields")
@@ -173,9 +174,9 @@ def read_alike_steps(readers: Sequence[StepReader], names: Collection[str]) -> d
     return read_alike([reader.file for reader in readers], names)
 
 
-def read_steps(path: Path) -> StepFile:
-    """The steps of one rank. Raises IncompleteDataError: not a steps file, of an unknown version, or damaged."""
-    reader = StepReader(path)
+def read_steps(path: Path, run_id: str = "") -> StepFile:
+    """The steps of one rank. Raises IncompleteDataError: as `StepReader`, or they are damaged."""
+    reader = StepReader(path, run_id=run_id)
     steps = _joined([*reader.blocks()], step_dtype(launches=reader.launches))
     return StepFile(header=reader.header, steps=steps, torn_bytes=reader.torn_bytes)
 

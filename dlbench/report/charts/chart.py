@@ -29,6 +29,7 @@ class Chart:
     alt: str  # What the chart shows, in words and numbers.
     spec: dict[str, Any]  # Vega-Lite, without the configuration that all charts share (`style.CONFIG`).
     table: TextTable  # The numbers it is drawn from.
+    still_width: int | None = None  # Plot width where a page draws it without scripts, pixels; None: that of the spec.
 
     def __post_init__(self) -> None:
         for name in ("title", "alt", "spec"):
@@ -63,13 +64,15 @@ def finish(
     alt: str,
     table: Sheet[Any] | TextTable | Sequence[Sequence[str]],
     size: tuple[int, int],
+    still_width: int | None = None,
     axes: Literal["", "x", "y", "xy"] = "",
 ) -> Chart:
     """An altair chart becomes a `Chart`; its subtitle says what it is about even where it is cut out of the page.
 
     `name` is unique among the group's charts; `alt` is its finding in words; `table` has the numbers it is drawn
-    from, as rows of text header first; `size` is that of the plot, pixels. A reader may switch `axes` between linear
-    and logarithmic: all their values must be above 0.
+    from, as rows of text header first; `size` is that of the plot, pixels; `still_width` its width where no script
+    fits it into the window, if less. A reader may switch `axes` between linear and logarithmic: all their values must
+    be above 0.
     """
     from altair.utils import schemapi
 
@@ -79,12 +82,13 @@ def finish(
     # The page gives all charts one configuration.
     spec.pop("config", None)
     # A longer line would widen the whole chart.
-    subtitle = textwrap.wrap(group.label, int((width + 60) / SUBTITLE_PIXELS), max_lines=3)
+    subtitle = textwrap.wrap(group.label, int(((still_width or width) + 60) / SUBTITLE_PIXELS), max_lines=3)
     spec["title"] = {"text": title, "subtitle": subtitle}
     spec["usermeta"] = {"axes": axes, "series": switchable(spec)}
     if not isinstance(table, TextTable):
         table = (table if isinstance(table, Sheet) else text_sheet(name, title, table[0], table[1:])).to_display()
-    return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table)
+    own_id = f"chart-{group.id}-{name}"
+    return Chart(id=own_id, title=title, alt=alt, spec=spec, table=table, still_width=still_width)
 
 
 def tooltips(titles: Mapping[str, str]) -> list[Any]:

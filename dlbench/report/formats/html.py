@@ -191,7 +191,11 @@ def _all(section: Section) -> Iterator[Section]:
 
 def _svg(chart: Chart, *, has_subtitle: bool) -> Markup:
     """The static SVG; a group says in its heading what the subtitles of its charts say."""
-    spec = chart.spec if has_subtitle else {**chart.spec, "title": {"text": chart.title}}
+    spec = dict(chart.spec)
+    if chart.still_width is not None:
+        spec["width"] = chart.still_width
+    if not has_subtitle:
+        spec["title"] = {"text": chart.title}
     # vl-convert escapes text; everything else in the SVG is its own.
     return _trusted(svg.to_svg(spec, chart.id))
 

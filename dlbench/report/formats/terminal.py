@@ -175,7 +175,7 @@ def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Bl
     for sheet in shown:
         table = sheet.to_display(brief=True)
         if table.rows:
-            title = _wrapped(sheet.title, width) if len(shown) > 1 else []
+            title = _wrapped(sheet.title, width) if len(shown) > 1 and sheet.title != section.title else []
             kept = TextTable(table.header, table.rows[: sheet.max_rows])
             first = len(table.rows) - len(kept.rows)
             trimmed = kept

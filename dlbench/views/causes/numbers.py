@@ -31,12 +31,26 @@ from dlbench.views.causes.exchange_forecast import forecast
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
+MAIN_SHARE = 1 / 3  # Share of all that is lost from which on the largest part is called the main cause.
 
 LIKELY_RUNS = 4  # Runs or sessions per side for a likely cause: of three equal ones, one report in ten names one.
 _PRINTED = 0.0005  # Fraction of efficiency that is printed as 0.1 points.
 MOST_NAMED = 3  # Causes that are named in a line.
 
-Finding = Literal["baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "likely", "found"]
+Finding = Literal[
+    "baseline",
+    "no loss",
+    "small loss",
+    "above ideal",
+    "too few runs",
+    "within noise",
+    "partly certain",
+    "likely",
+    "found",
+]
+
+NAMED: Mapping[Finding, str] = {"found": "main cause", "likely": "likely cause", "partly certain": "certain"}
+"""What the part is called that a finding names."""
 
 _LATE_TITLES = {
     "input": "by {} input",
@@ -66,12 +80,13 @@ class Verdict:
     line: str  # In one sentence, without the place and the last full stop.
     next: str  # What to do next, likewise; empty where nothing suggests itself.
     finding: Finding
-    """`found`: a cause stands out of the noise of enough runs, all causes counted. `likely`: of four runs, every one
-    lost, and to this cause, and a t test of the whole finds a loss. Otherwise why nothing does."""
+    """`found`: the part that loses most, and `MAIN_SHARE` of the loss or more, stands out of the noise of enough runs,
+    all causes counted. `partly certain`: only smaller parts stand out. `likely`: of four runs, every one lost, and so
+    much of it to this cause, and a t test of the whole finds a loss. Otherwise why no cause is named."""
     name: str  # network-bound, straggler-bound, input-bound, ...; empty unless found or likely.
     cause: str
-    """The cause that costs most, of those that stand out if any does; at the baseline, that takes most of the step
-    apart from computing. Empty where none costs anything worth explaining."""
+    """The cause that costs most; where only smaller ones are certain, the largest of these. At the baseline, the cause
+    that takes most of the step apart from computing. Empty where none costs anything worth explaining."""
     bound: float | None  # Growth of the throughput if that cause took no time, a fraction: a limit, no forecast.
     experiments: tuple[NextExperiment, ...]  # In order; empty unless found or likely.
 
@@ -103,12 +118,14 @@ def stands_out(part: Part, adjusted: float) -> bool:
 def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
     """The diagnosis of a point. `network`: fitted costs, for forecasts; None: only bounds."""
     largest = _largest(case)
-    finding = _finding(case, largest)
+    certain = _certain(case)
+    finding = _finding(case, largest, certain)
+    named = certain[0] if finding == "partly certain" else largest
     name, cause, bound = "", "", None
     experiments: list[NextExperiment] = []
-    if largest is not None and finding not in ("no loss", "small loss", "above ideal"):
-        cause = largest.name
-        share = _share(case, largest) if case.is_baseline else largest.lost.value
+    if named is not None and finding not in ("no loss", "small loss", "above ideal"):
+        cause = named.name
+        share = _share(case, named) if case.is_baseline else named.lost.value
         bound = 1 / (1 - share) - 1 if 0 < share < 1 else None
         if finding in ("found", "likely"):
             name, tries = RULES[cause]
@@ -116,8 +133,8 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
             # In the order of the rule, but what is forecast to gain comes first and what is forecast to lose last.
             experiments.sort(key=lambda one: -(one.forecast_gain or 0.0))
     return Verdict(
-        line=_line(case, finding, largest),
-        next=_next_text(case, finding, largest, experiments),
+        line=_line(case, finding, named, certain),
+        next=_next_text(case, finding, named, experiments),
         finding=finding,
         name=name,
         cause=cause,
@@ -131,15 +148,17 @@ def _largest(case: Case) -> Part | None:
         others = [part for part in case.parts if part.name != "compute"]
         found = max(others, key=lambda part: part.seconds.value)
         return found if found.seconds.value > 0 else None
-    found = max(case.parts, key=lambda part: (_stands_out(case, part), part.lost.value))
+    found = max(case.parts, key=lambda part: part.lost.value)
     return found if found.lost.value > 0 else None
 
 
-def _stands_out(case: Case, part: Part) -> bool:
-    return stands_out(part, case.adjusted_p.get(part.name, 1.0))
+def _certain(case: Case) -> list[Part]:
+    """Returns the parts whose loss is certain, the largest first."""
+    parts = [part for part in case.parts if stands_out(part, case.adjusted_p.get(part.name, 1.0))]
+    return sorted(parts, key=lambda part: -part.lost.value)
 
 
-def _finding(case: Case, largest: Part | None) -> Finding:
+def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Finding:
     if case.is_baseline:
         return "baseline"
     lost = case.whole.lost
@@ -150,16 +169,19 @@ def _finding(case: Case, largest: Part | None) -> Finding:
         return "above ideal"
     if where == "within":
         return "small loss" if lost.value >= _PRINTED else "no loss"
-    is_found = lost.value >= WORTH_EXPLAINING and largest is not None and _stands_out(case, largest)
-    return "found" if is_found else "within noise"
+    if lost.value < WORTH_EXPLAINING or not certain:
+        return "within noise"
+    is_main = certain[0] is largest and largest.lost.value >= MAIN_SHARE * lost.value
+    return "found" if is_main else "partly certain"
 
 
 def _is_likely(whole: Part, largest: Part) -> bool:
-    """Whether every one of these few runs lost, and to this part, and their mean loss stands out of their scatter."""
+    """Whether every one of these few runs lost, much of it to this part, and their mean loss stands out."""
     lows = (whole.lost.low, largest.lost.low)
     return (
         whole.lost.units >= LIKELY_RUNS
         and whole.lost.value >= WORTH_EXPLAINING
+        and largest.lost.value >= MAIN_SHARE * whole.lost.value
         and all(low is not None and low > 0 for low in lows)
         and whole.p is not None
         and whole.p < LEVEL
@@ -187,7 +209,7 @@ def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> N
 def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[NextExperiment]) -> str:
     if finding == "too few runs":
         return repeat_text(case.whole.lost)
-    if finding == "within noise":
+    if finding in ("within noise", "partly certain"):
         return repeat_text(case.whole.lost, 2 * max(MIN_RUNS, case.whole.lost.units))
     if finding == "baseline":
         # Against waiting for launches alone, which no other rank is needed to see.
@@ -203,15 +225,15 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
 # The line
 
 
-def _line(case: Case, finding: Finding, largest: Part | None) -> str:
+def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[Part]) -> str:
     if finding == "baseline":
         text = f"baseline: {percent(_share(case, case.part('compute')))} of a step is compute"
         if largest is None:
             return text
         return f"{text}, {percent(_share(case, largest))} {CAUSE_TITLES[largest.name]}{_late(case, largest)}"
-    if finding in ("found", "likely"):
+    if finding in NAMED:
         assert largest is not None
-        return _named_line(case, largest, finding)
+        return _named_line(case, largest, finding, certain)
     lost = case.whole.lost
     if finding == "above ideal":
         return f"{_gain(lost)} above 100 %: the baseline ran with a handicap, or its runs drifted"
@@ -261,22 +283,41 @@ def _lost(case: Case) -> str:
     return f"{text} in all, as other parts gain {points(gained)}" if gained else text
 
 
-def _named_line(case: Case, cause: Part, finding: Finding) -> str:
-    joint = "; " if _gained(case) or cause.lost.value > case.whole.lost.value + _PRINTED else " of "
-    others = sorted(case.parts, key=lambda part: -part.lost.value)
-    sure = [part for part in others if part is not cause and part.lost.value >= WORTH_EXPLAINING]
-    sure = [part for part in sure if _stands_out(case, part)][: MOST_NAMED - 1]
-    also = "".join(f"; also {CAUSE_TITLES[part.name]}, {lost_text(part.lost)}" for part in sure)
-    # A part that is larger than the one that is named, and not certain.
-    beyond = ""
-    if others[0] is not cause and others[0] not in sure:
-        beyond = f"; {CAUSE_TITLES[others[0].name]}, {lost_value(others[0].lost)}, is within the noise"
+def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Part]) -> str:
+    """Returns the cause, what else is certain, and what is not."""
+    large = sorted(case.parts, key=lambda part: -part.lost.value)
+    others = [part for part in large if part is not cause and part.lost.value >= WORTH_EXPLAINING]
+    also = [part for part in others if part in certain][: MOST_NAMED - 1]
     late = _late(case, cause)
-    lost = f"{late}{joint}{_lost(case)}" if joint == "; " else f"{joint}{_lost(case)}{late}"
-    return (
-        f"{'main' if finding == 'found' else 'likely'} cause: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}"
-        f"{lost}{also}{beyond}" + (f"; only {units_text(cause.lost)}" if finding == "likely" else "")
-    )
+    if _gained(case) or cause.lost.value > case.whole.lost.value + _PRINTED:
+        lost = f"{late}; {_lost(case)}"
+    else:
+        lost = f" of {_lost(case)}{late}"
+    text = f"{NAMED[finding]}: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}{lost}"
+    text += "".join(f"; also {CAUSE_TITLES[part.name]}, {lost_text(part.lost)}" for part in also)
+    if finding == "likely":
+        return f"{text}; only {units_text(cause.lost)}"
+    doubtful = [part for part in others if part not in certain][: MOST_NAMED - 1]
+    if not doubtful:
+        return text
+    losses = ", ".join(f"{CAUSE_TITLES[part.name]} {lost_value(part.lost)}" for part in doubtful)
+    return f"{text}; the rest ({losses}) is too uncertain in {units_text(cause.lost)} to name"
+
+
+def loss_in_brief(point: CausePoint) -> str:
+    """Returns the beginning of `Verdict.line` for a card, with how sure it is; empty where it names no part."""
+    verdict = point.verdict
+    if point.is_baseline or not verdict.cause:
+        return ""
+    lost = point.cause(verdict.cause).lost
+    doubts = {
+        "within noise": ", within the noise",
+        "partly certain": f" of {lost_value(point.whole.lost)}; the rest is too uncertain to name",
+        "likely": f", in {units_text(lost)} only",
+        "too few runs": f", in {units_text(lost)} only",
+    }
+    title = NAMED.get(verdict.finding, "largest part")
+    return f"{title}: {CAUSE_TITLES[verdict.cause]}, {lost_value(lost)}{doubts.get(verdict.finding, '')}"
 
 
 def _late(case: Case, largest: Part) -> str:
@@ -371,11 +412,6 @@ class CausePoint:
 
     def cause(self, name: str) -> CauseShare:
         return self.causes[CAUSES.index(name)]
-
-    @property
-    def largest(self) -> CauseShare:
-        """The cause that loses most, certain or not."""
-        return max(self.causes, key=lambda share: share.lost.value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -307,8 +307,9 @@ CAUSE_COLOURS = {  # What a phase of the step shows as well has that phase's col
 _IDEAL, _MEASURED = "#676d76", "#1769ab"
 """Of whole bars: dark enough for white words in either colour scheme, which leaves these two as they are."""
 
-_ROW = 30
-_ALONE = 900  # Plot width of a waterfall with no chart next to it, pixels: with its labels as wide as a page of 1400.
+_ROW = 42  # Of a waterfall: a name and the bar below it, pixels.
+_ALONE = 1060  # Plot width of a waterfall with no chart next to it, pixels: as wide as a page of 1400.
+_STILL = 350  # Plot width of a waterfall without scripts, pixels: a telephone's.
 _ROOM_FOR_WORDS = 45.0  # Percent: where a bar and its interval begin further left, its words stand at its right end.
 
 
@@ -338,6 +339,7 @@ def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
         f"{words}. Lines: intervals.",
         table=lost_sheet([point]),
         size=(width, _ROW * len(rows)),
+        still_width=_STILL,
     )
 
 
@@ -386,24 +388,27 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
     names = [row["name"] for row in rows]
     end = max(100.0, *(row["to"] for row in rows), *(row["high"] or 0.0 for row in rows))
     start = min(0.0, *(row["low"] or 0.0 for row in rows))
-    y = alt.Y("name:N", title=None, sort=names).axis(labelLimit=200, ticks=False, domain=False)
+    # Names stand above their bars, which so have the whole width of a narrow window.
+    y = alt.Y("name:N", title=None, sort=names, axis=None)
     scale = alt.Scale(domain=[start, end], nice=False)
     axis = alt.Axis(labelExpr="datum.value + ' %'", tickCount=5)
     base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
     tooltip = tooltips({"name:N": "part", "shown:N": "lost or left"})
     colour = alt.Color("name:N", legend=None).scale(domain=names, range=[row["colour"] for row in rows])
     x = alt.X("from:Q", title="scaling efficiency", scale=scale, axis=axis)
-    layers = [base.mark_bar(height={"band": 0.66}).encode(x=x, x2="to:Q", color=colour, tooltip=tooltip)]
+    name = base.mark_text(align="left", dy=-11, color=MUTED, fontSize=12).encode(x=alt.value(0), text="name:N")
+    bar = base.mark_bar(height=18, yOffset=7).encode(x=x, x2="to:Q", color=colour, tooltip=tooltip)
+    layers = [bar, name]
     if any(row["low"] is not None for row in rows):
         known = base.transform_filter("isValid(datum.low)")
-        layers.append(known.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q"), x2="high:Q"))
+        layers.append(known.mark_rule(color=INK, strokeWidth=1.5, yOffset=7).encode(x=alt.X("low:Q"), x2="high:Q"))
     for side, align, offset, ink in (
         ("in", "left", 6, "#ffffff"),
         ("left", "right", -5, INK),
         ("right", "left", 5, INK),
     ):
         text = base.transform_filter(f"datum.side == '{side}'")
-        mark = text.mark_text(align=align, dx=offset, color=ink, fontSize=12)
+        mark = text.mark_text(align=align, dx=offset, dy=7, color=ink, fontSize=12)
         layers.append(mark.encode(x=alt.X("at:Q"), text="label:N"))
     return layers
 

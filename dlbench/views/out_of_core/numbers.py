@@ -483,7 +483,8 @@ def _beside_passes_s(run: Run) -> float | None:
     first, in which much happens for the first time; None for fewer than two, and where the file cannot be read.
     """
     try:
-        steps: dict[str, Any] = StepReader(run.folder.steps(0)).read(("warmup", "step_ns", "forward_ns", "backward_ns"))
+        reader = StepReader(run.folder.steps(0), run_id=run.plan.run_id)
+        steps: dict[str, Any] = reader.read(("warmup", "step_ns", "forward_ns", "backward_ns"))
     except IncompleteDataError:
         return None
     others = (steps["step_ns"] - steps["forward_ns"] - steps["backward_ns"])[steps["warmup"] != 0][1:]

@@ -240,11 +240,11 @@ def _words(found: MemoryPlan) -> Iterator[str]:
         f"would be {format_bytes(found.in_core_bytes)}: {saves}. The smallest capacity that would do is "
         f"{format_bytes(found.smallest_bytes)}."
     )
+    swapped = format_bytes(predicted.swapped_bytes) if predicted.swapped_bytes else "nothing"
     yield (
-        f"Occupancy {percent(predicted.occupancy)} (of the time something is computed), efficiency "
-        f"{percent(predicted.efficiency)} (of the time something is computed for the first time): "
-        f"{_took(predicted.recompute_s, 'recomputing')}, {_took(predicted.stall_s, 'waiting')}; "
-        f"{format_bytes(predicted.swapped_bytes) if predicted.swapped_bytes else 'nothing'} out and back."
+        f"Something is computed in {percent(predicted.occupancy)} of the time (occupancy), and for the first time in "
+        f"{percent(predicted.efficiency)} (efficiency): {_took(predicted.recompute_s, 'recomputing')}, "
+        f"{_took(predicted.stall_s, 'waiting')}; {swapped} out and back."
     )
     yield f"Measured on {measured.where}, {measured.device}{_rates(found)}."
     yield from measured.warnings
@@ -353,8 +353,20 @@ def _rate_if_it_fits(one: Forecast) -> Cell:
 
 def _trade_words(found: MemoryPlan) -> Iterator[str]:
     unit = found.measured.sample_unit
-    batch = f"{found.in_core_batch} {unit}" if found.in_core_batch else "no batch at all"
-    yield f"Without recomputing or swapping, {format_bytes(found.capacity_bytes)} are enough for {batch}."
+    if found.in_core_batch:
+        batch = f"are enough for a pass of {found.in_core_batch} {unit}"
+    else:
+        batch = f"are too few for a pass of one of the {unit}"
+    yield f"Without recomputing or swapping, {format_bytes(found.capacity_bytes)} {batch}."
+    recomputed, partly = (
+        next((one.peak_bytes or 0 for one in found.methods if (one.recompute, one.swap) == (recompute, "none")), 0)
+        for recompute in ("blocks", "planned")
+    )
+    if recomputed > partly > 0:
+        yield (
+            "A recomputed block keeps its input, and in the backward pass holds all that it computes again: where that "
+            "is more than it saves, recomputing all blocks holds more than a plan that keeps some."
+        )
     fitting = [one for one in found.methods if one.fits and one.samples_per_s is not None]
     alike = [one for one in fitting if "planned" not in (one.recompute, one.swap)]
     planned = next((one for one in fitting if (one.recompute, one.swap) == ("planned", "planned")), None)

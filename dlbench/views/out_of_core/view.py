@@ -211,7 +211,9 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: 
         reach=[limit.batch] if limit else [],
     )
     mark = (
-        f" Dashed: {format_bytes(limit.capacity_bytes)} hold {limit.batch} samples of a pass in core." if limit else ""
+        f" Dashed: the {limit.batch} samples for which {format_bytes(limit.capacity_bytes)} are enough in core."
+        if limit
+        else ""
     )
     words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
     return finish(
@@ -414,7 +416,9 @@ def _headline(found: OutOfCore) -> str:
     if found.median_step_error is not None:
         peaks = f", peaks by {percent(found.median_peak_error)}" if found.median_peak_error is not None else ""
         return f"predicted steps are off by {percent(found.median_step_error)}{peaks} (median)"
-    return f"{len(found.points)} method{'s' * (len(found.points) != 1)} and batches, none to compare with"
+    if len(found.points) == 1:
+        return "only one method and batch was run; nothing to compare"
+    return f"{len(found.points)} methods and batches, none of which differ in the method alone"
 
 
 def _pass_section(found: OutOfCore, number: int) -> Section:
@@ -441,8 +445,8 @@ def _words(found: OutOfCore) -> Iterator[str]:
     yield from map(_gain, sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS])
     for limit in found.limits:
         where = place_text(limit.ranks, limit.nodes)
-        held = f"In core {format_bytes(limit.capacity_bytes)} hold {limit.batch} samples of a pass at {where}"
-        yield f"{held}, by the chains as measured."
+        capacity = f"Without recomputing or swapping, {format_bytes(limit.capacity_bytes)} are enough for a pass of"
+        yield f"{capacity} {limit.batch} samples at {where}, by the chains as measured."
     for one in found.points:
         if one.num_without_memory:
             others = f", {one.num_runs} did not" if one.num_runs else ""

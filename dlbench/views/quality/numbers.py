@@ -48,6 +48,8 @@ from dlbench.stats.multiplicity import holm
 from dlbench.stats.pairing import RunKey
 from dlbench.views.noise import model_noise_share, samples_over
 
+MOST_WARMUP = 10.0  # Times a measured step that a warm-up step may take without making a time a contradiction.
+
 
 def quality_of(run: Run) -> QualityResult:
     """The quality that the record of a run to a quality holds."""
@@ -94,22 +96,32 @@ def account(result: QualityResult) -> tuple[float, float, float]:
 
 def fit(run: Run, throughput: float) -> Verdict | None:
     """Whether throughput, epochs and time in training steps of this run can all be true; None where one is not known.
-    `throughput`: samples per second of its measured steps, all ranks together.
+    `throughput`: samples per second of its measured steps, all ranks together. Time that warm-up steps may have taken
+    is no contradiction where later steps fit: of a short run they are a large part.
     """
+    assert run.record is not None
     result, epoch = quality_of(run), run.epoch_samples
     last = result.evaluations[-1] if result.evaluations else None
     if last is None or not (epoch and last.epoch and last.train_s):
         return None
-    epochs, seconds = last.epoch, last.train_s
-    if is_resumed(run):
-        # What ran before the checkpoint ran at another rate: only what this run trained between two evaluations counts.
-        assert run.record is not None
-        begun = run.record.first_step * run.plan.global_batch
-        start = next((one for one in result.evaluations if one.samples >= begun), last)
-        epochs, seconds = epochs - start.epoch, seconds - start.train_s
-        if epochs <= 0 or seconds <= 0:
+
+    def since(step: int) -> Verdict | None:
+        """Returns the verdict on what was trained from the first evaluation at that step or later to the last one."""
+        start = next((one for one in result.evaluations if one.samples >= step * run.plan.global_batch), last)
+        if last.epoch <= start.epoch or last.train_s <= start.train_s:
             return None
-    return consistency(throughput, epoch, epochs, seconds)
+        return consistency(throughput, epoch, last.epoch - start.epoch, last.train_s - start.train_s)
+
+    first, warmup = run.record.first_step, run.plan.measure.warmup_steps
+    # What ran before the checkpoint ran at another rate: only what this run trained between two evaluations counts.
+    verdict = since(first) if is_resumed(run) else consistency(throughput, epoch, last.epoch, last.train_s)
+    if verdict is None or verdict.status != "unexplained":
+        return verdict
+    later = since(first + warmup)
+    is_slow = verdict.stated_s - verdict.expected_s > MOST_WARMUP * warmup * run.plan.global_batch / throughput
+    if is_slow or (later is not None and later.status != "fits"):
+        return verdict
+    return replace(verdict, status="fits")
 
 
 def is_resumed(run: Run) -> bool:

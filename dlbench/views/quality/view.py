@@ -88,11 +88,13 @@ def _not_reached(quality: Quality, goal: str, reached: int, runs: int) -> str:
     counts = ", ".join(f"{point.num_reached} of {point.num_runs} at {place_of(point)}" for point in quality.points)
     if reached == 0:
         known = [(point.best, point) for point in quality.points if point.best]
-        found = ""
-        if known:
-            best, at = (max if quality.higher_is_better else min)(known, key=lambda one: one[0].value)
-            found = f" The best median is {figure_text(best)} at {place_of(at)}."
-        return f"none of {runs_text(runs)} met the target {goal} within {quality.limit}.{found}"
+        text = f"{'the run' if runs == 1 else f'all {runs} runs'} missed the target {goal} within {quality.limit}"
+        if not known:
+            return f"{text}."
+        best, at = (max if quality.higher_is_better else min)(known, key=lambda one: one[0].value)
+        if runs == 1:
+            return f"{text}: it reached {figure_text(best)}."
+        return f"{text}: the best they reached is {figure_text(best)} at {place_of(at)} (median of its runs)."
     times = "; ".join(f"{_time_at(point)} ({point.num_reached} of {point.num_runs})" for point in quality.points)
     # Where it is missing; no words where the baseline did not get there, because then it is missing everywhere.
     base, *others = quality.points

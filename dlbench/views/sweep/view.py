@@ -123,7 +123,7 @@ AXIS_COLUMNS: tuple[Column[AxisRow], ...] = (
         "effect",
         "Effect on throughput",
         lambda row: row[1].effect,
-        lambda row: "compared with" if row[2] else times_cell(row[1].effect),
+        lambda row: "the reference" if row[2] else times_cell(row[1].effect),
         has_interval=True,
     ),
     Column("verdict", "Verdict", lambda row: row[0].verdict, lambda row: row[0].words if row[2] else ""),
@@ -137,6 +137,8 @@ def axes_sheet(cell: SweepCell) -> Sheet[AxisRow]:
         title="Which axes matter" + " for the time to the target (not throughput)" * cell.to_target,
         columns=AXIS_COLUMNS,
         rows=[(axis, level, number == 0) for axis in cell.axes for number, level in enumerate(axis.levels)],
+        # Of a single axis the table of settings says the same.
+        is_shown=lambda row: len(cell.axes) > 1,
         caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
     )
 
@@ -360,7 +362,7 @@ class SweepView(ReportView):
             sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
             notes=sweep.idle,
             brief=sweep.idle,
-            where={"series": sweep.series},
+            where={"series": sweep.series, "sample_unit": sweep.sample_unit},
         )
 
     def remedy(self, report: Report) -> str:

@@ -260,7 +260,7 @@ def steps(
 # What is said of a loss
 
 CLAIMS: Mapping[str, tuple[float, tuple[str, ...]]] = {
-    "a cause is named": (0.0, ("likely cause: ", "main cause: ")),
+    "a cause is named": (0.0, ("likely cause: ", "main cause: ", "certain: ")),
     "the baseline is blamed": (0.0, ("the baseline ran with a handicap",)),
     "no loss is claimed": (0.03, ("no loss worth explaining", "nothing is lost")),
 }

@@ -231,15 +231,15 @@ def test_damaged_spans_of_a_node_are_named(tmp_path: Path) -> None:
         one = SpanWriter(path, {"rank": rank, "run_id": "x"}, 10_000)
         one.add(STAGE, "building", 0, 10)
         one.close()
-    assert damaged_traces(tmp_path, whole=True) == ()
+    assert damaged_traces(tmp_path, "x", whole=True) == ()
     assert [len(list(SpanReader(path=path / f"rank-{rank:04d}").blocks())) for rank in range(2)] == [1, 1]
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    (line,) = damaged_traces(tmp_path, whole=True)
+    (line,) = damaged_traces(tmp_path, "x", whole=True)
     assert line.startswith(f"{path}/rank-0001: a block is damaged")
     path.write_bytes(b"nothing of the kind")
-    assert len(damaged_traces(tmp_path, whole=False)) == 1
+    assert len(damaged_traces(tmp_path, "x", whole=False)) == 1
 
 
 def bytes_read() -> int:
@@ -258,9 +258,9 @@ def test_whether_traces_are_damaged_is_first_asked_of_their_beginning_alone(tmp_
     path.with_name("rank-0002.spans").write_bytes(opened(path / "rank-0000")[0].read())
     assert path.stat().st_size > 400_000
     before = bytes_read()
-    assert damaged_traces(tmp_path, whole=False) == ()
+    assert damaged_traces(tmp_path, "x", whole=False) == ()
     assert bytes_read() - before < 1 << 18
-    assert damaged_traces(tmp_path, whole=True) == ()
+    assert damaged_traces(tmp_path, "x", whole=True) == ()
     with pytest.raises(IncompleteDataError, match=r"ask for those of one, e\.g\. node-0000\.spans/rank-0000"):
         list(SpanReader(path=path).blocks())
 
@@ -292,7 +292,7 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
     ]
     one, other = (read_run(folder.path) for folder in (apart, together))
     assert measure(one) == measure(other)
-    assert damaged_traces(together.path, whole=True) == ()
+    assert damaged_traces(together.path, together.path.name, whole=True) == ()
     texts = []
     for run in (one, other):
         notes = Notes()

@@ -10,9 +10,12 @@ import pytest
 
 from dlbench.analysis.attribution import attribute
 from dlbench.analysis.causes import CAUSES
+from dlbench.records.scan import scan
 from dlbench.views.causes.numbers import adjusted_p, stands_out
+from dlbench.views.scaling_report import assemble, document_of
+from dlbench.views.series_result import result_of
 from tests.support.run_factory import constant, plans, write_run
-from tests.views.causes.test_diagnose import verdict
+from tests.views.causes.test_diagnose import diagnose, verdict
 
 SHARES = MappingProxyType(dict(zip(CAUSES, (0.76, 0.10, 0.03, 0.0, 0.05, 0.02, 0.0, 0.01, 0.01, 0.02), strict=True)))
 Runs = dict[tuple[str, int], dict[str, float]]
@@ -63,3 +66,28 @@ def test_a_cause_larger_than_the_loss_is_set_beside_what_others_gain(tmp_path: P
     assert found["line"] == (
         "main cause: exchange on the wire, 23.8 points; 4.8 points lost in all, as other parts gain 19.0 points"
     )
+
+
+def test_a_small_certain_part_of_a_large_loss_is_no_main_cause(tmp_path: Path) -> None:
+    """4 ms of exchange in every run, and 10 to 70 ms of backward more in a step of 100 ms."""
+    for plan in plans(points=(1, 2), repeats=5):
+        times = [5.0, 0.0, 30.0, 60.0, 0.0, 0.0]
+        if plan.layout.ranks == 2:
+            times[3] += (70.0, 10.0, 60.0, 11.0, 30.0)[plan.series.repeat]
+            times[4] = 4.0
+        write_run(tmp_path, plan, constant(times, other=5.0))
+    found = verdict(tmp_path)
+    assert (found["finding"], found["cause"], found["name"]) == ("partly certain", "exchange", "")
+    assert (found["experiments"], found["next"]) == ([], "repeat with --repeats 10")
+    sure = "certain: exchange on the wire, 2.9 points"
+    rest = "of 28 points lost; the rest (compute 25 points) is too uncertain in 5 runs to name"
+    assert found["line"] == f"{sure} [2.2, 3.6] {rest}"
+    # The card, the report's verdict, the table of experiments and the end of a run say the same.
+    report = assemble(scan(tmp_path))
+    (card,) = document_of(report).sections[0].cards
+    (group,) = report.groups
+    assert dict(card.facts)["Loss"] == f"{sure} of 28 points; the rest is too uncertain to name"
+    assert "Certain: exchange on the wire" in group.verdict
+    (screen,) = result_of(scan(tmp_path))[1].sections
+    assert group.verdict in screen.brief
+    assert "network-bound" not in diagnose(tmp_path)

@@ -37,7 +37,7 @@ def test_a_single_rank_that_trains_something_else_is_no_measure(tmp_path: Path) 
     write(tmp_path, plans(points=(1, 2)), 100)
     write(tmp_path, plans(points=(1,), series="s2", overrides={"train.batch_per_rank": 16}), 10)
     (note,) = notes(tmp_path)
-    assert note.startswith("Every rank has the cores that the fullest point leaves it (1 core)")
+    assert note.startswith("Every rank had 1 core, also at the baseline, ")
 
 
 def test_nodes_of_equally_many_ranks_hold_nothing_back(tmp_path: Path) -> None:

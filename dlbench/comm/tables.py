@@ -1,0 +1,373 @@
+"""Output of nccl-tests and of OSU's micro-benchmarks, text or JSON, becomes series of times.
+
+A series holds the times of one program, data type, operation, root and side (in place or out of place); the cycles of
+nccl-tests are its repeats. Columns are found by their headers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dlbench.errors import UserError
+from dlbench.opening import parse_json, read_named, why_unreadable
+from dlbench.specs.base import MAX_COUNT
+from dlbench.specs.comm import ALGORITHMS
+
+MAX_BYTES = 1 << 24  # Limit for a file: the tables have some hundred lines.
+ROUNDED = 0.02  # Share by which a printed rate may differ from size over time: rates have three digits.
+IN_PLACE, OUT_OF_PLACE = "in place", "out of place"
+
+KINDS = {name.replace("-", ""): name for name in ALGORITHMS} | {
+    "alltoallpersonalizedexchange": "all-to-all",
+    "reducescatterblock": "reduce-scatter",
+    "latency": "latency",
+    "bandwidth": "bandwidth",
+}
+"""What is measured, by the letters of a program's name (nccl-tests) or title (OSU)."""
+KIND_NAMES = ", ".join(dict.fromkeys(KINDS.values()))
+
+PROGRAM = re.compile(r"\b([a-z_]+)_perf\b")
+DEVICE = re.compile(r"Rank\s+(\d+)\s+(?:Group\s+(\d+)\s)?.*\bon\s+(\S+)\s+device")
+TITLE = re.compile(r"OSU ([A-Za-z]+)(_\w+)?(?:-\S+)? (.+?) Test(?: (v\S+))?$")
+HEAD = re.compile(r"(.*?)#\s*(?:nccl-tests version|Collective test starting|nThread|Using devices|size\s+count|OSU )")
+"""The first lines that the programs print; whatever stands in front of one is a launcher's prefix."""
+ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\b")  # The first cells of a row of nccl-tests: bytes, elements, type.
+NAME = re.compile(r"[a-z]\w*")
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)|N/A")
+TORN = "other text tears the row (NCCL_DEBUG_FILE keeps NCCL's messages apart), or the file is cut off"
+CPU_TIME = "is the time of the host's calls (nccl-tests -C 1), not of the collective; run it without -C 1"
+
+
+@dataclass(kw_only=True, eq=False)
+class Series:
+    """The times of one type, operation, root and side in a table."""
+
+    path: Path
+    line: int  # Line of the table's header; 0 in JSON.
+    carrier: str  # nccl or mpi.
+    title: str
+    measures: str  # A collective, latency, bandwidth, or empty: the output does not say.
+    ranks: int | None = None
+    nodes: int | None = None
+    dtype: str = ""  # As the file calls it; empty where it does not say.
+    op: str = ""
+    root: str = ""
+    side: str = ""  # Empty for OSU, whose programs have one side.
+    is_checked: bool = True  # Whether the program compared the results.
+    seconds: dict[int, list[float]] = field(default_factory=dict)  # By bytes, one time of each cycle.
+    bus: float | None = None  # busbw over algbw of the last row that shows it: it depends on the ranks.
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}: line {self.line}" if self.line else str(self.path)
+
+    @property
+    def cycles(self) -> int:
+        return max(map(len, self.seconds.values()))
+
+    def add(self, size: int, seconds: float) -> None:
+        """Raises `ValueError`: the size or the time cannot be one."""
+        if not 0 <= size <= MAX_COUNT:
+            raise ValueError(f"{size!s:.24} B: a size must be from 0 to {MAX_COUNT}")
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"{size} B, {seconds * 1e6:g}: times must be above 0")
+        if size > 0:
+            self.seconds.setdefault(size, []).append(seconds)
+
+
+@dataclass(kw_only=True)
+class Output:
+    """The content of a file."""
+
+    series: list[Series] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # Programs without costs, each with its line.
+
+
+class Table:
+    """A table while its rows are read."""
+
+    def __init__(self, head: Series, columns: Sequence[str] = ()) -> None:
+        self.head = head
+        self.columns = columns
+        self.series: dict[tuple[str, ...], Series] = {}
+
+    @property
+    def has_figures(self) -> bool:
+        return any(series.seconds for series in self.series.values())
+
+    def of(self, dtype: str, op: str = "", root: str = "", side: str = "") -> Series:
+        """Returns the series of these, a new one if the table has none yet."""
+        new = replace(self.head, dtype=dtype, op=op, root=root, side=side, seconds={})
+        return self.series.setdefault((dtype, op, root, side), new)
+
+
+class NcclTable(Table):
+    """A table of nccl-tests. A row that other text tears is put together again where the number of its cells fits."""
+
+    cells: tuple[str, ...] = ()  # Of the row that is not complete yet.
+
+    def take(self, line: str) -> None:
+        """Raises `ValueError`: the line is part of a row that gives no figures."""
+        words = line.split()
+        if ROW.match(line):
+            self.require_whole_row()
+        elif not self.cells or not ("NCCL" in line or all(map(NUMBER.fullmatch, words))):
+            return
+        before = len(self.cells)
+        for column, word in zip(self.columns[before:], words, strict=False):
+            form = NAME if column in ("type", "redop") else NUMBER
+            if column == "timestamp" or not form.fullmatch(word):
+                break
+            self.cells += (word,)
+        if len(self.cells) == len(self.columns) - self.columns.count("timestamp"):
+            if any(map(NUMBER.fullmatch, words[len(self.cells) - before :])):
+                raise ValueError(f"more cells than {len(self.columns)} columns: {TORN}")
+            self._add_row()
+            self.cells = ()
+
+    def require_whole_row(self) -> None:
+        """Raises `ValueError`: cells of the row before are missing."""
+        if self.cells:
+            raise ValueError(
+                f"{len(self.cells)} of {len(self.columns)} columns in the row of {self.cells[0]} B: {TORN}"
+            )
+
+    def _add_row(self) -> None:
+        starts = [index for index, name in enumerate(self.columns) if name == "time"]
+        row = dict(zip(self.columns[: starts[0]], self.cells, strict=False))
+        for side, start in zip((OUT_OF_PLACE, IN_PLACE), starts, strict=True):
+            figures = dict(zip(self.columns[start : start + 4], self.cells[start:], strict=False))
+            # Old versions print the largest difference (error) instead of a count.
+            wrong = figures.get("#wrong", "N/A" if figures.get("error") == "N/A" else "0")
+            time, algbw, busbw = (float(figures[name].replace("N/A", "nan")) for name in ("time", "algbw", "busbw"))
+            series = self.of(row["type"], row.get("redop", ""), row.get("root", ""), side)
+            self.add(series, int(row["size"]), time, (algbw, busbw), None if wrong == "N/A" else float(wrong))
+
+    def add(self, series: Series, size: int, time: float, rates: tuple[float, float], wrong: float | None) -> None:
+        """Raises `ValueError`: the program counted wrong values, or the rate is not that of size and time.
+
+        `time` in us, `rates` algbw and busbw in GB/s, `wrong` None where the program did not compare.
+        """
+        if wrong:
+            raise ValueError(f"nccl-tests counted {wrong:g} wrong values at {size} B, {series.side} (#wrong)")
+        series.is_checked = wrong is not None
+        series.add(size, time * 1e-6)
+        algbw, busbw = rates
+        if abs(algbw - size / time * 1e-3) > max(ROUNDED * algbw, 0.006):
+            raise ValueError(f"{size} B in {time:g} us are no {algbw:g} GB/s: time must be in us, algbw in GB/s")
+        if algbw >= 1:
+            series.bus = busbw / algbw
+
+
+class OsuTable(Table):
+    """A table of OSU's micro-benchmarks. No line ends it: lines that are no rows are passed over."""
+
+    dtype = ""
+    last_size: int | None = None
+
+    def take(self, line: str, *, is_cut: bool) -> None:
+        """Raises `ValueError`: the line is a row that gives no figure."""
+        words = line.split()
+        if not self.columns or not words or not words[0].isdecimal():
+            return
+        size = int(words[0][:20])
+        is_row = all(NUMBER.fullmatch(word) or word in ("Pass", "Fail") for word in words)
+        if not is_row or len(words) < len(self.columns):
+            # Sizes are doubled from row to row.
+            if (is_row and is_cut) or (self.last_size and size == 2 * self.last_size):
+                raise ValueError(f"{len(words)} of {len(self.columns)} columns: {TORN}")
+            return
+        if "Fail" in words:
+            raise ValueError(f"OSU's validation failed at {size} B (Fail)")
+        if self.last_size is not None and size <= self.last_size:
+            raise ValueError(f"{size} B after {self.last_size} B: no row of this table, whose sizes grow")
+        self.last_size = size
+        value = float(words[1])
+        if self.head.measures == "bandwidth" and value:
+            value = max(size, 1) / value
+        self.of(self.dtype).add(size, value * 1e-6)
+
+    def set_columns(self, text: str, line: int) -> None:
+        """Raises `ValueError`: the figures are in another unit."""
+        if any(series.dtype == self.dtype for series in self.series.values()):
+            raise ValueError("a second table without a title; give all that each program printed")
+        unit = "MB/s" if self.head.measures == "bandwidth" else "us"
+        self.columns, self.last_size = re.split(r"\s{2,}|\t", text), None
+        self.head.line = line
+        if f"({unit})" not in "".join(self.columns[1:2]):
+            raise ValueError(f"{text!r}: the second column must be in {unit}")
+
+
+class Reader:
+    """Reads the lines of an output, one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self.output = Output()
+        self.line = 0
+        self._path = path
+        self._prefix: re.Pattern[str] | None = None
+        self._program = ""
+        self._hosts: dict[str, str] = {}  # Of each rank of nccl-tests.
+        self._groups: set[str | None] = set()
+        self._table: NcclTable | OsuTable | None = None
+
+    def take(self, line: str, *, is_cut: bool) -> None:
+        """Reads the next line. `is_cut`: the file ends within it. Raises `ValueError`: it has no sense."""
+        self.line += 1
+        line = self._without_prefix(line)
+        text = line.strip().lstrip("#").strip()
+        words = text.split()
+        if (named := PROGRAM.search(line)) and "concluded" not in line:
+            self._program = named[1]
+        if words[:1] == ["nThread"]:
+            self._hosts, self._groups = {}, set()
+        elif device := DEVICE.match(text):
+            if device[1] in self._hosts:
+                raise ValueError(f"rank {device[1]} again: each process measured alone; build nccl-tests with MPI=1")
+            self._hosts[device[1]] = device[3]
+            self._groups.add(device[2])
+        elif title := TITLE.match(text):
+            self._open_osu(*title.groups())
+        elif words[:3] == ["size", "count", "type"]:
+            self._open_nccl(words)
+        elif words[:1] == ["Out"] and "FAILED" in words:
+            raise ValueError(f"nccl-tests counted wrong values in this table ({text})")
+        elif text.startswith("Avg bus bandwidth"):
+            self._close()
+            self._program = ""
+        elif isinstance(self._table, NcclTable):
+            self._table.take(line)
+        elif self._table and words[:1] == ["Datatype:"]:
+            self._table.dtype = words[-1].rstrip(".")
+        elif self._table and words[:1] == ["Size"]:
+            self._table.set_columns(text, self.line)
+        elif self._table:
+            self._table.take(line, is_cut=is_cut)
+
+    def _without_prefix(self, line: str) -> str:
+        """Returns a line without what launchers put in front of each, such as ``[1,0]<stdout>:`` or ``0: ``."""
+        if head := HEAD.match(line):
+            digits_vary = re.sub(r"\d+", r"\\d+", re.escape(head[1].strip()))
+            self._prefix = re.compile(rf"^\s*{digits_vary} ?") if digits_vary else None
+        return self._prefix.sub("", line, count=1) if self._prefix else line
+
+    def _open_osu(self, library: str, one_sided: str | None, name: str, version: str | None) -> None:
+        self.end()
+        kind = kind_of(name.removesuffix(" Latency"))
+        if one_sided or kind is None or library not in ("MPI", "NCCL", "xCCL"):
+            self._leave_out(f"OSU {library}{one_sided or ''} {name}{' (one-sided)' if one_sided else ''}")
+            return
+        carrier = "mpi" if library == "MPI" else "nccl"
+        title = f"OSU {name} {version or ''}".strip()
+        self._table = OsuTable(Series(path=self._path, line=self.line, carrier=carrier, title=title, measures=kind))
+
+    def _open_nccl(self, columns: Sequence[str]) -> None:
+        self.end()
+        kind = kind_of(self._program)
+        if kind is None:
+            self._leave_out(f"nccl-tests {self._program}")
+            return
+        if "cputime" in columns:
+            raise ValueError(f"column cputime {CPU_TIME}")
+        if any(columns.count(name) != 2 for name in ("time", "algbw", "busbw")):
+            raise ValueError(f"columns {' '.join(columns)}: time, algbw and busbw must be there twice")
+        head = nccl_head(self._path, kind, len(self._hosts), set(self._hosts.values()), self._groups)
+        head.line = self.line
+        self._table = NcclTable(head, columns)
+
+    def _leave_out(self, program: str) -> None:
+        self.output.left_out.append(f"line {self.line}: no costs are made of {program}")
+
+    def _close(self) -> None:
+        if isinstance(self._table, NcclTable):
+            self._table.require_whole_row()
+        if self._table and not self._table.has_figures:
+            raise ValueError(f"no row of {self._table.head.title} until here; give the whole output")
+        if self._table:
+            self.output.series += self._table.series.values()
+        self._table = None
+
+    def end(self) -> None:
+        """Raises `ValueError`: the table so far is not whole."""
+        is_open = isinstance(self._table, NcclTable)
+        self._close()
+        if is_open:
+            raise ValueError("the table has no end (the line 'Avg bus bandwidth'): the file is cut off; give all of it")
+
+
+def kind_of(name: str) -> str | None:
+    """Returns what a program measures, empty if it has no name; None: something that no costs are made of."""
+    letters = re.sub("[^a-z]", "", name.lower())
+    return KINDS.get(letters) if letters else ""
+
+
+def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[Any]) -> Series:
+    """Returns what a table of nccl-tests says in front of its rows. Raises `ValueError`: the ranks are split."""
+    if len(groups) > 1:
+        raise ValueError(
+            f"the {ranks} ranks are split into {len(groups)} groups, which run at once (NCCL_TESTS_SPLIT): no costs "
+            "are made of them"
+        )
+    head = Series(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind)
+    head.ranks, head.nodes = ranks or None, len(hosts) or None
+    return head
+
+
+def read_output(path: Path) -> Output:
+    """Returns all series of a file. Raises `UserError`: it is unreadable or damaged, or nothing in it gives costs."""
+    try:
+        text = read_named(path, MAX_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
+    if text.lstrip().startswith("{"):
+        return _read_json(path, text)
+    lines = text.splitlines()
+    reader = Reader(path)
+    try:
+        for number, line in enumerate(lines, 1):
+            reader.take(line, is_cut=number == len(lines) and not text.endswith("\n"))
+        reader.end()
+    except ValueError as error:
+        raise UserError(f"{path}: line {reader.line}: {error}") from None
+    if not reader.output.series and reader.output.left_out:
+        raise UserError(f"{path}: {reader.output.left_out[0]}, but of {KIND_NAMES}")
+    if not reader.output.series:
+        raise UserError(f"{path}: no table of nccl-tests or OSU in {len(lines)} lines; give all that one printed")
+    return reader.output
+
+
+def _read_json(path: Path, text: str) -> Output:
+    try:
+        series = _series_of(path, parse_json(text))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: is no JSON of nccl-tests (-J), version 3: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {why_unreadable(error)}") from None
+    return Output(series=series)
+
+
+def _series_of(path: Path, report: Mapping[str, Any]) -> list[Series]:
+    program = PROGRAM.search(report["args"][0])
+    kind = kind_of(program[1] if program else "")
+    if kind is None:
+        raise ValueError(f"no costs are made of {report['args'][0]}, but of {KIND_NAMES}")
+    config, devices = report["config"], report["config"]["devices"]
+    # A process lists its first GPU alone, whatever the GPUs of a thread are.
+    ranks = len(devices) * int(config["nthreads"]) * int(config["ngpus"])
+    hosts, groups = {one["hostname"] for one in devices}, {one["group"] for one in devices}
+    table = NcclTable(nccl_head(path, kind, ranks, hosts, groups))
+    for number, row in enumerate(report["results"], 1):
+        for side, figures in ((OUT_OF_PLACE, row["out_of_place"]), (IN_PLACE, row["in_place"])):
+            if figures and "cpu_time" in figures:
+                raise ValueError(f"result {number}: cpu_time {CPU_TIME}")
+            if figures:
+                series = table.of(row["type"], row["redop"], row["root"].strip(), side)
+                rates = float(figures["alg_bw"]), float(figures["bus_bw"])
+                table.add(series, int(row["size"]), float(figures["time"]), rates, figures["nwrong"])
+    if "average_bus_bandwidth" not in report or not table.has_figures:
+        raise ValueError("holds no whole table: the run did not end; give the file of a whole run")
+    return list(table.series.values())

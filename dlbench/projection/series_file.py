@@ -1,0 +1,142 @@
+"""Anybody's series as a table (`dlbench project --points FILE`): a row for each run becomes `Ingredients`.
+
+Columns are separated by tabs if the header holds one, else by semicolons, else by commas. Blanks around values, blank
+lines and lines that begin with # do not count.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from dlbench.errors import UserError
+from dlbench.opening import read_named, why_unreadable
+from dlbench.projection.ingredients import Ingredients, RunFigures
+from dlbench.records.folder import MAX_JSON
+from dlbench.specs.base import MAX_RANKS
+from dlbench.specs.problems import problem_of
+
+COUNTS = ("ranks", "nodes", "batch_per_rank")
+_COUNT = re.compile(r"[1-9]\d{0,6}(\.0+)?|[1-9]\d{0,2}(,\d{3}){1,2}", re.ASCII)  # 8, 8.0 or 1,024
+# 0.12, 1.2e-1 or 14,919.9: a comma alone may stand for a decimal point, too, so it is refused.
+_FIGURE = re.compile(r"\+?(\d+\.?\d*|\.\d+|\d{1,3}(,\d{3})+\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
+
+
+def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
+    """Returns the series of a file. Raises `UserError`: it cannot be read, or a row is wrong, with line and column."""
+    rows, left_out = _rows(path)
+    points: dict[int, dict[str, int]] = {}
+    runs: dict[int, dict[str, RunFigures]] = {}
+    for where, row in rows:
+        counts = {name: _count(where, name, row[name]) for name in COUNTS if name in row}
+        ranks = counts["ranks"]
+        point, steps = points.setdefault(ranks, counts), runs.setdefault(ranks, {})
+        for name, count in counts.items():
+            if count != point[name]:
+                raise UserError(f"{where}: {name} {count:,}: rows above have {point[name]:,} at {ranks:,} ranks")
+        if row["run"] in steps:
+            raise UserError(
+                f"{where}: run {row['run']!r}: is there twice at {ranks:,} ranks; give one row for each run"
+            )
+        steps[row["run"]] = _run(where, row, counts)
+    batches = {
+        point.get("batch_per_rank", 0) * (ranks if scaling == "strong" else 1) for ranks, point in points.items()
+    }
+    if len(batches) > 1:
+        raise UserError(
+            f"{path}: batch_per_rank: differs between rank counts, which is no weak scaling; under --scaling strong "
+            "ranks x batch_per_rank must be equal"
+        )
+    content = {
+        "title": path.name,
+        "source": str(path),
+        "scaling": scaling,
+        "points": [{**points[ranks], "runs": tuple(runs[ranks].values())} for ranks in sorted(points)],
+        "notes": (f"Columns that were left out: {', '.join(left_out)}.",) if left_out else (),
+    }
+    try:
+        return Ingredients.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path}: nodes: {problem_of(Ingredients, error)}") from None
+
+
+def _rows(path: Path) -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
+    """Returns the rows by column, each with where it stands, and the columns that are left out."""
+    try:
+        text = read_named(path, MAX_JSON).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = why_unreadable(error) if isinstance(error, OSError) else error
+        raise UserError(f"{path}: cannot be read as a table: {why}") from None
+    table = list(_cells(path, text.splitlines()))
+    if len(table) < 2:
+        raise UserError(f"{path}: holds no runs; needed are a line with the columns' names and a line for each run")
+    (first, header), *rest = table
+    used = _used(first, header)
+    for where, cells in rest:
+        if len(cells) != len(header):
+            raise UserError(
+                f"{where}: holds {len(cells)} values, and the header {len(header)} columns; a value with a comma in it "
+                "stands in double quotes"
+            )
+    rows = [(where, dict(zip(header, cells, strict=True))) for where, cells in rest]
+    left_out = [name or "one without a name" for name in header if name not in used]
+    return [(where, {name: row[name] for name in used}) for where, row in rows], left_out
+
+
+def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields each line that counts, cut into cells, with the words that name it."""
+    shown = ["" if line.lstrip().startswith("#") else line for line in lines]
+    header = next((line for line in shown if line.strip()), "")
+    delimiter = next((mark for mark in "\t;" if mark in header), ",")
+    reader = csv.reader(shown, delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                yield f"{path}: line {reader.line_num}", [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise UserError(f"{path}: line {reader.line_num}: {error}") from None
+
+
+def _used(where: str, header: list[str]) -> list[str]:
+    """Returns the columns of a header that are read. Raises `UserError`: one is missing, or is there twice."""
+    used = ["ranks", "nodes", "run", "step_s"]
+    if "samples_per_s" in header and "step_s" not in header:
+        used[-1:] = ["samples_per_s", "batch_per_rank"]
+    elif "batch_per_rank" in header:
+        used.append("batch_per_rank")
+    missing = [name for name in used if name not in header]
+    if missing:
+        raise UserError(
+            f"{where}: columns {', '.join(map(repr, header))}: {', '.join(missing)} missing; in place of step_s also "
+            "samples_per_s with batch_per_rank (step_s = ranks x batch_per_rank / samples_per_s)"
+        )
+    twice = [name for name in used if header.count(name) > 1]
+    if twice:
+        raise UserError(f"{where}: column {twice[0]} is given twice")
+    return used
+
+
+def _count(where: str, name: str, text: str) -> int:
+    count = int(text.partition(".")[0].replace(",", "")) if _COUNT.fullmatch(text) else 0
+    if not 1 <= count <= MAX_RANKS:
+        raise UserError(f"{where}: {name} {text!r}: must be a whole number from 1 to {MAX_RANKS:,}")
+    return count
+
+
+def _run(where: str, row: Mapping[str, str], counts: Mapping[str, int]) -> RunFigures:
+    """Returns the run of a row, with its step as given or as its throughput gives it."""
+    name = "step_s" if "step_s" in row else "samples_per_s"
+    text = row[name]
+    value = float(text.replace(",", "")) if _FIGURE.fullmatch(text) else 0.0
+    if not value:
+        raise UserError(f"{where}: {name} {text!r}: must be a number above 0, with a point for its decimals")
+    step_s = value if name == "step_s" else counts["ranks"] * counts["batch_per_rank"] / value
+    try:
+        return RunFigures(run_id=row["run"], step_s=step_s)
+    except ValidationError as error:
+        raise UserError(f"{where}: {name} {text!r}: {problem_of(RunFigures, error)}") from None
