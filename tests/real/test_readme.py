@@ -61,11 +61,13 @@ def is_run(command: str) -> bool:
 
 
 def shortened(command: str) -> str:
-    """The same runs, two of each, with few steps and sizes."""
+    """The same runs, two of each, with few steps, epochs and sizes."""
     command = re.sub(r"--repeats \d+", "--repeats 2", command)
     words, hash_sign, comment = command.partition(" #")
     if words.startswith("dlbench run ") and not re.search("--to-accuracy|--set measure|--dry-run", words):
         words += " --set measure.warmup_steps=2 --set measure.measured_steps=3"
+    if "--to-accuracy" in words and "quality." not in words:
+        words += " --set quality.max_epochs=6"
     if words.startswith("dlbench comm run ") and "--sizes" not in words:
         words += " --sizes 1KiB:1MiB"
     return f"{words}{hash_sign}{comment}"

@@ -200,7 +200,7 @@ def test_one_job_runs_all_points_and_repeats_and_those_that_fail_lose_no_other(
     command = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--repeats", "2")
     command += ("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", "--series", "packed", *SHORT)
     command += ("--pack", "all", "--sweep", "system.setup=exit 7,umask 022")
-    promised = cli(*command, "--dry-run")
+    promised = cli(*command, "--dry-run", "--all-scripts")
     assert promised.returncode == 0, promised.stderr
     submitted = cli(*command, **slurm_box.environment)
     assert submitted.returncode == 0, submitted.stderr
