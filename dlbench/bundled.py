@@ -37,8 +37,7 @@ def commit() -> str:
     """The commit of the checkout dlbench runs from, with `+dirty` where tracked files were changed; else empty."""
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
-        packed = root / "dlbench" / "_bundled" / "COMMIT"  # by `dlbench image build`
-        return packed.read_text(encoding="ascii").strip() if packed.is_file() else ""
+        return ""
     git = ["git", "-C", str(root), "-c", f"safe.directory={root}"]
     try:
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)

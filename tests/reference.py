@@ -44,7 +44,6 @@ from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
 from dlbench.specs.comm import CommPlan
-from dlbench.specs.container import ImageDescription
 from dlbench.specs.engine import HOROVOD_VARIABLES
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model as report_model
@@ -218,7 +217,6 @@ def format_versions() -> str:
         ("`watch-cost.json`", *stamped(WatchCost)),
         ("`node-NNNN.status.json`", *stamped(NodeStatuses)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
-        ("`FILE.json` of an image", *stamped(ImageDescription)),
         ("`preflight.json`", *stamped(PreflightReport)),
         ("`seen/rank-NNNN.json` of a pre-flight", *stamped(SeenRank)),
         ("`submission.json`", *stamped(Submission)),

@@ -43,7 +43,7 @@ def test_what_falls_short_is_counted_and_named_before_the_table() -> None:
     short = replace(MEASURED, figure=replace(FIGURE, name="another", met=False))
     lines = table.table([MEASURED, short]).splitlines()
     assert lines[0] == "2 figures with a goal: 1 met, 1 NOT met."
-    assert lines[4] == "- `spine.host`: another: 0.98 [0.97, 0.99], n=12 times (goal: at least 0.95)"
+    assert lines[4] == "- spine.host: another: 0.98 [0.97, 0.99], n=12 times (goal: at least 0.95)"
 
 
 def test_what_was_measured_later_replaces_what_is_kept(

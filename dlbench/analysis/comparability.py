@@ -39,8 +39,6 @@ NOT_SHAPING = frozenset(  # Keys of a system that do not shape how fast its runs
         *("system.node.peak_tflops", "system.node.peak_source"),
         # Data sheets, which no run reads.
         *("system.device", "system.network", "system.modelled"),
-        # How the ranks' environment comes to the nodes; its digest says what is in it.
-        *("system.container.as_planned", "system.image.file", "system.image.folder", "system.image.transfer"),
         # What a node knows a container's image again by; its digest and its name say which it is.
         "system.container.as_planned",
         # Who pays, when and how long; which nodes of the kind. Leaving out a slow node keeps runs comparable.

@@ -203,11 +203,6 @@ def require_here(system: SystemSpec) -> None:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
         )
-    if system.image.file is not None:
-        raise UserError(
-            "image.file: jobs unpack an image, and this command does not: use `dlbench submit`, or give "
-            "--set system.image.file=null"
-        )
     from dlbench.jobs.local import require_launcher
 
     require_launcher(system)

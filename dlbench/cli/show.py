@@ -157,7 +157,6 @@ _SCHEMAS = {
     "comm": "records.comm.CommRecord",
     "rank-status": "records.status.RankStatus",
     "node-status": "records.status.NodeStatuses",
-    "image": "specs.container.ImageDescription",
     "preflight": "records.preflight.PreflightReport",
     "failure": "records.status.Failure",
     "submission": "jobs.scheduler.Submission",

@@ -12,9 +12,7 @@ import os
 import platform
 import re
 import socket
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +20,6 @@ import dlbench
 from dlbench import bundled
 from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.machine.gpus import adapters, hidden_gpus, nvml_session
-from dlbench.opening import read_text
 from dlbench.units import utf8_text
 
 _OF_CONTAINER = ("kind", "image", "sha256")
@@ -100,7 +97,6 @@ def _facts(
             ("dlbench.version", lambda: dlbench.__version__),
             ("dlbench.commit", bundled.commit),
             ("dlbench.files", bundled.installed_files),
-            ("image.sha256", _image),
         )
     )
     yield "container", lambda: _container(variables)
@@ -180,11 +176,6 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
             continue
 
 
-def _image() -> str:
-    found = unpacked()
-    return "" if found is None else found.sha256
-
-
 def _container(variables: Mapping[str, str]) -> dict[str, str]:
     """What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers)."""
     return {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
@@ -244,24 +235,3 @@ def host_name_problem() -> str:
         reason = getattr(error, "strerror", None) or str(error)
         return f"the host name {utf8_text(name)!r} does not resolve on the machine itself ({reason})"
     return ""
-
-
-_MAX_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unpacked:
-    """An image on this node."""
-
-    sha256: str  # As the node found it.
-    seconds: float  # What fetching, checking and unpacking took on this node.
-
-
-def unpacked(prefix: Path | None = None) -> Unpacked | None:
-    """The image that this Python came in (see slurm/image.j2), or that of `prefix`; None where it came in none."""
-    folder = (prefix or Path(sys.prefix)).parent
-    try:
-        sha256, nanoseconds = read_text(folder.with_name(f"{folder.name}.unpacked"), _MAX_BYTES).split()
-        return Unpacked(sha256=sha256, seconds=int(nanoseconds) / 1e9)
-    except (OSError, ValueError):
-        return None

@@ -167,11 +167,6 @@ class RankResult(Spec):
         description="Start of the process to the first step, less the hashing of parameters for the checks, seconds."
     )
     compiling: Compiling | None = Field(None, description="Its compiler's work; null: train.compile is none.")
-    unpacking_s: NonNegative | None = Field(
-        None,
-        description="What its node took before that to fetch, check and unpack the image of the environment, seconds; "
-        "null without one.",
-    )
     planted_s: NonNegative = Field(
         0.0, description="Time that the plan's injected fault added to this rank's measured steps, seconds."
     )

@@ -92,7 +92,7 @@ def refusal(plan: LaunchPlan) -> DlbenchError | None:
 
 def _python_of(system: SystemSpec) -> str | None:
     """The interpreter of the ranks, where it is one that can be asked here."""
-    if system.modules or system.modules_init or system.setup or system.image.file or system.container.kind != "none":
+    if system.modules or system.modules_init or system.setup or system.container.kind != "none":
         return None
     if any(name in system.launch.environment for name in _LOADERS_OWN):
         return None

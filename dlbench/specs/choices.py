@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dlbench.errors import UserError, nearest
 from dlbench.specs.base import Name, Ranks, Spec, size_in_bytes
-from dlbench.specs.container import with_digest, with_image
+from dlbench.specs.container import with_image
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find, read_yaml
 from dlbench.specs.merge import Layers, validate
@@ -212,8 +212,7 @@ def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValu
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)
     system = validate(SystemSpec, layers, (key.name for key in keys_of(Choices, {})))
-    found = {"image": with_digest(system.image), "container": with_image(system.container)}
-    return system.model_copy(update=found), layers
+    return system.model_copy(update={"container": with_image(system.container)}), layers
 
 
 def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:

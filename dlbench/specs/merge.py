@@ -18,6 +18,11 @@ from dlbench.specs.problems import Problem, keys_of, problem_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+REMOVED = {
+    "image": "has gone; pack the environment into a container's image instead (container, docs/systems.md)",
+}
+"""Sections that there were, and what to use in their place."""
+
 
 class Layers:
     """Nested settings merged layer by layer. `values` is the result so far; `origin(path)` says who set a key."""
@@ -72,7 +77,9 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
         problem = problem_of(model, error)
         path, origin = problem.path, layers.origin(problem.path)
         prefix, also = (layers.prefix, elsewhere) if origin.startswith("--") else ("", ())
-        if problem.known:
+        if problem.known and path[0] in REMOVED:
+            problem = replace(problem, what=REMOVED[path[0]])
+        elif problem.known:
             own = key_for_name(path[-1]) if len(path) == 1 or path[0] in ("engine", "sync") else None
             meant = f"use {own}" if own else _meant(model, problem, layers, prefix, also)
             problem = replace(problem, what=f"unknown key; {meant}")

@@ -20,7 +20,7 @@ from dlbench.specs.base import (
     Ranks,
     Spec,
 )
-from dlbench.specs.container import ContainerSpec, ImageSpec
+from dlbench.specs.container import ContainerSpec
 from dlbench.specs.launch import LaunchSpec, SlurmSpec
 
 
@@ -156,7 +156,6 @@ class SystemSpec(Spec):
     slurm: SlurmSpec = Field(SlurmSpec(), description="What sbatch is asked for.")
     node: NodeSpec = Field(NodeSpec(), description="One node.")
     launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
-    image: ImageSpec = Field(ImageSpec(), description="The environment of the ranks as one file.")
     container: ContainerSpec = Field(ContainerSpec(), description="The container that ranks run in.")
     storage: StorageSpec = Field(StorageSpec(), description="Where samples may be staged to.")
     device: DeviceSpec | None = Field(None, description="A GPU by its data sheet; none: not stated.")
@@ -212,8 +211,6 @@ class SystemSpec(Spec):
             return self
         if kind == "pyxis" and self.launch.launcher not in ("srun-mpi", "srun-gloo"):
             raise ValueError("container.kind 'pyxis' is srun's: set launch.launcher to srun-mpi or srun-gloo")
-        if self.image.file is not None:
-            raise ValueError("container and image.file exclude each other: the container brings the environment")
         lost = {"LD_LIBRARY_PATH", "PATH"}.intersection(self.launch.environment)
         if kind == "apptainer" and lost:
             name = min(lost)

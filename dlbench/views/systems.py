@@ -234,13 +234,7 @@ def _start_up(runs: Sequence[Run]) -> str:
         chosen = [some for some in compiled if some and min(one.cache for one in some) == cache]
         if any(spent := [max(one.seconds or 0.0 for one in some) for some in chosen]):
             text += f"; {what} took {_range(spent)} of it in {len(spent)} of {len(ranks)} runs"
-    fetched = [[rank.unpacking_s for rank in some if rank.unpacking_s is not None] for some in ranks]
-    unpacking = [max(some) for some in fetched if some]
-    if not unpacking:
-        return text
-    images = {run.plan.system.image.sha256 or "" for run in runs} - {""}
-    names = ", ".join(f"image {name[:12]}" for name in sorted(images))
-    return f"{text}; before that {_range(unpacking)} to fetch and unpack {names} on each node"
+    return text
 
 
 def _range(seconds: Sequence[float]) -> str:

@@ -243,9 +243,9 @@ def _length(run: Run, base: Run, asked: Asked) -> Recipe | None:
 
 
 def _start_s(run: Run) -> float:
-    """Of its slowest rank: start of the process to the first step, staging included, and unpacking before that."""
+    """Of its slowest rank: start of the process to the first step, staging included."""
     ranks = run.record.ranks if run.record else ()
-    return max((rank.startup_s + (rank.unpacking_s or 0.0) for rank in ranks), default=0.0)
+    return max((rank.startup_s for rank in ranks), default=0.0)
 
 
 def _amount_text(firsts: Sequence[Run], lengths: Sequence[Recipe | None], quality: Quality | None, asked: Asked) -> str:

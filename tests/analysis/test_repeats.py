@@ -247,9 +247,6 @@ OTHER_VALUES: Mapping[str, Any] = {
     "system.modules": ["gcc/13"],
     "system.modules_init": [". /etc/profile"],
     "system.setup": ["ulimit -l unlimited"],
-    "system.image.file": "/other.tar",
-    "system.image.folder": "/scratch",
-    "system.image.sha256": "1" * 64,
     "system.container.kind": "podman",
     "system.container.image": "/other.sif",
     "system.container.sha256": "1" * 64,
@@ -314,8 +311,6 @@ def test_every_key_of_a_system_shapes_repeats_or_is_listed(key: str) -> None:
     others = {"system.node.peak_source": "data sheet"}
     if key.startswith("system.container."):
         others |= {"system.container.kind": "apptainer", "system.container.image": "/a.sif"}
-    if key.startswith("system.image."):
-        others |= {"system.image.file": "/env.tar", "system.image.sha256": "0" * 64}
     before = _run(plan, others)
     place = before.plan.model_dump(mode="json")
     for part in key.split("."):

@@ -114,7 +114,7 @@ def summary(rows: Iterable[Measured]) -> Iterator[str]:
         yield "What falls short:"
         yield ""
     for row in short:
-        yield f"- `{row.area}`: {row.figure.name}: {row.figure.reached()} (goal: {row.figure.goal})"
+        yield f"- {row.area}: {row.figure.name}: {row.figure.reached()} (goal: {row.figure.goal})"
 
 
 def _cells(one: Measured, letter: str) -> Iterator[str]:

@@ -204,25 +204,6 @@ def test_more_jobs_than_an_argument_holds_are_asked_for_in_parts(
     assert [line.rpartition("=")[2] for line in calls.read_text().splitlines()] == ["7,8", "9"]
 
 
-def test_the_step_that_holds_an_image_is_none_of_the_run(tmp_path: Path, slurm: Callable[..., Path]) -> None:
-    runs = series(tmp_path / "runs", [("7", (0,))])
-    slurm(
-        "sacct",
-        [
-            row("7", begin=60, last=160),
-            row("7.0", "FAILED", begin=61, last=160, MaxRSS="9G", ExitCode="1:0", JobName="dlbench-image"),
-            row("7.1", begin=70, last=150, MaxRSS="1G", JobName=runs[0].plan.run_id),
-        ],
-    )
-    (run,), _ = with_accounting(runs)
-    one = run.accounting
-    assert (one.run_s, one.run_node_s, one.max_rss_bytes) == (80, 160, 2**30)
-    found = campaign_cost([run])
-    parts = {part.name: part.node_hours * 3600 for part in found.parts}
-    assert sum(parts.values()) == pytest.approx(200)
-    assert "lost" not in parts
-
-
 def test_jobs_that_never_started_took_nothing_and_hide_nothing(tmp_path: Path, slurm: Callable[..., Path]) -> None:
     runs = series(tmp_path / "runs", [("7", (0,)), ("8", (1, 2)), ("9_2", (3,)), ("9_7", (4,))])
     cancelled = {"Start": "None", "NodeList": "None assigned"}

@@ -190,9 +190,6 @@ def test_open_mpi_s_ranks_of_one_node_listen_nowhere(launcher: str) -> None:
 # Batch scripts
 
 GOLDENS: dict[str, Callable[[], LaunchPlan]] = {
-    "image": lambda: with_system(
-        plan_of(), launch={"launcher": "srun-gloo"}, image={"file": "/shared/my images/env.tar", "sha256": "0" * 64}
-    ),
     "box-srun-mpi": lambda: plan_of(),
     "box-srun-gloo": lambda: plan_of(launcher="srun-gloo", engine="ddp"),
     "box-mpirun": lambda: plan_of(launcher="mpirun", ranks_per_node=2),

@@ -44,7 +44,7 @@ def test_ranks_leave_the_shared_folder_alone_while_they_are_measured(tmp_path: P
     with traced(start_forks(), tmp_path / "trace"):
         words = ("cosmoflow", "--preset", "ci", "--ranks", "2", "--engine", "ddp", "--data", "synthetic", "--out", out)
         (run,) = run_forked(*words, *SHORT)
-    # Of both ranks together, but for loading Python, which an image takes away.
+    # Of both ranks together, but for loading Python.
     calls = calls_in(tmp_path / "trace", [run.folder.path])
     first, begin, end = periods(run, 0)
     assert 0 < sum(at < first for at, _, _ in calls) <= BUDGET / 2

@@ -22,7 +22,6 @@ from dlbench.records.scan import Run, scan
 from dlbench.records.status import read_statuses
 from tests.conftest import Cli
 from tests.support.horovod import require_horovod_over_mpi
-from tests.support.images import write_tiny_image
 from tests.support.leftovers import Leftovers
 from tests.support.programs import as_shown
 
@@ -98,10 +97,6 @@ def test_resnet_on_one_and_two_nodes(
         node.mkdir()
     command += ("--set", "data.staging=shard", "--set", "data.shuffle=partial:0.5")
     command += ("--set", f"system.storage.local.path={tmp_path}/{{host}}")
-    # Each node of a box has a /dev/shm of its own.
-    image = tmp_path / "image.tar"
-    sha256 = write_tiny_image(image)
-    command += ("--set", f"system.image.file={image}", "--set", "system.image.folder=/dev/shm")
     promised = cli(*command, "--dry-run", "--all-scripts")
     assert promised.returncode == 0, promised.stderr
     assert not (tmp_path / "runs").exists()
@@ -114,11 +109,6 @@ def test_resnet_on_one_and_two_nodes(
     assert one.record is not None
     assert two.record is not None
     assert [r.host for r in one.record.ranks] == ["n1"]
-    assert [run.record.environment["image.sha256"] for run in (one, two) if run.record] == [sha256, sha256]
-    assert all((rank.unpacking_s or 0) > 0 for run in (one, two) if run.record for rank in run.record.ranks)
-    # The image is gone when the job is.
-    held = "for i in {1..200}; do ls -d /dev/shm/dlb-image-* >/dev/null 2>&1 || exit 0; sleep 0.1; done; echo held"
-    assert srun_on_both(slurm_box, held) == ""
     assert [r.host for r in two.record.ranks] == ["n1", "n2"]
     assert one.record.staging is not None
     assert two.record.staging is not None

@@ -22,7 +22,7 @@ from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import Interruption, RankProcesses
 from dlbench.jobs.scripts import containers, launch
-from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, limit_seconds, python_of, render, time_text
+from dlbench.jobs.scripts.job import Job, limit_seconds, python_of, render, time_text
 from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, shell_command, told_options
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
@@ -253,15 +253,12 @@ exit 0
 def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.launch.render_job`."""
     plan = job.shape
-    # Stands for the folder of images; nobody's path can hold it.
-    unpacked = f"/DLBENCH-{secrets.token_hex(16)}"
-    ranks_python = python_of(job, plan, unpacked, python)
+    ranks_python = python_of(plan, python)
     look = look_command(plan, folder, ranks_python)
     exchange = launch.launcher_command(plan, folder.run, ranks_python)
 
     def in_shell(words: list[str]) -> str:
-        places = {unpacked: IMAGES_FOLDER}
-        return " ".join(launch.word_of_shell(word, places | containers.variables_of(word)) for word in words)
+        return " ".join(launch.word_of_shell(word, containers.variables_of(word)) for word in words)
 
     return render(
         "preflight.sbatch.j2",
@@ -271,7 +268,6 @@ def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
         variables=launch.rank_environment(plan),
         look=in_shell(look),
         exchange=in_shell(exchange),
-        **image_values(job),
         is_job=True,
     )
 

@@ -16,48 +16,16 @@ from typing import TYPE_CHECKING
 from dlbench import bundled
 from dlbench.jobs.scripts import containers
 from dlbench.machine.mpi import FOREIGN, REMEDY
-from dlbench.specs.container import ImageSpec
 from dlbench.specs.launch import OF_SRUN, SlurmSpec
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 
 if TYPE_CHECKING:
     import jinja2
 
-IMAGES_FOLDER = "dlbench_images"
-"""The script's variable for the folder of each node in which images are unpacked, each under its number from 1."""
 
-IMAGE_STEP = "dlbench-image"  # What accounting calls the step that holds the images on the nodes.
-
-
-def image_values(job: Job) -> dict[str, object]:
-    """What the script's part for images is filled in with."""
-    return {"images": images_of(job), "image_folder": _folder(job.shape.system.image.folder), "image_step": IMAGE_STEP}
-
-
-def images_of(job: Job) -> Sequence[ImageSpec]:
-    """The images that runs of a job need, each once."""
-    found = {plan.system.image.sha256: plan.system.image for plan in job.plans if plan.system.image.file is not None}
-    return tuple(found.values())
-
-
-def python_of(job: Job, plan: LaunchPlan, unpacked: str, python: str) -> str:
-    """The Python of a plan's ranks.
-
-    `unpacked`: stands for the folder of the images. `python`: that of the nodes, unless the system names another.
-    """
-    if plan.system.image.file is None:
-        return containers.python_of(plan, plan.system.python or python)
-    numbers = {image.sha256: number for number, image in enumerate(images_of(job), start=1)}
-    return f"{unpacked}/{numbers[plan.system.image.sha256]}/env/bin/python"
-
-
-def _folder(path: str) -> str:
-    """A folder of each node as a word of the shell; it may begin with a variable."""
-    if not path.startswith("$"):
-        return shlex.quote(path.rstrip("/"))
-    name, _, rest = path[1:].partition("/")
-    otherwise = ":-/tmp" if name == "TMPDIR" else ":?is not set in this job: image.folder"
-    return f'"${{{name}{otherwise}}}"' + (f"/{shlex.quote(rest.rstrip('/'))}" if rest.strip("/") else "")
+def python_of(plan: LaunchPlan, python: str) -> str:
+    """Returns the Python of a plan's ranks: the system's, else `python`, that of the nodes."""
+    return containers.python_of(plan, plan.system.python or python)
 
 
 def render(template: str, **values: object) -> str:
@@ -146,7 +114,6 @@ def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
     for name in SlurmSpec.model_fields:
         if name not in _NOT_ASKED:
             yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
-    yield "system.image.folder", plan.system.image.folder
     # Where Slurm does not know, runs of one job may differ.
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
 
@@ -189,7 +156,7 @@ def shell_values(job: Job) -> dict[str, object]:
     """What the script's part for variables of the submitting shell is filled in with."""
     systems = [plan.system for plan in job.plans]
     # Nodes set what stands in their paths.
-    paths = [path for one in systems for path in (one.image.folder, one.storage.local.path, one.storage.memory.path)]
+    paths = [path for one in systems for path in (one.storage.local.path, one.storage.memory.path)]
     of_paths = {name for path in paths for name in containers.VARIABLE.findall(path)}
     granted = containers.GRANTED if systems[0].slurm.gpu_request != "none" else ()
     slurm = systems[0].slurm

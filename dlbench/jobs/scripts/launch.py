@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import containers
-from dlbench.jobs.scripts.job import IMAGES_FOLDER, Job, image_values, python_of, render, shell_values
+from dlbench.jobs.scripts.job import Job, python_of, render, shell_values
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan
@@ -255,8 +255,6 @@ def _few_files(plan: LaunchPlan) -> dict[str, str]:
     if plan.system.launch.launcher == "local":
         return {}
     variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if plan.system.image.file is not None:
-        variables |= {"PYTHONPATH": "", "PYTHONHOME": ""}  # all that is loaded is in the image
     own = Path(site.getusersitepackages())
     return variables if own in Path(__file__).parents else {**variables, "PYTHONNOUSERSITE": "1"}
 
@@ -374,7 +372,6 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
         configurations=list({way["name"]: way for way in ways}.values()),
         runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
         record=record.name,
-        **image_values(job),
         is_array=job.is_array,
         passes_warning_on=job.passes_warning_on,
         is_job=True,
@@ -401,21 +398,18 @@ def _swept(job: Job) -> str:
 
 def _ways(job: Job, python: str) -> list[dict[str, object]]:
     """How each run is started; runs that are started alike share one, with one function of the script."""
-    folder, hosts, unpacked = _place_holder(), _place_holder(), _place_holder()
+    folder, hosts = _place_holder(), _place_holder()
     # The folder's name is the run's.
     variables = {
         f"/{folder}": "dlbench_run",
         folder: "{dlbench_run##*/}",
         hosts: "dlbench_hosts",
-        f"/{unpacked}": IMAGES_FOLDER,
     }
     named: dict[str, dict[str, object]] = {}
     ways = []
     for plan in job.plans:
         is_part = not job.is_array and plan.layout.nodes < job.shape.layout.nodes
-        words = launcher_command(
-            plan, RunFolder(Path(f"/{folder}")), python_of(job, plan, f"/{unpacked}", python), hosts if is_part else ""
-        )
+        words = launcher_command(plan, RunFolder(Path(f"/{folder}")), python_of(plan, python), hosts if is_part else "")
         way = {
             "plan": plan,
             "is_part": is_part,

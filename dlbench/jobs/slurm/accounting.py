@@ -26,7 +26,6 @@ from typing import Literal, TypeVar
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, Submission, cluster_of, read_submission
-from dlbench.jobs.scripts.job import IMAGE_STEP
 from dlbench.jobs.slurm.environment import asked, on_cluster
 from dlbench.records.job import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
@@ -423,7 +422,7 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
     # A step is called like its run. Those of mpirun are not: in a job of one run they are its own.
     mine = [row for row in numbered if row["JobName"] == run_id]
     if not mine and len(job_runs) == 1:
-        mine = [row for row in numbered if row["JobName"] != IMAGE_STEP]
+        mine = numbered
     accounting = RunAccounting(
         run_id=run_id,
         source=answer.source,

@@ -17,7 +17,6 @@ from torch import nn
 
 from dlbench.datasets.shuffling import exchanged_slots
 from dlbench.machine import environment
-from dlbench.machine.environment import unpacked
 from dlbench.machine.gpus import numa_nodes_of
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.loader import BatchSource
@@ -100,7 +99,6 @@ def rank_summary(
         waits=context.engine.waits(),
         startup_s=startup_s,
         compiling=state.compilation.result() if state.compilation is not None else None,
-        unpacking_s=image.seconds if (image := unpacked()) is not None else None,
         bad_samples=tuple(failures[:20]),
         bad_sample_count=len(failures),
         garbage_collections=seen.garbage.collections,
