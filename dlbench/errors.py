@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     """Exit codes of every dlbench command. Never a count."""
 
     OK = 0
+    """Success."""
     REGRESSION = 1
     """A regression or a failed check."""
     USAGE = 2

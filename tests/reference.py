@@ -6,12 +6,14 @@ written by hand. `tests/docs/test_docs.py` holds that every region is what the c
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -307,11 +309,20 @@ def horovod_variables() -> str:
 
 
 def exit_codes() -> str:
-    """Number, name and meaning of every exit code."""
-    found = re.findall(
-        r"^    ([A-Z_]+) = (\d+)(?:  # (.+))?$", Path(errors.__file__).read_text(encoding="utf-8"), re.MULTILINE
-    )
-    return "\n".join(f"- **{number}** `{name}`: {about or 'Fine.'}" for name, number, about in found)
+    """Number, name and meaning of every exit code.
+
+    Raises:
+        ValueError: a member has no docstring.
+    """
+    (body,) = ast.parse(inspect.getsource(errors.ExitCode)).body
+    assert isinstance(body, ast.ClassDef)
+    meanings = {}
+    for member, below in pairwise(body.body):
+        if isinstance(member, ast.Assign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            meanings[ast.unparse(member.targets[0])] = str(below.value.value)
+    if missing := errors.ExitCode.__members__.keys() - meanings.keys():
+        raise ValueError(f"no docstring below {', '.join(sorted(missing))} of dlbench.errors.ExitCode")
+    return "\n".join(f"- **{code.value}** `{code.name}`: {meanings[code.name]}" for code in errors.ExitCode)
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:

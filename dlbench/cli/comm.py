@@ -428,7 +428,7 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 @measure_options
 @shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one per node count; --dry-run lists them and prints the first script.
+    """Measure a collective in Slurm jobs, one per node count; --dry-run lists them.
 
     \b
     Example:

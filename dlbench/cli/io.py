@@ -53,7 +53,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 )
 @click.option("--like", metavar="RUN", help="Readers: need what a rank of this run took, instead of published figures.")
 @click.option("--rate", type=float, callback=_above_zero, help="Readers: need this many samples/s per accelerator.")
-@click.option("--engine", metavar="NAME", help="--tiers: horovod, ddp or single.")
+@click.option("--engine", metavar="NAME", help="--tiers: horovod, ddp, fsdp or single.")
 @click.option("--launcher", metavar="NAME", help="--tiers: local, mpirun, srun-mpi or srun-gloo.")
 @click.option("--ranks-per-node", type=int, help="--tiers: ranks on each node (default: the system's).")
 @click.option("--series", metavar="NAME", help="--tiers: name of the series.")

@@ -16,7 +16,6 @@ from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserEr
 
 if TYPE_CHECKING:
     from dlbench.datasets.account import Account
-    from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
@@ -208,7 +207,7 @@ def plan_options(function: F) -> F:
     decorators = [
         click.argument("workload"),
         PRESET,
-        click.option("--engine", metavar="NAME", help="horovod, ddp or single."),
+        click.option("--engine", metavar="NAME", help="horovod, ddp, fsdp or single."),
         click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
         click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
         click.option("--resume", metavar="RUN|FILE", help="Continue from a checkpoint, or a run's newest one."),
@@ -333,7 +332,7 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             value_option("--max-jobs", "N", "Jobs of the series in the queue at most.", type=click.IntRange(min=1)),
             click.option("--follow", is_flag=True, help="Stay, and submit the rest as the queue has room."),
             value_option("--every", "TIME", "With --follow: between two looks.", "60s", callback=duration),
-            click.option("--all-scripts", is_flag=True, help="With --dry-run: print every script, not only the first."),
+            click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts, too."),
             click.option("--write-only", is_flag=True, help="Write plans and scripts; print the sbatch commands."),
         ]
         return decorated(function, decorators)
@@ -534,24 +533,28 @@ def precision_words(plan: RunPlan) -> str:
 def describe_plan(plan: LaunchPlan) -> str:
     """One line that names a run for a person."""
     from dlbench.specs.comm import CommPlan
+    from dlbench.specs.plan import RunPlan
+
+    assert isinstance(plan, RunPlan | CommPlan)
+    return f"{describe_point(plan)}, repeat {plan.series.repeat + 1} of {plan.series.repeats}"
+
+
+def describe_point(plan: LaunchPlan) -> str:
+    """Returns a line that names a point of a series: what all repeats of a run have in common."""
+    from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan, value_text
 
     size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
     size += f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
     if isinstance(plan, CommPlan):
-        return f"{plan.title}, {size}, {_repeat(plan)}"
+        return f"{plan.title}, {size}"
     assert isinstance(plan, RunPlan)
     # On one line, because `run --dry-run` prints it in a comment.
     values = {key: " ".join(value_text(key, value).splitlines()) for key, value in plan.series.named.items()}
     axes = "".join(f", {key}={value}" for key, value in values.items())
     variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
     side = f", side {plan.series.side}" if plan.series.side else ""
-    what = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine_words}, {size}"
-    return f"{what}{axes}{variant}{side}, {_repeat(plan)}"
-
-
-def _repeat(plan: RunPlan | CommPlan) -> str:
-    return f"repeat {plan.series.repeat + 1} of {plan.series.repeats}"
+    return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine_words}, {size}{axes}{variant}{side}"
 
 
 def write_output(content: bytes, output: Path | None) -> None:

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
+from dlbench.cli.series import aligned
 from dlbench.cli.streams import os_error_words
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, IncompleteDataError, UserError
 
@@ -221,31 +223,37 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
-    """What would start each run, on standard output; for `--dry-run`."""
-    from dlbench.jobs.local import has_gpu
+    """Prints the command of each run, then a table of the points, on standard output; for `--dry-run`."""
     from dlbench.jobs.scripts import launch
     from dlbench.jobs.scripts.launch import has_script, render_run_script, start_command
     from dlbench.records.folder import RunFolder
-    from dlbench.specs.plan import RunPlan
-    from dlbench.units import format_seconds
 
-    on_gpu = has_gpu()
+    if any(plan.system.launch.launcher == "local" for plan in plans):
+        click.echo("# Each command once per rank, with its own DLBENCH_RANK:")
     for plan in plans:
         folder = RunFolder(out.absolute() / plan.run_id)
-        more = ""
-        if isinstance(plan, RunPlan):
-            least_s = sum(plan.measure.wanted_seconds(on_gpu=on_gpu))
-            lasting = f", steps last at least {format_seconds(least_s)}" if least_s else ""
-            more = f", {shared.precision_words(plan)}, batch {plan.workload.train.batch_per_rank} per rank{lasting}"
-        click.echo(f"# {shared.describe_plan(plan)}{more}")
-        if plan.system.launch.launcher == "local":
-            times = "once" if plan.layout.ranks == 1 else f"{plan.layout.ranks} times"
-            click.echo(f"# {times}, each rank with its own DLBENCH_RANK:")
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
         if has_script(plan):
             click.echo(render_run_script(plan, folder, sys.executable).encode(), nl=False)
         else:
             click.echo(launch.quoted(start_command(plan, folder, sys.executable)).encode())
+    points = Counter((shared.describe_point(plan), *_conditions(plan)) for plan in plans)
+    rows = [[point, f"{runs:,}", *conditions] for (point, *conditions), runs in points.items()]
+    for line in aligned([["point", "runs", "precision", "batch per rank", "steps last at least"], *rows]):
+        click.echo(f"# {line}")
+
+
+def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
+    """Returns the precision, the batch per rank and how long the steps of a training last at least."""
+    from dlbench.jobs.local import has_gpu
+    from dlbench.specs.plan import RunPlan
+    from dlbench.units import format_seconds
+
+    if not isinstance(plan, RunPlan):
+        return "-", "-", "-"
+    least_s = sum(plan.measure.wanted_seconds(on_gpu=has_gpu()))
+    lasting = format_seconds(least_s) if least_s else "-"
+    return shared.precision_words(plan), str(plan.workload.train.batch_per_rank), lasting
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:

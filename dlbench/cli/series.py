@@ -27,21 +27,20 @@ EARLIER = "JOB_ID_OF_{}"  # Stands for the id of an earlier job, which Slurm giv
 
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
-    """The jobs and their scripts, or the first, on standard output, byte for byte; all else is a comment."""
+    """Prints the jobs on standard output, and their scripts if asked for, byte for byte; all else is a comment."""
     from dlbench.jobs.scripts.launch import quoted, render_job, sbatch_arguments
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
     lines = [*_comments(_summary(campaign) if jobs else ["Dry run: nothing is left to submit."])]
-    for number, job in enumerate(jobs if all_scripts else jobs[:1], 1):
+    for number, job in enumerate(jobs if all_scripts else (), 1):
         folders = [RunFolder(out.absolute() / run_id) for run_id in job.run_ids]
         after, comment = EARLIER.format(number - 1), f"{job.run_ids[0]}/TOKEN"
         command = sbatch_arguments(job, folders[0], after if campaign.chain and number > 1 else None, comment)
         lines += _comments(["", f"job {number} of {len(jobs)}: {job.name}", quoted(command)])
         lines.append(render_job(job, folders, python, comment).removesuffix("\n"))
-    if len(jobs) > 1 and not all_scripts:
-        more = "1 more script" if len(jobs) == 2 else f"{len(jobs) - 1} more scripts"
-        lines += _comments(["", f"{more}: --all-scripts prints all"])
+    if jobs and not all_scripts:
+        lines += _comments(["Scripts: --all-scripts prints them."])
     for line in lines:
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
         click.echo(line.encode())
@@ -87,7 +86,7 @@ def _summary(campaign: Campaign) -> list[str]:
     assert isinstance(first, RunPlan | CommPlan)
     what = f"{_counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
     rows = [_row(number, job, campaign.chain) for number, job in enumerate(jobs, 1)]
-    table = _aligned([["#", "job", "nodes", "ranks", "runs", "time", "node-hours", "after"], *rows])
+    table = aligned([["#", "job", "nodes", "ranks", "runs", "time", "node-hours", "after"], *rows])
     lines = [f"Dry run: {what}; nothing is submitted.", "", *table, "", *cost_lines(campaign)]
     precisions = dict.fromkeys(precision_words(plan) for plan in campaign.plans if isinstance(plan, RunPlan))
     lines += [f"Precision: {'; '.join(precisions)}."] if precisions else []
@@ -163,7 +162,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table, numbers to the right."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [all(cell.isdigit() for cell in column[1:]) for column in columns]
@@ -332,6 +332,8 @@ def left(root: Path, series: str, out: Path, taken: int | None = None) -> str:
 
     now = submission_status(root, series)
     text = f"series {series}: {now.text}"
+    if taken == 0 and now.submitted == now.total:
+        return f"{text}: nothing left to submit"
     if taken is not None and taken != now.submitted:
         text += f" ({taken or 'none'} now)"
     return text if now.submitted == now.total else f"{text}; the rest: {resume_command(series, out)}"

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import click
 
 from dlbench.analysis.selection import select
 from dlbench.cli.choosing import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
-from dlbench.cli.options import AS_JSON, duration, output_folder, value_option
+from dlbench.cli.options import AS_JSON, describe_point, duration, output_folder, value_option
 from dlbench.cli.series import left, resume_command, series_at, streams_are_one
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
@@ -28,6 +28,8 @@ from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import LaunchedRun
 from dlbench.sharing import user_name
+from dlbench.specs.comm import CommPlan
+from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -42,9 +44,10 @@ _TOLD = ("run_id", "state", "job", "detail", "reason", "starts")  # Of each run,
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
+@click.option("--full", is_flag=True, help="A line for each run.")
 @AS_JSON
-def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> None:
-    """Report the state of every run in folders RUNS (default: runs), and why some failed.
+def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: bool) -> None:
+    """Report how many runs of each point in folders RUNS (default: runs) are in which state, and why some failed.
 
     States: valid, invalid (no figure: a sanity check failed), failed, interrupted (asked to stop, it can go on),
     incomplete (killed or still running; on the machine where it ran, what was killed is failed), and Slurm's own
@@ -58,7 +61,7 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
     \b
     Examples:
       dlbench status runs
-      dlbench status runs --where series=nightly --where state=failed
+      dlbench status runs --where series=nightly --where state=failed --full
     """
     from dlbench.jobs.campaign.run_status import run_statuses
 
@@ -77,10 +80,9 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
         rows = [{name: getattr(one, name) for name in _TOLD} for one in found]
         click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
-        for one in found:
-            click.echo(f"{one.state:<11} {one.run_id}" + (f"  job {one.job}" if one.job else ""))
-            if one.detail:
-                click.echo(cleaned(f"            {_one_line(one.detail)}"))
+        for point, statuses in _by_point(chosen, found).items():
+            for line in _run_lines(statuses) if full else _point_lines(point, statuses):
+                click.echo(cleaned(line))
         for row in series:
             click.echo(f"series {row['series']}: {row['detail']}")
         click.echo(f"{len(found)} run{'s' * (len(found) != 1)}, {sum(one.state == 'valid' for one in found)} valid")
@@ -90,6 +92,36 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], as_json: bool) -> Non
         sys.exit(int(ExitCode.INCOMPLETE))
     if any(one.is_failed for one in found) or any(one["is_cut_off"] for one in series):
         sys.exit(int(ExitCode.RUN_FAILED))
+
+
+def _by_point(runs: Sequence[LaunchedRun], statuses: Sequence[RunStatus]) -> dict[str, list[RunStatus]]:
+    """Returns the states of each point's runs, in the order in which they run, by a line that names the point."""
+    points: dict[str, list[RunStatus]] = {}
+    for run, status in zip(runs, statuses, strict=True):
+        assert isinstance(run.plan, RunPlan | CommPlan)
+        points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(status)
+    return points
+
+
+def _point_lines(point: str, statuses: Sequence[RunStatus]) -> Iterator[str]:
+    """Yields how many runs of a point are in which state, then each reason once, with the first run that it is of."""
+    from dlbench.jobs.campaign.run_status import tally
+
+    yield f"{point}: {tally([run.state for run in statuses])}"
+    by_reason: dict[tuple[str, str], list[RunStatus]] = {}
+    for run in statuses:
+        if run.detail or (run.job and run.state != "valid"):
+            by_reason.setdefault((run.state, run.detail), []).append(run)
+    for alike in by_reason.values():
+        yield from _run_lines(alike[:1], f" and {len(alike) - 1} more" if len(alike) > 1 else "")
+
+
+def _run_lines(statuses: Sequence[RunStatus], others: str = "") -> Iterator[str]:
+    for run in statuses:
+        job = f"  job {run.job}" if run.job else ""
+        yield f"  {run.state:<11} {run.run_id}{others}{job}"
+        if run.detail:
+            yield f"              {_one_line(run.detail)}"
 
 
 def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:

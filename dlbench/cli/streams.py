@@ -175,6 +175,7 @@ def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
 
 GUESSES = (
     ("--gpus --num-gpus --nproc --nproc-per-node --np --num-proc --world-size", "--ranks N (a rank a GPU)"),
+    ("--nodes --num-nodes --nnodes", "--ranks N on this machine, or `dlbench submit` with --nodes N"),
     ("--batch-size --batch --per-device-batch-size", "--set train.batch_per_rank=N"),
     (
         "--epochs --max-epochs",
@@ -247,7 +248,8 @@ def _words_of_click(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = {name for param in error.ctx.command.params for name in param.opts}
         use = next((use for names, use in GUESSES if error.option_name in names.split()), "")
-        if use and known.issuperset(word for word in use.split() if word.startswith("--")):
+        advised = {word for word in use.split() if word.startswith("--")} - {error.option_name}
+        if use and known >= advised:
             error = click.UsageError(f"No such option {error.option_name!r}: use {use}.", error.ctx)
     said = io.StringIO()
     error.show(file=said)

@@ -39,7 +39,7 @@ class SubmitCommand(shared.GroupedCommand):
 @shared.value_option("--rotate-nodes", "HOSTS", "Repeats on n[1-8] in turn: differences between nodes average out.")
 @click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs, begun or not.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost, and prints the first script.
+    """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost.
 
     Repeats and swept values of one node count share a job, one after the other on the same nodes, and so do both sides
     of --ab. A job gets the time that earlier runs in --out took, with a margin; else the system's time limit a run.

@@ -100,7 +100,9 @@ def test_dry_runs_name_the_precision_of_every_job(capsys: pytest.CaptureFixture[
     assert "\n# Precision: strict fp32 (TF32 off).\n" in told("submit", *cluster, "--preset", "full")
     swept = ("--preset", "full", "--sweep", "train.precision=fp32,bf16,tf32")
     assert "\n# Precision: strict fp32 (TF32 off); bf16 autocast; fp32 with TF32.\n" in told("submit", *cluster, *swept)
-    assert ", strict fp32 (TF32 off), batch 8 per rank" in told("run", "--preset", "ci")
+    assert "# resnet50 (ci), horovod, 1 rank     1  strict fp32 (TF32 off)               8  -\n" in told(
+        "run", "--preset", "ci"
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,7 @@ def test_dry_runs_name_the_precision_of_every_job(capsys: pytest.CaptureFixture[
     [
         ("run", "--gpus", "use --ranks N (a rank a GPU)."),
         ("submit", "--nproc", "use --ranks N (a rank a GPU)."),
+        ("run", "--nodes", "use --ranks N on this machine, or `dlbench submit` with --nodes N."),
         ("run", "--batch-size", "use --set train.batch_per_rank=N."),
         ("run", "--epochs", "use --to-accuracy and --set quality.max_epochs=N; "),
         ("run", "--lr", "use --set train.optimizer.learning_rate=X."),

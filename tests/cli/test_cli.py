@@ -396,13 +396,13 @@ def scripts_in(dry_run: str) -> list[str]:
     return re.split(r"^#\n# (?:job \d+ of|\d+ more).*\n(?:# sbatch .*\n)?", dry_run, flags=re.MULTILINE)[1:]
 
 
-def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) -> None:
     asked = ("--nodes", "1,2", "--repeats", "2", "--sweep", "watch.max_bytes=1MiB,20MB", "--out", "runs", "--dry-run")
     # Without Slurm's programs, without torch, and with a clock that moved on.
     one, two = cli(*SUBMIT, *asked), cli(*SUBMIT, *asked)
     assert (one.returncode, one.stderr) == (two.returncode, two.stderr) == (0, "")
     assert one.stdout == two.stdout
-    assert one.stdout.count("#!/bin/bash\n") == 1
+    assert all(line.startswith("#") for line in one.stdout.splitlines())
     rows = [line.split()[1:] for line in one.stdout.splitlines() if re.match(r"# +\d+  cosmoflow-", line)]
     assert rows == [
         ["1", "cosmoflow-1node-1rank-4runs", "1", "1", "4", "00:40:00", "0.6667", "-"],
@@ -411,20 +411,20 @@ def test_a_dry_run_lists_all_jobs_and_one_script_and_touches_nothing(cli: Cli, t
     assert "# Total: 2 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
     assert "# Time of 8 runs: time limit of 10 min 00 s a run.\n" in one.stdout
     assert "sbatch gets --dependency=afterany:" in one.stdout
-    assert one.stdout.endswith("# 1 more script: --all-scripts prints all\n")
-    script = scripts_in(one.stdout)[0]
-    assert "cosmoflow-1node-1rank-4runs" in script
-    assert "# Swept: watch.max_bytes=1MiB,20MB\n" in script
+    assert one.stdout.endswith("# Scripts: --all-scripts prints them.\n")
     assert everything_below(tmp_path) == {}
     # A shell may read all of it.
     done = cli(*SUBMIT, *asked, "--all-scripts", "--no-chain")
+    script = scripts_in(done.stdout)[0]
+    assert "cosmoflow-1node-1rank-4runs" in script
+    assert "# Swept: watch.max_bytes=1MiB,20MB\n" in script
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
     assert re.findall(r"^run .*-n000(\d)-k0(\d)$", done.stdout, re.MULTILINE) == [
         *[("1", repeat) for repeat in "0011"],
         *[("2", repeat) for repeat in "0011"],
     ]
     assert "afterany" not in done.stdout
-    apart = cli(*SUBMIT, *asked, "--one-run-per-job").stdout
+    apart = cli(*SUBMIT, *asked, "--one-run-per-job", "--all-scripts").stdout
     assert apart.count(" 4 apart  00:10:00 ") == 2
     assert "#SBATCH --array=1-4%1\n" in apart
     together = cli(*SUBMIT, *asked, "--pack", "all", "--time", "15").stdout
@@ -482,6 +482,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     assert "series s: 2 of 2 jobs submitted (1 now); next: dlbench status runs" in resumed.stderr
     again = cli("submit", "--resume", "s", PATH=path)
     assert (again.returncode, again.stdout) == (0, "")
+    assert "series s: 2 of 2 jobs submitted: nothing left to submit; next:" in again.stderr
     assert cli("submit", "--resume", "other", PATH=path).returncode == 2
     assert cli("submit", "--nodes", "1").returncode == 2
 
@@ -599,10 +600,10 @@ def test_a_dry_run_names_variants_and_what_is_left_out(cli: Cli, tmp_path: Path)
     words = ("run", "cosmoflow", "--preset", "ci", "--engine", "ddp", "--ranks", "1,2", "--data", "synthetic")
     done = cli(*words, "--series", "s", "--decompose", "--dry-run")
     assert done.returncode == 0, done.stderr
-    names = [line.partition("2 ranks")[2] for line in done.stdout.splitlines() if "2 ranks" in line]
-    assert names == [
-        ", repeat 1 of 1, strict fp32 (TF32 off), batch 4 per rank",
-        ", no-exchange, repeat 1 of 1, strict fp32 (TF32 off), batch 4 per rank",
+    rows = [line.partition("2 ranks")[2].split("  ") for line in done.stdout.splitlines() if "2 ranks" in line]
+    assert [[cell.strip() for cell in row if cell] for row in rows] == [
+        ["1", "strict fp32 (TF32 off)", "4", "-"],
+        [", no-exchange", "1", "strict fp32 (TF32 off)", "4", "-"],
     ]
     assert "s-cosmoflow-ci-p01-n0002-k00-apart" in done.stdout
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["--decompose"] * 2
@@ -636,7 +637,7 @@ def test_a_dry_run_tells_how_long_steps_last_at_least(cli: Cli, tmp_path: Path) 
     assert "# Steps alone last at least 1 min 20 s a job, 0.06667 node-hours in all" in plain
     assert "too short" not in plain
     here = cli(*COSMO, "--set", "measure.warmup_s=0.5", "--set", "measure.measured_s=2", "--dry-run")
-    assert ", steps last at least 2.5 s\n" in here.stdout
+    assert here.stdout.endswith(" 2.5 s\n")
 
 
 # Status
@@ -715,6 +716,29 @@ def test_status_of_a_failed_run_says_why(cli: Cli, tmp_path: Path) -> None:
     assert "rank 0 on node-b failed at step 7: out of" in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[-1] == "2 runs, 1 valid"
+
+
+def test_status_counts_the_runs_of_each_point_and_tells_a_reason_once(cli: Cli, tmp_path: Path) -> None:
+    for plan in plans(points=(1, 2), repeats=3):
+        if plan.layout.ranks == 1:
+            write_run(tmp_path / "runs", plan, TIMES)
+        elif plan.series.repeat == 0:
+            write_unfinished(tmp_path / "runs", plan, "failed", "out of memory")
+        else:
+            write_unfinished(tmp_path / "runs", plan, "failed", "no such file")
+    lines = cli("status").stdout.splitlines()
+    names = [line.split()[1] for line in lines if line.startswith("  failed ")]
+    assert names == ["s1-cosmoflow-ci-p01-n0002-k00", "s1-cosmoflow-ci-p01-n0002-k01"]
+    assert "s1-cosmoflow-ci-p01-n0002-k01 and 1 more" in lines[4]
+    assert [line for line in lines if not line.startswith("  ")] == [
+        "s1: cosmoflow (ci), horovod, 1 rank: 3 of 3 runs valid",
+        "s1: cosmoflow (ci), horovod, 2 ranks: 0 of 3 runs valid, 3 failed",
+        "6 runs, 3 valid",
+    ]
+    full = [
+        line.split()[1] for line in cli("status", "--full").stdout.splitlines() if re.match("  (valid|failed) ", line)
+    ]
+    assert full == [f"s1-cosmoflow-ci-p0{point}-n000{point + 1}-k0{repeat}" for point in (0, 1) for repeat in (0, 1, 2)]
 
 
 def test_status_of_a_run_without_a_figure(cli: Cli, tmp_path: Path) -> None:

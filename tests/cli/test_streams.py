@@ -235,7 +235,8 @@ def test_status_knows_a_run_whose_processes_are_gone(cli: Cli, tmp_path: Path, l
     done = cli("status", "runs")
     assert (done.returncode, done.stderr) == (code, "")
     assert ("none of its processes is left on" in done.stdout) is not lives
-    assert done.stdout.startswith("incomplete" if lives else "failed")
+    state = "incomplete" if lives else "failed"
+    assert f"0 of 1 run valid, 1 {state}\n" in done.stdout
 
 
 def caught(error: BaseException) -> Ending:

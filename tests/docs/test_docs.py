@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 import shlex
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from dlbench.cli import cli
-from dlbench.errors import DlbenchError
+from dlbench.errors import DlbenchError, ExitCode
 from dlbench.perfmodels.topology import read_topology
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
@@ -113,6 +114,24 @@ def test_generated_parts_are_current(page: Path, name: str, text: str) -> None:
     if current != text:
         changes = "\n".join(difflib.unified_diff(text.splitlines(), current.splitlines(), "page", "code", lineterm=""))
         pytest.fail(f"{page.name}, {name!r}: run `python -m tests.reference`; the differences:\n{changes}")
+
+
+def test_every_exit_code_is_explained() -> None:
+    """What each code is about, by hand: the generator cannot vouch for itself."""
+    words = {0: "success", 1: "regression", 2: "usage", 3: "run failed", 4: "corrupted", 5: "machine lacks", 6: "noisy"}
+    words |= {70: "traceback", 75: "requeued", 124: "time limit", 130: "ctrl-c"}
+    lines = re.findall(
+        r"^- \*\*(\d+)\*\* `[A-Z_]+`: (.*)$", (DOCS / "cli.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert {int(number) for number, _ in lines} == words.keys()
+    assert [number for number, about in lines if words[int(number)] not in about.lower()] == []
+
+
+def test_an_exit_code_without_words_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = inspect.getsource(ExitCode).replace('"""Success."""', "")
+    monkeypatch.setattr(inspect, "getsource", lambda code: source)
+    with pytest.raises(ValueError, match="no docstring below OK"):
+        reference.exit_codes()
 
 
 def test_every_generated_part_stands_in_a_page() -> None:

@@ -362,7 +362,7 @@ def test_a_series_that_is_only_written_is_submitted_by_hand_or_resumed(root: Pat
     assert write_only(root, "s", desk, QUIET) == []
     assert desk.lines() == []
     assert submission_status(root, "s").text == "0 of 3 jobs submitted, 3 written only"
-    told = CliRunner().invoke(command_line, ["status", str(root)])
+    told = CliRunner().invoke(command_line, ["status", str(root), "--full"])
     assert told.exit_code == 0, told.output
     assert told.stdout.count("its script was written, and not submitted yet") == 3
     assert f"the rest: dlbench submit --resume s --out {root}" in told.stdout

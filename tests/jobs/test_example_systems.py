@@ -48,6 +48,12 @@ def test_it_names_its_sources_with_a_date(name: str) -> None:
     assert "# edit" in text
 
 
+@pytest.mark.parametrize("name", [*EXAMPLES, "example-gpu"])
+def test_its_name_and_title_are_marked_as_to_be_edited(name: str) -> None:
+    text = (ROOT / "systems" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"^(name|title): .*  # edit", text, re.MULTILINE) == ["name", "title"]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_its_script_is_the_golden_one_and_bash_and_shellcheck_accept_it(name: str) -> None:
     path, script = GOLDEN / "systems" / f"{name}.sbatch", script_of(name)

@@ -134,11 +134,11 @@ def test_a_job_that_goes_on_without_its_ranks_is_told(run: RunFolder, program: P
         rank=0, host="n1", pid=1, stage="measuring", step=12, updated="2026-03-01T12:00:09.000000Z", source="supervisor"
     )
     told = CliRunner().invoke(command_line, ["status", str(run.path)])
-    assert told.stdout.splitlines()[0].startswith("RUNNING ")
+    assert told.stdout.splitlines()[1].startswith("  RUNNING ")
     assert "vanished" not in told.stdout
     write_status(run, status)
     told = CliRunner().invoke(command_line, ["status", str(run.path)])
-    assert told.stdout.splitlines()[0].startswith("RUNNING ")
+    assert told.stdout.splitlines()[1].startswith("  RUNNING ")
     assert (
         "rank 0 on n1 vanished at step 12 (measuring), and its job goes on: if it does not end, scancel 7 ends it"
         in told.stdout

@@ -208,11 +208,11 @@ def test_a_cancelled_run_that_had_begun_is_tried_again_and_its_first_attempt_is_
     two_a.checkpoints.mkdir()
     begun = {path.name for path in two_a.path.iterdir()} - {"plan.json", "checkpoints", "slurm-42.out"}
     command = "dlbench submit --resume s --cancelled --out 'my runs'"
-    told = CliRunner().invoke(command_line, ["status", "my runs"]).stdout
+    told = CliRunner().invoke(command_line, ["status", "my runs", "--full"]).stdout
     assert told.count(f"{command} submits it again") == 2
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     resume = ["submit", "--resume", "s", "--cancelled", "--out", "my runs"]
-    dry = CliRunner().invoke(command_line, [*resume, "--dry-run"])
+    dry = CliRunner().invoke(command_line, [*resume, "--dry-run", "--all-scripts"])
     assert dry.exit_code == 0, dry.output
     assert "# Dry run: 1 job of series s on system box; nothing is submitted." in dry.stdout
     assert f"\nrun start '{two_a.path}'\nrun start '{two_b.path}'\n" in dry.stdout

@@ -1,4 +1,4 @@
-"""The commands of the README, the tour and the questions, as they stand and in their order, in a fresh checkout."""
+"""The commands of the README and of every page of docs/, in their order, in a fresh checkout."""
 
 from __future__ import annotations
 
@@ -16,34 +16,76 @@ from tests.support.run_factory import write_scaling
 
 pytestmark = [pytest.mark.slow, pytest.mark.horovod]
 
+NOT_RUN = {
+    r"make (demo|test) ": "the project's CI runs it",
+    r"make gpu-check |dlbench run \S+ --preset gpu ": "needs a GPU",
+    r'eval "\$\(dlbench box|dlbench box |salloc |dlbench (preflight|wait) ': "needs Slurm",
+    r"dlbench (comm report links|diagnose steps)$": "needs a cluster's runs",
+    r"dlbench (project runs|diagnose runs --network) ": "needs runs on several nodes",
+    r"dlbench estimate scaling .*GPU-hour": "needs runs on GPUs",
+    r"dlbench trace .* --ranks 0,8-15": "names ranks of a large run",
+    r".* (/shared|/data|/scratch|nccl-8\.txt|latency\.txt)[/ ]": "names files of the reader",
+    r"dlbench setup |python3 -m venv|\$HOME/": "installs, which tests/real/test_wheel.py does",
+    r"dlbench run .* measure.warmup_steps=1300": "takes an hour on two cores",
+}
+"""How commands begin that are not run here, and why. All others are run, those that submit as dry runs."""
+
+BEFORE = {
+    "watching.md": "dlbench data demo data/demo\ndlbench run cosmoflow --preset ci --ranks 2 --data synthetic",
+}
+"""What the reader of a page has done already."""
+
+PLACEHOLDER = re.compile(r"\bruns/(RUN|NAME|NAME-OF-THE-RUN)\b")
+"""Stands in a page for the newest run of the reader."""
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
 # `dlbench ... # exit 6: why`: what the page says the command ends with.
 SAYS_ITS_CODE = re.compile(r"^(dlbench .*?)\s+# exit (\d+)\b.*$", re.MULTILINE)
+
+AS_WRITTEN = ("README.md", "tour.md")  # Pages whose verdicts are those that they print.
 
 # What a verdict is depends on the machine and its load: met, missed or open.
 VERDICT = re.compile(r"^(dlbench (?:check|compare|estimate) .*?)(?:\s+#.*)?$", re.MULTILINE)
 
-QUESTIONS = sorted((ROOT / "docs" / "questions").glob("*.md"))
 
-
-def blocks_of(page: Path, without: str) -> str:
-    """All shell blocks of a page in their order, but those in which a line matches `without`."""
+def commands_of(page: Path) -> list[str]:
+    """The commands of all shell blocks of a page in their order, each in one line."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return "".join(block for block in blocks if not re.search(without, block, re.MULTILINE))
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
 
 
-def held_to_its_codes(script: str) -> str:
-    return "set -e\n" + SAYS_ITS_CODE.sub(r"{ \1; code=$?; } || code=$?; test $code -eq \2", script)
+def is_run(command: str) -> bool:
+    return not any(re.match(pattern, command) for pattern in NOT_RUN)
+
+
+def shortened(command: str) -> str:
+    """The same runs, two of each, with few steps, epochs and sizes."""
+    command = re.sub(r"--repeats \d+", "--repeats 2", command)
+    words, hash_sign, comment = command.partition(" #")
+    if words.startswith("dlbench run ") and not re.search("--to-accuracy|--set measure|--dry-run", words):
+        words += " --set measure.warmup_steps=2 --set measure.measured_steps=3"
+    if "--to-accuracy" in words and "quality." not in words:
+        words += " --set quality.max_epochs=6"
+    if words.startswith("dlbench comm run ") and "--sizes" not in words:
+        words += " --sizes 1KiB:1MiB"
+    return f"{words}{hash_sign}{comment}"
 
 
 def script_of(page: Path) -> str:
-    """The commands of a page, each held to the code that stands beside it; `make` is tried by the project's CI."""
-    return held_to_its_codes(blocks_of(page, without=r"^make "))
-
-
-def script_without_a_cluster(page: Path) -> str:
-    """The commands of a page that need no Slurm; verdicts may be of any kind."""
-    script = blocks_of(page, without=r"dlbench box|\bsubmit\b|^salloc ")
-    return held_to_its_codes(VERDICT.sub(r"\1 || [[ $? == [16] ]]", script.replace("\\\n", " ")))
+    """The commands of a page that run here, each held to the code that stands beside it."""
+    lines = ["set -e", ". .venv/bin/activate", BEFORE.get(page.name, "")]
+    for command in filter(is_run, commands_of(page)):
+        line = PLACEHOLDER.sub('"$(ls -td $(dirname $(find runs -name record.json)) | head -1)"', command)
+        if re.match(r"dlbench (comm )?submit ", line) and not re.search("--(dry-run|write-only)", line):
+            line = re.sub(r"( #.*)?$", " --dry-run", line, count=1)
+        if page.parent.name == "docs" and page.name not in AS_WRITTEN:
+            line = shortened(line)
+        if page.name not in AS_WRITTEN:
+            line = VERDICT.sub(r"\1 || [[ $? == [16] ]]", line)
+        lines.append(SAYS_ITS_CODE.sub(r"{ \1; code=$?; } || code=$?; test $code -eq \2", line))
+    return "\n".join(lines)
 
 
 @pytest.fixture
@@ -59,6 +101,7 @@ def checkout(tmp_path: Path) -> Path:
             shutil.copy2(ROOT / name, folder / name)
     (folder / ".venv").symlink_to(sys.prefix, target_is_directory=True)
     write_scaling(folder / "runs" / "demo-20260101-000000")
+    shutil.copy2(folder / "systems" / "example-gpu.yaml", folder / "my-cluster.yaml")
     return folder
 
 
@@ -75,6 +118,11 @@ def run_script(script: str, checkout: Path, timeout_s: float) -> subprocess.Comp
     )
 
 
+def test_every_reason_not_to_run_a_command_is_that_of_some() -> None:
+    commands = [command for page in PAGES for command in commands_of(page)]
+    assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, command) for command in commands)] == []
+
+
 def test_commands_of_the_readme_run_as_they_stand(checkout: Path, horovod_installed: None) -> None:
     result = run_script(script_of(ROOT / "README.md"), checkout, timeout_s=300)
     assert result.returncode == 0, result.stdout[-6000:]
@@ -83,15 +131,9 @@ def test_commands_of_the_readme_run_as_they_stand(checkout: Path, horovod_instal
 
 
 @pytest.mark.nightly
-def test_commands_of_the_tour_run_as_they_stand(checkout: Path, horovod_installed: None) -> None:
-    result = run_script(script_of(ROOT / "docs" / "tour.md"), checkout, timeout_s=3600)
-    assert result.returncode == 0, result.stdout[-6000:]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("page", QUESTIONS, ids=lambda page: page.stem)
-def test_commands_of_a_question_run_as_they_stand(page: Path, checkout: Path, horovod_installed: None) -> None:
-    script = script_without_a_cluster(page)
-    assert "\ndlbench " in script
-    result = run_script(script, checkout, timeout_s=3600)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES[1:] if any(map(is_run, commands_of(page)))], ids=lambda page: page.stem
+)
+def test_commands_of_a_page_run_in_their_order(page: Path, checkout: Path, horovod_installed: None) -> None:
+    result = run_script(script_of(page), checkout, timeout_s=3600)
     assert result.returncode == 0, result.stdout[-6000:]

@@ -58,10 +58,10 @@ def cancelled(cli: Cli, box: Box, root: Path, job: str, times: int = 1) -> subpr
     assert "RUNNING" in cli("status", root, **box.environment).stdout
     subprocess.run(["scancel", job], env={"PATH": "/usr/bin:/bin", **box.environment}, check=True, timeout=120)
     deadline = time.monotonic() + BOUND_S
-    told = cli("status", root, **box.environment)
+    told = cli("status", root, "--full", **box.environment)
     while told.stdout.count("CANCELLED") < times and time.monotonic() < deadline:
         time.sleep(0.5)
-        told = cli("status", root, **box.environment)
+        told = cli("status", root, "--full", **box.environment)
     assert told.returncode == 3
     return told
 
@@ -190,7 +190,7 @@ def test_one_job_runs_all_points_and_repeats_and_those_that_fail_lose_no_other(
     command = ("submit", "cosmoflow", "--preset", "ci", "--system", "box", "--nodes", "1,2", "--repeats", "2")
     command += ("--engine", "ddp", "--launcher", "srun-gloo", "--data", "synthetic", "--series", "packed", *SHORT)
     command += ("--pack", "all", "--sweep", "system.setup=exit 7,umask 022")
-    promised = cli(*command, "--dry-run")
+    promised = cli(*command, "--dry-run", "--all-scripts")
     assert promised.returncode == 0, promised.stderr
     submitted = cli(*command, **slurm_box.environment)
     assert submitted.returncode == 0, submitted.stderr
@@ -215,7 +215,7 @@ def test_one_job_runs_all_points_and_repeats_and_those_that_fail_lose_no_other(
         time.sleep(0.3)
     log = output.read_text()
     assert log.count("ended with 7: see ") == 4
-    told = cli("status", tmp_path / "runs", **slurm_box.environment).stdout
+    told = cli("status", tmp_path / "runs", "--full", **slurm_box.environment).stdout
     assert told.count("it ended with exit code 7 before any rank started; see launch.log") == 4
     assert log.endswith("dlbench: 4 of 8 runs failed\n")
     again = cli(*command[:-4], "--series", "more", "--dry-run", "--pack", "all")
@@ -244,7 +244,7 @@ def test_both_sides_of_a_comparison_run_in_one_job(cli: Cli, slurm_box: Box, tmp
         assert as_shown(run.folder.script) in promised.stdout
         assert json.loads(run.folder.submission.read_text())["job_id"] == job
         assert run.plan.run_id in run.folder.launch_log.read_text()
-    status = cli("status", tmp_path / "runs", **slurm_box.environment)
+    status = cli("status", tmp_path / "runs", "--full", **slurm_box.environment)
     assert status.returncode == 0, status.stdout
     assert status.stdout.count(f"job {job}") == 4
     compared = cli("compare", tmp_path / "runs", "--paired", "--format", "json")

@@ -6,7 +6,7 @@ import platform
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -307,10 +307,15 @@ def counted(series: SubmissionStatus, found: Mapping[str, RunStatus]) -> str:
     """
     runs = {run_id: state for job, state in zip(series.series.jobs, series.states, strict=True) for run_id in job.runs}
     absent = {"missing": "not submitted", "unsure": "not submitted", "written": "written only"}
-    states = Counter(
+    return tally(
         found[run_id].state if run_id in found else absent.get(state, "whose folder is gone")
         for run_id, state in runs.items()
     )
-    valid = states.pop("valid", 0)
-    parts = [f"{valid} of {len(runs)} run{'s' * (len(runs) != 1)} valid"]
-    return ", ".join([*parts, *(f"{count} {state}" for state, count in states.items())])
+
+
+def tally(states: Iterable[str]) -> str:
+    """Returns how many runs are in which state, e.g. ``37 of 40 runs valid, 1 RUNNING, 2 PENDING``."""
+    counts = Counter(states)
+    total, valid = counts.total(), counts.pop("valid", 0)
+    runs = "run" if total == 1 else "runs"
+    return ", ".join([f"{valid} of {total} {runs} valid", *(f"{count} {state}" for state, count in counts.items())])
