@@ -35,7 +35,7 @@ BEFORE = {
 }
 """What the reader of a page has done already."""
 
-PLACEHOLDER = re.compile(r"\bruns/(RUN|NAME|NAME-OF-THE-RUN)\b")
+PLACEHOLDER = re.compile(r"\bruns/(RUN|NAME-OF-THE-RUN|NAME)\b")
 """Stands in a page for the newest run of the reader."""
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
