@@ -51,7 +51,7 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
     \b
     Examples:
       dlbench memory plan resnet50 --batch 64 --capacity 8GiB
-      dlbench memory plan cosmoflow --preset ci --batch 32 --capacity 50%
+      dlbench memory plan cosmoflow --preset ci --batch 32 --capacity 90%
       dlbench memory plan runs/RUN --capacity 1GiB --batch 128
     """
     from dlbench.cli.report import check_writable, format_by_suffix, require_modules

@@ -66,7 +66,7 @@ def test_help_has_every_command_in_one_group_and_80_columns(cli: Cli) -> None:
         groups = sections(done.stdout)
         assert list(groups) == ["Options", "Start", "Cluster", "Compare", "Understand", "Data and export"]
         assert groups["Start"] == ["doctor", "ls", "show", "run", "report"]
-        assert groups["Cluster"] == ["preflight", "submit", "image", "status", "wait", "logs", "cancel", "cost"]
+        assert groups["Cluster"] == ["preflight", "submit", "status", "wait", "logs", "cancel", "cost"]
         listed = [name for title, names in groups.items() if title != "Options" for name in names]
         assert sorted(listed) == sorted({name for name, *_ in COMMANDS})
 

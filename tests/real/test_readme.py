@@ -35,7 +35,7 @@ BEFORE = {
 }
 """What the reader of a page has done already."""
 
-PLACEHOLDER = re.compile(r"\bruns/(RUN|NAME|NAME-OF-THE-RUN)\b")
+PLACEHOLDER = re.compile(r"\bruns/(RUN|NAME-OF-THE-RUN|NAME)\b")
 """Stands in a page for the newest run of the reader."""
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,7 +67,8 @@ def shortened(command: str) -> str:
     if words.startswith("dlbench run ") and not re.search("--to-accuracy|--set measure|--dry-run", words):
         words += " --set measure.warmup_steps=2 --set measure.measured_steps=3"
     if "--to-accuracy" in words and "quality." not in words:
-        words += " --set quality.max_epochs=6"
+        epochs = 8 if "--resume" in words else 6
+        words += f" --set quality.max_epochs={epochs}"
     if words.startswith("dlbench comm run ") and "--sizes" not in words:
         words += " --sizes 1KiB:1MiB"
     return f"{words}{hash_sign}{comment}"
