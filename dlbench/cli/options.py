@@ -119,7 +119,7 @@ def _asks_for_no_gpus(plan: RunPlan) -> str | None:
 def _gpus_not_asked(plan: RunPlan) -> str:
     """Returns that jobs ask for no GPU, though the system file says that nodes have some; empty: they ask."""
     system, slurm = plan.system, plan.system.slurm
-    is_asked = slurm.gpu_request != "none" or any("gpu" in word for word in slurm.extra)
+    is_asked = slurm.gpu_request != "none" or any("gpu" in word for word in (*slurm.extra, *slurm.srun_args))
     if system.scheduler != "slurm" or not system.node.gpus or is_asked:
         return ""
     return (

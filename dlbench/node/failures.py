@@ -55,7 +55,8 @@ _OWN_CHECK = re.compile(r"device-side assert|illegal memory access|misaligned ad
 """What a defect of a program or an installation shows as; other faults are the device's, its driver's or its bus's."""
 _TORCH_ADVICE = re.compile(r" (?:CUDA kernel errors might|Search for `|For debugging consider|Compile with)")
 _NO_MEMORY = re.compile(r"can't allocate memory|^\[Errno 12\]")  # torch's allocator on the host; the kernel.
-_NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
+_NO_THREAD = re.compile(r"can't start new thread|(\[Errno 11\] |pthread_create.*: )?Resource temporarily unavailable$")
+"""Not what else the kernel has no room for now, such as the lock of an HDF5 file that another process writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def _remedy_on_host(error: BaseException, said: str) -> str:
     """Returns what to do where the host gave no memory, process or thread; empty where it did not fail so."""
     if isinstance(error, MemoryError) or _NO_MEMORY.search(said):
         return "a smaller train.batch_per_rank or fewer ranks per node need less"
-    if _NO_THREAD.search(said):
+    if _NO_THREAD.match(said):
         return (
             "raise the limit of processes and threads (ulimit -u, pids.max of the cgroup), or use fewer ranks per node"
         )

@@ -389,6 +389,7 @@ def validated(path: Path, model: type[ModelT], content: dict[str, object]) -> Mo
 def refused_file(path: Path, model: type[BaseModel], error: ValidationError) -> IncompleteDataError:
     """The error of a file that is JSON and not as its model has it: damaged, or plans of an earlier dlbench."""
     problem = problem_of(model, error)
-    if problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1]):
+    is_of_engine = problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1])
+    if is_of_engine or problem.path == ("system", "image"):
         return WithheldError(f"{path}: {EARLIER}")
     return IncompleteDataError(f"{path}: damaged: {problem}")

@@ -54,7 +54,8 @@ def is_sure(system: SystemSpec) -> bool:
 def refusal(plan: LaunchPlan) -> DlbenchError | None:
     """The error that ranks of this plan would end with, as far as it can be known here; None otherwise."""
     on_gpu = has_gpu() if plan.system.scheduler == "none" else plan.system.node.gpus > 0
-    if isinstance(plan, RunPlan) and plan.engine.name == "fsdp" and plan.engine.fsdp.offload and not on_gpu:
+    may_have_gpu = on_gpu or plan.system.slurm.gpu_request != "none"
+    if isinstance(plan, RunPlan) and plan.engine.name == "fsdp" and plan.engine.fsdp.offload and not may_have_gpu:
         return EnvironmentLacksError(
             f"engine.fsdp.offload: system {plan.system.name} has no GPU, and on a CPU parameters lie in the host's "
             "memory; leave it out"

@@ -231,9 +231,10 @@ def _hosts(value: object) -> object:
 
 def _bare_type(value: str) -> str:
     """Returns a type of GPU. Raises `ValueError`: it holds more of a request, such as gpu:a100 or a100:4."""
-    types = [part for part in re.split("[:/,=]", value) if part not in ("gres", "gpu") and not part.isdecimal()]
-    if types == [value]:
+    parts = re.split("[:/,=]", value)
+    if len(parts) == 1 and value != "gpu":
         return value
+    types = [part for part in parts if part not in ("gres", "gpu") and not part.isdecimal()]
     remedy = f"write {types[0]}" if types else "write the type alone, e.g. a100"
     raise ValueError(f"{value!r} is more than a type of GPU: {remedy}; gpu_request and gpu_count give the rest")
 

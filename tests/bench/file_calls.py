@@ -13,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -51,9 +50,6 @@ class RankCalls:
     """From its start to its first step."""
     measured: int = 0
     """From the start of its first measured step to the end of its last."""
-    after: int = 0
-    where: Counter[str] = field(default_factory=Counter)
-    """Of those before the first step, by call and path."""
 
 
 def calls_in(trace: Path, shared: Sequence[Path]) -> list[tuple[float, str, str]]:
@@ -94,62 +90,47 @@ def calls_of(run: Run, rank: int, trace: Path, shared: Sequence[Path]) -> RankCa
     """The calls of one rank of a run, by the time of its steps."""
     first, begin, end = periods(run, rank)
     found = RankCalls(rank=rank)
-    for at, call, path in calls_in(trace, shared):
+    for at, _call, _path in calls_in(trace, shared):
         if at < first:
             found.before += 1
-            found.where[f"{call} {path}"] += 1
         elif begin <= at < end:
             found.measured += 1
-        elif at >= end:
-            found.after += 1
     return found
 
 
-def traced_system(folder: Path, ranks_per_node: int) -> Path:
+def traced_system(folder: Path) -> Path:
     """A box's system file whose ranks are traced, into `folder`."""
     content = yaml.safe_load((bundled.folder("systems") / "box.yaml").read_text(encoding="utf-8"))
     # Before Python stands a shell that knows the rank; only the ranks' srun has a Python among its words.
     shell = f'bash -c \'exec {" ".join(STRACE)} -o "$0/$SLURM_PROCID" "$@"\' {folder}'
     before = f'for word in "$@"; do case $word in */bin/python*) words+=({shell}) ;; esac; words+=("$word"); done'
     content["setup"] = [f'srun() {{ local words=() word; {before}; command srun "${{words[@]}}"; }}']
-    content["node"] |= {"ranks": ranks_per_node, "cores": ranks_per_node}
+    content["node"] |= {"ranks": RANKS_PER_NODE, "cores": RANKS_PER_NODE}
     content["name"] = "traced"
     path = folder / "traced.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
     return path
 
 
-def measure(
-    folder: Path,
-    environment: Mapping[str, str],
-    *,
-    nodes: int,
-    ranks_per_node: int,
-    steps: int = 20,
-) -> list[RankCalls]:
+def measure(folder: Path, environment: Mapping[str, str]) -> list[RankCalls]:
     """Submits a run of CosmoFlow to a box, and counts.
 
-    Args:
-        folder: for the run and its traces; shared, as the nodes see it.
-        environment: what a shell needs to use the box.
-        nodes: of the box.
-        ranks_per_node: no more than a node's processors.
-        steps: that are measured.
+    `folder`: for the run and its traces; shared, as the nodes see it. `environment`: what a shell needs to use the box.
     """
     traces = folder / "traces"
     traces.mkdir()
-    system = traced_system(traces, ranks_per_node)
+    system = traced_system(traces)
     out = folder / "runs"
-    words = ("submit", "cosmoflow", "--preset", "ci", "--system", str(system), "--nodes", str(nodes))
+    words = ("submit", "cosmoflow", "--preset", "ci", "--system", str(system), "--nodes", str(NODES))
     words += ("--launcher", "srun-gloo", "--engine", "ddp", "--data", "synthetic", "--out", str(out))
-    words += ("--set", "measure.warmup_steps=2", "--set", f"measure.measured_steps={steps}")
+    words += ("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=20")
     words += ("--set", "train.batch_per_rank=1")
     subprocess.run(
         [sys.executable, "-P", "-m", "dlbench", *words], env={**os.environ, **environment}, check=True, timeout=120
     )
     run = _ended(out)
     shared = shared_folders(folder)
-    return [calls_of(run, rank, traces / str(rank), shared) for rank in range(nodes * ranks_per_node)]
+    return [calls_of(run, rank, traces / str(rank), shared) for rank in range(NODES * RANKS_PER_NODE)]
 
 
 def figures() -> Iterator[Figure]:
@@ -162,7 +143,7 @@ def figures() -> Iterator[Figure]:
         folder = Path(name)
         (folder / "box").mkdir()
         with Box.start(folder / "box", nodes=NODES, cpus_per_node=RANKS_PER_NODE) as box:
-            ranks = measure(folder, box.environment, nodes=NODES, ranks_per_node=RANKS_PER_NODE)
+            ranks = measure(folder, box.environment)
             names = [path.name for path in (folder / "runs").glob("*/*")]
     most = max(rank.before for rank in ranks)
     reason = f"the most of {len(ranks)} ranks on {NODES} nodes, nearly all by loading Python"

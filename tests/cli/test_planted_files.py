@@ -212,7 +212,6 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--summary", "FULL/filler"),
         ("trace", "RUN", "-o", "FULL/trace.json"),
         ("trace", "RUN", "-o", "FULL/trace.json.gz"),
-        ("trace", "RUN", "-o", "FULL/trace.parquet"),
         ("export", "mllog", "RUN", "-o", "FULL/mllog.txt"),
         ("history", "import", "RUNS", "--store", "FULL/store"),
         ("data", "make", "images", "FULL/data", "--samples", "20", "--validation", "10"),

@@ -430,6 +430,8 @@ def test_gpus_are_asked_for_as_the_site_wants() -> None:
 def test_a_type_of_gpu_is_no_request(given: str, right: str) -> None:
     with pytest.raises(UserError, match=f"gpu_type: '{given}' is more than a type of GPU: write {right}"):
         plan_of(system="example-gpu", overrides={"system.slurm.gpu_type": given})
+    by_number = plan_of(system="example-gpu", overrides={"system.slurm.gpu_type": "4090"})
+    assert "--gres=gpu:4090:4" in sbatch_options(by_number)
 
 
 def test_ranks_are_not_bound_to_gpus_unless_the_site_says_otherwise() -> None:

@@ -113,6 +113,11 @@ def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_
             ExitCode.ENVIRONMENT,
             "unavailable; raise the limit of",
         ),
+        (
+            BlockingIOError("unable to lock file, error message = 'Resource temporarily unavailable'"),
+            ExitCode.RUN_FAILED,
+            "temporarily unavailable'",
+        ),
         (RuntimeError("CUDA error: out of memory"), ExitCode.RUN_FAILED, "CUDA error: out of memory"),
         (
             ModuleNotFoundError("x", name="torch"),

@@ -10,7 +10,7 @@ import pytest
 from dlbench.projection.cost import cost_section
 from dlbench.projection.ingredients import BatchFigures, Ingredients, PointFigures, QualityFigures, Supply
 from dlbench.projection.projected import Projection
-from dlbench.projection.refusals import FLAGS, REFUSALS, reasons
+from dlbench.projection.refusals import FLAGS, REFUSALS
 from dlbench.projection.spec_machine import elsewhere
 from dlbench.projection.step import project
 from dlbench.records.exchange import Message
@@ -128,12 +128,6 @@ def test_time_to_quality_of_too_few_batches_is_refused() -> None:
 )
 def test_what_was_measured_in_kind_is_not_refused(changes: dict[str, Any], ranks: int) -> None:
     assert told(changes, ranks).refused == ()
-
-
-def test_points_alone_need_no_network_but_reach_less_far() -> None:
-    bare = SOUND.model_copy(update={"network": None, "exchange": None})
-    assert reasons(bare, 32, by="points") == ()
-    assert [one.code for one in reasons(bare, 64, by="points")] == ["R7"]
 
 
 @pytest.mark.parametrize(

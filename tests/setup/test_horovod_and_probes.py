@@ -765,28 +765,19 @@ def test_an_mpi_that_horovod_cannot_be_built_for(installed: Machine) -> None:
     assert findings()["MPI"].detail
 
 
-@pytest.mark.parametrize(
-    ("answer", "owner"), [("HYDRA build details:", "MPICH's or MVAPICH's"), ("Intel(R) MPI Library", "Intel MPI's")]
-)
-def test_an_mpirun_of_another_mpi_is_a_problem(installed: Machine, answer: str, owner: str) -> None:
-    installed.program("mpirun", f"echo '{answer}'; echo '    Version:  4.1.1'")
+def test_an_mpirun_of_another_mpi_is_a_problem(installed: Machine) -> None:
+    installed.program("mpirun", "echo 'HYDRA build details:'; echo '    Version:  4.1.1'")
     found = findings()["MPI"]
-    assert (found.state, found.detail) == ("problem", f"mpirun is {owner}, and dlbench needs Open MPI's")
+    assert (found.state, found.detail) == ("problem", "mpirun is MPICH's or MVAPICH's, and dlbench needs Open MPI's")
     assert found.remedy.startswith("load Open MPI's module or put its mpirun first on PATH")
 
 
-@pytest.mark.parametrize(
-    ("error", "remedy"),
-    [
-        ("NVMLError_LibRmVersionMismatch: RM has", "reboot the node, or end"),
-        ("NVMLError_GpuIsLost: GPU", "look for Xid"),
-    ],
-)
-def test_a_driver_or_gpu_that_is_out_of_order_is_a_problem(installed: Machine, error: str, remedy: str) -> None:
+def test_a_driver_that_is_out_of_order_is_a_problem(installed: Machine) -> None:
+    error = "NVMLError_LibRmVersionMismatch: RM has"
     installed.program("python", f"case $* in *pynvml*) echo 'pynvml.{error}' >&2; exit 1 ;; esac; exit 1")
     found = findings()["NVML"]
     assert (found.state, found.detail) == ("problem", f"pynvml.{error}")
-    assert remedy in found.remedy
+    assert "reboot the node, or end" in found.remedy
 
 
 def test_a_program_that_hangs_is_given_up(installed: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.processes import Interruption, RankProcesses
 from dlbench.jobs.scripts import containers, launch
-from dlbench.jobs.scripts.job import Job, limit_seconds, python_of, render, time_text
+from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
 from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, shell_command, told_options
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
@@ -253,7 +253,7 @@ exit 0
 def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.launch.render_job`."""
     plan = job.shape
-    ranks_python = python_of(plan, python)
+    ranks_python = containers.python_of(plan, python)
     look = look_command(plan, folder, ranks_python)
     exchange = launch.launcher_command(plan, folder.run, ranks_python)
 

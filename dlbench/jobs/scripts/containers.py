@@ -42,8 +42,10 @@ def _variable(name: str) -> str:
 
 
 def python_of(plan: LaunchPlan, python: str) -> str:
-    """The Python of the ranks: the container's, where they run in one."""
-    return plan.system.container.python if plan.system.container.is_used else python
+    """Returns the Python of the ranks: the container's where they run in one, else the system's, else `python`."""
+    if plan.system.container.is_used:
+        return plan.system.container.python
+    return plan.system.python or python
 
 
 def srun_words(plan: LaunchPlan, folder: RunFolder) -> list[str]:

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     import jinja2
 
 
-def python_of(plan: LaunchPlan, python: str) -> str:
-    """Returns the Python of a plan's ranks: the system's, else `python`, that of the nodes."""
-    return containers.python_of(plan, plan.system.python or python)
-
-
 def render(template: str, **values: object) -> str:
     """A template of the bundled folder `slurm/`, filled in.
 

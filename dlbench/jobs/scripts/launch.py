@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import containers
-from dlbench.jobs.scripts.job import Job, python_of, render, shell_values
+from dlbench.jobs.scripts.job import Job, render, shell_values
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan
@@ -409,7 +409,9 @@ def _ways(job: Job, python: str) -> list[dict[str, object]]:
     ways = []
     for plan in job.plans:
         is_part = not job.is_array and plan.layout.nodes < job.shape.layout.nodes
-        words = launcher_command(plan, RunFolder(Path(f"/{folder}")), python_of(plan, python), hosts if is_part else "")
+        words = launcher_command(
+            plan, RunFolder(Path(f"/{folder}")), containers.python_of(plan, python), hosts if is_part else ""
+        )
         way = {
             "plan": plan,
             "is_part": is_part,
