@@ -283,11 +283,13 @@ def test_a_limit_that_ends_with_the_warning_is_refused(tmp_path: Path) -> None:
             return str(error)
         return ""
 
-    assert "leaves 0 s: every attempt would be stopped; give more than 00:03:00 (--time," in refused()
+    assert "leaves 0 s: attempts may be stopped before they end; give more than 00:03:00 (--time," in refused()
     assert refused(**{"system.slurm.warn_before_s": 30}) == ""
     assert refused(**{"system.slurm.warn_before_s": 0}) == ""
     long = {"system.slurm.warn_before_s": 30, "measure.measured_s": 90.0}
-    assert "leaves 90 s, and a run needs 1 min 30 s or more: every attempt would be stopped; give" in refused(**long)
+    assert "leaves 90 s, and a run needs 1 min 30 s or more: attempts may be stopped before they end; give" in refused(
+        **long
+    )
     assert refused(**long, **{"checkpoint.every_steps": 5}) == ""  # it goes on
     overrides = {"system.slurm.requeue": True, "system.slurm.max_time": "4"}
     (before,) = plans_of(points=(1,), series="then", overrides=overrides)

@@ -438,7 +438,7 @@ def _refuse_warned_too_early(job: Job, given: Mapping[str, Estimate]) -> None:
     raise UserError(
         f"time limit {job.time_limit} of job {job.name}: Slurm may warn {ahead_s} s before it "
         f"(slurm.warn_before_s {ahead_s - EARLY_S}, up to {EARLY_S} s early), which leaves "
-        f"{max(0, seconds - ahead_s)} s{needs}: every attempt would be stopped; give more than "
+        f"{max(0, seconds - ahead_s)} s{needs}: attempts may be stopped before they end; give more than "
         f"{time_text(math.ceil(needed_s + ahead_s))} (--time, slurm.time_limit), or a shorter slurm.warn_before_s"
     )
 
