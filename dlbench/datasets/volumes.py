@@ -450,7 +450,7 @@ def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
         examples = " and ".join(repr(min(names)) for names in found.values())
         raise UserError(f"{str(folder)!r} holds {examples}: a data set is of one container; move the others away")
     container = next(iter(found))
-    chosen = sample_names(folder, names, is_volume_name, split, LAYOUT)
+    chosen = sample_names(folder, names, frozenset(found[container]).__contains__, split, LAYOUT)
     for name in chosen if container == "npy" else ():
         if name[: -len("_x.npy")] + "_y.npy" not in targets:
             raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.account import Account
+from dlbench.datasets.account import SPLIT_OF, TEST, account_below
 from dlbench.datasets.images.shards import MAX_IMAGE
 from dlbench.datasets.making.image_recipes import Container, Packed, index_split, shard_parts, write_shard
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.making.sources import TEST, account_line, split_called, take_account
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import NAMES, Split
 from dlbench.errors import EnvironmentLacksError, UserError, first_line
@@ -33,7 +32,7 @@ from dlbench.opening import open_file, parse_json
 VERSION = 1  # raised whenever packing changes what it writes
 LAYOUT = "train-00000-of-00294.parquet, validation-..., all in one folder or in its folder `data`"
 NO_LABEL = -1  # what the rows of the test split have
-_NAME = re.compile(r"(?P<split>\w+)-\d+-of-(?P<files>\d+)(-[0-9a-f]+)?\.parquet")
+_NAME = re.compile(r"(?P<split>\w+)-\d+-of-\d+(-[0-9a-f]+)?\.parquet")
 _ROWS_AT_ONCE = 64
 _PIECE = 1 << 20  # bytes of a column that are read at once
 _METADATA = b"huggingface"
@@ -60,7 +59,7 @@ def _split_of(folder: Path, path: Path) -> str | None:
     name = _NAME.fullmatch(path.name)
     if name is None or path.parent != folder:
         return None
-    return split_called(name["split"])
+    return SPLIT_OF.get(name["split"])
 
 
 @contextmanager
@@ -210,10 +209,11 @@ def parquet_packing(source: Path, container: Container, samples_per_shard: int) 
     EnvironmentLacksError: pyarrow is not installed.
     """
     folder = parquet_folder(source) or source
-    account = take_account(source, partial(_split_of, folder.relative_to(source)), LAYOUT)
+    account = account_below(source, partial(_split_of, folder.relative_to(source)), LAYOUT)
     tables = {split: [read_labels(source / name) for name in names] for split, names in account.splits.items()}
     is_labelled = any((table.labels != NO_LABEL).any() for table in tables.get(TEST, ()))
-    reason = "neither training nor validation" if is_labelled else "no labels"
+    if not is_labelled:
+        account = replace(account, why_no_test="no labels")
     read = {split: tables[split] for split in NAMES if split in tables}
     recipe = ParquetRecipe(
         tables=read,
@@ -221,18 +221,7 @@ def parquet_packing(source: Path, container: Container, samples_per_shard: int) 
         container=container,
         samples_per_shard=samples_per_shard,
     )
-    return recipe, account_line(account, reason) + _missing(account)
-
-
-def _missing(account: Account) -> str:
-    """Returns of which splits there are fewer files than their names say; empty if all are there."""
-    text = ""
-    for split, paths in account.splits.items():
-        names = [_NAME.fullmatch(Path(path).name) for path in paths]
-        published = max(int(name["files"]) for name in names if name is not None)
-        if len(paths) < published:
-            text += f"; of {split} only {len(paths):,} of {published:,} files are there, by their names"
-    return text
+    return recipe, account.line()
 
 
 def _classes(tables: Sequence[ImageTable]) -> tuple[str, ...]:
