@@ -55,29 +55,26 @@ class Account:
     others: tuple[str, ...] = ()  # companions and files that nobody knows: they are not read
     unit: str = "files"
     is_partial: bool = False  # whether only the first names were looked at
-    why_no_test: str = "neither training nor validation"
 
     def line(self) -> str:
         """Returns text such as `train 500 files, validation 1 (eval.txt), 1 passed over: eval.md5`."""
         parts: list[str] = []
         for split, names in self.splits.items():
             if split == TEST:
-                parts.append(f"{TEST} {len(names):,} left out ({self.why_no_test})")
+                parts.append(f"{TEST} {len(names):,} left out (neither training nor validation)")
                 continue
             unit = "" if parts else f" {self.unit}"
             if len(names) == 1:
                 unit = f"{unit.removesuffix('s')} ({names[0]})"
             parts.append(f"{split} {len(names):,}{unit}")
-        if passed_over := self.passed_over():
+        # Without the files that dlbench itself writes.
+        passed_over = [name for name in self.others if name.rpartition("/")[2] not in _OURS]
+        if passed_over:
             more = ", ..." if len(passed_over) > _NAMED_IN_LINE else ""
             parts.append(f"{len(passed_over):,} passed over: {', '.join(passed_over[:_NAMED_IN_LINE])}{more}")
         if self.is_partial:
             parts.append("of the first names alone")
         return ", ".join(parts)
-
-    def passed_over(self) -> list[str]:
-        """Returns the names of what is not read, without the files that dlbench itself writes."""
-        return [name for name in self.others if name.rpartition("/")[2] not in _OURS]
 
     def as_json(self) -> dict[str, object]:
         return {

@@ -100,11 +100,6 @@ def _why_unknown(folder: Path) -> str | None:
     return None
 
 
-def is_data_folder(path: Path) -> bool:
-    """Returns whether a path is a folder that may hold samples: not hidden, and none that storage keeps for itself."""
-    return path.is_dir() and not path.name.startswith(".") and path.name not in OF_STORAGE
-
-
 def _holds_images(folder: Path) -> bool:
     return any(name.lower().endswith(_JPEG_SUFFIXES) for name in _names(folder)[0])
 
@@ -122,8 +117,6 @@ def _holds_text(folder: Path) -> bool:
 
 def kind_of_files(paths: Sequence[Path]) -> str | None:
     """Which of KINDS files and folders are that lie side by side in one folder; None if they are none."""
-    first_folder = next(filter(is_data_folder, paths), None)
-    has_images = first_folder is not None and _holds_images(first_folder)
     num_texts = 0
     # A damaged file says nothing of its kind but by its name, so others are asked first.
     for sure in (True, False):
@@ -133,7 +126,9 @@ def kind_of_files(paths: Sequence[Path]) -> str | None:
                 num_texts += 1
             elif kind is not None:
                 return kind
-    if num_texts and not has_images:
+    visible = (path for path in paths if not path.name.startswith(".") and path.name not in OF_STORAGE)
+    first_folder = next((path for path in visible if path.is_dir()), None)
+    if num_texts and (first_folder is None or not _holds_images(first_folder)):
         return "text"
     if first_folder is None:
         return None
@@ -235,9 +230,9 @@ def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
         classes = sorted(name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE)
         return classes, sorted(set(names) - set(classes)), whole
     if kind == "density":
-        inner = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
+        inner = set(_names(folder, folders=True)[0])
         names = [name for name in names if name not in inner]
-        for name in sorted(inner):
+        for name in sorted(inner - OF_STORAGE):
             if len(names) > MAX_NAMES:
                 whole = False
                 break

@@ -570,11 +570,6 @@ def _checked(folder: Path, container: str, name: str) -> FileShape | str:
     return shape if shape is not None else "holds no sample"
 
 
-def resembles_public(index: DensityIndex) -> bool:
-    """Returns whether volumes may be meant to be those of the public set: they have its shape."""
-    return (index.size, index.channels, index.num_targets) == (128, 4, 4)
-
-
 def completeness(index: DensityIndex, split: str) -> str | None:
     """What a split of the public set lacks or has too much, in one line; None if the count is a published one."""
     published = PUBLIC[split]

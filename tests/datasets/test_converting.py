@@ -91,8 +91,8 @@ def test_shards_hold_the_rows_of_parquet_in_their_order(parquet: Path, tmp_path:
         assert [(images.label(i), images.read(i)) for i in range(images.num_samples)] == expected
     (line,) = build.remarks
     assert line == (
-        "train 3 files, validation 1 (data/validation-00000-of-00001.parquet), test 1 left out (no labels), "
-        "2 passed over: README.md, classes.py"
+        "train 3 files, validation 1 (data/validation-00000-of-00001.parquet), test 1 left out "
+        "(neither training nor validation), 2 passed over: README.md, classes.py"
     )
     assert verify(tmp_path / "out").faults == []
 
@@ -177,7 +177,6 @@ DATA, LABEL = "train/u3_data.npy", "train/u3_label.npy"
 COUNTS, TARGETS = volume(3)
 ARRAYS: dict[str, tuple[str, Any, str]] = {
     "no label": (LABEL, None, f"{DATA}' has no 'u3_label.npy' next to it; expected <name>_data.npy"),
-    "no data": (DATA, None, f"{LABEL}' has no 'u3_data.npy' next to it"),
     "type": (DATA, COUNTS.astype(np.float32), "u3_data.npy is float32; expected <name>_data.npy"),
     "shape": (DATA, COUNTS[:2, :2, :2], f"{DATA}': volume of shape (2, 2, 2, 2) with 3 targets, the first has (4, 4"),
     "count": (DATA, -COUNTS, f"{DATA}' with 'u3_label.npy': x has a negative count"),

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.account import SPLIT_OF, TEST, account_below
+from dlbench.datasets.account import SPLIT_OF, account_below
 from dlbench.datasets.images.shards import MAX_IMAGE
 from dlbench.datasets.making.image_recipes import Container, Packed, index_split, shard_parts, write_shard
 from dlbench.datasets.making.production import Part
@@ -31,7 +31,6 @@ from dlbench.opening import open_file, parse_json
 
 VERSION = 1  # raised whenever packing changes what it writes
 LAYOUT = "train-00000-of-00294.parquet, validation-..., all in one folder or in its folder `data`"
-NO_LABEL = -1  # what the rows of the test split have
 _NAME = re.compile(r"(?P<split>\w+)-\d+-of-\d+(-[0-9a-f]+)?\.parquet")
 _ROWS_AT_ONCE = 64
 _PIECE = 1 << 20  # bytes of a column that are read at once
@@ -210,14 +209,13 @@ def parquet_packing(source: Path, container: Container, samples_per_shard: int) 
     """
     folder = parquet_folder(source) or source
     account = account_below(source, partial(_split_of, folder.relative_to(source)), LAYOUT)
-    tables = {split: [read_labels(source / name) for name in names] for split, names in account.splits.items()}
-    is_labelled = any((table.labels != NO_LABEL).any() for table in tables.get(TEST, ()))
-    if not is_labelled:
-        account = replace(account, why_no_test="no labels")
-    read = {split: tables[split] for split in NAMES if split in tables}
+    tables: dict[Split, list[ImageTable]] = {}
+    for split in NAMES:
+        if split in account.splits:
+            tables[split] = [read_labels(source / name) for name in account.splits[split]]
     recipe = ParquetRecipe(
-        tables=read,
-        classes=_classes(list(chain.from_iterable(read.values()))),
+        tables=tables,
+        classes=_classes(list(chain.from_iterable(tables.values()))),
         container=container,
         samples_per_shard=samples_per_shard,
     )
