@@ -143,6 +143,7 @@ TRAIN = "train-00001-of-00003.parquet"
 WITHOUT = {"image": {"bytes": None, "path": "a.JPEG"}, "label": 0}
 ROWS: dict[str, tuple[list[Row], dict[str, Any], str]] = {
     "bytes": ([row(0), WITHOUT], {}, ", row 1: has no bytes of an image"),
+    "image": ([{"label": 0}], {}, ", row 0: has no bytes of an image"),
     "null": ([{**row(0), "label": None}], {}, ", row 0: has no label"),
     "negative": ([row(0), row(1, -1)], {}, ", row 1: label -1, expected 0 to 2"),
     "type": ([], {"label": pa.string()}, " has the columns image: struct<bytes: binary, path: string>, label: string;"),

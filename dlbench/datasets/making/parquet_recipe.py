@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.account import SPLIT_OF, account_below
-from dlbench.datasets.images.shards import MAX_IMAGE
 from dlbench.datasets.making.image_recipes import Container, Packed, index_split, shard_parts, write_shard
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
@@ -186,19 +185,13 @@ def _images(path: Path, rows: range) -> Iterator[tuple[int, bytes]]:
                 row = after
                 continue
             for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=["image"], use_threads=False):
-                for image in batch.column(0):
+                for image in batch.column(0).field("bytes"):
                     if row in rows:
-                        yield row, _encoded(path, row, image.as_py())
+                        data = image.as_py()
+                        if not data:
+                            raise UserError(f"{str(path)!r}, row {row}: has no bytes of an image")
+                        yield row, data
                     row += 1
-
-
-def _encoded(path: Path, row: int, image: Mapping[str, Any] | None) -> bytes:
-    data = image["bytes"] if image is not None else None
-    if not data:
-        raise UserError(f"{str(path)!r}, row {row}: has no bytes of an image")
-    if len(data) > MAX_IMAGE:
-        raise UserError(f"{str(path)!r}, row {row}: {len(data)} bytes, which no image has")
-    return bytes(data)
 
 
 def parquet_packing(source: Path, container: Container, samples_per_shard: int) -> tuple[ParquetRecipe, str]:
