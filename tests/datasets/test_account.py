@@ -80,7 +80,7 @@ CASES: tuple[Case, ...] = (
     ("bert", "text", write_text, ("part-00000-of-00500", "part-00001-of-00500"), ("eval.txt",)),
     ("bert", "text", write_text, ("wiki_train_0.txt", "wiki_train_1.txt"), ("wiki_valid.txt",)),
     ("bert", "samples", write_samples, ("wiki_training_0.hdf5", "wiki_training_1.hdf5"), ("wiki_test_0.hdf5",)),
-    ("resnet50", "image-shards", write_tar, ("in1k-train-0.tar", "in1k-train-1.tar"), ("in1k-validation-00.tar",)),
+    ("resnet50", "image-shards", write_tar, ("synsets-train-0.tar", "synsets-train-1.tar"), ("synsets-val-00.tar",)),
     ("resnet50", "image-shards", write_images, ("train-0-of-2", "train-1-of-2"), ("validation-0-of-1",)),
     ("cosmoflow", "density", write_hdf5, ("train.h5",), ("validation.h5",)),
     ("cosmoflow", "density", write_npy, ("a-train_x.npy", "b-train_x.npy"), ("a-val_x.npy",)),
