@@ -322,7 +322,7 @@ def read_output(path: Path) -> Output:
     if text.lstrip().startswith("{"):
         try:
             return Output(series=_series_of_json(path, parse_json(text)))
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, OverflowError) as error:
             raise UserError(f"{path}: is no JSON of nccl-tests (-J), version 3: {error}") from None
         except ValueError as error:
             raise UserError(f"{path}: {why_unreadable(error)}") from None

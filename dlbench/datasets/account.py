@@ -6,16 +6,20 @@ nothing is left out silently; forms that people have and dlbench does not read a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.datasets.splits import Split, of_split
+from dlbench.datasets.splits import NAMES, Split, of_split
 from dlbench.errors import UserError
 
 NAMED = 20  # names of a list that are given; of the others the number
 _NAMED_IN_LINE = 3
+TEST = "test"  # the split that is left out where data is converted: dlbench trains and validates
+SPLIT_OF = {name: split for split, names in NAMES.items() for name in names} | {TEST: TEST}
+"""Splits by the names that they have in data sets that are converted."""
 
 _COMPANION = re.compile(
     r"(?:licen[cs]es?|readme|copying|notice|vocabulary|[^.]*synset[^.]*|(?:md5|sha\d+)_?sums?)(?:\.\w+)?"
@@ -46,7 +50,8 @@ _FOREIGN: tuple[tuple[str, str], ...] = (
 class Account:
     """Which files there are, by name."""
 
-    splits: Mapping[str, tuple[str, ...]]  # Names of files, or of class folders, by split; `all` where there is one.
+    splits: Mapping[str, tuple[str, ...]]
+    """Names of files, or of class folders, by split; `all` where there is one. Those of TEST are not read."""
     others: tuple[str, ...] = ()  # companions and files that nobody knows: they are not read
     unit: str = "files"
     is_partial: bool = False  # whether only the first names were looked at
@@ -55,20 +60,21 @@ class Account:
         """Returns text such as `train 500 files, validation 1 (eval.txt), 1 passed over: eval.md5`."""
         parts: list[str] = []
         for split, names in self.splits.items():
+            if split == TEST:
+                parts.append(f"{TEST} {len(names):,} left out (neither training nor validation)")
+                continue
             unit = "" if parts else f" {self.unit}"
             if len(names) == 1:
                 unit = f"{unit.removesuffix('s')} ({names[0]})"
             parts.append(f"{split} {len(names):,}{unit}")
-        if passed_over := self.passed_over():
+        # Without the files that dlbench itself writes.
+        passed_over = [name for name in self.others if name.rpartition("/")[2] not in _OURS]
+        if passed_over:
             more = ", ..." if len(passed_over) > _NAMED_IN_LINE else ""
             parts.append(f"{len(passed_over):,} passed over: {', '.join(passed_over[:_NAMED_IN_LINE])}{more}")
         if self.is_partial:
             parts.append("of the first names alone")
         return ", ".join(parts)
-
-    def passed_over(self) -> list[str]:
-        """Returns the names of what is not read, without the files that dlbench itself writes."""
-        return [name for name in self.others if name.rpartition("/")[2] not in _OURS]
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -96,7 +102,7 @@ def sample_names(
     """
     samples, others = [], []
     for name in names:
-        if is_sample(name) and not is_companion(name):
+        if is_sample(name):
             samples.append(name)
         else:
             others.append(name)
@@ -107,6 +113,36 @@ def sample_names(
             f"{min(samples)!r}; move them away, or bring them into the form that is read: {layout}"
         )
     return of_split(folder, samples, split)
+
+
+def account_below(source: Path, split_of: Callable[[Path], str | None], expected: str) -> Account:
+    """Lists the files of a folder that is converted, and of all folders in it, but for hidden ones.
+
+    `split_of`: gives the split of a sample file by its relative path, None if it is none. `expected`: for messages.
+    Raises UserError: a file is neither a sample file nor a companion, or none is for training.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}")
+
+    paths: list[Path] = []
+    for folder, folders, names in os.walk(source, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths += [Path(folder, name).relative_to(source) for name in names if not name.startswith(".")]
+    samples: dict[str, list[str]] = {"train": [], "validation": [], TEST: []}
+    companions = []
+    for path in sorted(paths):
+        split = split_of(path)
+        if split is not None:
+            samples[split].append(str(path))
+        elif is_companion(path.name):
+            companions.append(str(path))
+        else:
+            raise UserError(f"{str(source / path)!r}: no sample file of a split; expected {expected}; move it away")
+    if not samples["train"]:
+        raise UserError(f"{str(source)!r} holds no training files; expected {expected}")
+    splits = {split: tuple(names) for split, names in samples.items() if names}
+    return Account(splits=splits, others=tuple(companions))
 
 
 def foreign_form(names: Iterable[str]) -> str | None:

@@ -77,18 +77,6 @@ def require_plausible(file: h5py.File, dataset: h5py.Dataset) -> None:
     Raises ValueError: values of a dataset lie in other files, which HDF5 replaces by fill values where they are
     missing; or its shape is larger than its file can hold, however well it is compressed.
     """
-    name = dataset.name.lstrip("/")
-    require_inside(file, dataset)
-    size = dataset.file.id.get_filesize()
-    if math.prod(dataset.shape) * dataset.dtype.itemsize * _SMALLEST_SHARE <= size:
-        return
-    if not dataset.id.get_storage_size():
-        raise ValueError(f"{name} of shape {dataset.shape} was never written: the file stores no value of it")
-    raise ValueError(f"{name} of shape {dataset.shape} cannot lie in a file of {size} bytes")
-
-
-def require_inside(file: h5py.File, dataset: h5py.Dataset) -> None:
-    """Raises ValueError: values of a dataset lie in other files; names the first."""
     name, kind = dataset.name.lstrip("/"), "a link"
     outside = {dataset.file.filename} - {file.filename}
     if dataset.is_virtual:
@@ -98,6 +86,12 @@ def require_inside(file: h5py.File, dataset: h5py.Dataset) -> None:
     if outside:
         first = min(outside)
         raise ValueError(f"{name} is {kind}: its values lie in other files, e.g. {first!r}; write them into this one")
+    size = dataset.file.id.get_filesize()
+    if math.prod(dataset.shape) * dataset.dtype.itemsize * _SMALLEST_SHARE <= size:
+        return
+    if not dataset.id.get_storage_size():
+        raise ValueError(f"{name} of shape {dataset.shape} was never written: the file stores no value of it")
+    raise ValueError(f"{name} of shape {dataset.shape} cannot lie in a file of {size} bytes")
 
 
 class OpenFiles:

@@ -86,22 +86,18 @@ def _why_unknown(folder: Path) -> str | None:
     if not folder.is_dir():
         return foreign_form([folder.name])
     names = _names(folder)[0]
-    inner = [path for path in sorted(folder.iterdir()) if is_data_folder(path)][:_OPENED]
-    nested = [path for path in inner if _holds_text(path)]
-    names += [f"{path.name}/{name}" for path in inner for name in _names(path)[0][:_ASKED]]
+    inner = sorted(name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE)[:_OPENED]
+    for name in inner:
+        names += [f"{name}/{below}" for below in _names(folder / name)[0][:_ASKED]]
     if (form := foreign_form(names)) is not None:
         return form
-    if not nested:
-        return None
-    return (
-        f"holds text or BERT samples in the folder {nested[0].name!r}; give that folder itself, or, of text without an "
-        "ending as wikiextractor writes it, join the files: cat FOLDER/*/* > text.txt"
-    )
-
-
-def is_data_folder(path: Path) -> bool:
-    """Returns whether a path is a folder that may hold samples: not hidden, and none that storage keeps for itself."""
-    return path.is_dir() and not path.name.startswith(".") and path.name not in OF_STORAGE
+    for name in inner:
+        if _holds_text(folder / name):
+            return (
+                f"holds text or BERT samples in the folder {name!r}; give that folder itself, or, of text without an "
+                "ending as wikiextractor writes it, join the files: cat FOLDER/*/* > text.txt"
+            )
+    return None
 
 
 def _holds_images(folder: Path) -> bool:
@@ -112,34 +108,35 @@ def _holds_text(folder: Path) -> bool:
     """Returns whether the first files in a folder are text, or BERT samples, rather than images or volumes."""
     if _holds_images(folder):
         return False
-    files = [path for path in sorted(folder.iterdir())[:_ASKED] if path.is_file() and not path.name.startswith(".")]
-    kinds = {_kind_of_file(path, sure=True) for path in files[:_OPENED]}
-    is_bare = any("." not in path.name and corpus.looks_like_text(path) for path in files[:_OPENED])
-    return "samples" in kinds or "text" in kinds or is_bare
+    for path in [folder / name for name in sorted(_names(folder)[0])[:_OPENED]]:
+        is_bare = "." not in path.name and path.is_file()
+        if (is_bare and corpus.looks_like_text(path)) or _kind_of_file(path, sure=True) in ("samples", "text"):
+            return True
+    return False
 
 
 def kind_of_files(paths: Sequence[Path]) -> str | None:
     """Which of KINDS files and folders are that lie side by side in one folder; None if they are none."""
-    first_folder = next(filter(is_data_folder, paths), None)
-    has_images = first_folder is not None and _holds_images(first_folder)
     num_texts = 0
     # A damaged file says nothing of its kind but by its name, so others are asked first.
     for sure in (True, False):
         for path in paths:
-            kind = _kind_of_file(path, sure) if path.is_file() and num_texts < _ASKED else None
+            kind = _kind_of_file(path, sure) if num_texts < _ASKED and path.is_file() else None
             if kind == "text":  # or a list beside shards or classes
                 num_texts += 1
             elif kind is not None:
                 return kind
-    if num_texts and not has_images:
+    visible = (path for path in paths if not path.name.startswith(".") and path.name not in OF_STORAGE)
+    first_folder = next((path for path in visible if path.is_dir()), None)
+    if num_texts and (first_folder is None or not _holds_images(first_folder)):
         return "text"
-    for path in filter(is_data_folder, paths):
-        inner = sorted(p for p in path.iterdir() if p.is_file())
-        if "density" in (_kind_of_file(p, sure=False) for p in inner):
-            return "density"
-        if foreign_form(p.name for p in inner[:1]) is None and not _holds_text(path):
-            return "images"
+    if first_folder is None:
         return None
+    inner = sorted(path for path in first_folder.iterdir() if path.is_file())
+    if "density" in (_kind_of_file(path, sure=False) for path in inner):
+        return "density"
+    if foreign_form(path.name for path in inner[:1]) is None and not _holds_text(first_folder):
+        return "images"
     return None
 
 
@@ -233,16 +230,16 @@ def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
         classes = sorted(name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE)
         return classes, sorted(set(names) - set(classes)), whole
     if kind == "density":
-        inner = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
+        inner = set(_names(folder, folders=True)[0])
         names = [name for name in names if name not in inner]
-        for name in sorted(inner):
+        for name in sorted(inner - OF_STORAGE):
             if len(names) > MAX_NAMES:
                 whole = False
                 break
             below, whole_below = _names(folder / name)
             names += [f"{name}/{base}" for base in below]
             whole = whole and whole_below
-    samples = sorted(name for name in names if _IS_SAMPLE[kind](name) and not is_companion(name))
+    samples = sorted(name for name in names if _IS_SAMPLE[kind](name))
     return samples, sorted(set(names) - set(samples)), whole
 
 
@@ -426,7 +423,8 @@ def _images(folder: Path, model: ResNetModel, key: str, needed: int, split: Spli
             raise UserError(f"{key} {str(folder)!r} holds {CLASS_TARS}")
         if _kind(folder) == "density":
             raise _NoneThereError("holds no images")
-        sample_names(folder, names, next(iter(shards.values())).__contains__, split, _WANTED["images"])
+        of_container = frozenset(next(iter(shards.values())))
+        sample_names(folder, names, of_container.__contains__, split, _WANTED["images"])
         return None
     folders = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
     require_no_splits(folder, folders)

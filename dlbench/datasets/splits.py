@@ -32,8 +32,8 @@ OF_STORAGE = frozenset(("lost+found", "@eaDir", "#recycle", "$RECYCLE.BIN", "Sys
 """Folders that file systems and archives keep for themselves; none is a class."""
 MAX_NAMES = 10_000  # names of a folder that are looked at while planning, at most
 _WORDS = r"(?:(?P<train>train(?:ing)?)|(?P<validation>val(?:id(?:ation)?)?)|(?P<test>test(?:ing)?|eval(?:uation)?|dev))"
-_WORD = re.compile(rf"(?:^|[-_. ]){_WORDS}(?=[-_. \d]|$)", re.IGNORECASE)
-_WORD_OF_TEXT = re.compile(rf"(?:^|[-_. ]){_WORDS}(?=(?:[-_. ]?(?:\d+|of|part))*\.txt$)", re.IGNORECASE)
+_WORD = re.compile(rf"(?<![^-_. ]){_WORDS}(?=[-_. \d]|$)", re.IGNORECASE)
+_WORD_OF_TEXT = re.compile(rf"(?<![^-_. ]){_WORDS}(?=(?:[-_. ]?(?:\d+|of|part))*\.txt$)", re.IGNORECASE)
 """A word for a split in a file's name; of a text nothing but numbers may follow: `test-driving.txt` is any document."""
 PART = re.compile(r".+-\d+-of-\d+")  # of a numbered part
 _CONTAINER = re.compile(r".*(?:\.(?:h5|hdf5?|tar|tfrecords?(?:\.gz)?)|_x\.npy|-\d+-of-\d+)", re.IGNORECASE)

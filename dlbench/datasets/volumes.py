@@ -450,7 +450,7 @@ def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
         examples = " and ".join(repr(min(names)) for names in found.values())
         raise UserError(f"{str(folder)!r} holds {examples}: a data set is of one container; move the others away")
     container = next(iter(found))
-    chosen = sample_names(folder, names, is_volume_name, split, LAYOUT)
+    chosen = sample_names(folder, names, frozenset(found[container]).__contains__, split, LAYOUT)
     for name in chosen if container == "npy" else ():
         if name[: -len("_x.npy")] + "_y.npy" not in targets:
             raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")
@@ -568,11 +568,6 @@ def _checked(folder: Path, container: str, name: str) -> FileShape | str:
     except (OSError, KeyError, ValueError, IndexError) as error:
         return f"sample {number}: {(str(error) or type(error).__name__).splitlines()[0]}"
     return shape if shape is not None else "holds no sample"
-
-
-def resembles_public(index: DensityIndex) -> bool:
-    """Returns whether volumes may be meant to be those of the public set: they have its shape."""
-    return (index.size, index.channels, index.num_targets) == (128, 4, 4)
 
 
 def completeness(index: DensityIndex, split: str) -> str | None:

@@ -241,26 +241,17 @@ def line_of(text: str, part: str) -> int:
         (NCCL.replace("0 OK", "7 FAILED"), {}, r"line 24: .* wrong values in this table \(Out .* 7 FAILED\)"),
         (NCCL.replace("Rank  1", "Rank  0"), {}, "line 7: rank 0 again: each process measured alone"),
         (NCCL.replace("node0001", "node0002", 1), {}, r"8 ranks on 3 nodes: want"),
-        (
-            NCCL.replace("all_reduce", "sendrecv"),
-            {},
-            "line 16: no costs are made of nccl-tests sendrecv, but of allreduce",
-        ),
+        (NCCL.replace("all_reduce", "sendrecv"), {}, "line 16: no costs are made of nccl-tests sendrecv, but of all"),
         (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not say its collective; give --collective"),
         (nccl(8, 2, version=1, named=False), {"collective": "all-gather"}, "busbw is 1.75 x algbw; all-gather over 8"),
         (NCCL, {"ranks": [8]}, "--ranks: every output says it"),
-        (
-            NCCL,
-            {"dtype": "int8"},
-            "line 16: allreduce was measured with float; choose one by --type, e.g. --type float",
-        ),
+        (NCCL, {"dtype": "int8"}, "line 16: allreduce was measured with float; choose one by --type, e.g. --type fl"),
         (OSU, {"group_size": 4}, "line 4: does not say its ranks; give --ranks once"),
         (OSU, {"ranks": [8]}, "does not say its group-size; give --group-size once"),
         (OSU, {"ranks": [8], "group_size": 3}, "8 ranks on nodes of 3: want"),
         (OSU.replace("(us)", "(ms)"), {}, r"line 4: 'Size       Avg Latency\(ms\)': the second column must be in us"),
         (OSU.replace("Allreduce", "Barrier"), {}, "line 2: no costs are made of OSU MPI Barrier Latency, but"),
         (OSU + "67108864   -3.0\n", {}, "line 11: 67108864 B, -3: times must be above 0"),
-        (OSU + "67108864   nan\n", {}, "line 11: 67108864 B, nan: times must be above 0"),
         (OSU + "67108864   [warn]\n", {}, "line 11: 2 of 2 columns: other text tears the row"),
         (OSU + "2097152   3.0\n", {}, "line 11: 2097152 B after 33554432 B: no row of this table"),
         (OSU.replace("(us)", "(us)  Validation").replace("\n1024  ", "\n1024 0.5 Fail"), {}, "line 5: OSU's valid"),
@@ -273,20 +264,15 @@ def line_of(text: str, part: str) -> int:
         (OSU + "2097152", {}, "line 11: 1 of 2 columns: .*, or the file is cut off"),
         (OSU.partition("1024")[0], {}, r"line 4: no row of OSU Allreduce Latency v7\.3 until here"),
         ("hello\n", {}, "no table of nccl-tests or OSU in 1 lines"),
-        ("", {}, "no table of nccl-tests or OSU in 0 lines"),
         (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not say its level; give --level"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {"levels": ["beyond"]}, "--level beyond: .* give osu_latency of across"),
         (osu("Latency", [(1, 2.0)]), {"levels": ["across"]}, "line 4: fit: needs 3 points or more of two sizes"),
-        (
-            re.sub(r"\n ++(?!1024).*", "", NCCL),
-            {},
-            "line 16: 1 size above 0; a line needs two sizes or more",
-        ),
+        (re.sub(r"\n ++(?!1024).*", "", NCCL), {}, "line 16: 1 size above 0; a line needs two sizes or more"),
         (NCCL + NCCL, {}, "line 43: is the output of .*: line 16 once more"),
         (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),
     ],
-    ids=range(38),
+    ids=range(36),
 )
 def test_what_is_wrong_is_said_with_its_line(
     text: str, options: dict[str, object], message: str, file: Callable[[str], Path]
@@ -307,16 +293,9 @@ def below(text: str, rows: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "told", "label", "left_out"),
+    ("text", "option", "told", "label", "left_out"),
     [
-        (
-            below(NCCL, rows_as(NCCL, "  float", "   half")),
-            "--type",
-            "float, half",
-            "half",
-            "allreduce of float (--type half)",
-        ),
-        (below(NCCL, rows_as(NCCL, "  float", "f8e4m3")), "--type", "float, f8e4m3", "f8e4m3", "float (--type f8e4m3)"),
+        (below(NCCL, rows_as(NCCL, "  float", "   half")), "--type", "float, half", "half", "float (--type half)"),
         (below(NCCL, rows_as(NCCL, "    sum", " mulsum")), "--op", "sum, mulsum", "sum", "mulsum (--op sum)"),
         (
             OSU + OSU.partition("\n# ")[2].partition("\n")[2].replace("CHAR", "INT"),
@@ -326,16 +305,16 @@ def below(text: str, rows: str) -> str:
             "MPI_CHAR (--type MPI_INT)",
         ),
     ],
-    ids=range(4),
+    ids=range(3),
 )
 def test_of_several_types_or_operations_one_is_asked_for(
-    text: str, options: str, told: str, label: str, left_out: str, file: Callable[[str], Path]
+    text: str, option: str, told: str, label: str, left_out: str, file: Callable[[str], Path]
 ) -> None:
     unsaid = {"ranks": [8], "group_size": 4} if "OSU" in text else {}
     path = file(text)
-    with pytest.raises(UserError, match=f"allreduce was measured with {told}; choose one by {options}"):
+    with pytest.raises(UserError, match=f"allreduce was measured with {told}; choose one by {option}"):
         import_tables([path], system="x", fitted="now", **unsaid)
-    asked = {"dtype" if options == "--type" else "op": label}
+    asked = {"dtype" if option == "--type" else "op": label}
     found = import_tables([path], system="x", fitted="now", **unsaid, **asked)
     assert found.dtype == {"half": "fp16", "sum": "fp32"}.get(label, label)
     assert any(left_out in text for text in found.left_out)
@@ -387,18 +366,12 @@ def test_text_around_and_inside_a_table_is_known_for_what_it_is(text: str, file:
 
 def test_a_log_of_several_programs_gives_costs_of_those_that_have_some(file: Callable[[str], Path]) -> None:
     latency = osu("Latency", [(size, 2 + size * 1e-4) for size in SIZES])
-    others = (
-        "_Put Latency",
-        "_Get latency",
-        " Bi-Directional Bandwidth",
-        " Non-blocking Allreduce Latency",
-        " Multi Latency",
-    )
+    others = ("_Put Latency", " Bi-Directional Bandwidth", " Non-blocking Allreduce Latency")
     log = "".join(latency.replace(" Latency Test", f"{name} Test").replace("2.1", "9.1") for name in others)
     path = file(f"srun: job 7\n{log}{latency}{log}\nreal 0m1.2s\n1741701909\n2025-03-11 14:06:09\nsrun: 4 tasks end\n")
     found = import_tables([path], system="x", levels=["across"], fitted="now")
     assert found.network.across.pieces[0].alpha_s == pytest.approx(2e-6, rel=0.02)
-    assert len(found.left_out) == 10
+    assert len(found.left_out) == 6
     assert found.left_out[0] == "0.txt: line 3: no costs are made of OSU MPI_Put Latency (one-sided)"
 
 
@@ -436,10 +409,8 @@ def test_the_json_of_nccl_tests_is_read_like_its_table(devices: int, gpus: int, 
     ("before", "after", "message"),
     [
         ('"average_bus', '"other', "the run did not end"),
-        ('"nwrong": 0.0', '"nwrong": 5.0', r"counted 5 wrong values at 1024 B, out of place \(#wrong\)"),
         ('"time"', '"cpu_time"', "cpu_time is the time of the host's calls"),
-        ("all_reduce", "sendrecv", "no costs are made of ./build/sendrecv_perf, but of allreduce"),
-        ('"group": 0, "hostname": "n1"', '"group": 1, "hostname": "n1"', "8 ranks are split into 2 groups"),
+        ('"size": 1024', '"size": 1e999', "is no JSON of nccl-tests .*: cannot convert float infinity"),
         ('"config"', '"configuration"', "is no JSON of nccl-tests .*: 'config'"),
         ('"results": [{', '"results": [{{', "line 1"),
     ],

@@ -23,16 +23,7 @@ from dlbench.comm.document import document_of, predictions_document
 from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
 from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
-from dlbench.comm.report import (
-    assemble,
-    contenders,
-    fit_caption,
-    fusion_text,
-    group_doubts,
-    layout_text,
-    same_messages,
-    tied_text,
-)
+from dlbench.comm.report import assemble, contenders, fit_caption, fusion_text, group_doubts, layout_text, same_messages
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import predict
@@ -430,12 +421,6 @@ def test_no_fusion_size_without_a_clear_winner_or_beyond_the_sizes_measured(tmp_
     network = fit_all(table_of(folder)).fits[0].network.model_copy(update={"collectives": ()})
     found = predictions_document(predict_all(network, (2,), Wanted(sizes=SIZES, algorithms=("ring",))))
     assert "the largest size measured; measure larger ones" in " ".join(terminal.to_text(found).split())
-
-
-def test_ties_are_told_in_words() -> None:
-    one = choice.Recommended(low=1024, high=4096, title="", tied=tuple("abcd"), spread=3.66)
-    assert tied_text(one, 4) == "the intervals of all 4 algorithms overlap, or they are within 5 %"
-    assert tied_text(one, 5) == "the intervals of a, b, c and 1 more overlap, or they are within 5 %"
 
 
 def test_no_fusion_size_below_the_sizes_that_were_measured(tmp_path: Path) -> None:

@@ -313,13 +313,6 @@ def _short(name: str) -> str:
     return repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}...")
 
 
-def _member_name(headers: bytes) -> str:
-    """Returns the name that the headers of one tar member say: a PAX or GNU one stands before that of the file."""
-    with tarfile.open(fileobj=io.BytesIO(headers), mode="r:") as tar:
-        member = tar.next()
-    return member.name if member is not None else ""
-
-
 def _scan_records(path: Path, synsets: dict[int, str]) -> _Rows:
     rows = _Rows()
     starts = record_offsets(path)
@@ -467,10 +460,12 @@ class ImageShards(ImageSet):
             return f"record at byte {record}"
         length = min(int(self.index.offsets[index]) - record, _MAX_HEADERS)
         try:
-            member = _member_name(os.pread(self._descriptor(shard), max(0, length), record))
+            headers = io.BytesIO(os.pread(self._descriptor(shard), max(0, length), record))
+            with tarfile.open(fileobj=headers, mode="r:") as tar:
+                member = tar.next()
         except (OSError, ValueError, OverflowError, tarfile.TarError):
-            return f"member at byte {record}"  # the name is wanted for a message about a file that cannot be read
-        return f"member {_short(member)}"
+            member = None  # the name is wanted for a message about a file that cannot be read
+        return f"member at byte {record}" if member is None else f"member {_short(member.name)}"
 
     def files(self) -> list[Path]:
         return [self.root / name for name in self.index.shards]

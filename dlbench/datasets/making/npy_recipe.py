@@ -1,8 +1,8 @@
 """CosmoFlow as pairs of .npy files, one sample each, becomes a folder of density volumes.
 
 A pair is `<name>_data.npy`, int16 counts (S, S, S, C), and `<name>_label.npy`, float32 parameters (T,) in [-1, 1].
-Pairs lie in the folders of splits, or all in one folder, which is then the training split. `files_data.lst` and
-`files_label.lst` next to them must name all of them. Samples are written in an order drawn from a seed.
+Pairs lie in the folders of splits, or all in one folder, which is then the training split. Samples are written in an
+order drawn from a seed.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
+from dlbench.datasets.account import SPLIT_OF, account_below
 from dlbench.datasets.making.density_recipe import Container, volume_parts, write_volumes
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.making.sources import account_line, split_called, take_account
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import NAMES, Split
 from dlbench.datasets.volumes import Volume, npy_pair, require_counts, target_fault
 from dlbench.errors import UserError
-from dlbench.opening import read_text, why_unreadable
+from dlbench.opening import why_unreadable
 
 VERSION = 1  # raised whenever packing changes what it writes
 SAMPLES_PER_FILE: Mapping[Container, int] = {"hdf5": 64, "tfrecord": 1}
 """A gigabyte of volumes of 128^3 x 4; a gzip file of several records is read whole for each of them."""
 DATA, LABEL = "_data.npy", "_label.npy"
 LAYOUT = f"<name>{DATA} (int16, (S, S, S, C)) next to <name>{LABEL} (float32, (T,)), in train/ and validation/"
-_LISTS = {"files_data.lst": DATA, "files_label.lst": LABEL}
-_MAX_LIST = 1 << 28  # bytes: half a million names have some 30 MB
 
 
 def holds_pairs(source: Path) -> bool:
@@ -42,7 +40,7 @@ def holds_pairs(source: Path) -> bool:
 def _split_of(path: Path) -> str | None:
     if not path.name.endswith((DATA, LABEL)):
         return None
-    return "train" if path.parent == Path() else split_called(str(path.parent))
+    return "train" if path.parent == Path() else SPLIT_OF.get(str(path.parent))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,9 +120,9 @@ def pair_packing(source: Path, container: Container, samples_per_file: int | Non
     """Returns how the pairs of a folder become volumes, and which of its files are read, in one line.
 
     `samples_per_file`: None: one a TFRecord, 64 in HDF5. `seed`: of the order.
-    Raises UserError: a file is no sample file, has no counterpart or contradicts a list, or the first pair is wrong.
+    Raises UserError: a file is no sample file or has no counterpart, or the first pair is wrong.
     """
-    account = take_account(source, _split_of, LAYOUT)
+    account = account_below(source, _split_of, LAYOUT)
     names: dict[str, list[str]] = {}
     for split, files in account.splits.items():
         counterparts = {str(_counterpart(Path(name))) for name in files}
@@ -133,9 +131,6 @@ def pair_packing(source: Path, container: Container, samples_per_file: int | Non
             other = _counterpart(Path(alone[0])).name
             raise UserError(f"{str(source / alone[0])!r} has no {other!r} next to it; expected {LAYOUT}")
         names[split] = [name for name in files if name.endswith(DATA)]
-    for name in account.others:
-        if Path(name).name in _LISTS:
-            _compare_list(source / name)
     x, y = read_pair(source / names["train"][0])
     ordered: dict[Split, Sequence[str]] = {}
     for split in NAMES:
@@ -150,18 +145,4 @@ def pair_packing(source: Path, container: Container, samples_per_file: int | Non
         container=container,
         samples_per_file=samples_per_file or SAMPLES_PER_FILE[container],
     )
-    return recipe, account_line(account, "neither training nor validation")
-
-
-def _compare_list(path: Path) -> None:
-    """Raises UserError: a list names other files than lie next to it."""
-    try:
-        lines = read_text(path, _MAX_LIST).splitlines()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{str(path)!r}: cannot be read: {why_unreadable(error)}") from None
-    listed = {line.strip().rpartition("/")[2] for line in lines} - {""}
-    present = {file.name for file in path.parent.glob(f"*{_LISTS[path.name]}")}
-    if lacking := sorted(listed - present):
-        raise UserError(f"{str(path)!r} names a file that is missing: {lacking[0]!r}; copy the set anew")
-    if unlisted := sorted(present - listed):
-        raise UserError(f"{str(path)!r} does not name a file next to it: {unlisted[0]!r}; remove the file or the list")
+    return recipe, account.line()

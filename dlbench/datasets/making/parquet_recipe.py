@@ -20,11 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.account import Account
-from dlbench.datasets.images.shards import MAX_IMAGE
+from dlbench.datasets.account import SPLIT_OF, account_below
 from dlbench.datasets.making.image_recipes import Container, Packed, index_split, shard_parts, write_shard
 from dlbench.datasets.making.production import Part
-from dlbench.datasets.making.sources import TEST, account_line, split_called, take_account
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import NAMES, Split
 from dlbench.errors import EnvironmentLacksError, UserError, first_line
@@ -32,8 +30,7 @@ from dlbench.opening import open_file, parse_json
 
 VERSION = 1  # raised whenever packing changes what it writes
 LAYOUT = "train-00000-of-00294.parquet, validation-..., all in one folder or in its folder `data`"
-NO_LABEL = -1  # what the rows of the test split have
-_NAME = re.compile(r"(?P<split>\w+)-\d+-of-(?P<files>\d+)(-[0-9a-f]+)?\.parquet")
+_NAME = re.compile(r"(?P<split>\w+)-\d+-of-\d+(-[0-9a-f]+)?\.parquet")
 _ROWS_AT_ONCE = 64
 _PIECE = 1 << 20  # bytes of a column that are read at once
 _METADATA = b"huggingface"
@@ -60,7 +57,7 @@ def _split_of(folder: Path, path: Path) -> str | None:
     name = _NAME.fullmatch(path.name)
     if name is None or path.parent != folder:
         return None
-    return split_called(name["split"])
+    return SPLIT_OF.get(name["split"])
 
 
 @contextmanager
@@ -188,19 +185,13 @@ def _images(path: Path, rows: range) -> Iterator[tuple[int, bytes]]:
                 row = after
                 continue
             for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=["image"], use_threads=False):
-                for image in batch.column(0):
+                for image in batch.column(0).field("bytes"):
                     if row in rows:
-                        yield row, _encoded(path, row, image.as_py())
+                        data = image.as_py()
+                        if not data:
+                            raise UserError(f"{str(path)!r}, row {row}: has no bytes of an image")
+                        yield row, data
                     row += 1
-
-
-def _encoded(path: Path, row: int, image: Mapping[str, Any] | None) -> bytes:
-    data = image["bytes"] if image is not None else None
-    if not data:
-        raise UserError(f"{str(path)!r}, row {row}: has no bytes of an image")
-    if len(data) > MAX_IMAGE:
-        raise UserError(f"{str(path)!r}, row {row}: {len(data)} bytes, which no image has")
-    return bytes(data)
 
 
 def parquet_packing(source: Path, container: Container, samples_per_shard: int) -> tuple[ParquetRecipe, str]:
@@ -210,29 +201,18 @@ def parquet_packing(source: Path, container: Container, samples_per_shard: int) 
     EnvironmentLacksError: pyarrow is not installed.
     """
     folder = parquet_folder(source) or source
-    account = take_account(source, partial(_split_of, folder.relative_to(source)), LAYOUT)
-    tables = {split: [read_labels(source / name) for name in names] for split, names in account.splits.items()}
-    is_labelled = any((table.labels != NO_LABEL).any() for table in tables.get(TEST, ()))
-    reason = "neither training nor validation" if is_labelled else "no labels"
-    read = {split: tables[split] for split in NAMES if split in tables}
+    account = account_below(source, partial(_split_of, folder.relative_to(source)), LAYOUT)
+    tables: dict[Split, list[ImageTable]] = {}
+    for split in NAMES:
+        if split in account.splits:
+            tables[split] = [read_labels(source / name) for name in account.splits[split]]
     recipe = ParquetRecipe(
-        tables=read,
-        classes=_classes(list(chain.from_iterable(read.values()))),
+        tables=tables,
+        classes=_classes(list(chain.from_iterable(tables.values()))),
         container=container,
         samples_per_shard=samples_per_shard,
     )
-    return recipe, account_line(account, reason) + _missing(account)
-
-
-def _missing(account: Account) -> str:
-    """Returns of which splits there are fewer files than their names say; empty if all are there."""
-    text = ""
-    for split, paths in account.splits.items():
-        names = [_NAME.fullmatch(Path(path).name) for path in paths]
-        published = max(int(name["files"]) for name in names if name is not None)
-        if len(paths) < published:
-            text += f"; of {split} only {len(paths):,} of {published:,} files are there, by their names"
-    return text
+    return recipe, account.line()
 
 
 def _classes(tables: Sequence[ImageTable]) -> tuple[str, ...]:

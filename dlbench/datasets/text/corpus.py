@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlbench.datasets.account import sample_names
+from dlbench.datasets.account import is_companion, sample_names
 from dlbench.datasets.splits import PART, Split, require_no_splits
 from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
@@ -205,7 +205,7 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def is_text_name(name: str) -> bool:
     """Returns whether a file's name is one of a text: `.txt`, or a part such as `part-00000-of-00500`."""
-    return name.lower().endswith(".txt") or PART.fullmatch(name) is not None
+    return PART.fullmatch(name) is not None or (name.lower().endswith(".txt") and not is_companion(name))
 
 
 def looks_like_text(path: Path) -> bool:
