@@ -33,6 +33,7 @@ _LIKE_SAMPLES = re.compile(
     r"(?:\.(?:gz|bz2|xz|zst))?|.*\.txt\.(?:gz|bz2|xz|zst)|[\w-]*\d",
     re.IGNORECASE,
 )
+_NUMBERED = re.compile(r"-\d+-of-(\d+)")  # In the name of a file, of how many it is one.
 PACK = "`dlbench data pack SOURCE FOLDER` converts it"
 _FOREIGN: tuple[tuple[str, str], ...] = (
     (r".*\.parquet", f"is parquet, as Hugging Face publishes images; {PACK}"),
@@ -42,7 +43,7 @@ _FOREIGN: tuple[tuple[str, str], ...] = (
     (r".*\.rec", "is RecordIO of MXNet; unpack it to <class>/<image>.jpg"),
     (r".*\.(?:tgz|tar\.(?:gz|bz2|xz|zst))", "is compressed, and images are read at their place; unpack it to .tar"),
     (r".*\.(?:txt|h5|hdf5?)\.(?:gz|bz2|xz|zst)|.*\.zip", "is compressed; unpack it"),
-    (r".*\.(?:webp|png|bmp|tiff?)", "is no JPEG; convert it to .jpg"),
+    (r".*\.(?:png|bmp|tiff?)", "is no JPEG; convert it to .jpg"),
 )
 
 
@@ -66,6 +67,9 @@ class Account:
             unit = "" if parts else f" {self.unit}"
             if len(names) == 1:
                 unit = f"{unit.removesuffix('s')} ({names[0]})"
+            numbered = _NUMBERED.search(names[0]) if names and not self.is_partial else None
+            if numbered and int(numbered[1]) != len(names):
+                unit += f" of {int(numbered[1]):,} by their names"
             parts.append(f"{split} {len(names):,}{unit}")
         # Without the files that dlbench itself writes.
         passed_over = [name for name in self.others if name.rpartition("/")[2] not in _OURS]

@@ -318,3 +318,9 @@ def test_other_hdf5_of_cosmoflow_is_named(key: str, told: str, tmp_path: Path) -
         file[key] = np.ones((2, 8, 8, 8, 4), np.int16)
     (fault,) = verify(tmp_path).faults
     assert told in fault
+
+
+def test_files_that_lack_by_their_own_numbers_are_counted() -> None:
+    whole = ("validation-00000-of-00001.parquet",)
+    account = Account(splits={"train": ("train-00000-of-00294", "train-00002-of-00294"), "validation": whole})
+    assert account.line() == f"train 2 files of 294 by their names, validation 1 ({whole[0]})"
