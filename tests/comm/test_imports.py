@@ -248,7 +248,7 @@ def line_of(text: str, part: str) -> int:
         ),
         (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not say its collective; give --collective"),
         (nccl(8, 2, version=1, named=False), {"collective": "all-gather"}, "busbw is 1.75 x algbw; all-gather over 8"),
-        (NCCL, {"ranks": [8]}, "--ranks: every output says it"),
+        (NCCL, {"ranks": [8]}, "--ranks: none of these outputs needs it"),
         (
             NCCL,
             {"dtype": "int8"},
