@@ -49,9 +49,9 @@ _TOLD = ("run_id", "state", "job", "detail", "reason", "starts")  # Of each run,
 def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: bool) -> None:
     """Report how many runs of each point in folders RUNS (default: runs) are in which state, and why some failed.
 
-    States: valid, invalid (no figure: a sanity check failed), failed, interrupted (asked to stop, it can go on),
-    incomplete (killed or still running; on the machine where it ran, what was killed is failed), and Slurm's own
-    (PENDING, RUNNING) for jobs that have not ended.
+    States: valid, invalid (no figure: a sanity check failed), failed, cancelled (its job was), interrupted (asked to
+    stop, it can go on), incomplete (killed or still running; on the machine where it ran, what was killed is failed),
+    and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
 
     A job that waits is shown with Slurm's reason and when it should start; a series that is not done, with how many of
     its runs are valid, and with the command that submits what is left.
