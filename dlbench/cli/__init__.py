@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Cluster": (
         ("preflight", "preflight", "Check a system before its first run: file, Slurm, every node."),
-        ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and a script."),
+        ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and their cost."),
         ("status", "status", "Show how far runs are, and why some failed."),
         ("wait", "status", "Wait until a series is done; the exit code says how it ended."),
         ("logs", "status", "Print what a run said: its job, its launcher, its ranks."),

@@ -132,7 +132,9 @@ def _show_fit(found: Fit, output: Path | None, left_out: tuple[str, ...] = ()) -
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option("--system", metavar="NAME", required=True, help="What to call the system that was measured.")
 @click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
-@click.option("--ranks", type=int, multiple=True, metavar="N", help="Of outputs that do not say: for all, or for each.")
+@click.option(
+    "--ranks", type=int, multiple=True, metavar="N", help="Ranks of outputs that do not say: for all, or for each."
+)
 @click.option("--group-size", type=int, metavar="N", help="Ranks per node, of outputs that do not name hosts.")
 @click.option(
     "--level",

@@ -313,9 +313,9 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
     SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both; or parquet files as
     Hugging Face publishes ImageNet (data/train-00000-of-00294.parquet); or CosmoFlow's pairs
     <name>_data.npy, <name>_label.npy.
-    The encoded images are copied as they are, in an order that mixes the classes, of parquet in that of its rows. tar
-    shards are read by webdataset, too, TFRecords by TensorFlow. What is left out is printed. Interrupted, the same
-    command continues.
+    The encoded images are copied as they are, in an order that mixes the classes; those of parquet in the order of its
+    rows. webdataset reads the tar shards, too, and TensorFlow the TFRecords. What is left out is printed. Interrupted,
+    the same command continues.
 
     \b
     Example:

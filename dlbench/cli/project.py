@@ -73,7 +73,11 @@ ACTS_ON = {
 @click.option("--ingredients", metavar="FILE", type=FILE, help="Write what the projection is made of, for --from.")
 @click.option("--from", metavar="FILE", type=FILE, help="Project from such a file, not from RUNS.")
 @value_option(
-    "--points", "FILE.csv", "Project from any series up to 4 times as far: ranks,nodes,step_s,run.", type=FILE
+    "--points",
+    "FILE.csv",
+    "Project from any series up to 4 times as far. Columns: ranks, nodes, run, and step_s or samples_per_s with "
+    "batch_per_rank.",
+    type=FILE,
 )
 @value_option("--system", "SYSTEM", "Project to the nodes and the network of another system, by its data sheet.")
 @click.option(

@@ -240,12 +240,12 @@ def _with_bandwidth(network: NetworkModel, measured: Measured, pairs: Mapping[Se
 def _each(option: str, given: Sequence[Any], tables: Sequence[Series]) -> dict[Series, Any]:
     """By table what an option says of those that do not say it: one value for all, or one for each."""
     if given and not tables:
-        raise UserError(f"{option}: every output says it, or is none that needs it")
+        raise UserError(f"{option}: none of these outputs needs it; leave it out")
     if tables and len(given) not in (1, len(tables)):
-        raise UserError(
-            f"{tables[0].where}: does not say its {option[2:]}; give {option} once, or once for each of {len(tables)} "
-            f"such outputs, here {len(given)}"
-        )
+        text = f"{tables[0].where}: does not say its {option[2:]}; give {option} once"
+        if len(tables) > 1:
+            text += f", or once for each of {len(tables)} such outputs"
+        raise UserError(f"{text}, here {len(given)}")
     return dict(zip(tables, list(given) * (len(tables) if len(given) == 1 else 1), strict=True))
 
 

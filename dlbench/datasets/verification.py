@@ -358,7 +358,7 @@ def verify_text(
     found = [f"{path.name}: {fault}" for path, (fault, _, _, _) in zip(files, read, strict=True) if fault]
     documents = sum(count for _, count, _, _ in read)
     tokens, unknown = sum(count for _, _, count, _ in read), sum(count for *_, count in read)
-    say(f"{documents} documents in {len(files)} files")
+    say(f"{documents} documents in {len(files)} file{'s' * (len(files) > 1)}")
     if tokens:
         say(f"{unknown / tokens:.3%} of {tokens} tokens are {UNKNOWN}")
     if not found and documents == 1:

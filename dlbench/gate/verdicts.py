@@ -417,7 +417,7 @@ def _few_sessions(sample: Sample) -> str:
     if sample.floor is not None:
         return (
             f"{b} sessions: fewer than {MIN_SESSIONS} do not show how far they scatter; choose the runs of one "
-            "(--where series=NAME)"
+            "(--where-candidate series=NAME)"
         )
     held = "one session a side" if a == b == 1 else f"{a} and {b} sessions"
     return (

@@ -174,6 +174,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         return of_known(mean_estimate, {key: getattr(result, name) for key, result in by_key.items()}, "s")
 
     windows = sorted({result.window_steps for result in results})
+    span = " to ".join(map(str, dict.fromkeys((windows[0], windows[-1]))))
     return ExchangePoint(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -197,7 +198,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         density=over(lambda result: result.density, "fraction"),
         dense_switches=sum(result.dense_switches for result in results),
         evidence=tuple(dict.fromkeys(result.evidence for result in results)),
-        window=f"{' to '.join(map(str, dict.fromkeys((windows[0], windows[-1]))))} steps of each run",
+        window=f"{span} step{'s' * (span != '1')} of each run",
         efficiency=point.efficiency,
         least=least,
         prediction=prediction,

@@ -227,14 +227,14 @@ def test_damaged_run_yields_no_figure_and_is_named(tmp_path: Path, what: str) ->
 def test_runs_that_did_not_work_are_listed_with_their_story(tmp_path: Path) -> None:
     made = plans(repeats=2)
     write_run(tmp_path, made[0], constant(PHASES))
-    failed = {"name": "finite loss", "passed": False, "detail": "loss not finite on ranks 1"}
+    failed = {"name": "finite loss", "passed": False, "detail": "loss not finite on rank 1"}
     write_run(tmp_path, made[1], constant(PHASES), Story(state="invalid", checks=[failed]))
     write_unfinished(tmp_path, made[2], "failed", "the reason")
     write_unfinished(tmp_path, made[3])
     table = tabulate(scan(tmp_path))
     assert list(table.figures) == [made[0].run_id]
     found = {item.run.plan.run_id: (item.state, item.why) for item in table.without}
-    assert found[made[1].run_id] == ("invalid", "finite loss: loss not finite on ranks 1")
+    assert found[made[1].run_id] == ("invalid", "finite loss: loss not finite on rank 1")
     assert found[made[2].run_id][0] == "failed"
     assert "the reason" in found[made[2].run_id][1]
     assert found[made[3].run_id][0] == "incomplete"

@@ -244,7 +244,7 @@ def line_of(text: str, part: str) -> int:
         (NCCL.replace("all_reduce", "sendrecv"), {}, "line 16: no costs are made of nccl-tests sendrecv, but of all"),
         (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not say its collective; give --collective"),
         (nccl(8, 2, version=1, named=False), {"collective": "all-gather"}, "busbw is 1.75 x algbw; all-gather over 8"),
-        (NCCL, {"ranks": [8]}, "--ranks: every output says it"),
+        (NCCL, {"ranks": [8]}, "--ranks: none of these outputs needs it"),
         (NCCL, {"dtype": "int8"}, "line 16: allreduce was measured with float; choose one by --type, e.g. --type fl"),
         (OSU, {"group_size": 4}, "line 4: does not say its ranks; give --ranks once"),
         (OSU, {"ranks": [8]}, "does not say its group-size; give --group-size once"),

@@ -111,7 +111,7 @@ def test_two_splits_in_one_folder_are_told_apart_by_their_names(case: Case, tmp_
     assert verdict.account.splits == {"train": train, "validation": validation}
     counted = "3" if len(train) == 1 else "6"
     if kind == "text":
-        assert verdict.remarks == ["train: 6 documents in 2 files", "validation: 2 documents in 1 files"]
+        assert verdict.remarks == ["train: 6 documents in 2 files", "validation: 2 documents in 1 file"]
     else:
         assert verdict.samples == {"train": int(counted), "validation": 2}
     plan = plan_of(workload, tmp_path)

@@ -74,7 +74,7 @@ def write_sample(out: Path) -> None:
         story = Story(finished=NOW + timedelta(hours=1), pinned=False, environment=environment)
         write_run(out, plan, times, story)
     others = plans(points=(1, 2, 4), repeats=1, series="s3")
-    failed = {"name": "finite loss", "passed": False, "detail": "loss not finite on ranks 0"}
+    failed = {"name": "finite loss", "passed": False, "detail": "loss not finite on rank 0"}
     write_run(out, others[0], constant([1, 1, 1, 1, 1, 1]), Story(state="invalid", checks=[failed]))
     write_unfinished(out, others[1], "failed", "no memory left", host="gpu0123")
     write_unfinished(out, others[2])

@@ -421,7 +421,7 @@ def planned_warnings(plan: RunPlan) -> list[str]:
             parts.append(f"each batch comes {format_seconds(fault.input_delay_s)} later")
         if fault.step_delay_s:
             parts.append(f"each step ends {format_seconds(fault.step_delay_s)} later")
-        where = f"on ranks {_some(acting)}" if acting else "on none of the ranks of this run"
+        where = f"on {_ranks(acting)}" if acting else "on none of the ranks of this run"
         found.append(f"a fault is planted {where}: {', '.join(parts)}; figures show it on purpose")
     return found
 
@@ -491,7 +491,7 @@ def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> li
 
 def _finite(ranks: list[RankResult]) -> Check:
     bad = [r.rank for r in ranks if not r.losses_finite]
-    detail = f"loss not finite on ranks {_some(bad)}" if bad else "every loss on every rank is finite"
+    detail = f"loss not finite on {_ranks(bad)}" if bad else "every loss on every rank is finite"
     return Check(name="finite loss", passed=not bad, detail=detail)
 
 
@@ -509,7 +509,7 @@ def _different_end(ranks: list[RankResult]) -> Check:
 def _same(name: str, digests: list[str], when: str) -> Check:
     odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     detail = (
-        f"{when}, the parameters of ranks {_some(odd)} differ from rank 0's"
+        f"{when}, the parameters of {_ranks(odd)} differ from rank 0's"
         if odd
         else f"{when}, SHA-256 {digests[0][:16]} on all {len(digests)} ranks"
     )
@@ -518,7 +518,7 @@ def _same(name: str, digests: list[str], when: str) -> Check:
 
 def _trained(ranks: list[RankResult]) -> Check:
     idle = [r.rank for r in ranks if r.initial_parameters_sha256 == r.final_parameters_sha256]
-    detail = f"parameters of ranks {_some(idle)} never changed" if idle else "the parameters changed"
+    detail = f"parameters of {_ranks(idle)} never changed" if idle else "the parameters changed"
     return Check(name="trained", passed=not idle, detail=detail)
 
 
@@ -529,15 +529,18 @@ def _equal_work(plan: RunPlan, ranks: list[RankResult], measured_steps: int) -> 
     if not whole:
         detail = f"{len(ranks)} ranks reported, the plan has {plan.layout.ranks}"
     elif odd:
-        detail = f"ranks {_some(odd)} did not process the planned {expected} samples"
+        detail = f"{_ranks(odd)} did not process the planned {expected} samples"
     else:
         where = f"each of {len(ranks)} ranks" if len(ranks) > 1 else "the only rank"
         detail = f"{expected} samples on {where}, as planned"
     return Check(name="equal work", passed=whole and not odd, detail=detail)
 
 
-def _some(ranks: list[int], limit: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:limit]))
+def _ranks(ranks: list[int], limit: int = 8) -> str:
+    """Returns e.g. ``rank 3``, or ``ranks 0, 1``; of many the first, and how many more."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = "ranks " + ", ".join(map(str, ranks[:limit]))
     return shown + (f" and {len(ranks) - limit} more" if len(ranks) > limit else "")
 
 

@@ -66,7 +66,8 @@ def evidence(seen: TimelineSummary | None, carrier: str, calm_text: str, why_uns
         operations = ", ".join(f"{times} {name}" for name, times in seen.timeline.methods.items())
         ring = "bytes by the formula of Gloo's ring"
         parts = [
-            f"Horovod's timeline of rank 0 over {len(seen.counts)} warm-up steps: {operations}",
+            f"Horovod's timeline of rank 0 over {len(seen.counts)} warm-up step{'s' * (len(seen.counts) > 1)}: "
+            f"{operations}",
             f"{count} messages per step, listed are those of one step",
             ring if carrier == "gloo" else f"bytes unknown: {carrier} chooses the algorithm",
         ]
