@@ -300,17 +300,6 @@ def test_hosts_of_a_trace_are_cleaned(tmp_path: Path) -> None:
     assert "n0[31m x" in joined(result.stderr.splitlines())
 
 
-@pytest.mark.parametrize("name", ["events.parquet", "table.parquet", "events.json", "plain.json"])
-def test_only_a_trace_is_opened_in_perfetto(tmp_path: Path, name: str) -> None:
-    if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
-    folder = one_run(tmp_path / "runs")
-    write_spans(folder, 0, [STARTING])
-    result = run_cli("trace", folder.path, "-o", tmp_path / name)
-    assert result.exit_code == 0, result.output
-    assert ("ui.perfetto.dev" in result.stderr) is name.endswith("json")
-
-
 def test_words_of_sacct_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = one_run(tmp_path / "runs")
     submission = Submission(job_id="7", command=("sbatch",), submitted="2026-03-01T12:00:00Z", log="run/slurm-7.out")
