@@ -221,21 +221,21 @@ def packing(source: Path, *, container: str | None, samples_per_shard: int | Non
 def _image_packing(source: Path, container: Any, samples_per_shard: int, seed: int) -> BuildPlan:
     from dlbench.datasets.images.image_set import open_image_set
     from dlbench.datasets.making.image_recipes import PackRecipe
-    from dlbench.datasets.recognition import take_account
+    from dlbench.datasets.recognition import TITLES, detect, take_account
 
+    kind = detect(source)
+    if kind not in ("images", "image-shards"):
+        raise UserError(f"{str(source)!r} holds {TITLES[kind]}, which are not packed; see `dlbench data verify`")
     train, validation = train_folder(source), validation_folder(source)
     recipe = PackRecipe(
         train=train, validation=validation, container=container, samples_per_shard=samples_per_shard, seed=seed
     )
     expected = 0.0
-    remarks: list[str] = []
+    remarks = [take_account(source, kind).line()]
     splits: tuple[tuple[Split, Path | None], ...] = (("train", train), ("validation", validation))
     for split, folder in splits:
         if folder is not None:
             images = open_image_set(folder, split)
-            if not remarks:
-                kind = "images" if images.kind == "jpeg-tree" else "image-shards"
-                remarks.append(take_account(source, kind).line())
             step = max(1, images.num_samples // _PROBES)
             sizes = [_size_of(images, index) for index in range(0, images.num_samples, step)]
             expected += images.num_samples * sum(sizes) / len(sizes)

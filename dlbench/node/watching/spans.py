@@ -238,11 +238,6 @@ class LayerWatch:
         self._running: list[_Call] = []
         self._step: int | None = None
 
-    @property
-    def num_hooks(self) -> int:
-        """Hooks that are on modules now."""
-        return len(self._hooks)
-
     def open(self) -> None:
         """Hooks every leaf module."""
         self._clock.anchor()

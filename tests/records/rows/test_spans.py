@@ -341,7 +341,7 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     model, told = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1))), Told()
     watch = LayerWatch(model, Clock(), collector(told))
     watch.open()
-    assert watch.num_hooks == 6
+    assert sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()) == 6
     watch.enter(0)
     model(torch.ones(1, 3)).sum().backward()
     watch.enter(1)
@@ -353,7 +353,7 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     late.backward()  # a graph that outlives the window
     model(torch.ones(1, 3)).sum().backward()
     watch.close()
-    assert (len(told), watch.num_hooks) == (seen, 0)
+    assert len(told) == seen
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
