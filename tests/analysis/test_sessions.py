@@ -17,8 +17,6 @@ from dlbench.records.scan import scan
 from dlbench.stats.pairing import session_of
 from tests.support.run_factory import NOW, Story, constant, plans, write_run
 
-HOUR = 3600
-
 
 def runs(*hours: float, jobs: str = "", boots: str = "") -> dict[str, Circumstances]:
     """A run at each hour, with a letter for its job (`0`: none) and for the boot of its host."""

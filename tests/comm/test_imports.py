@@ -228,10 +228,6 @@ def test_latency_and_bandwidth_are_costs_of_a_level(version: str, file: Callable
 NCCL, OSU = nccl(8, 2), osu_collective("Allreduce Latency", "allreduce", 8, 4)
 
 
-def line_of(text: str, part: str) -> int:
-    return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [

@@ -66,13 +66,6 @@ def cancelled(cli: Cli, box: Box, root: Path, job: str, times: int = 1) -> subpr
     return told
 
 
-def srun_on_both(box: Box, words: str) -> str:
-    """What both nodes of a box say to a command."""
-    command = ["srun", "--nodes=2", "--ntasks=2", "bash", "-c", words]
-    environment = {**os.environ, **box.environment}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
-
-
 def wait_until_measuring(folder: Path) -> None:
     deadline = time.monotonic() + BOUND_S
     while time.monotonic() < deadline:
