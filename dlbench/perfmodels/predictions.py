@@ -100,7 +100,7 @@ def level_of(network: NetworkModel, name: LevelName) -> Level:
     if level is None:
         raise UserError(
             f"network {network.system} over {network.transport}: messages {_WHERE[name]} were never measured; "
-            "run dlbench comm on a layout that has them and fit again"
+            "measure with --ranks and --group-size that have them (dlbench comm run), and fit again"
         )
     return level
 
