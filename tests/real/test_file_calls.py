@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.file_calls import BUDGET, STRACE, calls_in, periods
+from tests.support.file_calls import STRACE, calls_in, periods
 from tests.support.forked_runs import run_forked
 from tests.support.forks import start_forks
 
+MOST_CALLS = 100  # Of both ranks on their run's folder, from their start to their first step.
 SHORT = ("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=40", "--set", "train.batch_per_rank=1")
 
 
 @contextmanager
 def traced(process: int, out: Path) -> Iterator[None]:
-    words = [word for word in STRACE if word != "--seccomp-bpf"]  # which cannot be put on a process that runs
-    tracer = subprocess.Popen([*words, "-o", str(out), "-p", str(process)], stderr=subprocess.DEVNULL)
+    tracer = subprocess.Popen([*STRACE, "-o", str(out), "-p", str(process)], stderr=subprocess.DEVNULL)
     try:
         status = Path(f"/proc/{process}/status")
         deadline = time.monotonic() + 60
@@ -47,7 +47,7 @@ def test_ranks_leave_the_shared_folder_alone_while_they_are_measured(tmp_path: P
     # Of both ranks together, but for loading Python.
     calls = calls_in(tmp_path / "trace", [run.folder.path])
     first, begin, end = periods(run, 0)
-    assert 0 < sum(at < first for at, _, _ in calls) <= BUDGET / 2
+    assert 0 < sum(at < first for at, _, _ in calls) <= MOST_CALLS
     # The sampler opens its file once, when it has started: ranks that import nothing may be measuring by then.
     assert [call for call in calls if begin <= call[0] < end and not call[2].endswith(".samples")] == []
     assert sorted(path.name for path in run.folder.path.glob("*.status.json")) == ["node-0000.status.json"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.bench import file_calls, slurm_faults
+from tests.bench import slurm_faults
 from tests.bench.figures import Figure
 from tests.bench.slurm import asking, planning, starting
 
@@ -12,7 +12,6 @@ SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "planning": planning.figures,
     "asking": asking.figures,
     "starting": starting.figures,
-    "file_calls": file_calls.figures,
     "faults": slurm_faults.figures,
 }
 """Parts of the area, by name."""
