@@ -51,7 +51,7 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
     cannot be written; or RunError: a process that made a part died.
     """
     compress = output.suffix.lower() == ".gz"
-    with temporary_next_to(output) as temporary:
+    with _temporary_next_to(output) as temporary:
         partial = temporary / "trace"
         with partial.open("xb") as file:
             _write(run, facts, notes, file, temporary, compress)
@@ -61,7 +61,7 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
 
 
 @contextmanager
-def temporary_next_to(output: Path) -> Iterator[Path]:
+def _temporary_next_to(output: Path) -> Iterator[Path]:
     """A folder next to the output for what is not whole yet; gone in the end. Raises UserError: the file system
     refuses, here or within, or the output is a device or a pipe.
     """
