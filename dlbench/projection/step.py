@@ -4,6 +4,7 @@ Of the largest measured point, the anchor, with its account by causes (`dlbench.
 B backward, U optimizer, H all causes without a model; A = In + F + B. At p ranks, with c_j the price of message j, and
 beta_j when it is ready as a share of the backward pass,
 
+    B(p)  = B + kappa (G(p) - G(anchor))                      G: hidden exchange, sum of rho c_j less X
     S(p)  = straggler + A (L(p) - L(anchor))                  L: lateness of the slowest node (`nodes`)
     a_j   = (In + F + beta_j B) (1 + S / A)                   when message j is ready on the slowest rank
     s_j   = max(a_j, e_{j-1}),  e_j = s_j + rho c_j(p)
@@ -12,7 +13,8 @@ beta_j when it is ready as a share of the backward pass,
     T(p)  = A + U + H + S(p) + E(p) + I(p)                    I: waiting for storage
 
 rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange).
-So at the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there.
+kappa is what computing takes longer for each second of exchange hidden in it: its slope over the measured points, with a
+prior (`_slowed`). So at the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there.
 Under strong scaling A is scaled by the own work at the batch that a rank then has.
 
 c_j is the price of the network's fitted costs, by an algorithm that may stand for the library's own: one whose times
@@ -65,11 +67,20 @@ from dlbench.units import format_bytes, format_seconds
 
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
-_ALIKE = 0.01  # Deviation of times from a model's, as logarithm, below which algorithms are not told apart.
-STEP_SCALE = 0.015
+ALIKE = 0.01  # Deviation of times from those of the right algorithm and a trend, as logarithm, that is expected.
+STEP_SCALE = 0.006
 """Error of a projected step per square root of a doubling before any was seen. Less than `PRIOR_SCALE`, which is of
 costs of messages alone: these are part of a step, and what they miss is drawn by itself (`_trend`). With 0.03, 90 %
 bands are 1.8 times as wide as an oracle's and hold 96 to 99 % (`make bench AREA=truth.projection`)."""
+SLOWED = 0.19
+"""Mean, before any was seen, of the seconds that computing takes longer for each second of exchange hidden in it: over
+GPUs of five kinds 18.9 % on average, at most 40 % (arXiv 2507.03114). The prior is exponential."""
+TREND = 0.1
+"""Deviation, before any was seen, of what messages take longer with each doubling of the ranks than their costs say, as
+logarithm: congestion, or an algorithm of which the model knows nothing."""
+_SLOPES = 201  # Values that a slope may have, between its ends.
+_SESSIONS = 0.003  # Deviation of computing from point to point that runs of one point do not show, a share of it.
+_HIDDEN_ROUNDS = 3  # Until what is hidden and what it slows down agree.
 _MODELLED = ("exchange", "straggler", "input", "compute")  # Causes that have a model; the others stay as they are.
 
 
@@ -137,8 +148,9 @@ def project(
         if points is None:
             not_told += why
         else:
-            words = "; ".join(f"{one.text} ({one.remedy})" for one in why) or "nothing else is known"
-            told = (flagged("F7", why=words), *flags(ingredients, count, by="points"))
+            cause = "; ".join(one.text for one in why) or "nothing else is known"
+            remedy = "; ".join(one.remedy for one in why) or "Measure larger rank counts"
+            told = (flagged("F7", why=cause, remedy=remedy), *flags(ingredients, count, by="points"))
             targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(
         digest=ingredients.digest,
@@ -161,13 +173,13 @@ def _is_apart(one: Band, other: Band) -> bool:
 
 
 def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
-    """Every point from the third on, projected from those below it: from their runs and nodes, by the same network. Not
-    where these leave more algorithms open than all points do, because then they know less of it than the projection.
+    """Every point from the third on, projected from those below it: from their runs and nodes, by the same network and
+    the algorithms that all points leave open.
 
-    What runs, costs and nodes scatter is drawn by itself in every projection. So a miss is what is left of the
-    difference when their share in it is taken away; else it would be in the bands twice.
+    What runs, costs and nodes scatter is drawn by itself in every projection, so it counts as scatter of the miss.
     """
     ingredients, found = model.ingredients, []
+    names = STAND_INS if model.costs is None else model.costs.algorithms
     for place in range(2, len(ingredients.points)):
         point, known = ingredients.points[place], ingredients.points[:place]
         nodes, supply, batch = ingredients.nodes, ingredients.supply, known[-1].batch_per_rank
@@ -181,14 +193,12 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
         if ingredients.scaling == "strong":
             changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
         below = ingredients.model_copy(update=changed)
-        less = None if reasons(below, point.ranks) else _model(below, len(model.rho))
+        less = None if reasons(below, point.ranks) else _model(below, len(model.rho), names)
         if not isinstance(less, _Model):
             continue
         try:
             told = less.at(point.ranks, model_error((), prior_scale=0.0), None)
         except NoModelError:
-            continue
-        if model.costs is not None and not set(told.algorithms) <= set(model.costs.algorithms):
             continue
         steps = [run.step_s for run in point.runs]
         one = HeldOut(
@@ -202,8 +212,8 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
         scatter = ((high - low) / 2) ** 2
         if len(steps) > 1:
             scatter += statistics.variance(steps) / len(steps) / one.measured_s**2
-        left = math.sqrt(max(0.0, math.log1p(one.error) ** 2 - scatter))
-        found.append((one, Miss(error=left, doublings=one.doublings)))
+        error = -math.log1p(one.error)
+        found.append((one, Miss(error=error, doublings=one.doublings, scatter=math.sqrt(scatter))))
     return found
 
 
@@ -241,33 +251,41 @@ class _Costs:
     trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
 
     @classmethod
-    def of(cls, ingredients: Ingredients, draws: int) -> _Costs | None:
-        """None where nothing is known of an exchange. Raises `NoModelError`: that of the runs has no model."""
+    def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = STAND_INS) -> _Costs | None:
+        """None where nothing is known of an exchange. `names`: what a library may choose by itself. Raises
+        `NoModelError`: that of the runs has no model.
+        """
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
         ran = way_of(result, ingredients.engine)
         own = priced_as(ran)
         # A library chooses by itself; Gloo's all-reduce is a ring.
-        names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)
+        if own != "ring" or result.carrier in RINGS:
+            names = (own,)
         picks, costly = np.zeros(draws, dtype=np.int64), _with_uplinks(ingredients, network)
         costs = cls(
             ingredients=ingredients, network=costly, ran=ran, algorithms=names, picks=picks, trend=np.zeros(draws)
         )
-        missed = {}
+        slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
+        evidence, trends = [], []
+        able: list[str] = []
         for name in names:
             try:
-                missed[name] = replace(costs, algorithms=(name,))._missed()
+                doublings, missed = replace(costs, algorithms=(name,))._missed()
             except NoModelError:
                 if len(names) == 1:
                     raise
-        scatter = {
-            name: float(np.mean(np.abs(one - one.mean()))) if len(one) else 0.0 for name, (_, one) in missed.items()
-        }
-        most = 2 * min(scatter.values()) + _ALIKE
-        standing = tuple(name for name in missed if scatter[name] <= most)
-        picks = np.random.default_rng([SEED, 16]).integers(0, len(standing), draws)
-        trend = np.choose(picks, [_trend(*missed[name], draws) for name in standing])
+                continue
+            chance, trend = _slope(doublings, missed, slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2, draws)
+            able.append(name)
+            evidence.append(chance)
+            trends.append(trend)
+        chances = np.exp(np.array(evidence) - max(evidence))
+        picks = np.random.default_rng([SEED, 16]).choice(len(able), draws, p=chances / chances.sum())
+        standing = tuple(able[number] for number in np.unique(picks))
+        trend = np.choose(picks, trends)
+        picks = np.searchsorted(np.unique(picks), picks)
         return replace(costs, algorithms=standing, picks=picks, trend=trend)
 
     def elsewhere(self, there: Ingredients) -> _Costs | None:
@@ -382,6 +400,8 @@ class _Model:
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     rho: Array
     shown: Array  # X at the anchor, seconds.
+    hidden: Array  # G at the anchor, seconds.
+    slowed: Array  # kappa.
     is_home: bool = True  # Whether targets are of the system that was measured.
 
     def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
@@ -396,9 +416,9 @@ class _Model:
             # Optimizer and host do not shrink with the batch, so what does shrinks by more than the whole.
             scale = np.maximum(0.0, 1 + (begun + updating + at["host"]) / begun * (work / before - 1))
         computing = {name: at[name] * scale for name in ("input", "forward", "backward")}
-        straggler = at["straggler"]
+        straggler, late = at["straggler"], np.zeros(draws)
         if nodes != anchor.nodes:
-            late = lateness(found.nodes, nodes, draws) - self.late
+            late = lateness(found.nodes, nodes, draws, slow_hosts=found.slow_hosts) - self.late
             straggler = np.maximum(0.0, straggler + begun * scale * late)
         shown = np.zeros(draws)
         whole, unknown = float(np.median(at["exchange"])), float(np.median(at["exchange"] - self.shown))
@@ -413,6 +433,12 @@ class _Model:
             messages = self.costs.messages(ranks, way, computing, float(np.median(self.rho)))
             costs = [one * self.rho for one in self.costs.drawn(ranks, way, messages)]
             shown = _shown(messages, costs, computing, straggler)
+            alone = computing["backward"] - self.slowed * self.hidden
+            for _ in range(_HIDDEN_ROUNDS):
+                computing["backward"] = np.maximum(0.0, alone + self.slowed * (sum(costs) - shown))
+                begun_here = sum(computing.values(), np.zeros(draws))
+                straggler = np.maximum(0.0, at["straggler"] + begun_here * late)
+                shown = _shown(messages, costs, computing, straggler)
             levels, phi = self.costs.by_level(ranks, way, messages, costs, computing)
         parts = {
             "compute": computing["forward"] + computing["backward"],
@@ -456,21 +482,24 @@ class _Model:
         )
 
 
-def _trend(doublings: Array, missed: Array, draws: int) -> Array:
-    """What messages take longer with each doubling than their costs have it, as logarithm, by draw: congestion, or an
-    algorithm of which the model knows nothing. Of the changes from point to point, normal with unknown mean and
-    variance (Gelman et al., section 3.3), with one change of 0 and the prior of the model's error before any was seen.
+def _slope(
+    x: Array, y: Array, slopes: Array, prior: Array, expected: float, draws: int
+) -> tuple[float, Array]:
+    """Returns the logarithm of how likely y is under a line over x, but for a constant, and drawn slopes, (draws,).
+
+    The error is normal of unknown variance, expected to be `expected` with the weight of `PRIOR_POINTS` points (Gelman
+    et al., section 14.2); level and variance are integrated out. `slopes`, `prior`: values that the slope may have,
+    ascending, and the logarithm of how likely each was before.
     """
-    changes = np.diff(missed) / np.diff(doublings)
-    if not len(changes):
-        return np.zeros(draws)
-    n, mean = len(changes), changes.mean()
-    freedom = PRIOR_POINTS + n
-    total = PRIOR_POINTS * PRIOR_SCALE**2 + ((changes - mean) ** 2).sum() + n / (n + 1) * mean**2
-    rng = np.random.default_rng([SEED, 18])
-    sigma = np.sqrt(total / rng.chisquare(freedom, draws) / (n + 1))
-    found: Array = n * mean / (n + 1) + sigma * rng.standard_normal(draws)
-    return found
+    logs = prior - prior.max()
+    if len(x) > 1:
+        left = y[:, None] - x[:, None] * slopes
+        squares = ((left - left.mean(axis=0)) ** 2).sum(axis=0)
+        logs = logs - (PRIOR_POINTS + len(x) - 1) / 2 * np.log(PRIOR_POINTS * expected + squares)
+    chances = np.cumsum(np.exp(logs - logs.max()))
+    shares = np.random.default_rng([SEED, 18]).permutation((np.arange(draws) + 0.5) / draws)
+    drawn: Array = np.interp(shares * chances[-1], chances, slopes)
+    return float(np.log(chances[-1]) + logs.max()), drawn
 
 
 def _ready(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
@@ -502,8 +531,10 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
     return figures
 
 
-def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
-    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8)."""
+def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = STAND_INS) -> _Model | Refused:
+    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
+    `names`: algorithms that may stand for a library's own.
+    """
     anchor = ingredients.anchor
     weights = _run_weights(anchor.runs, draws, anchor.ranks)
 
@@ -512,9 +543,9 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
         return found
 
     figures = _account(anchor.runs, weights)
-    shown, rho = np.zeros(draws), np.ones(draws)
+    shown, rho, hidden = np.zeros(draws), np.ones(draws), np.zeros(draws)
     try:
-        costs = _Costs.of(ingredients, draws)
+        costs = _Costs.of(ingredients, draws, names)
         if costs is not None:
             messages = costs.messages(anchor.ranks, None, figures, 1.0)
             prices = costs.drawn(anchor.ranks, None, messages)
@@ -524,6 +555,7 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
 
             rho = _calibrated(prices, anchor, drawn, shown_of, figures["exchange"])
             shown = shown_of(rho)
+            hidden = rho * sum(prices) - shown
             scale = float(np.median(rho))
             whole, off = (float(np.median(one)) for one in (figures["exchange"], figures["exchange"] - shown))
             step = float(np.median(sum(figures.values(), np.zeros(draws))))
@@ -535,7 +567,44 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
-    return _Model(ingredients=ingredients, costs=costs, figures=figures, late=late, rho=rho, shown=shown)
+    return _Model(
+        ingredients=ingredients,
+        costs=costs,
+        figures=figures,
+        late=late,
+        rho=rho,
+        shown=shown,
+        hidden=hidden,
+        slowed=_slowed(ingredients, draws),
+    )
+
+
+def _slowed(ingredients: Ingredients, draws: int) -> Array:
+    """Returns how many seconds computing takes longer for each second of exchange hidden in it, shape (draws,).
+
+    Forward and backward are taken to be linear in the hidden seconds over the points of one batch. Where these do not
+    tell, the prior of `SLOWED` is left.
+    """
+    computing, hidden, variances = [], [], []
+    for point in ingredients.points:
+        runs = [run for run in point.runs if run.parts and run.communication_s is not None]
+        if point.batch_per_rank != ingredients.anchor.batch_per_rank or len(runs) < len(point.runs):
+            continue
+        passes = [run.parts.get("forward", 0.0) + run.parts.get("backward", 0.0) for run in runs]
+        computing.append(statistics.fmean(passes))
+        hidden.append(statistics.fmean(_hidden(run) for run in runs))
+        if len(runs) > 1:
+            variances.append(statistics.variance(passes) / len(runs))
+    expected = statistics.fmean(variances or [0.0])
+    if computing:
+        expected += (_SESSIONS * statistics.fmean(computing)) ** 2
+    slopes = np.linspace(0.0, 1.0, _SLOPES)
+    return _slope(np.array(hidden), np.array(computing), slopes, -slopes / SLOWED, expected, draws)[1]
+
+
+def _hidden(run: RunFigures) -> float:
+    """Returns the exchange of a run that computing hid, seconds per step."""
+    return max(0.0, (run.communication_s or 0.0) - run.parts.get("exchange", 0.0))
 
 
 def _calibrated(
@@ -614,6 +683,5 @@ def _input_wait(
     if asked <= limit:
         return none, ()
     needed, seen = (f"{format_bytes(round(one))}/s" for one in (asked, limit))
-    flag = flagged("F5", needed=needed, proven=seen, nodes=supply.nodes or "some")
-    if_all = f"; if that is all there is, a step takes {wanted / limit:.4g} s"
-    return none, (Flag(code=flag.code, text=flag.text + if_all),)
+    nodes_seen = supply.nodes or "some"
+    return none, (flagged("F5", needed=needed, proven=seen, nodes=nodes_seen, longest=wanted / limit),)

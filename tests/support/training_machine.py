@@ -51,13 +51,15 @@ class Machine:
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # When messages are ready, of the backward pass.
     network: NetworkModel = field(default_factory=network_of)
     algorithm: str = "ring"
+    tree_from: int | None = None  # Nodes from which the library takes a double binary tree instead.
     carrier: str = "gloo"
     congestion: float = 0.0  # By which messages take longer with each doubling of the nodes (1).
     slowed: float = 0.0  # Seconds that computing takes longer per second of hidden exchange.
     # Logarithms of what hosts take longer.
     hosts: Callable[[np.random.Generator, int], Array] = lambda generator, nodes: np.zeros(nodes)
     jitter: float = 0.0  # Standard deviation of what a node takes longer in a step, as logarithm.
-    spikes: float = 0.0  # Share of steps in which a node takes 20 % longer.
+    spikes: float = 0.0  # Share of steps in which a node takes `spike_ratio` times as long.
+    spike_ratio: float = 1.2
     session_sd: float = 0.0
     run_sd: float = 0.0
     delay_s: float = 0.0  # Between the last gradient of a message and its start: not in what runs record of messages.
@@ -66,7 +68,9 @@ class Machine:
 
     def prices(self, nodes: int) -> Array:
         layout = Layout(ranks=nodes * self.ranks_per_node, group_size=self.ranks_per_node)
-        known = {size: predict("allreduce", self.algorithm, size, layout, self.network) for size in set(self.sizes)}
+        is_tree = self.tree_from is not None and nodes >= self.tree_from
+        algorithm = "double-binary-tree" if is_tree else self.algorithm
+        known = {size: predict("allreduce", algorithm, size, layout, self.network) for size in set(self.sizes)}
         more = (1 + self.congestion) ** math.log2(nodes / REFERENCE) if nodes > 1 else 1.0
         return np.array([known[size] * more for size in self.sizes])
 
@@ -76,7 +80,7 @@ class Machine:
         """A run on nodes of these effects, and the own work of its ranks, shape (ranks, steps)."""
         g = self.ranks_per_node
         noise = self.jitter * generator.standard_normal((nodes, self.steps))
-        noise += math.log(1.2) * (generator.random(noise.shape) < self.spikes)
+        noise += math.log(self.spike_ratio) * (generator.random(noise.shape) < self.spikes)
         factors = np.exp(np.repeat(hosts[:, None] + noise, g, axis=0))
         speed = drift * math.exp(self.run_sd * generator.standard_normal())
         costs = self.prices(nodes) * speed if nodes * g > 1 else np.zeros(len(self.sizes))
