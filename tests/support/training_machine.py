@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -62,11 +63,29 @@ class Machine:
     run_sd: float = 0.0
     delay_s: float = 0.0  # Between the last gradient of a message and its start: not in what runs record of messages.
     unmodelled: float = 0.0  # What the host does more with each doubling of the nodes, of a step's computing (1).
+    leaf_nodes: int | None = None  # Nodes below a leaf switch; None: all are below one.
+    taper: float = 1.0  # Links of the nodes of a leaf over its uplinks.
+    placement: Literal["sorted", "shuffled"] = "sorted"  # Order of the nodes of a run: by leaf switch, or random.
+    placement_seed: int = 1  # Of the random order, which is one for all runs of the machine.
+    records_switches: bool = True  # Whether runs say below which leaf switch their nodes are.
     steps: int = 40
 
+    def leaves(self, nodes: int) -> tuple[int, ...]:
+        """The leaf switch of each node of a run, in the order of ranks: a run takes no more leaves than it needs."""
+        order = np.arange(nodes)
+        if self.placement == "shuffled":
+            order = np.argsort(np.random.default_rng(self.placement_seed).random(nodes))
+        return tuple((order // (self.leaf_nodes or nodes)).tolist())
+
     def prices(self, nodes: int) -> Array:
-        layout = Layout(ranks=nodes * self.ranks_per_node, group_size=self.ranks_per_node)
-        known = {size: predict("allreduce", self.algorithm, size, layout, self.network) for size in set(self.sizes)}
+        group, network = self.ranks_per_node, self.network
+        layout = Layout(ranks=nodes * group, group_size=group)
+        if self.leaf_nodes is not None and network.across is not None:
+            layout = replace(layout, leaves=self.leaves(nodes))
+            uplinks = max(1, round((network.across.links or group) * self.leaf_nodes / self.taper))
+            beyond = network.across.model_copy(update={"links": uplinks})
+            network = network.model_copy(update={"beyond": beyond})
+        known = {size: predict("allreduce", self.algorithm, size, layout, network) for size in set(self.sizes)}
         more = (1 + self.congestion) ** math.log2(nodes / REFERENCE) if nodes > 1 else 1.0
         return np.array([known[size] * more for size in self.sizes])
 
@@ -122,7 +141,11 @@ class Machine:
         done = [self.run(generator, nodes, effects, f"{nodes}-{n}", session, drift) for n in range(runs)]
         names = [f"n{rank // self.ranks_per_node}" for rank in range(nodes * self.ranks_per_node)]
         point = PointFigures(
-            ranks=nodes * self.ranks_per_node, nodes=nodes, batch_per_rank=32, runs=tuple(one for one, _ in done)
+            ranks=nodes * self.ranks_per_node,
+            nodes=nodes,
+            batch_per_rank=32,
+            leaves=None if self.leaf_nodes is None or not self.records_switches else self.leaves(nodes),
+            runs=tuple(one for one, _ in done),
         )
         return point, scatter_of([(work, names) for _, work in done])
 
@@ -167,5 +190,7 @@ class Machine:
             exchange=self.exchange(),
             engine="ddp",
             network=self.network if network is None else network,
+            nodes_per_leaf=self.leaf_nodes,
+            leaf_taper=None if self.leaf_nodes is None else self.taper,
             nodes=points[-1][1],
         ).model_copy(update=changes)
