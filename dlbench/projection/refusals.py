@@ -1,7 +1,7 @@
 """What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
 
-`reasons` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
-says by `refused` and `flagged`, so that all codes and their words are here.
+`reasons` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10, F12)
+it says by `refused` and `flagged`, so that all codes and their words are here.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ FLAGS = {
     "F8": "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off",
     "F9": "links between leaf switches were never measured: taken as those of nodes, {taper:g} times fewer",
     "F10": "{seconds} of the exchange are not in the network's costs and are taken to stay as they are",
+    "F12": "no measured run with recorded switches tells how ranks lie below several leaf switches, so their order is "
+    "drawn between sorted and shuffled; measure on nodes of two leaf switches where Slurm reports them (topology.conf; "
+    "TopologyParam=SwitchAsNodeRank has it order nodes by switch)",
 }
 
 

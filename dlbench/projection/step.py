@@ -54,6 +54,7 @@ from dlbench.projection.exchange import (
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
+from dlbench.projection.placement import Order, leaves_at, orders_of
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
 from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
@@ -236,6 +237,7 @@ class _Costs:
     ingredients: Ingredients
     network: NetworkModel
     ran: Way
+    orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
     algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
     picks: npt.NDArray[np.int64]  # Which of them, by draw.
     trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
@@ -252,7 +254,13 @@ class _Costs:
         names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)
         picks, costly = np.zeros(draws, dtype=np.int64), _with_uplinks(ingredients, network)
         costs = cls(
-            ingredients=ingredients, network=costly, ran=ran, algorithms=names, picks=picks, trend=np.zeros(draws)
+            ingredients=ingredients,
+            network=costly,
+            ran=ran,
+            algorithms=names,
+            orders=orders_of(ingredients),
+            picks=picks,
+            trend=np.zeros(draws),
         )
         missed = {}
         for name in names:
@@ -262,12 +270,18 @@ class _Costs:
                 if len(names) == 1:
                     raise
         scatter = {
-            name: float(np.mean(np.abs(one - one.mean()))) if len(one) else 0.0 for name, (_, one) in missed.items()
+            name: float(np.abs(one - one.mean(axis=0)).mean(axis=0).min()) if len(one) else 0.0
+            for name, (_, one) in missed.items()
         }
         most = 2 * min(scatter.values()) + _ALIKE
         standing = tuple(name for name in missed if scatter[name] <= most)
         picks = np.random.default_rng([SEED, 16]).integers(0, len(standing), draws)
-        trend = np.choose(picks, [_trend(*missed[name], draws) for name in standing])
+        trend = np.zeros(draws)
+        for pick, name in enumerate(standing):
+            doublings, errors = missed[name]
+            for order in range(len(costs.orders)):
+                is_drawn = (picks == pick) & (costs.placed == order)
+                trend[is_drawn] = _trend(doublings, errors[:, order], draws)[is_drawn]
         return replace(costs, algorithms=standing, picks=picks, trend=trend)
 
     def elsewhere(self, there: Ingredients) -> _Costs | None:
@@ -277,11 +291,18 @@ class _Costs:
         network = _with_uplinks(there, there.network)
         trend = self.trend if network == self.network else self.trend - np.median(self.trend)
         ran = replace(self.ran, group_size=there.exchange.group_size)
-        return replace(self, ingredients=there, network=network, ran=ran, trend=trend)
+        return replace(self, ingredients=there, network=network, ran=ran, orders=orders_of(there), trend=trend)
+
+    @property
+    def placed(self) -> npt.NDArray[np.int64]:
+        """Which order of nodes is drawn, by draw."""
+        order: npt.NDArray[np.int64] = np.random.default_rng([SEED, 24]).permutation(len(self.picks)) % len(self.orders)
+        return order
 
     def _missed(self) -> tuple[Array, Array]:
         """Of each point on several nodes whose runs say how long messages were under way: doublings from the anchor,
-        and the logarithm of that over what they cost by the fitted costs. Raises `NoModelError`: no such algorithm.
+        and the logarithm of that over what they cost by the fitted costs, by order of nodes. Raises `NoModelError`: no
+        such algorithm.
         """
         doublings, missed = [], []
         for point in self.ingredients.points:
@@ -289,28 +310,44 @@ class _Costs:
             if point.nodes > 1 and len(times) == len(point.runs):
                 backward = np.array([np.mean([run.parts.get("backward", 0.0) for run in point.runs])])
                 messages = self.messages(point.ranks, None, {"backward": backward}, 1.0)
-                (price,) = self._prices(point.ranks, None)
+                prices = self._prices(point.ranks, None)
                 doublings.append(math.log2(point.ranks / self.ingredients.anchor.ranks))
-                missed.append(math.log(np.mean(times) / sum(float(price(size)[0]) for size in messages.sizes)))
-        return np.array(doublings), np.array(missed)
+                costs = np.array([sum(float(price(size)[0]) for size in messages.sizes) for price in prices])
+                missed.append(np.log(np.mean(times) / costs))
+        return np.array(doublings), np.array(missed).reshape(-1, len(self.orders))
 
     def names(self, way: Way | None) -> tuple[str, ...]:
         """What stands for a way of exchanging."""
         own = priced_as(way or self.ran)
         return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
 
-    def _layout(self, ranks: int, way: Way | None) -> Layout:
+    def _layout(self, ranks: int, way: Way | None, order: Order) -> Layout:
         """Raises `NoModelError`: groups that no node holds."""
         way, full, leaf = way or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
         group = way.group_size if way.exchange in GROUPED else full
         if full % group:
             raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
         leaf_size = leaf * full if leaf and ranks > full else None
-        return Layout(ranks=ranks, group_size=min(ranks, group), leaf_size=leaf_size, node_size=min(ranks, full))
+        leaves = None
+        if leaf_size is not None and self.network.beyond is not None:
+            leaves = leaves_at(self.ingredients, ranks, order)
+        node = min(ranks, full)
+        return Layout(ranks=ranks, group_size=min(ranks, group), leaf_size=leaf_size, node_size=node, leaves=leaves)
 
     def _prices(self, ranks: int, way: Way | None) -> list[Price]:
-        layout = self._layout(ranks, way)
-        return [price_of(self.network, layout, way or self.ran, name) for name in self.names(way)]
+        """Of each order of nodes, each algorithm in turn; orders that are one layout share them."""
+        prices: list[Price] = []
+        made: dict[Layout, list[Price]] = {}
+        for order in self.orders:
+            layout = self._layout(ranks, way, order)
+            if layout not in made:
+                made[layout] = [price_of(self.network, layout, way or self.ran, name) for name in self.names(way)]
+            prices += made[layout]
+        return prices
+
+    def is_order_open(self, ranks: int) -> bool:
+        """Returns whether nodes of a run may lie in the order of leaf switches, and may lie out of it."""
+        return len({self._layout(ranks, None, order).leaves is None for order in self.orders}) > 1
 
     def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
         """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
@@ -335,9 +372,12 @@ class _Costs:
         prices, draws, known = self._prices(ranks, way), len(self.picks), len(self.network.draws)
         # Row 0 of a price is the fitted costs, the others are their draws.
         rows = 1 + np.random.default_rng([SEED, 19]).integers(0, known, draws) if known else np.zeros(draws, dtype=int)
-        picks = self.picks if len(prices) == len(self.algorithms) else 0 * self.picks
+        names = self.names(way)
+        picks = self.placed * len(names)
+        if len(names) == len(self.algorithms):
+            picks = picks + self.picks
         longer = np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
-        return [longer * np.choose(picks, [price(size)[rows] for price in prices]) for size in messages.sizes]
+        return [longer * np.array([price(size) for price in prices])[picks, rows] for size in messages.sizes]
 
     def by_level(
         self, ranks: int, way: Way | None, messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array]
@@ -347,10 +387,11 @@ class _Costs:
         """
         taken, ready = ([float(np.median(one)) for one in all_of] for all_of in (costs, _ready(messages, computing)))
         first = last_stretch(ready, taken)
+        layout = self._layout(ranks, way, self.orders[len(self.orders) // 2])
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
         for size, seconds in zip(messages.sizes[first:], taken[first:], strict=True):
-            apart = taken_apart(self.network, self._layout(ranks, way), way or self.ran, self.names(way)[0], size)
+            apart = taken_apart(self.network, layout, way or self.ran, self.names(way)[0], size)
             whole = apart.seconds(self.network)
             for level, part in apart.by_level(self.network).items():
                 levels[level] = levels.get(level, 0.0) + seconds * part / whole
@@ -446,8 +487,11 @@ class _Model:
             whole_step = sum(account[name] for name in PARTS)
             is_known = all(run.parts for run in point.runs)
             parts = {name: account[name] * ended / whole_step for name in PARTS} if is_known else {}
-        elif unknown > SMALL * float(np.median(sum(at.values(), np.zeros(draws)))):
-            told = (*told, flagged("F10", seconds=format_seconds(unknown)))
+        else:
+            if unknown > SMALL * float(np.median(sum(at.values(), np.zeros(draws)))):
+                told = (*told, flagged("F10", seconds=format_seconds(unknown)))
+            if self.costs is not None and self.costs.is_order_open(ranks):
+                told = (*told, flagged("F12"))
         return replace(
             _target(found, ranks, ended, factor, parts, told),
             exchange_by_level=tuple(levels.items()),
