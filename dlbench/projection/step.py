@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
-from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, ModelError, model_error
+from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, ModelError, free_running, model_error
 from dlbench.perfmodels.predictions import STAND_INS
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.batch import own_work
@@ -373,10 +373,10 @@ class _Costs:
         # Row 0 of a price is the fitted costs, the others are their draws.
         rows = 1 + np.random.default_rng([SEED, 19]).integers(0, known, draws) if known else np.zeros(draws, dtype=int)
         names = self.names(way)
-        picks = self.placed * len(names)
-        if len(names) == len(self.algorithms):
-            picks = picks + self.picks
-        longer = np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
+        picks = self.picks if len(names) == len(self.algorithms) else 0 * self.picks
+        longer = np.array([free_running(name, ranks, draws) for name in names])[picks, np.arange(draws)]
+        longer *= np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
+        picks = picks + len(names) * self.placed
         return [longer * np.array([price(size) for price in prices])[picks, rows] for size in messages.sizes]
 
     def by_level(
